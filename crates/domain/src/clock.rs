@@ -1,0 +1,51 @@
+//! Time is handed in, so that tests can stop it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use crate::Timestamp;
+
+/// Where code asks what time it is. Everything that several hosts compare (due, lease, deadline) asks the database
+/// instead, see `towpath_now()` in `store`.
+#[derive(Clone, Debug, Default)]
+pub struct Clock(Source);
+
+#[derive(Clone, Debug, Default)]
+enum Source {
+    #[default]
+    System,
+    Stopped(Arc<AtomicI64>),
+}
+
+impl Clock {
+    /// The machine's clock.
+    #[must_use]
+    pub fn system() -> Self {
+        Self::default()
+    }
+
+    /// A clock that stands at `time` until [`Clock::advance`] moves it.
+    #[must_use]
+    pub fn stopped(time: Timestamp) -> Self {
+        Self(Source::Stopped(Arc::new(AtomicI64::new(time.micros()))))
+    }
+
+    /// Now.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the machine's clock")]
+    pub fn now(&self) -> Timestamp {
+        match &self.0 {
+            Source::System => chrono::Utc::now().into(),
+            Source::Stopped(micros) => Timestamp::from_micros(micros.load(Ordering::SeqCst)),
+        }
+    }
+
+    /// Moves a stopped clock forward. On the machine's clock it does nothing.
+    pub fn advance(&self, span: Duration) {
+        if let Source::Stopped(micros) = &self.0 {
+            let span = i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+            micros.fetch_add(span, Ordering::SeqCst);
+        }
+    }
+}

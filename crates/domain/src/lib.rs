@@ -1,0 +1,26 @@
+//! The nouns of Towpath and the rules about them.
+//!
+//! Promises: every type here is plain data, every function here is a pure decision. No I/O, no environment, no
+//! SQL text; time and randomness are handed in through [`Clock`]. Rooms above (`store`, `durable`, `api`) share
+//! these types, so a rule is written once and answers the same everywhere.
+
+pub mod clock;
+pub mod export;
+pub mod failpoint;
+pub mod id;
+pub mod job;
+pub mod patch;
+pub mod rejection;
+pub mod secret;
+pub mod timestamp;
+pub mod trace;
+
+pub use clock::Clock;
+pub use id::{
+    DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId, ScheduleId, SegmentId,
+    TenantId, TraceRunId, UnitId, WorkerId,
+};
+pub use patch::Patch;
+pub use rejection::{Rejection, Why};
+pub use secret::Secret;
+pub use timestamp::Timestamp;
