@@ -1,0 +1,111 @@
+//! What can go wrong with the database, in the words the rooms above decide by.
+
+use towpath_domain::Rejection;
+
+/// Result of a store call.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A store call that did not succeed. Nothing of its transaction was written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No such row for this tenant.
+    #[error("not found")]
+    NotFound,
+    /// A unique value is taken.
+    #[error("{column} exists already")]
+    Conflict {
+        /// `table.column` of the value that is taken; several are joined by a comma.
+        column: String,
+    },
+    /// The row moved on since the caller looked: its fence or state is not what was expected.
+    #[error("the row has moved on")]
+    Stale,
+    /// A rule of the domain said no.
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    /// A stored value cannot be read. Somebody should look.
+    #[error("{table}.{column} of row {row} cannot be read")]
+    Corrupt {
+        /// Table.
+        table: &'static str,
+        /// Column.
+        column: &'static str,
+        /// The row's key.
+        row: String,
+    },
+    /// The database did not answer, was busy too long, or broke off; trying again may help.
+    #[error("the database is not available")]
+    Unavailable(#[source] std::sync::Arc<sqlx::Error>),
+    /// The database has no room left.
+    #[error("the database has no disk space left")]
+    Full,
+    /// The database refused the statement: a defect of ours.
+    #[error("the database refused a statement")]
+    Driver(#[source] sqlx::Error),
+    /// The database could not be opened or migrated; the text says why and what to do.
+    #[error("{0}")]
+    Open(String),
+}
+
+impl Error {
+    /// Whether the same call may succeed later without anybody changing anything.
+    #[must_use]
+    pub const fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable(_) | Self::Full)
+    }
+
+    /// A stored value that cannot be read.
+    pub fn corrupt(table: &'static str, column: &'static str, row: impl ToString) -> Self {
+        Self::Corrupt {
+            table,
+            column,
+            row: row.to_string(),
+        }
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        use sqlx::Error as E;
+        match &error {
+            E::RowNotFound => Self::NotFound,
+            E::Io(_) | E::Tls(_) | E::PoolTimedOut | E::PoolClosed | E::WorkerCrashed | E::Protocol(_) => {
+                Self::Unavailable(error.into())
+            }
+            E::Database(refusal) => match refusal.kind() {
+                sqlx::error::ErrorKind::UniqueViolation => Self::Conflict {
+                    column: taken(refusal.as_ref()),
+                },
+                _ => match refusal.code().as_deref() {
+                    // SQLite: SQLITE_FULL. PostgreSQL: disk_full.
+                    Some("13" | "53100") => Self::Full,
+                    // SQLite: busy, locked, busy_snapshot, I/O. PostgreSQL: deadlock, serialization failure,
+                    // connection and operator-intervention classes, too many connections, read-only standby.
+                    Some("5" | "6" | "261" | "517" | "40P01" | "40001" | "53300" | "25006") => {
+                        Self::Unavailable(error.into())
+                    }
+                    Some(code) if code.starts_with("08") || code.starts_with("57P") => Self::Unavailable(error.into()),
+                    _ => Self::Driver(error),
+                },
+            },
+            _ => Self::Driver(error),
+        }
+    }
+}
+
+/// Which column was taken. SQLite names the columns in its text, PostgreSQL the constraint (`table_column_key`).
+fn taken(refusal: &dyn sqlx::error::DatabaseError) -> String {
+    if let Some(constraint) = refusal.constraint() {
+        let table = refusal.table().unwrap_or_default();
+        let column = constraint
+            .strip_prefix(table)
+            .unwrap_or(constraint)
+            .trim_start_matches('_');
+        let column = column.strip_suffix("_key").unwrap_or(column);
+        return format!("{table}.{column}");
+    }
+    refusal
+        .message()
+        .rsplit_once(": ")
+        .map_or_else(|| refusal.message().to_owned(), |(_, columns)| columns.to_owned())
+}

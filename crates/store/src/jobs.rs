@@ -1,0 +1,382 @@
+//! Job rows. What a transition means is decided in `durable`; here each is one statement that says whether it hit.
+
+use sqlx::FromRow;
+use towpath_domain::job::JobState;
+use towpath_domain::{JobId, TenantId, Timestamp, WorkerId};
+
+use crate::error::Result;
+use crate::tx::{Conn, Tx};
+
+mod bulk;
+mod claim;
+mod sweep;
+
+pub use bulk::{Fenced, Renewed, complete, renew};
+pub use claim::{Claimed, claim};
+pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};
+
+/// A job as it stands.
+#[derive(Clone, Debug, FromRow)]
+#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
+pub struct Job {
+    pub id: JobId,
+    pub tenant_id: TenantId,
+    pub kind: String,
+    pub pool: String,
+    pub priority: i64,
+    pub state: JobState,
+    pub run_at: Timestamp,
+    pub deadline_at: Option<Timestamp>,
+    pub input: String,
+    pub cursor: Option<String>,
+    pub lane: Option<String>,
+    pub lane_seq: Option<i64>,
+    pub lane_held: bool,
+    pub keep_place: bool,
+    pub parent_id: Option<JobId>,
+    pub open_children: i64,
+    pub bad_children: i64,
+    pub attempt: i64,
+    pub failures: i64,
+    pub lost_leases: i64,
+    pub fence: i64,
+    pub worker_id: Option<WorkerId>,
+    pub lease_until: Option<Timestamp>,
+    pub cancel_at: Option<Timestamp>,
+    pub error: Option<String>,
+    pub dead: bool,
+    pub traceparent: Option<String>,
+    pub created_at: Timestamp,
+    pub started_at: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
+}
+
+/// A job about to be recorded, its place already decided.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
+pub struct NewJob {
+    pub id: JobId,
+    pub tenant_id: TenantId,
+    pub kind: &'static str,
+    pub pool: &'static str,
+    pub priority: i64,
+    pub state: JobState,
+    pub run_at: Timestamp,
+    pub deadline_at: Option<Timestamp>,
+    pub input: String,
+    pub lane: Option<String>,
+    pub lane_seq: Option<i64>,
+    pub lane_held: bool,
+    pub keep_place: bool,
+    pub parent_id: Option<JobId>,
+    pub traceparent: Option<String>,
+}
+
+/// Records a job.
+///
+/// # Errors
+/// As every statement.
+pub async fn insert(tx: &mut Tx<'_>, job: &NewJob) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| {
+        sqlx::query(
+            "INSERT INTO job (id, tenant_id, kind, pool, priority, state, run_at, deadline_at, input, lane, lane_seq,
+                              lane_held, keep_place, parent_id, traceparent, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+        )
+        .bind(job.id)
+        .bind(job.tenant_id)
+        .bind(job.kind)
+        .bind(job.pool)
+        .bind(job.priority)
+        .bind(job.state)
+        .bind(job.run_at)
+        .bind(job.deadline_at)
+        .bind(&job.input)
+        .bind(&job.lane)
+        .bind(job.lane_seq)
+        .bind(job.lane_held)
+        .bind(job.keep_place)
+        .bind(job.parent_id)
+        .bind(&job.traceparent)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Reads a job without locking it.
+///
+/// # Errors
+/// As every statement.
+pub async fn get(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as("SELECT * FROM job WHERE id = $1")
+            .bind(id)
+            .fetch_optional(conn)
+            .await
+    })?)
+}
+
+/// Locks jobs in the order of their ids and reads them as they are once locked. Ids that do not exist are left out.
+///
+/// # Errors
+/// As every statement.
+pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
+    let mut ids: Vec<JobId> = ids.to_vec();
+    ids.sort_unstable();
+    ids.dedup();
+    match tx.conn() {
+        // One row at a time: the writer is alone.
+        Conn::Sqlite(conn) => {
+            let mut found = Vec::with_capacity(ids.len());
+            for id in ids {
+                let job = sqlx::query_as("SELECT * FROM job WHERE id = $1")
+                    .bind(id)
+                    .fetch_optional(&mut *conn)
+                    .await?;
+                found.extend(job);
+            }
+            Ok(found)
+        }
+        Conn::Postgres(conn) => {
+            let ids: Vec<_> = ids.iter().map(|id| id.0).collect();
+            Ok(
+                sqlx::query_as("SELECT * FROM job WHERE id = ANY($1) ORDER BY id FOR UPDATE")
+                    .bind(ids)
+                    .fetch_all(conn)
+                    .await?,
+            )
+        }
+    }
+}
+
+/// Children of a job in the order they were recorded, at most `limit`.
+///
+/// # Errors
+/// As every statement.
+pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i64) -> Result<Vec<Job>> {
+    let text = if open_only {
+        "SELECT * FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2"
+    } else {
+        "SELECT * FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2"
+    };
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(parent)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// How a running job leaves its worker, or a queued one changes its place. Every field is written.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
+pub struct Move {
+    pub state: JobState,
+    pub run_at: Option<Timestamp>,
+    pub lane_held: bool,
+    pub attempt: i64,
+    pub failures: i64,
+    pub lost_leases: i64,
+    pub fence: i64,
+    pub error: Option<String>,
+    pub dead: bool,
+}
+
+impl Move {
+    /// To `state`, all else as it is in `job`.
+    #[must_use]
+    pub fn of(job: &Job, state: JobState) -> Self {
+        Self {
+            state,
+            run_at: None,
+            lane_held: job.lane_held,
+            attempt: job.attempt,
+            failures: job.failures,
+            lost_leases: job.lost_leases,
+            fence: job.fence,
+            error: job.error.clone(),
+            dead: false,
+        }
+    }
+}
+
+/// Moves a job that the caller has locked: off its worker, to another state. A final state sets `finished_at`, and
+/// drops the mark of a cancel that has been answered by it.
+///
+/// # Errors
+/// [`Error::Stale`](crate::Error::Stale) when the row is no longer at the fence the caller locked it with.
+pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &Move) -> Result<()> {
+    let finished = to.state.is_final().then(|| tx.now());
+    let done = on!(tx, |conn| {
+        sqlx::query(
+            "UPDATE job SET state = $3, run_at = coalesce($4, run_at), lane_held = $5, attempt = $6, failures = $7,
+                            lost_leases = $8, fence = $9, error = $10, dead = $11, finished_at = $12,
+                            worker_id = NULL, lease_until = NULL
+             WHERE id = $1 AND fence = $2",
+        )
+        .bind(job.id)
+        .bind(job.fence)
+        .bind(to.state)
+        .bind(to.run_at)
+        .bind(to.lane_held)
+        .bind(to.attempt)
+        .bind(to.failures)
+        .bind(to.lost_leases)
+        .bind(to.fence)
+        .bind(&to.error)
+        .bind(to.dead)
+        .bind(finished)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected())
+    })?;
+    hit(done)
+}
+
+/// Marks a running job as asked to stop.
+///
+/// # Errors
+/// As every statement.
+pub async fn mark_cancel(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| {
+        sqlx::query("UPDATE job SET cancel_at = coalesce(cancel_at, $2) WHERE id = $1")
+            .bind(id)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Saves how far a running job has come. Progress: lost leases count anew.
+///
+/// # Errors
+/// As every statement.
+pub async fn save_cursor(tx: &mut Tx<'_>, id: JobId, cursor: &str) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query("UPDATE job SET cursor = $2, lost_leases = 0 WHERE id = $1")
+            .bind(id)
+            .bind(cursor)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Sets the deadline of a job, once. Later calls keep the first.
+///
+/// # Errors
+/// As every statement.
+pub async fn set_deadline(tx: &mut Tx<'_>, id: JobId, deadline: Timestamp) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query("UPDATE job SET deadline_at = coalesce(deadline_at, $2) WHERE id = $1")
+            .bind(id)
+            .bind(deadline)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Gives a job its number in its lane.
+///
+/// # Errors
+/// As every statement.
+pub async fn set_lane_seq(tx: &mut Tx<'_>, id: JobId, seq: i64) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query("UPDATE job SET lane_seq = $2 WHERE id = $1")
+            .bind(id)
+            .bind(seq)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+/// The clock that due times, leases and deadlines are compared by: the database's own on PostgreSQL.
+///
+/// # Errors
+/// As every statement.
+pub async fn db_now(tx: &mut Tx<'_>) -> Result<Timestamp> {
+    match tx.conn() {
+        Conn::Sqlite(_) => Ok(tx.now()),
+        Conn::Postgres(conn) => Ok(sqlx::query_scalar("SELECT towpath_now()").fetch_one(conn).await?),
+    }
+}
+
+/// Counts the open children of a parent anew and writes the count into its row. Returns it.
+///
+/// # Errors
+/// As every statement.
+pub async fn count_children(tx: &mut Tx<'_>, parent: JobId) -> Result<i64> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar(
+            "UPDATE job SET open_children = (SELECT count(*) FROM job c WHERE c.parent_id = $1 AND c.finished_at IS NULL)
+             WHERE id = $1 RETURNING open_children",
+        )
+        .bind(parent)
+        .fetch_one(conn)
+        .await
+    })?)
+}
+
+/// Tells a locked parent that one child is over.
+///
+/// # Errors
+/// As every statement.
+pub async fn child_over(tx: &mut Tx<'_>, parent: JobId, badly: bool) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query(
+            "UPDATE job SET open_children = open_children - 1, bad_children = bad_children + $2
+             WHERE id = $1 AND finished_at IS NULL",
+        )
+        .bind(parent)
+        .bind(i64::from(badly))
+        .execute(conn)
+        .await
+        .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Jobs in a lane that are not over, oldest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn in_lane(tx: &mut Tx<'_>, lane: &str, limit: i64) -> Result<Vec<Job>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as("SELECT * FROM job WHERE lane = $1 AND finished_at IS NULL ORDER BY lane_seq, id LIMIT $2")
+            .bind(lane)
+            .bind(limit)
+            .fetch_all(conn)
+            .await
+    })?)
+}
+
+/// Whether a job of the lane waits to be claimed, so that another would be one too many.
+///
+/// # Errors
+/// As every statement.
+pub async fn lane_has_queued(tx: &mut Tx<'_>, lane: &str) -> Result<bool> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM job WHERE lane = $1 AND finished_at IS NULL
+                            AND state IN ('scheduled', 'blocked', 'ready'))",
+        )
+        .bind(lane)
+        .fetch_one(conn)
+        .await
+    })?)
+}
+
+fn hit(rows: u64) -> Result<()> {
+    if rows == 1 { Ok(()) } else { Err(crate::Error::Stale) }
+}

@@ -1,0 +1,133 @@
+//! Statements for many jobs at once: the hot path of renewing and completing.
+//!
+//! Each locks its job rows in the order of their ids and sees fence and state as they are *once locked*: under READ
+//! COMMITTED a row that changed meanwhile is read again before it counts as locked.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use sqlx::FromRow;
+use towpath_domain::JobId;
+
+use crate::error::Result;
+use crate::tx::{Conn, Tx};
+
+/// A job and the fence its holder believes in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Fenced {
+    /// The job.
+    pub id: JobId,
+    /// The fence at which it was claimed.
+    pub fence: i64,
+}
+
+/// A lease that was renewed.
+#[derive(Clone, Copy, Debug, FromRow)]
+pub struct Renewed {
+    /// The job.
+    pub id: JobId,
+    /// Somebody asked it to stop.
+    pub cancel: bool,
+}
+
+/// Extends the leases of jobs that are still held at these fences. A job that is not in the answer is lost.
+///
+/// # Errors
+/// As every statement.
+pub async fn renew(tx: &mut Tx<'_>, held: &[Fenced], lease: Duration) -> Result<Vec<Renewed>> {
+    let now = tx.now_param();
+    let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "UPDATE job SET lease_until = $2 + $3 * 1000
+                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+                 WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running'
+                 RETURNING job.id, cancel_at IS NOT NULL AS cancel",
+            )
+            .bind(as_json(held))
+            .bind(now)
+            .bind(lease_ms)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            let (ids, fences) = as_arrays(held);
+            sqlx::query_as(
+                "WITH locked AS MATERIALIZED (
+                     SELECT j.id FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
+                     JOIN job j ON j.id = held.id AND j.fence = held.fence AND j.state = 'running'
+                     ORDER BY j.id FOR UPDATE OF j
+                 )
+                 UPDATE job SET lease_until = towpath_now($3) + $4 * interval '1 millisecond'
+                 FROM locked WHERE job.id = locked.id
+                 RETURNING job.id, cancel_at IS NOT NULL AS cancel",
+            )
+            .bind(ids)
+            .bind(fences)
+            .bind(now)
+            .bind(lease_ms)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
+/// Ends jobs well that have nothing else to write: no business rows, no lane, no parent. Returns those that hit; the
+/// others moved on, or were asked to stop.
+///
+/// # Errors
+/// As every statement.
+pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<JobId>> {
+    let now = tx.now();
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_scalar(
+                "UPDATE job SET state = 'succeeded', finished_at = $2, worker_id = NULL, lease_until = NULL
+                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+                 WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running' AND job.cancel_at IS NULL
+                 RETURNING job.id",
+            )
+            .bind(as_json(held))
+            .bind(now)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            let (ids, fences) = as_arrays(held);
+            sqlx::query_scalar(
+                "WITH locked AS MATERIALIZED (
+                     SELECT j.id FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
+                     JOIN job j ON j.id = held.id AND j.fence = held.fence AND j.state = 'running'
+                                   AND j.cancel_at IS NULL
+                     ORDER BY j.id FOR UPDATE OF j
+                 )
+                 UPDATE job SET state = 'succeeded', finished_at = $3, worker_id = NULL, lease_until = NULL
+                 FROM locked WHERE job.id = locked.id
+                 RETURNING job.id",
+            )
+            .bind(ids)
+            .bind(fences)
+            .bind(now)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
+/// `[["hex id", fence], …]` for `json_each`: SQLite has no arrays.
+pub(crate) fn as_json(held: &[Fenced]) -> String {
+    let mut text = String::with_capacity(held.len() * 48 + 2);
+    text.push('[');
+    for (nth, job) in held.iter().enumerate() {
+        let comma = if nth == 0 { "" } else { "," };
+        let _ = write!(text, "{comma}[\"{}\",{}]", job.id.0.simple(), job.fence);
+    }
+    text.push(']');
+    text
+}
+
+/// One array of ids and one of fences, sorted by id, for `unnest`.
+pub(crate) fn as_arrays(held: &[Fenced]) -> (Vec<sqlx::types::Uuid>, Vec<i64>) {
+    held.iter().map(|job| (job.id.0, job.fence)).unzip()
+}

@@ -1,0 +1,37 @@
+//! The only home of SQL.
+//!
+//! Promises: one statement text and one function body for SQLite and PostgreSQL wherever they agree; a closure given
+//! to [`Store::write`] is one transaction and its success means *committed and on disk*; on SQLite many closures
+//! share one commit. Leaves to others: what should happen next. A function here does what it is told and says how
+//! many rows it touched.
+//!
+//! One module per subject, plain functions that take `&mut Tx` first and the tenant wherever a row has one.
+
+#[macro_use]
+mod tx;
+
+mod error;
+mod open;
+mod postgres;
+mod sqlite;
+
+pub mod access;
+pub mod attempts;
+pub mod destinations;
+pub mod exports;
+pub mod feedback;
+pub mod jobs;
+pub mod lanes;
+pub mod pending_patches;
+pub mod pools;
+pub mod projects;
+pub mod schedules;
+pub mod sealing;
+pub mod segments;
+pub mod steps;
+pub mod units;
+pub mod workers;
+
+pub use error::{Error, Result};
+pub use open::{Options, Store};
+pub use tx::{Conn, Dialect, Hints, Tx};

@@ -1,0 +1,173 @@
+//! Opening a store, reading and writing.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_domain::Clock;
+
+use crate::error::{Error, Result};
+use crate::postgres::Postgres;
+use crate::sqlite::Sqlite;
+use crate::tx::{Dialect, Hints, Shared, Tx};
+
+/// How to open a store.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The process's clock.
+    pub clock: Clock,
+    /// Most connections of this process: to PostgreSQL in all, to SQLite for reading (one more writes).
+    pub connections: u32,
+    /// How long a call waits for a free connection before it fails as unavailable.
+    pub acquire_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            clock: Clock::system(),
+            connections: 8,
+            acquire_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A database, opened. Clones share it.
+#[derive(Clone)]
+pub struct Store(Arc<Inner>);
+
+struct Inner {
+    uri: String,
+    options: Options,
+    back: Back,
+    shared: Arc<Shared>,
+}
+
+enum Back {
+    Sqlite(Sqlite),
+    Postgres(Postgres),
+}
+
+impl Store {
+    /// Opens `sqlite:///absolute/path.db`, `sqlite://relative.db`, or `postgres://…`.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with a sentence for the operator: unknown scheme, unreadable file, a second process on the
+    /// same SQLite file, a network file system.
+    pub async fn open(uri: &str, options: Options) -> Result<Self> {
+        let shared = Arc::new(Shared {
+            clock: options.clock.clone(),
+            ..Shared::default()
+        });
+        let back = if let Some(path) = uri.strip_prefix("sqlite://") {
+            let path = PathBuf::from(path.split('?').next().unwrap_or_default());
+            Back::Sqlite(Sqlite::open(&path, &options, shared.clone()).await?)
+        } else if uri.starts_with("postgres://") || uri.starts_with("postgresql://") {
+            Back::Postgres(Postgres::open(uri, &options, shared.clone())?)
+        } else {
+            return Err(Error::Open(
+                "DATABASE_URI must begin with sqlite:// or postgres://".to_owned(),
+            ));
+        };
+        Ok(Self(Arc::new(Inner {
+            uri: uri.to_owned(),
+            options,
+            back,
+            shared,
+        })))
+    }
+
+    /// A store on the same PostgreSQL database with `connections` of its own, opened on the calling runtime, so that
+    /// a busy pool elsewhere cannot keep it waiting. On SQLite it is this store itself: its file has one writer.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn apart(&self, connections: u32) -> Result<Self> {
+        match &self.0.back {
+            Back::Sqlite(_) => Ok(self.clone()),
+            Back::Postgres(_) => {
+                let options = Options {
+                    connections,
+                    ..self.0.options.clone()
+                };
+                let back = Back::Postgres(Postgres::open(&self.0.uri, &options, self.0.shared.clone())?);
+                Ok(Self(Arc::new(Inner {
+                    uri: self.0.uri.clone(),
+                    options,
+                    back,
+                    shared: self.0.shared.clone(),
+                })))
+            }
+        }
+    }
+
+    /// Says where hints go after each commit. The first caller wins.
+    pub fn on_hints(&self, sink: impl Fn(Hints) + Send + Sync + 'static) {
+        let _ = self.0.shared.sink.set(Box::new(sink));
+    }
+
+    /// Gives every transaction of this store something a room above wants to find there
+    /// ([`Tx::attached`]): the engine's registry of ends, so that whoever ends a job can call them. The first caller
+    /// wins.
+    pub fn attach<T: std::any::Any + Send + Sync>(&self, value: Arc<T>) {
+        let _ = self.0.shared.attached.set(value);
+    }
+
+    /// Brings the schema up to date. Safe when several processes do it at once.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the database does not answer, [`Error::Open`] when a migration fails or the
+    /// database is newer than this build.
+    pub async fn migrate(&self) -> Result<()> {
+        match &self.0.back {
+            Back::Sqlite(back) => back.migrate().await,
+            Back::Postgres(back) => back.migrate().await,
+        }
+    }
+
+    /// Runs `f` on a connection for reading. Not a transaction: statements each see what is committed when they run.
+    ///
+    /// # Errors
+    /// What `f` answers, and [`Error::Unavailable`] when no connection was to be had.
+    pub async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        match &self.0.back {
+            Back::Sqlite(back) => back.read(f).await,
+            Back::Postgres(back) => back.read(f).await,
+        }
+    }
+
+    /// Runs `f` as one transaction and returns after it is committed and on disk. An error rolls all of it back.
+    /// The closure does nothing but SQL: on SQLite everybody waits for it.
+    ///
+    /// # Errors
+    /// What `f` answers, and [`Error::Unavailable`] or [`Error::Full`] when the commit failed.
+    pub async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        match &self.0.back {
+            Back::Sqlite(back) => back.write(f).await,
+            Back::Postgres(back) => back.write(f).await,
+        }
+    }
+
+    /// The clock this store was opened with.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.0.shared.clock
+    }
+
+    /// Which database this is.
+    #[must_use]
+    pub fn dialect(&self) -> Dialect {
+        match &self.0.back {
+            Back::Sqlite(_) => Dialect::Sqlite,
+            Back::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// Closes the connections; calls after it fail as unavailable.
+    pub async fn close(&self) {
+        match &self.0.back {
+            Back::Sqlite(back) => back.close().await,
+            Back::Postgres(back) => back.close().await,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! PostgreSQL: a closure is its own transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{ConnectOptions, PgPool};
+
+use crate::error::{Error, Result};
+use crate::open::Options;
+use crate::tx::{Conn, Shared, Tx};
+
+pub(crate) struct Postgres {
+    pool: PgPool,
+    shared: Arc<Shared>,
+}
+
+impl Postgres {
+    /// Does not connect yet, so that a process may start while its database is still on the way up.
+    pub(crate) fn open(uri: &str, options: &Options, shared: Arc<Shared>) -> Result<Self> {
+        let connect: PgConnectOptions = uri
+            .parse()
+            // The parser's own text can hold the URI, and that the password.
+            .map_err(|_| Error::Open("DATABASE_URI is not a valid postgres:// address".to_owned()))?;
+        let connect = connect
+            .application_name("towpath")
+            .statement_cache_capacity(256)
+            .disable_statement_logging();
+        let pool = PgPoolOptions::new()
+            .max_connections(options.connections.max(1))
+            .acquire_timeout(options.acquire_timeout)
+            .test_before_acquire(false)
+            .idle_timeout(Duration::from_secs(300))
+            .connect_lazy_with(connect);
+        Ok(Self { pool, shared })
+    }
+
+    pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut conn = self.pool.acquire().await?;
+        f(&mut Tx::new(Conn::Postgres(&mut conn), &self.shared)).await
+    }
+
+    pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut transaction = self.pool.begin().await?;
+        let mut tx = Tx::new(Conn::Postgres(&mut transaction), &self.shared);
+        let result = f(&mut tx).await;
+        let hints = tx.into_hints();
+        match result {
+            Ok(value) => {
+                transaction.commit().await?;
+                self.shared.tell(hints);
+                Ok(value)
+            }
+            Err(error) => {
+                // A connection that broke rolls back by itself.
+                let _ = transaction.rollback().await;
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) async fn migrate(&self) -> Result<()> {
+        sqlx::migrate!("migrations/postgres")
+            .run(&self.pool)
+            .await
+            .map_err(|error| match error {
+                sqlx::migrate::MigrateError::Execute(error) => error.into(),
+                other => Error::Open(format!("cannot migrate the database: {other}")),
+            })
+    }
+
+    pub(crate) async fn close(&self) {
+        self.pool.close().await;
+    }
+}

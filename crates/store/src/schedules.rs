@@ -1,0 +1,148 @@
+//! Schedules: `next_at` is the truth, and moves only by compare-and-set.
+
+use sqlx::FromRow;
+use towpath_domain::{JobId, ScheduleId, TenantId, Timestamp};
+
+use crate::error::Result;
+use crate::tx::Tx;
+
+/// Something that spawns work again and again.
+#[derive(Clone, Debug, FromRow)]
+pub struct Schedule {
+    /// Its id.
+    pub id: ScheduleId,
+    /// Whose it is.
+    pub tenant_id: TenantId,
+    /// Kind of the spawn job.
+    pub kind: String,
+    /// Pool of the spawn job.
+    pub pool: String,
+    /// Input of the spawn job, JSON.
+    pub input: String,
+    /// The instant the next spawn stands for.
+    pub next_at: Timestamp,
+    /// Spawns nothing while set.
+    pub paused: bool,
+    /// The job recorded for `next_at`.
+    pub spawn_job: Option<JobId>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Set once it spawns no more.
+    pub ended_at: Option<Timestamp>,
+}
+
+/// Records a schedule.
+///
+/// # Errors
+/// As every statement.
+pub async fn insert(tx: &mut Tx<'_>, schedule: &Schedule) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query(
+            "INSERT INTO schedule (id, tenant_id, kind, pool, input, next_at, paused, spawn_job, created_at, ended_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        )
+        .bind(schedule.id)
+        .bind(schedule.tenant_id)
+        .bind(&schedule.kind)
+        .bind(&schedule.pool)
+        .bind(&schedule.input)
+        .bind(schedule.next_at)
+        .bind(schedule.paused)
+        .bind(schedule.spawn_job)
+        .bind(schedule.created_at)
+        .bind(schedule.ended_at)
+        .execute(conn)
+        .await
+        .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Reads a schedule.
+///
+/// # Errors
+/// As every statement.
+pub async fn get(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Schedule>> {
+    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM schedule WHERE id = $1")
+        .bind(id)
+        .fetch_optional(conn)
+        .await)?)
+}
+
+/// Moves `next_at` from the instant the caller saw to the next one, and names the job recorded for that. Answers
+/// whether the caller was the one to move it; if not, the transaction must spawn nothing.
+///
+/// # Errors
+/// As every statement.
+pub async fn advance(
+    tx: &mut Tx<'_>,
+    id: ScheduleId,
+    seen: Timestamp,
+    next: Timestamp,
+    spawn_job: Option<JobId>,
+) -> Result<bool> {
+    Ok(on!(tx, |conn| {
+        sqlx::query(
+            "UPDATE schedule SET next_at = $3, spawn_job = $4 WHERE id = $1 AND next_at = $2 AND ended_at IS NULL",
+        )
+        .bind(id)
+        .bind(seen)
+        .bind(next)
+        .bind(spawn_job)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected())
+    })? == 1)
+}
+
+/// Names the job recorded for the instant the schedule stands at, if that is still `seen`.
+///
+/// # Errors
+/// As every statement.
+pub async fn set_spawn(tx: &mut Tx<'_>, id: ScheduleId, seen: Timestamp, spawn_job: JobId) -> Result<bool> {
+    Ok(on!(tx, |conn| {
+        sqlx::query(
+            "UPDATE schedule SET spawn_job = $3 WHERE id = $1 AND next_at = $2 AND ended_at IS NULL AND NOT paused",
+        )
+        .bind(id)
+        .bind(seen)
+        .bind(spawn_job)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected())
+    })? == 1)
+}
+
+/// Ends a schedule.
+///
+/// # Errors
+/// As every statement.
+pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| {
+        sqlx::query("UPDATE schedule SET ended_at = coalesce(ended_at, $2) WHERE id = $1")
+            .bind(id)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Active schedules that have no open spawn job: it was never recorded, or it ended without advancing them.
+///
+/// # Errors
+/// As every statement.
+pub async fn without_spawn(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Schedule>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+            "SELECT s.* FROM schedule s LEFT JOIN job j ON j.id = s.spawn_job
+             WHERE s.ended_at IS NULL AND NOT s.paused AND (j.id IS NULL OR j.finished_at IS NOT NULL)
+             ORDER BY s.next_at LIMIT $1",
+        )
+        .bind(limit)
+        .fetch_all(conn)
+        .await
+    })?)
+}

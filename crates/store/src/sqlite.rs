@@ -1,0 +1,261 @@
+//! The one writer of the SQLite file.
+//!
+//! A caller takes the lock over the write connection, runs its closure inside a SAVEPOINT, lets go, and waits. The
+//! committer task asks for the same lock; it gets it after the callers that were already waiting (tokio's mutex is
+//! first come, first served), so one COMMIT, and one fsync, serves all of them. There is no timer: while one commit
+//! is being written, the next group gathers behind the lock.
+//!
+//! A caller that is dropped inside its closure leaves its SAVEPOINT open; whoever takes the lock next rolls it back
+//! before doing anything else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection, SqlitePool};
+use tokio::sync::{Mutex, Notify, oneshot};
+
+use crate::error::{Error, Result};
+use crate::open::Options;
+use crate::tx::{Conn, Hints, Shared, Tx};
+
+pub(crate) struct Sqlite {
+    writer: Arc<Mutex<Writer>>,
+    work: Arc<Notify>,
+    readers: SqlitePool,
+    shared: Arc<Shared>,
+    path: std::path::PathBuf,
+    /// Held for the life of the store: a second process on the same file would rescue our leases.
+    _lock: Option<std::fs::File>,
+}
+
+struct Writer {
+    conn: SqliteConnection,
+    /// BEGIN was issued and not yet committed.
+    open: bool,
+    /// A SAVEPOINT is open: its caller is at work, or was dropped in the middle.
+    inside: bool,
+    waiting: Vec<Waiting>,
+}
+
+struct Waiting {
+    done: oneshot::Sender<Result<(), Arc<sqlx::Error>>>,
+    hints: Hints,
+}
+
+impl Sqlite {
+    pub(crate) async fn open(path: &std::path::Path, options: &Options, shared: Arc<Shared>) -> Result<Self> {
+        let lock = lock_file(path)?;
+        refuse_network_file_system(path)?;
+        let base = SqliteConnectOptions::new()
+            .filename(path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_secs(5))
+            .pragma("temp_store", "memory")
+            .pragma("cache_size", "-16384")
+            .disable_statement_logging();
+        let conn = SqliteConnection::connect_with(&base)
+            .await
+            .map_err(|error| Error::Open(format!("cannot open the database file {}: {error}", path.display())))?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(options.connections.max(1))
+            .min_connections(0)
+            .connect_lazy_with(base.read_only(true));
+        let writer = Arc::new(Mutex::new(Writer {
+            conn,
+            open: false,
+            inside: false,
+            waiting: Vec::new(),
+        }));
+        let work = Arc::new(Notify::new());
+        // The committer lives as long as somebody can still write.
+        tokio::spawn(commit_loop(Arc::downgrade(&writer), work.clone(), shared.clone()));
+        Ok(Self {
+            writer,
+            work,
+            readers,
+            shared,
+            path: path.to_owned(),
+            _lock: Some(lock),
+        })
+    }
+
+    pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut conn = self.readers.acquire().await?;
+        f(&mut Tx::new(Conn::Sqlite(&mut conn), &self.shared)).await
+    }
+
+    pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut guard = self.writer.lock().await;
+        let writer = &mut *guard;
+        writer.roll_back_dropped().await?;
+        if !writer.open {
+            // IMMEDIATE: a deferred transaction that turns into a writer can fail with BUSY_SNAPSHOT, which no busy
+            // timeout helps against.
+            writer.conn.execute("BEGIN IMMEDIATE").await?;
+            writer.open = true;
+        }
+        writer.inside = true;
+        writer.conn.execute("SAVEPOINT caller").await?;
+        let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared);
+        let result = f(&mut tx).await;
+        let hints = tx.into_hints();
+        match result {
+            Ok(value) => {
+                writer.conn.execute("RELEASE caller").await?;
+                writer.inside = false;
+                let (done, committed) = oneshot::channel();
+                writer.waiting.push(Waiting { done, hints });
+                drop(guard);
+                self.work.notify_one();
+                match committed.await {
+                    Ok(Ok(())) => Ok(value),
+                    Ok(Err(error)) => Err(shared(error)),
+                    // The runtime is going down.
+                    Err(_) => Err(Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))),
+                }
+            }
+            Err(error) => {
+                let undone = writer.roll_back_dropped().await;
+                drop(guard);
+                // Nobody may be waiting, but the transaction must not stay open.
+                self.work.notify_one();
+                undone.and(Err(error))
+            }
+        }
+    }
+
+    pub(crate) async fn migrate(&self) -> Result<()> {
+        let mut guard = self.writer.lock().await;
+        sqlx::migrate!("migrations/sqlite")
+            .run(&mut guard.conn)
+            .await
+            .map_err(|error| Error::Open(format!("cannot migrate {}: {error}", self.path.display())))
+    }
+
+    pub(crate) async fn close(&self) {
+        self.readers.close().await;
+        let mut guard = self.writer.lock().await;
+        // Leaves a single file behind where it can; a WAL that stays is replayed at the next start.
+        if !guard.open {
+            let _ = guard.conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").await;
+        }
+    }
+}
+
+impl Writer {
+    /// Undoes what a closure did that failed, or whose caller was dropped in the middle.
+    async fn roll_back_dropped(&mut self) -> Result<()> {
+        if self.inside {
+            self.conn.execute("ROLLBACK TO caller").await?;
+            self.conn.execute("RELEASE caller").await?;
+            self.inside = false;
+        }
+        Ok(())
+    }
+}
+
+async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, shared: Arc<Shared>) {
+    loop {
+        // A store that is gone sends no more work; look now and then so that the task ends with it.
+        let _ = tokio::time::timeout(Duration::from_secs(5), work.notified()).await;
+        let Some(writer) = writer.upgrade() else { return };
+        let mut guard = writer.lock().await;
+        if !guard.open {
+            continue;
+        }
+        let committed = commit(&mut guard).await;
+        let waiting = std::mem::take(&mut guard.waiting);
+        drop(guard);
+        for caller in waiting {
+            if committed.is_ok() {
+                shared.tell(caller.hints);
+            }
+            // A caller that no longer waits gave up on the answer, not on the work.
+            let _ = caller.done.send(committed.clone());
+        }
+    }
+}
+
+async fn commit(writer: &mut Writer) -> Result<(), Arc<sqlx::Error>> {
+    if writer.inside {
+        writer
+            .roll_back_dropped()
+            .await
+            .map_err(|error| Arc::new(sqlx::Error::Protocol(error.to_string())))?;
+    }
+    let started = std::time::Instant::now();
+    let result = writer.conn.execute("COMMIT").await.map(drop).map_err(Arc::new);
+    metrics::histogram!("towpath_store_commit_seconds").record(started.elapsed());
+    metrics::histogram!("towpath_store_commit_group").record(writer.waiting.len() as f64);
+    if let Err(error) = &result {
+        tracing::error!(error = %error, "a commit failed; its callers are told");
+        // Disk full leaves the transaction open; without this every later write would fail too.
+        let _ = writer.conn.execute("ROLLBACK").await;
+    }
+    writer.open = false;
+    result
+}
+
+fn shared(error: Arc<sqlx::Error>) -> Error {
+    match &*error {
+        sqlx::Error::Database(refusal) if refusal.code().as_deref() == Some("13") => Error::Full,
+        _ => Error::Unavailable(error),
+    }
+}
+
+/// Takes the process lock beside the database file.
+fn lock_file(path: &std::path::Path) -> Result<std::fs::File> {
+    let lock_path = path.with_extension("lock");
+    let open = || -> std::io::Result<std::fs::File> {
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&lock_path)?;
+        fs2::FileExt::try_lock_exclusive(&file)?;
+        Ok(file)
+    };
+    open().map_err(|error| {
+        if error.kind() == std::io::ErrorKind::WouldBlock {
+            Error::Open(format!(
+                "another process has {} open; stop it, or give this one its own data folder",
+                path.display()
+            ))
+        } else {
+            Error::Open(format!("cannot lock {}: {error}", lock_path.display()))
+        }
+    })
+}
+
+/// WAL needs shared memory between the readers, which network file systems do not give; locks are unreliable there.
+#[cfg(target_os = "linux")]
+fn refuse_network_file_system(path: &std::path::Path) -> Result<()> {
+    // NFS, SMB, SMB2, CIFS, 9p, AFS, Ceph, FUSE is left alone (many local ones are FUSE). From linux/magic.h.
+    const REMOTE: [i64; 7] = [
+        0x6969,
+        0x517B,
+        0xFE53_4D42,
+        0xFF53_4D42,
+        0x0102_1997,
+        0x5346_414F,
+        0x00C3_6400,
+    ];
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(std::path::Path::new("."));
+    match nix::sys::statfs::statfs(folder) {
+        Ok(found) if REMOTE.contains(&found.filesystem_type().0) => Err(Error::Open(format!(
+            "{} is on a network file system, where SQLite can lose data; use a local folder or PostgreSQL",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn refuse_network_file_system(_: &std::path::Path) -> Result<()> {
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! Journalled steps: written once, under (job, name), by whoever holds the job's fence.
+
+use sqlx::FromRow;
+use towpath_domain::JobId;
+
+use crate::error::Result;
+use crate::jobs::Fenced;
+use crate::tx::{Conn, Tx};
+
+/// A finished step.
+#[derive(Clone, Debug, FromRow)]
+pub struct Step {
+    /// Its name within the job.
+    pub name: String,
+    /// What it answered, JSON.
+    pub output: String,
+}
+
+/// A step about to be recorded.
+#[derive(Clone, Debug)]
+pub struct NewStep {
+    /// The job and the fence of its holder.
+    pub job: Fenced,
+    /// Name within the job.
+    pub name: String,
+    /// Answer, JSON.
+    pub output: String,
+}
+
+/// The steps a job has finished.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(tx: &mut Tx<'_>, job: JobId) -> Result<Vec<Step>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as("SELECT name, output FROM step WHERE job_id = $1 ORDER BY at, name")
+            .bind(job)
+            .fetch_all(conn)
+            .await
+    })?)
+}
+
+/// Records steps of many jobs. Answers the jobs that are still held at the fence given; the steps of the others are
+/// not written. A new step is progress: lost leases count anew.
+///
+/// # Errors
+/// As every statement.
+pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<JobId>> {
+    let now = tx.now();
+    match tx.conn() {
+        Conn::Sqlite(conn) => {
+            let mut held = Vec::with_capacity(steps.len());
+            for step in steps {
+                let progressed =
+                    sqlx::query("UPDATE job SET lost_leases = 0 WHERE id = $1 AND fence = $2 AND state = 'running'")
+                        .bind(step.job.id)
+                        .bind(step.job.fence)
+                        .execute(&mut *conn)
+                        .await?
+                        .rows_affected();
+                if progressed == 0 {
+                    continue;
+                }
+                held.push(step.job.id);
+                sqlx::query(
+                    "INSERT INTO step (job_id, name, output, fence, at) VALUES ($1, $2, $3, $4, $5)
+                     ON CONFLICT (job_id, name) DO NOTHING",
+                )
+                .bind(step.job.id)
+                .bind(&step.name)
+                .bind(&step.output)
+                .bind(step.job.fence)
+                .bind(now)
+                .execute(&mut *conn)
+                .await?;
+            }
+            Ok(held)
+        }
+        Conn::Postgres(conn) => {
+            let ids: Vec<_> = steps.iter().map(|step| step.job.id.0).collect();
+            let fences: Vec<_> = steps.iter().map(|step| step.job.fence).collect();
+            let names: Vec<_> = steps.iter().map(|step| step.name.as_str()).collect();
+            let outputs: Vec<_> = steps.iter().map(|step| step.output.as_str()).collect();
+            // The rows written come from the *locked* job rows: FOR UPDATE reads a row that changed meanwhile again,
+            // so a holder that was replaced while this waited finds nothing.
+            Ok(sqlx::query_scalar(
+                "WITH wanted AS (
+                     SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS w(id, fence, name, output)
+                 ),
+                 locked AS MATERIALIZED (
+                     SELECT j.id, j.fence, j.lost_leases FROM job j
+                     JOIN (SELECT DISTINCT id, fence FROM wanted) w
+                       ON j.id = w.id AND j.fence = w.fence AND j.state = 'running'
+                     ORDER BY j.id FOR UPDATE OF j
+                 ),
+                 written AS (
+                     INSERT INTO step (job_id, name, output, fence, at)
+                     SELECT w.id, w.name, w.output, w.fence, $5 FROM wanted w JOIN locked USING (id, fence)
+                     ON CONFLICT (job_id, name) DO NOTHING
+                 ),
+                 progressed AS (
+                     UPDATE job SET lost_leases = 0 FROM locked WHERE job.id = locked.id AND locked.lost_leases > 0
+                 )
+                 SELECT id FROM locked",
+            )
+            .bind(ids)
+            .bind(fences)
+            .bind(names)
+            .bind(outputs)
+            .bind(now)
+            .fetch_all(conn)
+            .await?)
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! A connection of either database, and the two macros that let one body serve both.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+
+use sqlx::{PgConnection, SqliteConnection};
+use towpath_domain::{Clock, JobId, Timestamp};
+
+/// Which database is behind a [`Tx`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Embedded.
+    Sqlite,
+    /// Cluster.
+    Postgres,
+}
+
+/// What the outside should be told once the transaction is committed. Hints: they may be lost.
+#[derive(Debug, Default, Clone)]
+pub struct Hints {
+    /// Pools that have a job ready.
+    pub wakes: Vec<String>,
+    /// Running jobs that were asked to stop.
+    pub cancels: Vec<JobId>,
+}
+
+impl Hints {
+    /// Whether there is nothing to tell.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.wakes.is_empty() && self.cancels.is_empty()
+    }
+}
+
+/// Where hints go after a commit. Must return at once.
+pub(crate) type HintSink = Box<dyn Fn(Hints) + Send + Sync>;
+
+/// What every transaction of one store knows.
+#[derive(Default)]
+pub(crate) struct Shared {
+    pub(crate) clock: Clock,
+    pub(crate) sink: OnceLock<HintSink>,
+    pub(crate) attached: OnceLock<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Shared {
+    /// Tells the outside what a transaction that is now committed left to tell.
+    pub(crate) fn tell(&self, hints: Hints) {
+        if !hints.is_empty()
+            && let Some(sink) = self.sink.get()
+        {
+            sink(hints);
+        }
+    }
+}
+
+/// What a store function works on: inside [`Store::write`](crate::Store::write) a transaction, inside
+/// [`Store::read`](crate::Store::read) a connection.
+pub struct Tx<'c> {
+    conn: Conn<'c>,
+    shared: &'c Shared,
+    hints: Hints,
+}
+
+/// The connection behind a [`Tx`]; use it through [`on!`](crate::on).
+pub enum Conn<'c> {
+    /// SQLite.
+    Sqlite(&'c mut SqliteConnection),
+    /// PostgreSQL.
+    Postgres(&'c mut PgConnection),
+}
+
+impl<'c> Tx<'c> {
+    pub(crate) fn new(conn: Conn<'c>, shared: &'c Shared) -> Self {
+        Self {
+            conn,
+            shared,
+            hints: Hints::default(),
+        }
+    }
+
+    /// The connection, for [`on!`](crate::on).
+    pub fn conn(&mut self) -> Conn<'_> {
+        match &mut self.conn {
+            Conn::Sqlite(conn) => Conn::Sqlite(conn),
+            Conn::Postgres(conn) => Conn::Postgres(conn),
+        }
+    }
+
+    /// Which database this is.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        match self.conn {
+            Conn::Sqlite(_) => Dialect::Sqlite,
+            Conn::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// The process's clock, for values nobody compares across hosts (`created_at`, `updated_at`).
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.shared.clock.now()
+    }
+
+    /// The parameter for statements that compare due times, leases and deadlines: the process's clock on SQLite,
+    /// where one process is all there is, and NULL on PostgreSQL, whose text says `towpath_now($n)` and so asks the
+    /// database's own clock.
+    #[must_use]
+    pub fn now_param(&self) -> Option<Timestamp> {
+        match self.conn {
+            Conn::Sqlite(_) => Some(self.shared.clock.now()),
+            Conn::Postgres(_) => None,
+        }
+    }
+
+    /// Tells workers of `pool`, after the commit, that there is work.
+    pub fn wake(&mut self, pool: &str) {
+        if !self.hints.wakes.iter().any(|known| known == pool) {
+            self.hints.wakes.push(pool.to_owned());
+        }
+    }
+
+    /// Tells the worker of a running job, after the commit, that it was asked to stop.
+    pub fn signal_cancel(&mut self, job: JobId) {
+        self.hints.cancels.push(job);
+    }
+
+    /// What a room above attached to the store, see [`Store::attach`](crate::Store::attach).
+    #[must_use]
+    pub fn attached<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        self.shared.attached.get()?.clone().downcast().ok()
+    }
+
+    pub(crate) fn into_hints(self) -> Hints {
+        self.hints
+    }
+}
+
+/// Runs one body on whichever database is behind the [`Tx`].
+///
+/// ```ignore
+/// let rows = on!(tx, |conn| sqlx::query_as("SELECT * FROM export WHERE id = $1").bind(id).fetch_all(conn).await)?;
+/// let changed = on!(tx, |conn| sqlx::query("…").execute(conn).await.map(|done| done.rows_affected()))?;
+/// ```
+#[macro_export]
+macro_rules! on {
+    ($tx:expr, |$conn:ident| $body:expr) => {
+        match $tx.conn() {
+            $crate::Conn::Sqlite($conn) => $body,
+            $crate::Conn::Postgres($conn) => $body,
+        }
+    };
+}
+
+/// Picks the text where the two databases have to differ. Say why beside it.
+#[macro_export]
+macro_rules! sql {
+    ($tx:expr, sqlite: $sqlite:expr, postgres: $postgres:expr $(,)?) => {
+        match $tx.dialect() {
+            $crate::Dialect::Sqlite => $sqlite,
+            $crate::Dialect::Postgres => $postgres,
+        }
+    };
+}

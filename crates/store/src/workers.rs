@@ -1,0 +1,116 @@
+//! Worker processes: who is there, and who should stop claiming.
+
+use std::time::Duration;
+
+use sqlx::FromRow;
+use towpath_domain::{Timestamp, WorkerId};
+
+use crate::error::Result;
+use crate::tx::Tx;
+
+/// A worker process.
+#[derive(Clone, Debug, FromRow)]
+pub struct Worker {
+    /// One life of the process.
+    pub id: WorkerId,
+    /// Host name.
+    pub host: String,
+    /// Process id on that host.
+    pub pid: i64,
+    /// JSON: pool name to slots.
+    pub pools: String,
+    /// Version of the program.
+    pub version: String,
+    /// Claims nothing more.
+    pub draining: bool,
+    /// Start of this life.
+    pub started_at: Timestamp,
+    /// Last sign of life, by the database's clock.
+    pub seen_at: Timestamp,
+}
+
+/// Records a worker, or that it is alive. Answers whether an operator asked it to drain.
+///
+/// # Errors
+/// As every statement.
+pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
+    let now = tx.now_param();
+    let text = sql!(tx,
+        sqlite: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at)
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+                 ON CONFLICT (id) DO UPDATE SET seen_at = $8 RETURNING draining",
+        postgres: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at)
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, towpath_now($8))
+                   ON CONFLICT (id) DO UPDATE SET seen_at = towpath_now($8) RETURNING draining");
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar(text)
+            .bind(worker.id)
+            .bind(&worker.host)
+            .bind(worker.pid)
+            .bind(&worker.pools)
+            .bind(&worker.version)
+            .bind(worker.draining)
+            .bind(worker.started_at)
+            .bind(now)
+            .fetch_one(conn)
+            .await
+    })?)
+}
+
+/// Asks a worker to stop claiming. Answers whether there is one.
+///
+/// # Errors
+/// As every statement.
+pub async fn drain(tx: &mut Tx<'_>, worker: WorkerId) -> Result<bool> {
+    Ok(on!(tx, |conn| {
+        sqlx::query("UPDATE worker SET draining = (1 = 1) WHERE id = $1")
+            .bind(worker)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected())
+    })? > 0)
+}
+
+/// Workers seen within `window`.
+///
+/// # Errors
+/// As every statement.
+pub async fn alive(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Worker>> {
+    let now = tx.now_param();
+    let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
+    let text = sql!(tx,
+        sqlite: "SELECT * FROM worker WHERE seen_at > $1 - $2 * 1000 ORDER BY id",
+        postgres: "SELECT * FROM worker WHERE seen_at > towpath_now($1) - $2 * interval '1 millisecond' ORDER BY id");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(now)
+        .bind(window_ms)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// A worker by its id.
+///
+/// # Errors
+/// As every statement.
+pub async fn get(tx: &mut Tx<'_>, id: WorkerId) -> Result<Option<Worker>> {
+    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM worker WHERE id = $1")
+        .bind(id)
+        .fetch_optional(conn)
+        .await)?)
+}
+
+/// Removes a worker that left, and those not seen since `before`.
+///
+/// # Errors
+/// As every statement.
+pub async fn remove(tx: &mut Tx<'_>, id: WorkerId, before: Timestamp) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query("DELETE FROM worker WHERE id = $1 OR seen_at < $2")
+            .bind(id)
+            .bind(before)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
