@@ -1,0 +1,223 @@
+//! Why a job is not running now.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use towpath_domain::job::JobState;
+use towpath_domain::{JobId, Timestamp, WorkerId};
+use towpath_store::jobs::{self, Job};
+use towpath_store::{self as store, Tx, lanes, pools, workers};
+
+/// The one true reason, with what stands behind it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// Where the job stands.
+    pub state: JobState,
+    /// The reason.
+    #[serde(flatten)]
+    pub why: Why,
+    /// The reason as a sentence.
+    pub text: String,
+}
+
+/// Reasons.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum Why {
+    /// It is over.
+    Over,
+    /// It runs.
+    Running {
+        /// Who holds it.
+        worker: Option<WorkerId>,
+        /// Until when, unless renewed.
+        lease_until: Option<Timestamp>,
+    },
+    /// It runs, and was asked to stop.
+    Stopping {
+        /// Who holds it.
+        worker: Option<WorkerId>,
+    },
+    /// Its lease has ended and the rescue has not come by yet.
+    LeaseEnded {
+        /// Who held it.
+        worker: Option<WorkerId>,
+    },
+    /// It was recorded for later.
+    Scheduled {
+        /// When it is due.
+        at: Timestamp,
+    },
+    /// It failed and waits for its next attempt.
+    BackingOff {
+        /// When that is due.
+        at: Timestamp,
+        /// Failures so far.
+        failures: i64,
+        /// The last error.
+        error: Option<String>,
+    },
+    /// Its time has come and the scheduler has not readied it yet.
+    Due,
+    /// Its lane is full.
+    LaneFull {
+        /// The lane.
+        lane: String,
+        /// Its places.
+        places: i64,
+        /// Who holds them.
+        holders: Vec<JobId>,
+        /// Jobs of the lane that come first.
+        ahead: usize,
+    },
+    /// It waits for its children.
+    WaitingForChildren {
+        /// How many are not over.
+        open: i64,
+        /// Some of them.
+        children: Vec<JobId>,
+    },
+    /// Its pool is paused.
+    PoolPaused,
+    /// No worker serves its pool.
+    NoWorker,
+    /// Every worker that serves its pool is draining.
+    WorkersDraining,
+    /// Ready, and next or behind others: the workers are busy.
+    Queued,
+}
+
+/// A worker not seen for this long is not there. Three renewals of the default lease.
+const WORKER_SEEN: Duration = Duration::from_secs(15);
+
+/// Says why a job is not running now, or that it is. `None` when there is no such job.
+///
+/// # Errors
+/// As every statement.
+pub async fn explain(tx: &mut Tx<'_>, id: JobId) -> store::Result<Option<Explanation>> {
+    let Some(job) = jobs::get(tx, id).await? else {
+        return Ok(None);
+    };
+    let why = reason(tx, &job).await?;
+    let text = sentence(&job, &why);
+    Ok(Some(Explanation {
+        state: job.state,
+        why,
+        text,
+    }))
+}
+
+async fn reason(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
+    let now = jobs::db_now(tx).await?;
+    Ok(match job.state {
+        state if state.is_final() => Why::Over,
+        JobState::Running if job.lease_until.is_some_and(|until| until < now) => {
+            Why::LeaseEnded { worker: job.worker_id }
+        }
+        JobState::Running if job.cancel_at.is_some() => Why::Stopping { worker: job.worker_id },
+        JobState::Running => Why::Running {
+            worker: job.worker_id,
+            lease_until: job.lease_until,
+        },
+        JobState::Scheduled if job.run_at <= now => Why::Due,
+        JobState::Scheduled if job.failures > 0 => Why::BackingOff {
+            at: job.run_at,
+            failures: job.failures,
+            error: job.error.clone(),
+        },
+        JobState::Scheduled => Why::Scheduled { at: job.run_at },
+        JobState::Blocked => lane_full(tx, job).await?,
+        JobState::Waiting => {
+            let children = jobs::children(tx, job.id, true, 10).await?;
+            Why::WaitingForChildren {
+                open: job.open_children,
+                children: children.into_iter().map(|child| child.id).collect(),
+            }
+        }
+        _ => ready(tx, job).await?,
+    })
+}
+
+async fn lane_full(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
+    let key = job.lane.clone().unwrap_or_default();
+    let places = lanes::get(tx, &key).await?.map_or(0, |lane| lane.places);
+    let others = jobs::in_lane(tx, &key, 1000).await?;
+    let ahead = others
+        .iter()
+        .filter(|other| other.state == JobState::Blocked && (other.lane_seq, other.id) < (job.lane_seq, job.id))
+        .count();
+    let holders = others
+        .into_iter()
+        .filter(|other| other.lane_held)
+        .map(|other| other.id)
+        .take(50)
+        .collect();
+    Ok(Why::LaneFull {
+        lane: key,
+        places,
+        holders,
+        ahead,
+    })
+}
+
+async fn ready(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
+    if pools::is_paused(tx, &job.pool).await? {
+        return Ok(Why::PoolPaused);
+    }
+    let serving: Vec<_> = workers::alive(tx, WORKER_SEEN)
+        .await?
+        .into_iter()
+        .filter(|worker| serves(worker, &job.pool))
+        .collect();
+    Ok(if serving.is_empty() {
+        Why::NoWorker
+    } else if serving.iter().all(|worker| worker.draining) {
+        Why::WorkersDraining
+    } else {
+        Why::Queued
+    })
+}
+
+fn serves(worker: &workers::Worker, pool: &str) -> bool {
+    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&worker.pools)
+        .is_ok_and(|pools| pools.contains_key(pool))
+}
+
+fn sentence(job: &Job, why: &Why) -> String {
+    let pool = &job.pool;
+    match why {
+        Why::Over => format!("it is over: {}", job.state.as_str()),
+        Why::Running { worker, .. } => format!("it is running on worker {}", name(*worker)),
+        Why::Stopping { worker } => format!("it was asked to stop and worker {} is ending it", name(*worker)),
+        Why::LeaseEnded { worker } => {
+            format!(
+                "worker {} stopped renewing its lease; the scheduler will ready it within a second",
+                name(*worker)
+            )
+        }
+        Why::Scheduled { at } => format!("it is scheduled for {at}"),
+        Why::BackingOff { at, failures, error } => {
+            let error = error.as_deref().unwrap_or("no error text");
+            format!("it failed {failures} times and tries again at {at}; the last error was: {error}")
+        }
+        Why::Due => "it is due and the scheduler has not readied it yet; is one running?".to_owned(),
+        Why::LaneFull {
+            lane,
+            places,
+            holders,
+            ahead,
+        } => format!(
+            "its lane {lane} has {places} places, held by {}; {ahead} jobs come first",
+            holders.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        ),
+        Why::WaitingForChildren { open, .. } => format!("it waits for {open} child jobs"),
+        Why::PoolPaused => format!("the pool {pool} is paused"),
+        Why::NoWorker => format!("no worker serves the pool {pool}; start one"),
+        Why::WorkersDraining => format!("every worker of the pool {pool} is draining"),
+        Why::Queued => format!("it is ready; the workers of the pool {pool} are busy with others"),
+    }
+}
+
+fn name(worker: Option<WorkerId>) -> String {
+    worker.map_or_else(|| "unknown".to_owned(), |worker| worker.to_string())
+}

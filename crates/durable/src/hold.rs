@@ -1,0 +1,270 @@
+//! Locking a job and whatever changes with it, in the one order everybody uses, and moving it.
+//!
+//! A job's lane, its parent and its open descendants can all change when it moves. They are read first without locks
+//! (lane and parent of a job never change), locked in order, and looked at again once locked.
+
+use std::collections::BTreeMap;
+
+use towpath_domain::JobId;
+use towpath_domain::job::{Ended, JobState};
+use towpath_store::jobs::{self, Job, Move};
+use towpath_store::{self as store, Tx, attempts, lanes};
+
+use crate::lane::Lane;
+use crate::workflow::Ends;
+
+/// Descendants looked at in one transaction. An export has one child per day; this is 270 years of them.
+const FAMILY: i64 = 100_000;
+
+/// Locked jobs. Their lanes are locked too, but not kept: a closure may start jobs in them, so whoever needs one
+/// reads it again, which costs nothing while the lock is ours.
+pub(crate) struct Hold {
+    jobs: BTreeMap<JobId, Job>,
+}
+
+impl Hold {
+    /// Locks `id`, its parent, its lane and `more` lanes; with `family` also its open descendants and their lanes.
+    /// `None` when there is no such job.
+    pub(crate) async fn take(tx: &mut Tx<'_>, id: JobId, more: &[Lane], family: bool) -> store::Result<Option<Self>> {
+        let Some(job) = jobs::get(tx, id).await? else {
+            return Ok(None);
+        };
+        let mut wanted: BTreeMap<String, Option<i64>> =
+            more.iter().map(|lane| (lane.key.clone(), Some(lane.places))).collect();
+        let mut ids = vec![id];
+        ids.extend(job.parent_id);
+        if let Some(lane) = job.lane {
+            wanted.entry(lane).or_default();
+        }
+        if family {
+            let mut next = vec![id];
+            while let Some(parent) = next.pop() {
+                for child in jobs::children(tx, parent, true, FAMILY).await? {
+                    ids.push(child.id);
+                    next.push(child.id);
+                    if let Some(lane) = child.lane {
+                        wanted.entry(lane).or_default();
+                    }
+                }
+            }
+        }
+        for (key, places) in wanted {
+            match places {
+                Some(places) => drop(lanes::lock(tx, &key, places).await?),
+                None => drop(lanes::lock_existing(tx, &key).await?),
+            }
+        }
+        let jobs: BTreeMap<_, _> = jobs::lock(tx, &ids)
+            .await?
+            .into_iter()
+            .map(|job| (job.id, job))
+            .collect();
+        Ok(jobs.contains_key(&id).then_some(Self { jobs }))
+    }
+
+    /// As [`Hold::take`], for the job's holder: refused as stale unless it runs at `fence`.
+    pub(crate) async fn fenced(tx: &mut Tx<'_>, job: jobs::Fenced, more: &[Lane], family: bool) -> store::Result<Self> {
+        let hold = Self::take(tx, job.id, more, family).await?.ok_or(store::Error::Stale)?;
+        let row = hold.job(job.id);
+        if row.state != JobState::Running || row.fence != job.fence {
+            return Err(store::Error::Stale);
+        }
+        Ok(hold)
+    }
+
+    pub(crate) fn job(&self, id: JobId) -> &Job {
+        self.jobs
+            .get(&id)
+            .expect("take() answers None unless the job is among the locked rows")
+    }
+
+    /// Ends the job: its business rows through `end`, its lane place, its parent, its open children.
+    /// With `ended` absent the job succeeded and its workflow has written its own rows.
+    pub(crate) async fn finish(
+        &mut self,
+        tx: &mut Tx<'_>,
+        id: JobId,
+        ended: Option<Ended>,
+        dead: bool,
+    ) -> store::Result<()> {
+        let job = self.job(id).clone();
+        let state = ended.as_ref().map_or(JobState::Succeeded, Ended::state);
+        let error = match &ended {
+            Some(Ended::Failed(error)) => Some(error.clone()),
+            _ => job.error.clone(),
+        };
+        if let Some(ended) = ended {
+            let ends = tx
+                .attached::<Ends>()
+                .ok_or_else(|| store::Error::corrupt("job", "kind", id))?;
+            ends.end(tx, &job, ended).await?;
+        }
+        let mut to = Move::of(&job, state);
+        to.lane_held = false;
+        to.error = error;
+        to.dead = dead;
+        // A holder that is still at work must find its fence gone.
+        to.fence += i64::from(job.state == JobState::Running);
+        jobs::apply(tx, &job, &to).await?;
+        self.moved(id, &to);
+        self.leave_lane(tx, &job).await?;
+        Box::pin(self.cancel_children(tx, id)).await?;
+        self.tell_parent(tx, &job, state).await?;
+        metrics::counter!("towpath_jobs_finished_total", "pool" => job.pool, "kind" => job.kind,
+                          "outcome" => state.as_str())
+        .increment(1);
+        Ok(())
+    }
+
+    /// Cancels the job: over at once when it is queued or waits, marked and signalled when it runs. What is already
+    /// over stays as it is.
+    pub(crate) async fn cancel(&mut self, tx: &mut Tx<'_>, id: JobId) -> store::Result<()> {
+        let job = self.job(id);
+        if job.state.is_final() {
+            return Ok(());
+        }
+        if job.state == JobState::Running {
+            jobs::mark_cancel(tx, id).await?;
+            tx.signal_cancel(id);
+            return Box::pin(self.cancel_children(tx, id)).await;
+        }
+        self.finish(tx, id, Some(Ended::Cancelled), false).await
+    }
+
+    /// Takes the job off its worker into `to`. Gives up its lane place when `to` says so.
+    pub(crate) async fn move_to(&mut self, tx: &mut Tx<'_>, id: JobId, to: Move) -> store::Result<()> {
+        let job = self.job(id).clone();
+        jobs::apply(tx, &job, &to).await?;
+        self.moved(id, &to);
+        if to.state == JobState::Ready {
+            tx.wake(&job.pool);
+        }
+        if job.lane_held && !to.lane_held {
+            self.leave_lane(tx, &job).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives a due job its place: ready if its lane has one free, else blocked in its turn.
+    pub(crate) async fn enter(&mut self, tx: &mut Tx<'_>, id: JobId) -> store::Result<()> {
+        let job = self.job(id).clone();
+        let mut to = Move::of(&job, JobState::Ready);
+        if let Some(key) = job.lane.as_ref().filter(|_| !job.lane_held) {
+            // A lane with an open job is never pruned, and `start` made it.
+            let mut lane = lanes::lock_existing(tx, key)
+                .await?
+                .ok_or_else(|| store::Error::corrupt("lane", "key", key))?;
+            if job.lane_seq.is_none() {
+                jobs::set_lane_seq(tx, id, lane.next_seq).await?;
+                lane.next_seq += 1;
+            }
+            if lane.held < lane.places {
+                lane.held += 1;
+                to.lane_held = true;
+            } else {
+                to.state = JobState::Blocked;
+            }
+            lanes::save(tx, &lane).await?;
+        }
+        self.move_to(tx, id, to).await
+    }
+
+    /// Counts the failure that is about to end the job; `finish` writes it.
+    pub(crate) fn count_failure(&mut self, id: JobId, error: &str) {
+        if let Some(row) = self.jobs.get_mut(&id) {
+            row.failures += 1;
+            row.error = Some(error.to_owned());
+        }
+    }
+
+    /// A place for a job about to be recorded: its number, and whether it may start.
+    pub(crate) async fn reserve(tx: &mut Tx<'_>, lane: &Lane) -> store::Result<(i64, bool)> {
+        let mut row = lanes::lock(tx, &lane.key, lane.places).await?;
+        row.places = lane.places;
+        let seq = row.next_seq;
+        row.next_seq += 1;
+        let free = row.held < row.places;
+        row.held += i64::from(free);
+        lanes::save(tx, &row).await?;
+        Ok((seq, free))
+    }
+
+    async fn leave_lane(&self, tx: &mut Tx<'_>, job: &Job) -> store::Result<()> {
+        let Some(key) = job.lane.as_ref().filter(|_| job.lane_held) else {
+            return Ok(());
+        };
+        let Some(mut lane) = lanes::lock_existing(tx, key).await? else {
+            return Ok(());
+        };
+        lane.held -= 1;
+        for promoted in lanes::promote(tx, &mut lane).await? {
+            tx.wake(&promoted.pool);
+        }
+        lanes::save(tx, &lane).await
+    }
+
+    async fn tell_parent(&mut self, tx: &mut Tx<'_>, child: &Job, state: JobState) -> store::Result<()> {
+        let Some(parent) = child.parent_id.and_then(|id| self.jobs.get(&id)).cloned() else {
+            return Ok(());
+        };
+        if parent.state.is_final() {
+            return Ok(());
+        }
+        let badly = state != JobState::Succeeded;
+        jobs::child_over(tx, parent.id, badly).await?;
+        let row = self.jobs.get_mut(&parent.id).expect("cloned from there");
+        row.open_children -= 1;
+        row.bad_children += i64::from(badly);
+        if row.state == JobState::Waiting && (row.open_children == 0 || badly) {
+            let to = Move::of(row, JobState::Ready);
+            self.move_to(tx, parent.id, to).await?;
+        }
+        Ok(())
+    }
+
+    async fn cancel_children(&mut self, tx: &mut Tx<'_>, id: JobId) -> store::Result<()> {
+        let children: Vec<JobId> = self
+            .jobs
+            .values()
+            .filter(|job| job.parent_id == Some(id) && !job.state.is_final())
+            .map(|job| job.id)
+            .collect();
+        for child in children {
+            self.cancel(tx, child).await?;
+        }
+        Ok(())
+    }
+
+    /// What was written to a locked row, so that a second look in this transaction sees it.
+    fn moved(&mut self, id: JobId, to: &Move) {
+        let row = self.jobs.get_mut(&id).expect("only locked jobs are moved");
+        row.state = to.state;
+        row.lane_held = to.lane_held;
+        row.attempt = to.attempt;
+        row.failures = to.failures;
+        row.lost_leases = to.lost_leases;
+        row.fence = to.fence;
+        row.error.clone_from(&to.error);
+        row.worker_id = None;
+        row.lease_until = None;
+    }
+}
+
+/// Records how an attempt of a locked job ended.
+pub(crate) async fn note_attempt(
+    tx: &mut Tx<'_>,
+    job: &Job,
+    outcome: &'static str,
+    failure: Option<i64>,
+    error: &str,
+) -> store::Result<()> {
+    let attempt = attempts::Attempt {
+        fence: job.fence,
+        outcome: outcome.to_owned(),
+        failure,
+        error: error.to_owned(),
+        worker_id: job.worker_id,
+        at: tx.now(),
+    };
+    attempts::record(tx, job.id, &attempt).await
+}

@@ -1,0 +1,35 @@
+//! The engine.
+//!
+//! Promises: a job recorded in a transaction is there exactly when that transaction is; at most one holder of a job
+//! can commit anything, however many believe they hold it; a finished step is never performed again; however a job
+//! ends, its business rows are settled in the same transaction. Leaves to others: what the jobs do (`workflows`),
+//! the processes that perform them (`workers`), and the clock that drives the sweeps (`scheduler`).
+//!
+//! Lock order, everywhere: lane rows sorted by key, then job rows sorted by id, then business rows. [`hold`] is the
+//! one place that takes them.
+
+mod batch;
+mod cancel;
+mod ctx;
+mod engine;
+mod explain;
+mod failure;
+mod hold;
+mod lane;
+mod outcome;
+mod perform;
+mod start;
+mod sweep;
+mod workflow;
+
+pub use cancel::{Cancelled, cancel};
+pub use ctx::{Child, Ctx};
+pub use engine::{Engine, Settings};
+pub use explain::{Explanation, Why, explain};
+pub use failure::{Done, Failure, Outcome, Verdict};
+pub use lane::Lane;
+pub use perform::{Signal, perform};
+pub use start::{Start, start};
+pub use sweep::{end_overdue, ready_due, ready_earlier_boots, rescue};
+pub use towpath_store::jobs::{Claimed, Fenced};
+pub use workflow::{Ends, Registry, Workflow};

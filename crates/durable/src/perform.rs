@@ -1,0 +1,218 @@
+//! One attempt of one job, from claim to the row that says how it ended.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use towpath_domain::job::RetryPolicy;
+use towpath_store::{self as store, jobs::Claimed};
+use tracing::Instrument;
+
+use crate::ctx::Ctx;
+use crate::engine::Engine;
+use crate::failure::{Cause, End, Failure, Outcome};
+use crate::outcome;
+use crate::workflow::Registry;
+
+/// What the worker tells a job that is at work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    /// Go on.
+    Run,
+    /// Somebody asked it to stop; it has its grace.
+    Cancel,
+    /// The worker leaves; the job is given back where it stands.
+    HandBack,
+    /// The lease is gone or about to be: stop at once, nothing more can be written.
+    Lost,
+}
+
+/// Performs a claimed job and writes down how the attempt ended. Returns when the row is written, or when it no
+/// longer is this worker's to write.
+pub async fn perform<World: Send + Sync + 'static>(
+    engine: &Engine,
+    registry: &Registry<World>,
+    world: &World,
+    job: Claimed,
+    mut signal: watch::Receiver<Signal>,
+) {
+    let span = tracing::info_span!("job", job.id = %job.id, job.kind = %job.kind, job.attempt = job.attempt);
+    let started = std::time::Instant::now();
+    let (kind, pool) = (job.kind.clone(), job.pool.clone());
+    attempt(engine, registry, world, job, &mut signal)
+        .instrument(span)
+        .await;
+    metrics::histogram!("towpath_job_run_seconds", "pool" => pool, "kind" => kind).record(started.elapsed());
+}
+
+async fn attempt<World: Send + Sync + 'static>(
+    engine: &Engine,
+    registry: &Registry<World>,
+    world: &World,
+    job: Claimed,
+    signal: &mut watch::Receiver<Signal>,
+) {
+    let token = CancellationToken::new();
+    let input = job.input.clone();
+    let limit = registry.runner(&job.kind).and_then(|runner| runner.attempt_limit());
+    let policy = registry
+        .runner(&job.kind)
+        .map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
+    let remaining = job
+        .deadline_at
+        .map(|deadline| deadline.since(engine.store().clock().now()));
+    if job.cancel_at.is_some() {
+        token.cancel();
+    }
+    let mut ctx = Ctx::new(engine.clone(), job.clone(), token.clone());
+    let fenced = ctx.fenced();
+    let outcome = match registry.runner(&job.kind) {
+        None => {
+            // A newer version recorded it; another worker may know it. Give it back, slowly.
+            tracing::warn!("no workflow of this kind in this version");
+            Err(Failure::Snooze(Duration::from_secs(30)))
+        }
+        Some(runner) => {
+            let run = AssertUnwindSafe(runner.run(&mut ctx, &input, world)).catch_unwind();
+            supervise(engine, run, signal, &token, limit, remaining).await
+        }
+    };
+    let bare = job.lane.is_none() && job.parent_id.is_none();
+    let failure = match outcome {
+        Ok(End::Written) => return,
+        Ok(End::Bare) if bare => match engine.complete(fenced).await {
+            Ok(true) => {
+                metrics::counter!("towpath_jobs_finished_total", "pool" => job.pool, "kind" => job.kind,
+                                  "outcome" => "succeeded")
+                .increment(1);
+                return;
+            }
+            // Asked to stop, or taken over: the row decides.
+            Ok(false) => Failure::Cancelled,
+            Err(error) => crate::ctx::failure(error),
+        },
+        Ok(End::Bare) => match ctx.settle(async |_| Ok(())).await {
+            Ok(_) => return,
+            Err(failure) => failure,
+        },
+        Err(failure) => failure,
+    };
+    write_down(engine, fenced, &failure, policy, signal).await;
+}
+
+/// Lets the workflow run until it ends, its time is up, or the worker says otherwise.
+async fn supervise(
+    engine: &Engine,
+    run: impl Future<Output = std::thread::Result<Outcome>>,
+    signal: &mut watch::Receiver<Signal>,
+    token: &CancellationToken,
+    limit: Option<Duration>,
+    remaining: Option<Duration>,
+) -> Result<End, Failure> {
+    tokio::pin!(run);
+    let forever = Duration::from_secs(u64::from(u32::MAX));
+    let attempt_over = tokio::time::sleep(limit.unwrap_or(forever));
+    let deadline_over = tokio::time::sleep(remaining.unwrap_or(forever));
+    let grace_over = tokio::time::sleep(forever);
+    tokio::pin!(attempt_over, deadline_over, grace_over);
+    if token.is_cancelled() {
+        grace_over
+            .as_mut()
+            .reset(tokio::time::Instant::now() + engine.settings().cancel_grace);
+    }
+    loop {
+        tokio::select! {
+            biased;
+            changed = signal.changed() => {
+                let now = if changed.is_ok() { *signal.borrow_and_update() } else { Signal::Lost };
+                match now {
+                    Signal::Run => {}
+                    Signal::Cancel if token.is_cancelled() => {}
+                    Signal::Cancel => {
+                        token.cancel();
+                        grace_over.as_mut().reset(tokio::time::Instant::now() + engine.settings().cancel_grace);
+                    }
+                    Signal::HandBack => return Err(Failure::Snooze(Duration::ZERO)),
+                    Signal::Lost => return Err(Failure::Lost),
+                }
+            }
+            ended = &mut run => return match ended {
+                Ok(Ok(done)) => Ok(done.0),
+                Ok(Err(failure)) => Err(failure),
+                Err(panic) => Err(Failure::Retry(Cause::new(format!("panicked: {}", panic_text(&*panic))))),
+            },
+            () = &mut grace_over => return Err(Failure::Cancelled),
+            () = &mut attempt_over => {
+                let limit = limit.unwrap_or_default();
+                return Err(Failure::TimedOut(Cause::new(format!("the attempt took longer than {limit:?}"))));
+            }
+            () = &mut deadline_over => return Err(Failure::Fatal(Cause::new(DEADLINE))),
+        }
+    }
+}
+
+/// Marks the failure that is really a deadline; the row is ended as timed out.
+const DEADLINE: &str = "the deadline has passed";
+
+async fn write_down(
+    engine: &Engine,
+    job: store::jobs::Fenced,
+    failure: &Failure,
+    policy: RetryPolicy,
+    signal: &mut watch::Receiver<Signal>,
+) {
+    log(failure);
+    if matches!(failure, Failure::Lost) {
+        return;
+    }
+    let mut pause = Duration::from_millis(50);
+    loop {
+        let written = engine
+            .store()
+            .write(async |tx| match failure {
+                Failure::Snooze(span) if span.is_zero() => outcome::hand_back(tx, job).await,
+                Failure::Fatal(cause) if cause.text() == DEADLINE => outcome::deadline(tx, job).await,
+                _ => outcome::record(tx, job, failure, policy).await,
+            })
+            .await;
+        match written {
+            Ok(()) => return,
+            Err(store::Error::Stale) => {
+                tracing::info!("the job moved on before its attempt was written down");
+                return;
+            }
+            Err(error) if error.is_transient() => {
+                // The database is away. The lease still runs; if it ends first, the rescue writes instead.
+                tracing::warn!(error = %error, "cannot write down how the attempt ended; trying again");
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(1)),
+                    _ = signal.wait_for(|signal| *signal == Signal::Lost) => return,
+                }
+            }
+            Err(error) => {
+                tracing::error!(error = %Cause::of(&error), "cannot write down how the attempt ended; its lease will end");
+                return;
+            }
+        }
+    }
+}
+
+fn log(failure: &Failure) {
+    match failure {
+        Failure::Retry(cause) | Failure::TimedOut(cause) => tracing::warn!(error = %cause, "attempt failed"),
+        Failure::Fatal(cause) => tracing::error!(error = %cause, "job failed"),
+        Failure::Snooze(_) => tracing::debug!("job given back"),
+        Failure::Cancelled => tracing::info!("job cancelled"),
+        Failure::Lost => tracing::warn!("lease lost; nothing of this attempt can be written any more"),
+    }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("no text")
+}

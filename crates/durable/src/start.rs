@@ -1,0 +1,150 @@
+//! Recording jobs.
+
+use std::time::Duration;
+
+use towpath_domain::job::JobState;
+use towpath_domain::{JobId, TenantId, Timestamp};
+use towpath_store::jobs::{self, NewJob};
+use towpath_store::{self as store, Tx, lanes};
+
+use crate::hold::Hold;
+use crate::lane::Lane;
+use crate::workflow::Workflow;
+
+/// How a job is to start.
+#[derive(Clone, Debug)]
+pub struct Start {
+    tenant: TenantId,
+    lane: Option<Lane>,
+    when: When,
+    deadline: Option<Timestamp>,
+    parent: Option<JobId>,
+    priority: i64,
+    traceparent: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum When {
+    Now,
+    At(Timestamp),
+    After(Duration),
+}
+
+impl Start {
+    /// At once, in no lane, without a deadline.
+    #[must_use]
+    pub const fn new(tenant: TenantId) -> Self {
+        Self {
+            tenant,
+            lane: None,
+            when: When::Now,
+            deadline: None,
+            parent: None,
+            priority: 0,
+            traceparent: None,
+        }
+    }
+
+    /// In a lane.
+    #[must_use]
+    pub fn lane(mut self, lane: Lane) -> Self {
+        self.lane = Some(lane);
+        self
+    }
+
+    /// Not before `time`. It enters its lane then, not now.
+    #[must_use]
+    pub const fn at(mut self, time: Timestamp) -> Self {
+        self.when = When::At(time);
+        self
+    }
+
+    /// Not before `delay` from now has passed.
+    #[must_use]
+    pub const fn after(mut self, delay: Duration) -> Self {
+        self.when = When::After(delay);
+        self
+    }
+
+    /// Ends as timed out when it is not over by `time`.
+    #[must_use]
+    pub const fn deadline(mut self, time: Timestamp) -> Self {
+        self.deadline = Some(time);
+        self
+    }
+
+    /// As a child of the job whose [`Ctx::wait`](crate::Ctx::wait) this runs in.
+    #[must_use]
+    pub const fn child_of(mut self, parent: JobId) -> Self {
+        self.parent = Some(parent);
+        self
+    }
+
+    /// Higher goes first within a tenant. 0 unless said.
+    #[must_use]
+    pub const fn priority(mut self, priority: i64) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// Carries the trace context of the request that asked for it (W3C `traceparent`).
+    #[must_use]
+    pub fn traceparent(mut self, traceparent: Option<String>) -> Self {
+        self.traceparent = traceparent;
+        self
+    }
+}
+
+/// Records a job in the caller's transaction; workers of its pool are woken once that is committed.
+///
+/// Call it before the transaction's business writes when the job has a lane: lanes are locked first everywhere.
+///
+/// # Errors
+/// As every statement. A workflow whose input cannot be written as JSON is a defect and answers `Corrupt`.
+pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store::Result<JobId> {
+    let id = JobId::new();
+    let input = serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?;
+    let (run_at, due) = match how.when {
+        When::Now => (tx.now(), true),
+        When::At(time) => (time, time <= jobs::db_now(tx).await?),
+        When::After(delay) if delay.is_zero() => (tx.now(), true),
+        When::After(delay) => (jobs::db_now(tx).await?.plus(delay), false),
+    };
+    let (lane_seq, state) = match &how.lane {
+        _ if !due => {
+            if let Some(lane) = &how.lane {
+                // It enters when it is due; the lane has to know its places by then.
+                lanes::lock(tx, lane.key(), lane.places).await?;
+            }
+            (None, JobState::Scheduled)
+        }
+        None => (None, JobState::Ready),
+        Some(lane) => {
+            let (seq, free) = Hold::reserve(tx, lane).await?;
+            (Some(seq), if free { JobState::Ready } else { JobState::Blocked })
+        }
+    };
+    let job = NewJob {
+        id,
+        tenant_id: how.tenant,
+        kind: W::KIND,
+        pool: W::POOL,
+        priority: how.priority,
+        state,
+        run_at,
+        deadline_at: how.deadline,
+        input,
+        lane_held: how.lane.is_some() && state == JobState::Ready,
+        lane: how.lane.map(|lane| lane.key),
+        lane_seq,
+        keep_place: W::KEEP_PLACE,
+        parent_id: how.parent,
+        traceparent: how.traceparent,
+    };
+    jobs::insert(tx, &job).await?;
+    if state == JobState::Ready {
+        tx.wake(W::POOL);
+    }
+    metrics::counter!("towpath_jobs_enqueued_total", "pool" => W::POOL, "kind" => W::KIND).increment(1);
+    Ok(id)
+}

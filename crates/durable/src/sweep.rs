@@ -1,0 +1,130 @@
+//! What the scheduler does to jobs: one transaction per job, each right when several schedulers do it at once.
+
+use std::time::Duration;
+
+use towpath_domain::JobId;
+use towpath_domain::job::{Ended, JobState};
+use towpath_store::{self as store, Store, jobs};
+
+use crate::hold::Hold;
+use crate::outcome;
+
+/// Candidates looked at in one sweep; the caller sweeps again at once when all were used.
+const SWEEP: i64 = 500;
+
+/// Gives due jobs their place. Returns how many candidates there were.
+///
+/// # Errors
+/// As every statement; the jobs before the one that failed are done.
+pub async fn ready_due(store: &Store) -> store::Result<usize> {
+    let plain = store.write(async |tx| jobs::ready_plain(tx, SWEEP).await).await?;
+    let due = store.read(async |tx| jobs::due(tx, SWEEP).await).await?;
+    for candidate in &due {
+        store
+            .write(async |tx| {
+                let Some(mut hold) = Hold::take(tx, candidate.id, &[], false).await? else {
+                    return Ok(());
+                };
+                let row = hold.job(candidate.id);
+                // Somebody else may have been faster.
+                if row.state != JobState::Scheduled || row.run_at > jobs::db_now(tx).await? {
+                    return Ok(());
+                }
+                hold.enter(tx, candidate.id).await
+            })
+            .await?;
+    }
+    Ok(plain + due.len())
+}
+
+/// Takes jobs back from workers whose lease ended. Returns how many were rescued.
+///
+/// # Errors
+/// As every statement.
+pub async fn rescue(store: &Store) -> store::Result<usize> {
+    let expired = store.read(async |tx| jobs::expired(tx, SWEEP).await).await?;
+    let mut rescued = 0;
+    for candidate in expired {
+        rescued += usize::from(take_back(store, candidate.id, true).await?);
+    }
+    if rescued > 0 {
+        metrics::counter!("towpath_leases_expired_total").increment(rescued as u64);
+        tracing::warn!(
+            jobs = rescued,
+            "took jobs back from workers that stopped renewing their leases"
+        );
+    }
+    Ok(rescued)
+}
+
+/// Readies whatever an earlier life of this process held. Only for SQLite, where one process is all there is, and
+/// before its workers start.
+///
+/// # Errors
+/// As every statement.
+pub async fn ready_earlier_boots(store: &Store) -> store::Result<usize> {
+    let held = store.read(async |tx| jobs::ready_earlier_boots(tx).await).await?;
+    let mut rescued = 0;
+    for candidate in held {
+        rescued += usize::from(take_back(store, candidate.id, false).await?);
+    }
+    Ok(rescued)
+}
+
+async fn take_back(store: &Store, id: JobId, only_expired: bool) -> store::Result<bool> {
+    store
+        .write(async |tx| {
+            // With its family: a job that ends here takes its open children along.
+            let Some(mut hold) = Hold::take(tx, id, &[], true).await? else {
+                return Ok(false);
+            };
+            let row = hold.job(id);
+            let now = jobs::db_now(tx).await?;
+            if row.state != JobState::Running || (only_expired && row.lease_until.is_none_or(|until| until >= now)) {
+                return Ok(false);
+            }
+            outcome::lost(tx, &mut hold, id).await?;
+            Ok(true)
+        })
+        .await
+}
+
+/// Ends jobs whose deadline passed. One that runs has its worker's own timer, and `grace` on top before it is ended
+/// over its head. Returns how many were ended.
+///
+/// # Errors
+/// As every statement.
+pub async fn end_overdue(store: &Store, grace: Duration) -> store::Result<usize> {
+    let overdue = store.read(async |tx| jobs::overdue(tx, SWEEP).await).await?;
+    let mut ended = 0;
+    for candidate in overdue {
+        ended += usize::from(
+            store
+                .write(async |tx| {
+                    let Some(mut hold) = Hold::take(tx, candidate.id, &[], true).await? else {
+                        return Ok(false);
+                    };
+                    let row = hold.job(candidate.id);
+                    let now = jobs::db_now(tx).await?;
+                    let Some(deadline) = row.deadline_at else {
+                        return Ok(false);
+                    };
+                    let over = if row.state == JobState::Running {
+                        deadline.plus(grace)
+                    } else {
+                        deadline
+                    };
+                    if row.state.is_final() || now < over {
+                        return Ok(false);
+                    }
+                    if row.state == JobState::Running {
+                        tx.signal_cancel(candidate.id);
+                    }
+                    hold.finish(tx, candidate.id, Some(Ended::TimedOut), false).await?;
+                    Ok(true)
+                })
+                .await?,
+        );
+    }
+    Ok(ended)
+}

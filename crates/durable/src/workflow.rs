@@ -1,0 +1,178 @@
+//! What a kind of job is.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_store::{self as store, Store, Tx};
+
+use crate::ctx::Ctx;
+use crate::failure::{Cause, Failure, Outcome};
+
+/// A kind of durable job. The type itself is the job's input and is kept as JSON, so fields may be added with
+/// `#[serde(default)]`, and must not be renamed while jobs of the kind are open.
+pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The name of the kind, for ever.
+    const KIND: &'static str;
+    /// The pool whose workers perform it.
+    const POOL: &'static str;
+    /// How often and how soon a failed attempt is repeated.
+    const RETRY: RetryPolicy;
+    /// How long one attempt may take; longer counts as a failure that is retried.
+    const ATTEMPT_LIMIT: Option<Duration> = None;
+    /// Keeps its place in its lane while it backs off, so that nobody overtakes it.
+    const KEEP_PLACE: bool = false;
+    /// What `run` needs beside its input: stores, clients, settings.
+    type World: Send + Sync + 'static;
+
+    /// Performs the job, or goes on where an earlier attempt was interrupted.
+    fn run(&self, ctx: &mut Ctx, world: &Self::World) -> impl Future<Output = Outcome> + Send;
+
+    /// Settles the business rows when the job ends in any way other than through `ctx.settle`: attempts spent, fatal
+    /// failure, deadline, cancel, a dead worker. Runs in the transaction that makes the job final, whoever ends it:
+    /// SQL only, and the same when done twice.
+    fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> impl Future<Output = store::Result<()>> + Send;
+
+    /// Notes a failed attempt in the business rows, in the transaction that records it. `n` is that of `retry_n`.
+    fn failed(
+        _tx: &mut Tx<'_>,
+        _input: &Self,
+        _n: u32,
+        _error: &str,
+    ) -> impl Future<Output = store::Result<()>> + Send {
+        std::future::ready(Ok(()))
+    }
+}
+
+type EndFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, Ended) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
+type FailedFn =
+    Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, u32, &'a str) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
+
+/// How jobs of each kind end. Attached to the store, so that every transaction that ends a job finds it, whether it
+/// is a worker's, the scheduler's or a request's.
+#[derive(Default)]
+pub struct Ends(HashMap<&'static str, (EndFn, FailedFn)>);
+
+impl Ends {
+    pub(crate) async fn end(&self, tx: &mut Tx<'_>, job: &store::jobs::Job, ended: Ended) -> store::Result<()> {
+        (self.of(job)?.0)(tx, &job.input, ended).await
+    }
+
+    pub(crate) async fn failed(
+        &self,
+        tx: &mut Tx<'_>,
+        job: &store::jobs::Job,
+        n: u32,
+        error: &str,
+    ) -> store::Result<()> {
+        (self.of(job)?.1)(tx, &job.input, n, error).await
+    }
+
+    /// A job whose kind this process does not know is left alone: a newer version knows how to end it.
+    fn of(&self, job: &store::jobs::Job) -> store::Result<&(EndFn, FailedFn)> {
+        self.0
+            .get(job.kind.as_str())
+            .ok_or_else(|| store::Error::corrupt("job", "kind", job.id))
+    }
+}
+
+pub(crate) trait Runner<World>: Send + Sync {
+    fn run<'a>(&'a self, ctx: &'a mut Ctx, input: &'a str, world: &'a World) -> BoxFuture<'a, Outcome>;
+    fn retry(&self) -> RetryPolicy;
+    fn attempt_limit(&self) -> Option<Duration>;
+    fn pool(&self) -> &'static str;
+}
+
+struct RunnerOf<W>(std::marker::PhantomData<fn() -> W>);
+
+impl<W: Workflow> Runner<W::World> for RunnerOf<W> {
+    fn run<'a>(&'a self, ctx: &'a mut Ctx, input: &'a str, world: &'a W::World) -> BoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let workflow: W = serde_json::from_str(input)
+                .map_err(|error| Failure::Fatal(Cause::new(format!("the job's input cannot be read: {error}"))))?;
+            workflow.run(ctx, world).await
+        })
+    }
+
+    fn retry(&self) -> RetryPolicy {
+        W::RETRY
+    }
+
+    fn attempt_limit(&self) -> Option<Duration> {
+        W::ATTEMPT_LIMIT
+    }
+
+    fn pool(&self) -> &'static str {
+        W::POOL
+    }
+}
+
+/// The kinds of job this process knows, by name.
+pub struct Registry<World> {
+    runners: HashMap<&'static str, Arc<dyn Runner<World>>>,
+    ends: Ends,
+}
+
+impl<World: Send + Sync + 'static> Default for Registry<World> {
+    fn default() -> Self {
+        Self {
+            runners: HashMap::new(),
+            ends: Ends::default(),
+        }
+    }
+}
+
+impl<World: Send + Sync + 'static> Registry<World> {
+    /// Adds a kind.
+    #[must_use]
+    pub fn with<W: Workflow<World = World>>(mut self) -> Self {
+        self.runners
+            .insert(W::KIND, Arc::new(RunnerOf::<W>(std::marker::PhantomData)));
+        let end: EndFn = Arc::new(|tx, input, ended| {
+            // Parsed before the future: it borrows nothing but the transaction then.
+            let input: Result<W, _> = serde_json::from_str(input);
+            let tx = reborrow(tx);
+            Box::pin(async move {
+                let input = input.map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
+                W::end(tx, &input, ended).await
+            })
+        });
+        let failed: FailedFn = Arc::new(|tx, input, n, error| {
+            let input: Result<W, _> = serde_json::from_str(input);
+            let tx = reborrow(tx);
+            Box::pin(async move {
+                let input = input.map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
+                W::failed(tx, &input, n, error).await
+            })
+        });
+        self.ends.0.insert(W::KIND, (end, failed));
+        self
+    }
+
+    /// Attaches the ends to the store. Once per store, before anything is started.
+    pub fn attach(&mut self, store: &Store) {
+        store.attach(Arc::new(std::mem::take(&mut self.ends)));
+    }
+
+    /// The pools of the known kinds, each once, sorted.
+    #[must_use]
+    pub fn pools(&self) -> Vec<&'static str> {
+        let mut pools: Vec<_> = self.runners.values().map(|runner| runner.pool()).collect();
+        pools.sort_unstable();
+        pools.dedup();
+        pools
+    }
+
+    pub(crate) fn runner(&self, kind: &str) -> Option<Arc<dyn Runner<World>>> {
+        self.runners.get(kind).cloned()
+    }
+}
+
+fn reborrow<'a, 'c>(tx: &'a mut Tx<'c>) -> &'a mut Tx<'c> {
+    tx
+}
