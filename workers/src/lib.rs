@@ -1,0 +1,222 @@
+//! Workers: processes that claim jobs and perform them.
+//!
+//! Promises: a job is claimed only when a slot is free for it, so no claimed job waits behind a busy worker; leases
+//! are renewed from a thread of their own, whatever the handlers do; a worker that cannot renew stops its handlers
+//! before the lease ends; a worker that is told to leave claims nothing more, finishes or hands back what it has,
+//! and loses no lease. Leaves to others: what a job does, and what becomes of it (`durable`).
+//!
+//! The apalis runtime drives the handlers; everything that touches it is in [`runtime`].
+
+mod claimer;
+mod held;
+mod keeper;
+mod runtime;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use towpath_domain::WorkerId;
+use towpath_durable::{Engine, Registry, Signal};
+use towpath_queue::Queue;
+use towpath_store::workers::Worker;
+
+use crate::claimer::Claimer;
+use crate::held::Held;
+use crate::keeper::Keeper;
+
+/// What a worker process serves.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Pools and how many jobs of each may be at work here at once.
+    pub pools: Vec<(String, usize)>,
+    /// How long an idle pool goes without looking when nothing wakes it. Jittered by half either way.
+    pub fallback: Duration,
+    /// Host name, for operators.
+    pub host: String,
+    /// Version of the program, for operators.
+    pub version: String,
+}
+
+impl Options {
+    /// These pools, all else as usual.
+    pub fn new(pools: impl IntoIterator<Item = (impl Into<String>, usize)>) -> Self {
+        Self {
+            pools: pools.into_iter().map(|(pool, slots)| (pool.into(), slots)).collect(),
+            fallback: Duration::from_secs(1),
+            host: "localhost".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// The workers of one process, at work.
+pub struct Workers {
+    id: WorkerId,
+    engine: Engine,
+    held: Arc<Held>,
+    /// Cancelled: claim nothing more.
+    draining: CancellationToken,
+    claimers: JoinSet<()>,
+    runtimes: JoinSet<()>,
+    keeper: Keeper,
+}
+
+/// How a drain went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Jobs that were at work when the drain began.
+    pub at_work: usize,
+    /// Those handed back because the grace was over.
+    pub handed_back: usize,
+}
+
+impl Workers {
+    /// Starts claiming and performing.
+    ///
+    /// # Errors
+    /// When the lease thread or its own connection cannot be made.
+    pub fn start<World: Send + Sync + 'static>(
+        engine: Engine,
+        queue: &Queue,
+        registry: &Arc<Registry<World>>,
+        world: &Arc<World>,
+        options: &Options,
+    ) -> Result<Self, StartError> {
+        // Each life of a process is a worker of its own: nothing depends on a name being free again.
+        let id = WorkerId::new();
+        let held = Arc::new(Held::default());
+        let draining = CancellationToken::new();
+        let row = Worker {
+            id,
+            host: options.host.clone(),
+            pid: i64::from(std::process::id()),
+            pools: serde_json::to_string(
+                &options
+                    .pools
+                    .iter()
+                    .cloned()
+                    .collect::<std::collections::BTreeMap<_, _>>(),
+            )
+            .expect("a map of texts and numbers is always JSON"),
+            version: options.version.clone(),
+            draining: false,
+            started_at: engine.store().clock().now(),
+            seen_at: engine.store().clock().now(),
+        };
+        let keeper = Keeper::start(&engine, held.clone(), row, draining.clone(), queue.cancels())?;
+        let mut claimers = JoinSet::new();
+        let mut runtimes = JoinSet::new();
+        for (pool, slots) in &options.pools {
+            let slots = (*slots).max(1);
+            let (send, receive) = tokio::sync::mpsc::channel(slots);
+            let claimer = Claimer {
+                engine: engine.clone(),
+                pool: pool.clone(),
+                worker: id,
+                permits: Arc::new(Semaphore::new(slots)),
+                slots,
+                held: held.clone(),
+                assignments: send,
+                wakes: queue.listen([pool]),
+                fallback: options.fallback,
+                draining: draining.clone(),
+            };
+            claimers.spawn(claimer.run());
+            runtimes.spawn(runtime::run(
+                pool.clone(),
+                engine.clone(),
+                registry.clone(),
+                world.clone(),
+                receive,
+            ));
+        }
+        Ok(Self {
+            id,
+            engine,
+            held,
+            draining,
+            claimers,
+            runtimes,
+            keeper,
+        })
+    }
+
+    /// This life of the process.
+    #[must_use]
+    pub const fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    /// Jobs at work.
+    #[must_use]
+    pub fn at_work(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Cancelled once this worker claims nothing more: somebody called [`Workers::drain`], or asked through the
+    /// store.
+    #[must_use]
+    pub fn draining(&self) -> CancellationToken {
+        self.draining.clone()
+    }
+
+    /// Leaves: claims nothing more, lets jobs finish for up to `grace`, hands back the rest, and signs off. No lease
+    /// is lost and nothing runs twice because of it.
+    pub async fn drain(mut self, grace: Duration) -> Drained {
+        self.draining.cancel();
+        // Claimers end between two claims, so whatever they claimed has reached its runtime by then.
+        while self.claimers.join_next().await.is_some() {}
+        let at_work = self.held.len();
+        let finished = tokio::time::timeout(grace, self.held.empty()).await;
+        let handed_back = self.held.len();
+        if finished.is_err() {
+            tracing::info!(jobs = handed_back, "the grace is over; handing jobs back");
+            self.held.tell_all(Signal::HandBack);
+            // Handing back is one short transaction each. A database that is away must not keep us: the leases end.
+            let _ = tokio::time::timeout(Duration::from_secs(5), self.held.empty()).await;
+        }
+        while self.runtimes.join_next().await.is_some() {}
+        self.keeper.stop().await;
+        let gone = self.engine.store().clock().now().minus(Duration::from_secs(3600));
+        let signed_off = self
+            .engine
+            .store()
+            .write(async |tx| towpath_store::workers::remove(tx, self.id, gone).await);
+        let _ = tokio::time::timeout(Duration::from_secs(2), signed_off).await;
+        Drained { at_work, handed_back }
+    }
+}
+
+/// A worker could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The thread that renews leases.
+    #[error("cannot start the thread that renews leases")]
+    Thread(#[source] std::io::Error),
+    /// Its connection.
+    #[error("cannot prepare a connection for renewing leases")]
+    Store(#[source] towpath_store::Error),
+}
+
+/// What the claimer hands to the runtime.
+pub(crate) struct Assignment {
+    pub(crate) job: towpath_durable::Claimed,
+    pub(crate) signal: watch::Receiver<Signal>,
+    pub(crate) place: Place,
+}
+
+/// A slot that is taken, and the job's entry among the held ones. Dropped when the job is done with, in whatever way.
+pub(crate) struct Place {
+    pub(crate) held: Arc<Held>,
+    pub(crate) job: towpath_durable::Fenced,
+    pub(crate) _permit: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.held.remove(self.job);
+    }
+}

@@ -1,0 +1,115 @@
+//! Everything that touches apalis.
+//!
+//! The worker is fed by our own `Backend`, because the storages of the family keep the only copy of a job outside
+//! SQL and starve renewals behind a busy worker. What makes that safe:
+//!
+//! 1. `Kind = Ephemeral` and a plain channel: nothing is persisted or buffered by apalis.
+//! 2. The channel's room is the number of slots, and a slot is taken before a job is claimed.
+//! 3. Claiming, renewing and completing are tasks of ours; `poll_ready` is always ready.
+//! 4. Handlers are spawned as tasks of their own, so one that computes does not hold up the others.
+//! 5. A handler never fails in apalis' eyes: how an attempt ended is written by `durable`, with its fence.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use apalis_core::backend::finalize::Ephemeral;
+use apalis_core::backend::{Backend, BackendConfig};
+use apalis_core::task::Task;
+use apalis_core::task::task_id::RandomId;
+use apalis_core::worker::builder::WorkerBuilder;
+use apalis_core::worker::context::WorkerContext;
+use tokio::sync::mpsc;
+use tower::layer::util::Identity;
+use towpath_durable::{Engine, Registry, perform};
+
+use crate::Assignment;
+
+/// Runs the handlers of one pool until its claimer has left and the last of them is done.
+pub(crate) async fn run<World: Send + Sync + 'static>(
+    pool: String,
+    engine: Engine,
+    registry: Arc<Registry<World>>,
+    world: Arc<World>,
+    assignments: mpsc::Receiver<Assignment>,
+) {
+    let handler = move |assignment: Assignment| {
+        let (engine, registry, world) = (engine.clone(), registry.clone(), world.clone());
+        async move {
+            // A task of its own: apalis drives all handlers of a worker from one task.
+            let performed = tokio::spawn(async move {
+                let Assignment { job, signal, place } = assignment;
+                perform(&engine, &registry, &*world, job, signal).await;
+                // The slot is free, and the job no longer ours, only now that its row is written.
+                drop(place);
+            });
+            // A panic of a workflow is an attempt that failed and was caught further in.
+            if let Err(error) = performed.await {
+                tracing::error!(error = %error, "a handler ended without writing its row; its lease will end");
+            }
+        }
+    };
+    let (closed, drained) = tokio::sync::oneshot::channel();
+    let worker = WorkerBuilder::new(pool.clone())
+        .backend(Assignments {
+            receiver: assignments,
+            closed: Some(closed),
+        })
+        .build(handler);
+    let until = async move {
+        // The claimer dropped its end and everything it sent was taken over.
+        let _ = drained.await;
+        Ok::<(), std::io::Error>(())
+    };
+    if let Err(error) = worker.run_until(until).await {
+        tracing::error!(pool, error = %error, "the worker runtime of this pool ended");
+    }
+}
+
+/// The claimed jobs of one pool, as apalis wants them.
+struct Assignments {
+    receiver: mpsc::Receiver<Assignment>,
+    closed: Option<tokio::sync::oneshot::Sender<()>>,
+}
+
+impl Backend for Assignments {
+    type Task = Task<Assignment>;
+    type Error = Infallible;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_next(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Option<Result<Self::Task, Infallible>>> {
+        match self.receiver.poll_recv(cx) {
+            Poll::Ready(Some(assignment)) => Poll::Ready(Some(Ok(Task::new(assignment)))),
+            Poll::Ready(None) => {
+                if let Some(closed) = self.closed.take() {
+                    let _ = closed.send(());
+                }
+                Poll::Ready(None)
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn poll_close(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl BackendConfig for Assignments {
+    type Args = Assignment;
+    type Id = RandomId;
+    type Kind = Ephemeral;
+    type Config = ();
+    type Layer = Identity;
+
+    fn config(&self) -> &() {
+        &()
+    }
+
+    fn middleware(&mut self, _: &mut WorkerContext) -> Identity {
+        Identity::new()
+    }
+}
