@@ -1,0 +1,45 @@
+//! Waiting parents.
+
+use towpath_domain::job::JobState;
+
+use crate::on_each;
+use crate::support::{Op, Script};
+
+on_each! {
+    async fn the_last_child_readies_its_parent(world) {
+        let workers = world.workers(2);
+        let children = (0..5).map(|nth| Script::new(&format!("child {nth}"), [])).collect();
+        let parent = world.start(Script::new("a", [Op::Step("plan".into()), Op::Children(children, Some(("export:1".into(), 2))), Op::CheckChildren])).await;
+        let row = world.until_over(parent).await;
+        assert_eq!(row.state, JobState::Succeeded);
+        assert_eq!(row.attempt, 1, "waiting is no attempt");
+        assert_eq!(world.shared.count("a/plan"), 1);
+        let log = world.shared.log();
+        let settled = log.iter().position(|event| event == "a settled").unwrap();
+        for nth in 0..5 {
+            let child = log.iter().position(|event| *event == format!("child {nth} settled")).unwrap();
+            assert!(child < settled);
+        }
+        workers.drain(crate::support::PATIENCE).await;
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_child_that_ends_badly_readies_its_parent_and_the_siblings_are_cancelled(world) {
+        let workers = world.workers(3);
+        let children = vec![Script::new("bad", [Op::Fatal]), Script::new("slow", [Op::Gate("never".into())]), Script::new("queued", [])];
+        let parent = world.start(Script::new("a", [Op::Children(children, Some(("export:1".into(), 2))), Op::CheckChildren, Op::Gate("never".into())])).await;
+        let row = world.until_over(parent).await;
+        assert_eq!(row.state, JobState::Failed);
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        for child in children {
+            let row = world.until_over(child.id).await;
+            assert_ne!(row.state, JobState::Running);
+        }
+        let effects = world.effects().await;
+        assert!(effects.contains(&"a failed".to_owned()) && effects.contains(&"slow cancelled".to_owned()), "{effects:?}");
+        workers.drain(crate::support::PATIENCE).await;
+        world.check_invariants().await;
+    }
+}

@@ -1,0 +1,72 @@
+//! Why a job is not running: each reason, told truly.
+
+use std::time::Duration;
+
+use towpath_domain::JobId;
+use towpath_durable::{Lane, Start, Why, explain};
+
+use crate::on_each;
+use crate::support::{Op, PATIENCE, Script, World};
+
+async fn why(world: &World, job: JobId) -> Why {
+    let explanation = world
+        .store
+        .read(async |tx| explain(tx, job).await)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(!explanation.text.is_empty());
+    explanation.why
+}
+
+on_each! {
+    async fn each_reason_is_told(world) {
+        let job = world.start(Script::new("a", [Op::Gate("go".into())])).await;
+        assert_eq!(why(&world, job).await, Why::NoWorker);
+
+        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, true).await).await.unwrap();
+        assert_eq!(why(&world, job).await, Why::PoolPaused);
+        world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, false).await).await.unwrap();
+
+        let workers = world.workers(1);
+        world.until_noted("a at go", 1).await;
+        assert!(matches!(why(&world, job).await, Why::Running { worker: Some(_), .. }));
+        world.end_lease(job).await;
+        let told = why(&world, job).await;
+        assert!(matches!(told, Why::LeaseEnded { .. } | Why::Running { .. }), "{told:?}");
+
+        let later = world.start_as(Script::new("later", []), Start::new(world.tenant).after(Duration::from_secs(3600))).await;
+        assert!(matches!(why(&world, later).await, Why::Scheduled { .. }));
+
+        let lane = || Lane::new("thread:1", 1);
+        let first = world.start_as(Script::new("first", []), Start::new(world.tenant).lane(lane())).await;
+        let second = world.start_as(Script::new("second", []), Start::new(world.tenant).lane(lane())).await;
+        let third = world.start_as(Script::new("third", []), Start::new(world.tenant).lane(lane())).await;
+        assert_eq!(why(&world, second).await, Why::LaneFull { lane: "thread:1".into(), places: 1, holders: vec![first], ahead: 0 });
+        assert_eq!(why(&world, third).await, Why::LaneFull { lane: "thread:1".into(), places: 1, holders: vec![first], ahead: 1 });
+        assert_eq!(why(&world, first).await, Why::Queued);
+
+        world.store.write(async |tx| towpath_store::workers::drain(tx, workers.id()).await).await.unwrap();
+        assert_eq!(why(&world, first).await, Why::WorkersDraining);
+
+        world.shared.open("go");
+        world.until_over(job).await;
+        assert_eq!(why(&world, job).await, Why::Over);
+        workers.drain(PATIENCE).await;
+    }
+}
+
+on_each! {
+    async fn a_backoff_and_a_waiting_parent_are_told(world) {
+        let workers = world.workers(1);
+        let failing = world.start(Script::new("failing", [Op::Fail(1)])).await;
+        world.until(failing, "its backoff", |job| job.failures == 1).await;
+        let told = why(&world, failing).await;
+        assert!(matches!(told, Why::BackingOff { failures: 1, .. } | Why::Due), "{told:?}");
+
+        let parent = world.start(Script::new("parent", [Op::Children(vec![Script::new("child", [Op::Gate("never".into())])], None)])).await;
+        world.until_noted("child at never", 1).await;
+        assert!(matches!(why(&world, parent).await, Why::WaitingForChildren { open: 1, .. }));
+        workers.drain(Duration::ZERO).await;
+    }
+}

@@ -1,0 +1,232 @@
+//! A worker whose job was taken over can commit nothing: one two-session test for each fenced write.
+//!
+//! The second session takes the job while the first one's write is already waiting for the row, which is the case a
+//! fence in a plain WHERE lets slip through.
+
+use towpath_domain::job::JobState;
+use towpath_durable::{Claimed, perform};
+use towpath_store::jobs::{self, Fenced};
+use towpath_store::{Error, steps};
+
+use crate::on_each;
+use crate::support::{Op, Script, World, fenced};
+
+/// Claims, loses the lease to the rescue, and is claimed anew. Answers the stale claim and the true one.
+async fn taken_over(world: &World, ops: impl Into<Vec<Op>>) -> (Claimed, Claimed) {
+    world.start(Script::new("a", ops)).await;
+    let stale = world.claim(1).await.remove(0);
+    world.end_lease(stale.id).await;
+    assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 1);
+    let owner = world.claim(1).await.remove(0);
+    assert_eq!(owner.id, stale.id);
+    assert!(owner.fence > stale.fence);
+    (stale, owner)
+}
+
+/// Lets the stale holder perform the whole script; answers what was committed.
+async fn perform_stale(world: &World, stale: Claimed) -> Vec<String> {
+    let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
+    perform(&world.engine, &world.registry, &*world.shared, stale, receiver).await;
+    world.effects().await
+}
+
+on_each! {
+    async fn a_stale_commit_is_refused(world) {
+        let (stale, owner) = taken_over(&world, [Op::Effect("x".into())]).await;
+        assert!(perform_stale(&world, stale).await.is_empty());
+        assert_eq!(world.job(owner.id).await.fence, owner.fence);
+    }
+}
+
+on_each! {
+    async fn a_stale_step_is_refused(world) {
+        let (stale, owner) = taken_over(&world, [Op::Step("x".into())]).await;
+        perform_stale(&world, stale).await;
+        let steps = world.store.read(async |tx| steps::list(tx, owner.id).await).await.unwrap();
+        assert!(steps.is_empty(), "{steps:?}");
+    }
+}
+
+on_each! {
+    async fn a_stale_checkpoint_is_refused(world) {
+        let (stale, owner) = taken_over(&world, [Op::Checkpoint(1)]).await;
+        perform_stale(&world, stale).await;
+        assert_eq!(world.job(owner.id).await.cursor, None);
+    }
+}
+
+on_each! {
+    async fn a_stale_settle_is_refused(world) {
+        let (stale, owner) = taken_over(&world, []).await;
+        assert!(perform_stale(&world, stale).await.is_empty());
+        assert_eq!(world.job(owner.id).await.state, JobState::Running);
+    }
+}
+
+on_each! {
+    async fn a_stale_completion_is_refused(world) {
+        let (stale, owner) = taken_over(&world, [Op::Done]).await;
+        perform_stale(&world, stale.clone()).await;
+        assert_eq!(world.job(owner.id).await.state, JobState::Running);
+        let hit = world.store.write(async |tx| jobs::complete(tx, &[fenced(&stale)]).await).await.unwrap();
+        assert!(hit.is_empty());
+    }
+}
+
+on_each! {
+    async fn a_stale_failure_is_refused(world) {
+        let (stale, owner) = taken_over(&world, [Op::Fatal]).await;
+        assert!(perform_stale(&world, stale).await.is_empty());
+        assert_eq!(world.job(owner.id).await.state, JobState::Running);
+    }
+}
+
+on_each! {
+    async fn a_stale_wait_starts_no_children(world) {
+        let (stale, owner) = taken_over(&world, [Op::Children(vec![Script::new("b", [])], None)]).await;
+        perform_stale(&world, stale).await;
+        let children = world.store.read(async |tx| jobs::children(tx, owner.id, false, 9).await).await.unwrap();
+        assert!(children.is_empty());
+        assert_eq!(world.job(owner.id).await.state, JobState::Running);
+    }
+}
+
+on_each! {
+    async fn a_stale_renewal_is_refused(world) {
+        let (stale, owner) = taken_over(&world, []).await;
+        let lease = world.engine.settings().lease;
+        let renewed = world.store.write(async |tx| jobs::renew(tx, &[fenced(&stale)], lease).await).await.unwrap();
+        assert!(renewed.is_empty());
+        let renewed = world.store.write(async |tx| jobs::renew(tx, &[fenced(&owner)], lease).await).await.unwrap();
+        assert_eq!(renewed.len(), 1);
+    }
+}
+
+/// While the row is locked by a transaction that takes the job away, a step, a commit and a completion of the old
+/// holder wait for it; once it commits they must see the new fence, not the one of their snapshot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
+    let Some(database) = crate::support::Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    for kind in ["step", "complete", "renew", "commit"] {
+        let id = world.start(Script::new("a", [Op::Effect("x".into())])).await;
+        let stale = world.claim(1).await.remove(0);
+        assert_eq!(stale.id, id);
+        let locked = std::sync::Arc::new(tokio::sync::Notify::new());
+        let release = std::sync::Arc::new(tokio::sync::Notify::new());
+        let taking = {
+            let (store, locked, release) = (world.store.clone(), locked.clone(), release.clone());
+            tokio::spawn(async move {
+                store
+                    .write(async |tx| {
+                        let job = jobs::lock(tx, &[id]).await?.remove(0);
+                        let mut to = jobs::Move::of(&job, JobState::Ready);
+                        to.fence += 1;
+                        jobs::apply(tx, &job, &to).await?;
+                        locked.notify_one();
+                        release.notified().await;
+                        Ok(())
+                    })
+                    .await
+            })
+        };
+        locked.notified().await;
+        let writing = {
+            let (store, job, engine, registry, shared) = (
+                world.store.clone(),
+                stale.clone(),
+                world.engine.clone(),
+                world.registry.clone(),
+                world.shared.clone(),
+            );
+            tokio::spawn(async move {
+                let held = Fenced {
+                    id: job.id,
+                    fence: job.fence,
+                };
+                match kind {
+                    "step" => {
+                        let step = steps::NewStep {
+                            job: held,
+                            name: "s".into(),
+                            output: "1".into(),
+                        };
+                        store
+                            .write(async |tx| steps::record(tx, &[step]).await)
+                            .await
+                            .map(|hit| hit.len())
+                    }
+                    "complete" => store
+                        .write(async |tx| jobs::complete(tx, &[held]).await)
+                        .await
+                        .map(|hit| hit.len()),
+                    "renew" => {
+                        let lease = engine.settings().lease;
+                        store
+                            .write(async |tx| jobs::renew(tx, &[held], lease).await)
+                            .await
+                            .map(|hit| hit.len())
+                    }
+                    _ => {
+                        let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
+                        perform(&engine, &registry, &*shared, job, receiver).await;
+                        Ok::<_, Error>(0)
+                    }
+                }
+            })
+        };
+        // The write has to be waiting for the row before it is let go.
+        waits_for_a_lock(&world).await;
+        release.notify_one();
+        taking.await.unwrap().unwrap();
+        assert_eq!(writing.await.unwrap().unwrap(), 0, "{kind} slipped through");
+        assert!(world.effects().await.is_empty(), "{kind} wrote an effect");
+        assert_eq!(world.job(id).await.state, JobState::Ready);
+        let steps = world.store.read(async |tx| steps::list(tx, id).await).await.unwrap();
+        assert!(steps.is_empty());
+        world
+            .store
+            .write(async |tx| towpath_durable::cancel(tx, id).await)
+            .await
+            .unwrap();
+        world
+            .store
+            .write(async |tx| {
+                towpath_store::on!(tx, |conn| sqlx::query("DELETE FROM effect")
+                    .execute(conn)
+                    .await
+                    .map(drop))?;
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+}
+
+async fn waits_for_a_lock(world: &World) {
+    let deadline = tokio::time::Instant::now() + crate::support::PATIENCE;
+    loop {
+        let waiting: i64 = world
+            .store
+            .read(async |tx| {
+                let towpath_store::Conn::Postgres(conn) = tx.conn() else {
+                    unreachable!("only called on PostgreSQL")
+                };
+                Ok(sqlx::query_scalar(
+                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'
+                     AND datname = current_database()",
+                )
+                .fetch_one(conn)
+                .await?)
+            })
+            .await
+            .unwrap();
+        if waiting > 0 {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "nothing waits for the row");
+        tokio::task::yield_now().await;
+    }
+}

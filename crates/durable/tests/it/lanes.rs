@@ -1,0 +1,99 @@
+//! Lanes: limits and order.
+
+use std::collections::HashMap;
+
+use towpath_domain::job::JobState;
+use towpath_durable::{Lane, Start};
+
+use crate::on_each;
+use crate::support::{Op, PATIENCE, Script};
+
+on_each! {
+    async fn eight_thousand_jobs_keep_their_order_in_forty_lanes(world) {
+        // Eight producers, forty lanes of one place. The number a job gets in its lane is the order it was recorded
+        // in; the order it starts in has to be the same.
+        const LANES: usize = 40;
+        const EACH: usize = 25;
+        let workers = world.workers(16);
+        let mut producers = tokio::task::JoinSet::new();
+        for producer in 0..8 {
+            let (store, tenant) = (world.store.clone(), world.tenant);
+            producers.spawn(async move {
+                for nth in 0..LANES * EACH {
+                    let lane = Lane::new(format!("thread:{}", (nth * 7 + producer) % LANES), 1);
+                    let script = Script::new("ordered", [Op::Done]);
+                    store.write(async |tx| towpath_durable::start(tx, &script, Start::new(tenant).lane(lane)).await).await.unwrap();
+                }
+            });
+        }
+        producers.join_all().await;
+        let deadline = tokio::time::Instant::now() + PATIENCE * 3;
+        loop {
+            let open: i64 = world.store.read(async |tx| Ok(towpath_store::on!(tx, |conn| sqlx::query_scalar("SELECT count(*) FROM job WHERE finished_at IS NULL").fetch_one(conn).await)?)).await.unwrap();
+            if open == 0 { break }
+            assert!(tokio::time::Instant::now() < deadline, "{open} jobs are stranded");
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+        workers.drain(PATIENCE).await;
+        let rows: Vec<(String, i64, towpath_domain::Timestamp, towpath_domain::Timestamp)> = world.store.read(async |tx| Ok(towpath_store::on!(tx, |conn| sqlx::query_as(
+            "SELECT lane, lane_seq, started_at, finished_at FROM job ORDER BY lane, lane_seq").fetch_all(conn).await)?)).await.unwrap();
+        assert_eq!(rows.len(), 8 * LANES * EACH);
+        let mut violations = 0;
+        let mut last: HashMap<String, (i64, towpath_domain::Timestamp)> = HashMap::new();
+        for (lane, seq, started, finished) in rows {
+            if let Some((before, ended)) = last.get(&lane) {
+                assert_eq!(seq, before + 1, "numbers have no gaps");
+                violations += usize::from(started < *ended);
+            }
+            last.insert(lane, (seq, finished));
+        }
+        assert_eq!(violations, 0);
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn no_more_jobs_are_at_work_than_the_lane_has_places(world) {
+        let workers = world.workers(8);
+        let lane = || Lane::new("export:1", 3);
+        let mut jobs = Vec::new();
+        for nth in 0..8 {
+            jobs.push(world.start_as(Script::new(&format!("job {nth}"), [Op::Gate("go".into())]), Start::new(world.tenant).lane(lane())).await);
+        }
+        for nth in 0..3 {
+            world.until_noted(&format!("job {nth} at go"), 1).await;
+        }
+        for job in &jobs[3..] {
+            assert_eq!(world.job(*job).await.state, JobState::Blocked);
+        }
+        for _ in &jobs {
+            world.shared.open("go");
+            world.check_invariants().await;
+        }
+        for job in jobs {
+            assert_eq!(world.until_over(job).await.state, JobState::Succeeded);
+        }
+        workers.drain(PATIENCE).await;
+        assert_eq!(world.effects().await.len(), 8);
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_job_that_backs_off_gives_up_its_place(world) {
+        // Script does not keep its place, as export runs do not.
+        let workers = world.workers(2);
+        let lane = || Lane::new("export:1", 1);
+        let failing = world.start_as(Script::new("a", [Op::Fail(1), Op::Gate("go".into())]), Start::new(world.tenant).lane(lane())).await;
+        let next = world.start_as(Script::new("b", []), Start::new(world.tenant).lane(lane())).await;
+        // Without a scheduler the first stays in its backoff; the second has to run all the same.
+        world.until_over(next).await;
+        assert_eq!(world.job(failing).await.state, JobState::Scheduled);
+        let _scheduler = world.scheduler().await;
+        world.until_noted("a at go", 1).await;
+        world.shared.open("go");
+        world.until_over(failing).await;
+        workers.drain(PATIENCE).await;
+        world.check_invariants().await;
+    }
+}

@@ -1,0 +1,322 @@
+//! A database of its own for each test, a workflow that does as it is told, and a record of what it did.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use towpath_domain::job::JobState;
+use towpath_domain::{JobId, TenantId, WorkerId};
+use towpath_durable::{Engine, Fenced, Registry, Settings, Start};
+use towpath_queue::Queue;
+use towpath_store::jobs::{self, Job};
+use towpath_store::{Options, Store, Tx, on};
+
+mod database;
+mod script;
+
+pub use database::Database;
+pub use script::{Op, Script};
+
+/// Short enough for a test to see a lease end, long enough for a busy machine to renew it.
+pub const LEASE: Duration = Duration::from_millis(1500);
+
+/// The longest a test waits for anything.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs one body on each database that is there.
+#[macro_export]
+macro_rules! on_each {
+    ($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block) => {
+        mod $name {
+            #[allow(unused_imports)]
+            use super::*;
+
+            async fn body($world: $crate::support::World) $body
+
+            $(#[$meta])*
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn sqlite() {
+                body($crate::support::World::new($crate::support::Database::sqlite()).await).await;
+            }
+
+            $(#[$meta])*
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn postgres() {
+                let Some(database) = $crate::support::Database::postgres().await else { return };
+                body($crate::support::World::new(database).await).await;
+            }
+        }
+    };
+}
+
+/// What the scripts of one test share.
+#[derive(Default)]
+pub struct Shared {
+    log: Mutex<Vec<String>>,
+    gates: Mutex<HashMap<String, Arc<Semaphore>>>,
+    counts: Mutex<HashMap<String, u32>>,
+}
+
+impl Shared {
+    pub fn note(&self, event: impl Into<String>) {
+        locked(&self.log).push(event.into());
+    }
+
+    pub fn log(&self) -> Vec<String> {
+        locked(&self.log).clone()
+    }
+
+    /// How often `event` was noted.
+    pub fn count(&self, event: &str) -> usize {
+        locked(&self.log).iter().filter(|noted| *noted == event).count()
+    }
+
+    /// Counts up and answers the new count.
+    pub fn nth(&self, what: &str) -> u32 {
+        let mut counts = locked(&self.counts);
+        let count = counts.entry(what.to_owned()).or_default();
+        *count += 1;
+        *count
+    }
+
+    /// A closed gate; each `open` lets one through.
+    pub fn gate(&self, name: &str) -> Arc<Semaphore> {
+        locked(&self.gates)
+            .entry(name.to_owned())
+            .or_insert_with(|| Arc::new(Semaphore::new(0)))
+            .clone()
+    }
+
+    pub fn open(&self, name: &str) {
+        self.gate(name).add_permits(1);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub struct World {
+    /// Kept because its folder goes with it.
+    pub _database: Database,
+    pub store: Store,
+    pub engine: Engine,
+    pub queue: Queue,
+    pub registry: Arc<Registry<Shared>>,
+    pub shared: Arc<Shared>,
+    pub tenant: TenantId,
+}
+
+impl World {
+    pub async fn new(database: Database) -> Self {
+        Self::with_lease(database, LEASE).await
+    }
+
+    pub async fn with_lease(database: Database, lease: Duration) -> Self {
+        let store = Store::open(&database.uri, Options::default()).await.unwrap();
+        store.migrate().await.unwrap();
+        store
+            .write(async |tx| {
+                on!(tx, |conn| sqlx::query(
+                    "CREATE TABLE IF NOT EXISTS effect (job TEXT NOT NULL, name TEXT NOT NULL, fence BIGINT NOT NULL)"
+                )
+                .execute(conn)
+                .await
+                .map(drop))?;
+                Ok(())
+            })
+            .await
+            .unwrap();
+        let mut registry = Registry::default().with::<Script>();
+        registry.attach(&store);
+        let queue = Queue::local();
+        store.on_hints({
+            let queue = queue.clone();
+            move |hints| {
+                for pool in &hints.wakes {
+                    queue.wake(pool);
+                }
+                queue.cancel(&hints.cancels);
+            }
+        });
+        let settings = Settings {
+            lease,
+            cancel_grace: Duration::from_millis(300),
+        };
+        let engine = Engine::new(store.clone(), settings);
+        Self {
+            _database: database,
+            store,
+            engine,
+            queue,
+            registry: Arc::new(registry),
+            shared: Arc::default(),
+            tenant: TenantId::new(),
+        }
+    }
+
+    /// Workers with so many slots.
+    pub fn workers(&self, slots: usize) -> towpath_workers::Workers {
+        let mut options = towpath_workers::Options::new([(Script::POOL_NAME, slots)]);
+        options.fallback = Duration::from_millis(200);
+        towpath_workers::Workers::start(self.engine.clone(), &self.queue, &self.registry, &self.shared, &options)
+            .unwrap()
+    }
+
+    pub async fn scheduler(&self) -> towpath_scheduler::Scheduler {
+        let settings = towpath_scheduler::Settings {
+            lease: self.engine.settings().lease,
+            tick: Duration::from_millis(20),
+            deadline_grace: Duration::from_millis(100),
+            ..Default::default()
+        };
+        towpath_scheduler::Scheduler::start(&self.store, settings)
+            .await
+            .unwrap()
+    }
+
+    pub async fn start(&self, script: Script) -> JobId {
+        self.start_as(script, Start::new(self.tenant)).await
+    }
+
+    pub async fn start_as(&self, script: Script, how: Start) -> JobId {
+        self.store
+            .write(async |tx| towpath_durable::start(tx, &script, how).await)
+            .await
+            .unwrap()
+    }
+
+    pub async fn job(&self, id: JobId) -> Job {
+        self.store
+            .read(async |tx| jobs::get(tx, id).await)
+            .await
+            .unwrap()
+            .unwrap()
+    }
+
+    /// Claims by hand, as a worker of its own.
+    pub async fn claim(&self, n: i64) -> Vec<towpath_durable::Claimed> {
+        let lease = self.engine.settings().lease;
+        self.store
+            .write(async |tx| jobs::claim(tx, Script::POOL_NAME, WorkerId::new(), lease, n, TenantId::nil()).await)
+            .await
+            .unwrap()
+    }
+
+    /// Waits until the job's row satisfies `wish`.
+    pub async fn until(&self, id: JobId, what: &str, wish: impl Fn(&Job) -> bool) -> Job {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            let job = self.job(id).await;
+            if wish(&job) {
+                return job;
+            }
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "waited too long for {what}; the job is {job:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub async fn until_state(&self, id: JobId, state: JobState) -> Job {
+        self.until(id, state.as_str(), |job| job.state == state).await
+    }
+
+    pub async fn until_over(&self, id: JobId) -> Job {
+        self.until(id, "its end", |job| job.state.is_final()).await
+    }
+
+    /// Waits until `event` was noted `times`.
+    pub async fn until_noted(&self, event: &str, times: usize) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while self.shared.count(event) < times {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "waited too long for {event}: {:?}",
+                self.shared.log()
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Names of the effects that were committed, in order.
+    pub async fn effects(&self) -> Vec<String> {
+        self.store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_scalar(
+                    "SELECT name FROM effect ORDER BY name"
+                )
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap()
+    }
+
+    /// Makes a lease look ended, as if time had passed.
+    pub async fn end_lease(&self, id: JobId) {
+        self.store
+            .write(async |tx| {
+                let text = towpath_store::sql!(tx,
+                    sqlite: "UPDATE job SET lease_until = 1 WHERE id = $1",
+                    postgres: "UPDATE job SET lease_until = 'epoch' WHERE id = $1");
+                on!(tx, |conn| sqlx::query(text).bind(id).execute(conn).await.map(drop))?;
+                Ok(())
+            })
+            .await
+            .unwrap();
+    }
+
+    /// The invariants that hold in every committed state: lanes count their holders, nothing is stranded.
+    pub async fn check_invariants(&self) {
+        let wrong: Vec<String> = self
+            .store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_scalar(
+                    "SELECT 'lane ' || l.key || ' counts wrong' FROM lane l
+                     WHERE l.held <> (SELECT count(*) FROM job j WHERE j.lane = l.key AND j.lane_held)
+                     UNION ALL
+                     SELECT 'lane ' || l.key || ' is over its limit' FROM lane l WHERE l.held > l.places
+                     UNION ALL
+                     SELECT 'lane ' || l.key || ' strands a job' FROM lane l WHERE l.held < l.places
+                       AND EXISTS (SELECT 1 FROM job j WHERE j.lane = l.key AND j.state = 'blocked'
+                                   AND j.finished_at IS NULL)
+                     UNION ALL
+                     SELECT 'a waiting job has no open child' FROM job p WHERE p.state = 'waiting'
+                       AND NOT EXISTS (SELECT 1 FROM job c WHERE c.parent_id = p.id AND c.finished_at IS NULL)
+                     UNION ALL
+                     SELECT 'a parent that is over has open children' FROM job p WHERE p.finished_at IS NOT NULL
+                       AND EXISTS (SELECT 1 FROM job c WHERE c.parent_id = p.id AND c.finished_at IS NULL
+                                   AND c.cancel_at IS NULL)"
+                )
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+}
+
+/// Writes an effect row, as a workflow's business row.
+pub async fn write_effect(tx: &mut Tx<'_>, job: JobId, name: &str, fence: i64) -> towpath_store::Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO effect (job, name, fence) VALUES ($1, $2, $3)"
+    )
+    .bind(job.to_string())
+    .bind(name)
+    .bind(fence)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+pub fn fenced(job: &towpath_durable::Claimed) -> Fenced {
+    Fenced {
+        id: job.id,
+        fence: job.fence,
+    }
+}

@@ -1,0 +1,171 @@
+//! A workflow that does what its input says and notes what it did.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_durable::{Ctx, Failure, Lane, Outcome, Start, Workflow};
+use towpath_store::{self as store, Tx};
+
+use super::{Shared, write_effect};
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Script {
+    pub name: String,
+    pub ops: Vec<Op>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Op {
+    /// A journalled step; notes `name/step`.
+    Step(String),
+    /// Commits an effect row.
+    Effect(String),
+    /// Saves this cursor.
+    Checkpoint(u32),
+    /// Notes that it is there, then waits for somebody to open the gate.
+    Gate(String),
+    /// As `Gate`, but blocks the thread it runs on until the gate opens.
+    Block(String),
+    /// Fails the first so many times it is reached, over all attempts.
+    Fail(u32),
+    /// Fails for good.
+    Fatal,
+    /// Panics the first so many times.
+    Panic(u32),
+    /// Snoozes the first so many times, for this many milliseconds.
+    Snooze(u32, u64),
+    /// Starts children and waits; goes on when entered anew.
+    Children(Vec<Script>, Option<(String, u32)>),
+    /// Fails for good when a child ended badly.
+    CheckChildren,
+    /// Ends with nothing to write.
+    Done,
+}
+
+impl Script {
+    pub const POOL_NAME: &'static str = "scripts";
+
+    pub fn new(name: &str, ops: impl Into<Vec<Op>>) -> Self {
+        Self {
+            name: name.to_owned(),
+            ops: ops.into(),
+        }
+    }
+}
+
+impl Workflow for Script {
+    const KIND: &'static str = "script";
+    const POOL: &'static str = Self::POOL_NAME;
+    const RETRY: RetryPolicy = RetryPolicy::fixed(20, Duration::from_millis(30));
+    type World = Shared;
+
+    async fn run(&self, ctx: &mut Ctx, shared: &Shared) -> Outcome {
+        let name = &self.name;
+        shared.note(format!("{name} starts"));
+        for (nth, op) in self.ops.iter().enumerate() {
+            match op {
+                Op::Step(step) => {
+                    ctx.step(step, async || {
+                        shared.note(format!("{name}/{step}"));
+                        Ok(())
+                    })
+                    .await?;
+                }
+                Op::Effect(effect) => {
+                    let (job, fence) = (ctx.job(), ctx.fence());
+                    ctx.commit(async |tx| write_effect(tx, job, effect, fence).await)
+                        .await?;
+                    shared.note(format!("{name}!{effect}"));
+                }
+                Op::Checkpoint(cursor) => {
+                    if ctx.cursor::<u32>()?.is_none_or(|reached| reached < *cursor) {
+                        ctx.checkpoint(cursor, async |_| Ok(())).await?;
+                        shared.note(format!("{name}@{cursor}"));
+                    }
+                }
+                Op::Gate(gate) => {
+                    shared.note(format!("{name} at {gate}"));
+                    shared.gate(gate).acquire().await.unwrap().forget();
+                }
+                Op::Block(gate) => {
+                    shared.note(format!("{name} blocks at {gate}"));
+                    while shared.gate(gate).try_acquire().map(|permit| permit.forget()).is_err() {
+                        std::thread::yield_now();
+                    }
+                }
+                Op::Fail(times) => {
+                    if shared.nth(&format!("{name} {nth}")) <= *times {
+                        return Err(Failure::retry(format!("{name} fails")));
+                    }
+                }
+                Op::Fatal => return Err(Failure::fatal(format!("{name} cannot"))),
+                Op::Panic(times) => {
+                    assert!(shared.nth(&format!("{name} {nth}")) > *times, "{name} panics");
+                }
+                Op::Snooze(times, millis) => {
+                    if shared.nth(&format!("{name} {nth}")) <= *times {
+                        return Err(Failure::Snooze(Duration::from_millis(*millis)));
+                    }
+                }
+                Op::Children(children, lane) => {
+                    if ctx.children().await?.is_empty() {
+                        let lane = lane.as_ref().map(|(key, places)| Lane::new(key, *places));
+                        let (job, tenant) = (ctx.job(), ctx.tenant());
+                        let lanes: Vec<Lane> = lane.iter().cloned().collect();
+                        return ctx
+                            .wait(&lanes, async |tx| {
+                                for child in children {
+                                    let mut start = Start::new(tenant).child_of(job);
+                                    if let Some(lane) = &lane {
+                                        start = start.lane(lane.clone());
+                                    }
+                                    towpath_durable::start(tx, child, start).await?;
+                                }
+                                Ok(())
+                            })
+                            .await;
+                    }
+                }
+                Op::CheckChildren => {
+                    let children = ctx.children().await?;
+                    if let Some(bad) = children
+                        .iter()
+                        .find(|child| child.state.is_final() && child.state != towpath_domain::job::JobState::Succeeded)
+                    {
+                        return Err(Failure::fatal(format!("a child ended {}", bad.state.as_str())));
+                    }
+                }
+                Op::Done => return ctx.done(),
+            }
+        }
+        let job = ctx.job();
+        let fence = ctx.fence();
+        let settled = ctx
+            .settle(async |tx| write_effect(tx, job, &format!("{name} settled"), fence).await)
+            .await;
+        if settled.is_ok() {
+            shared.note(format!("{name} settled"));
+        }
+        settled
+    }
+
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+        let what = match ended {
+            Ended::Failed(_) => "failed",
+            Ended::Cancelled => "cancelled",
+            Ended::TimedOut => "timed out",
+        };
+        write_effect(tx, towpath_domain::JobId::nil(), &format!("{} {what}", input.name), 0).await
+    }
+
+    async fn failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
+        write_effect(
+            tx,
+            towpath_domain::JobId::nil(),
+            &format!("{} retry_{n}: {error}", input.name),
+            0,
+        )
+        .await
+    }
+}
