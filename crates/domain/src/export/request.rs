@@ -1,0 +1,240 @@
+//! What a request for an export may ask.
+
+use super::{Compression, Field, MAX_DAYS};
+use crate::{DestinationId, ProjectId, Rejection, Timestamp};
+
+/// A request for an export, of the right shape but not yet judged.
+#[derive(Clone, Debug)]
+pub struct ExportRequest {
+    /// Where to.
+    pub destination: DestinationId,
+    /// Which tracing project.
+    pub project: ProjectId,
+    /// First moment to export.
+    pub start_time: Timestamp,
+    /// First moment not to export.
+    pub end_time: Option<Timestamp>,
+    /// Filter expression.
+    pub filter: Option<String>,
+    /// File format.
+    pub format: Option<String>,
+    /// Version of layout and column types.
+    pub format_version: Option<String>,
+    /// Compression by name.
+    pub compression: Option<String>,
+    /// Makes the export a schedule.
+    pub interval_hours: Option<i64>,
+    /// Subset of the fields.
+    pub export_fields: Option<Vec<String>>,
+}
+
+/// A request that may be recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// Where to.
+    pub destination: DestinationId,
+    /// Which tracing project.
+    pub project: ProjectId,
+    /// First moment to export.
+    pub start_time: Timestamp,
+    /// First moment not to export.
+    pub end_time: Timestamp,
+    /// Compression.
+    pub compression: Compression,
+    /// The fields asked for, in the order of the columns; `None` is all of them.
+    pub fields: Option<Vec<Field>>,
+}
+
+impl ExportRequest {
+    /// Judges the request: first each field alone, then fields together, last what this build does not have.
+    ///
+    /// # Errors
+    /// The first rule that is broken.
+    pub fn admit(self) -> Result<Admitted, Rejection> {
+        let fields = self.export_fields.as_deref().map(admit_fields).transpose()?;
+        let compression = match self.compression.as_deref() {
+            None => Compression::default(),
+            Some(name) => Compression::parse(name).ok_or_else(|| one_of("compression", &Compression::NAMES))?,
+        };
+        if self.interval_hours.is_some_and(|hours| !(1..=168).contains(&hours)) {
+            return Err(Rejection::invalid(
+                "interval_hours",
+                "interval_hours must be from 1 to 168",
+            ));
+        }
+        if !matches!(self.format.as_deref(), None | Some("Parquet")) {
+            return Err(one_of("format", &["Parquet"]));
+        }
+        if !matches!(self.format_version.as_deref(), None | Some("v1" | "v2_beta")) {
+            return Err(one_of("format_version", &["v1", "v2_beta"]));
+        }
+
+        let end_time = match (self.end_time, self.interval_hours) {
+            (Some(_), Some(_)) => {
+                return Err(Rejection::rule(
+                    "end_time",
+                    "end_time must be omitted when interval_hours is set",
+                ));
+            }
+            // A schedule is refused below, so the end is never read.
+            (None, Some(_)) => self.start_time,
+            (None, None) => return Err(Rejection::rule("end_time", "end_time is required for a one-off export")),
+            (Some(end), None) => {
+                check_range(self.start_time, end)?;
+                end
+            }
+        };
+
+        if self.interval_hours.is_some() {
+            return Err(Rejection::unsupported(
+                "interval_hours",
+                "a scheduled export (interval_hours)",
+            ));
+        }
+        if self.filter.as_deref().is_some_and(|filter| !filter.trim().is_empty()) {
+            return Err(Rejection::unsupported("filter", "an export with a filter"));
+        }
+        if self.format_version.as_deref() == Some("v2_beta") {
+            return Err(Rejection::unsupported("format_version", "format_version v2_beta"));
+        }
+        Ok(Admitted {
+            destination: self.destination,
+            project: self.project,
+            start_time: self.start_time,
+            end_time,
+            compression,
+            fields,
+        })
+    }
+}
+
+fn check_range(start: Timestamp, end: Timestamp) -> Result<(), Rejection> {
+    if start >= end {
+        return Err(Rejection::rule("end_time", "start_time must be before end_time"));
+    }
+    if (end.day() - start.day()).num_days() >= MAX_DAYS {
+        return Err(Rejection::rule(
+            "end_time",
+            format!("an export spans at most {MAX_DAYS} days; make several exports of a longer range"),
+        ));
+    }
+    Ok(())
+}
+
+/// Duplicates are taken once, and the order is always that of the columns: the same set gives the same file.
+fn admit_fields(names: &[String]) -> Result<Vec<Field>, Rejection> {
+    if names.is_empty() {
+        return Err(Rejection::invalid(
+            "export_fields",
+            "export_fields must name at least one field; omit it for all",
+        ));
+    }
+    let mut fields = Vec::with_capacity(names.len());
+    for name in names {
+        let field = Field::parse(name)
+            .ok_or_else(|| Rejection::invalid("export_fields", format!("{name:?} is not an exportable field")))?;
+        fields.push(field);
+    }
+    fields.sort_unstable();
+    fields.dedup();
+    Ok(fields)
+}
+
+fn one_of(field: &str, names: &[&str]) -> Rejection {
+    Rejection::invalid(field, format!("{field} must be one of: {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Why;
+
+    fn request() -> ExportRequest {
+        ExportRequest {
+            destination: DestinationId::nil(),
+            project: ProjectId::nil(),
+            start_time: Timestamp::parse("2026-01-01").unwrap(),
+            end_time: Timestamp::parse("2026-01-03").ok(),
+            filter: None,
+            format: None,
+            format_version: None,
+            compression: None,
+            interval_hours: None,
+            export_fields: None,
+        }
+    }
+
+    fn refusal(change: impl FnOnce(&mut ExportRequest)) -> (Why, String) {
+        let mut asked = request();
+        change(&mut asked);
+        let refused = asked.admit().unwrap_err();
+        (refused.why, refused.field)
+    }
+
+    #[test]
+    fn a_plain_request_gets_the_defaults() {
+        let admitted = request().admit().unwrap();
+        assert_eq!(admitted.compression, Compression::Zstandard);
+        assert_eq!(admitted.fields, None);
+    }
+
+    #[test]
+    fn fields_are_put_in_column_order_once() {
+        let mut asked = request();
+        asked.export_fields = Some(["outputs", "id", "outputs"].map(str::to_owned).to_vec());
+        assert_eq!(asked.admit().unwrap().fields, Some(vec![Field::Id, Field::Outputs]));
+    }
+
+    #[test]
+    fn a_field_alone_is_invalid_and_fields_together_are_a_rule() {
+        let text = |name: &str| Some(name.to_owned());
+        let cases: [(Why, &str, (Why, String)); 13] = [
+            (
+                Why::Invalid,
+                "export_fields",
+                refusal(|r| r.export_fields = Some(vec![])),
+            ),
+            (
+                Why::Invalid,
+                "export_fields",
+                refusal(|r| r.export_fields = Some(vec!["serialized".to_owned()])),
+            ),
+            (Why::Invalid, "compression", refusal(|r| r.compression = text("lz4"))),
+            (Why::Invalid, "format", refusal(|r| r.format = text("CSV"))),
+            (
+                Why::Invalid,
+                "format_version",
+                refusal(|r| r.format_version = text("v3")),
+            ),
+            (Why::Invalid, "interval_hours", refusal(|r| r.interval_hours = Some(0))),
+            (
+                Why::Invalid,
+                "interval_hours",
+                refusal(|r| r.interval_hours = Some(169)),
+            ),
+            (Why::Rule, "end_time", refusal(|r| r.end_time = None)),
+            (Why::Rule, "end_time", refusal(|r| r.end_time = Some(r.start_time))),
+            (Why::Rule, "end_time", refusal(|r| r.interval_hours = Some(24))),
+            (
+                Why::Rule,
+                "end_time",
+                refusal(|r| r.end_time = Timestamp::parse("2036-12-31").ok()),
+            ),
+            (
+                Why::Unsupported,
+                "filter",
+                refusal(|r| r.filter = text("eq(name, \"x\")")),
+            ),
+            (
+                Why::Unsupported,
+                "format_version",
+                refusal(|r| r.format_version = text("v2_beta")),
+            ),
+        ];
+        for (why, field, got) in cases {
+            assert_eq!(got, (why, field.to_owned()));
+        }
+        let scheduled = refusal(|r| (r.interval_hours, r.end_time) = (Some(168), None));
+        assert_eq!(scheduled, (Why::Unsupported, "interval_hours".to_owned()));
+    }
+}

@@ -1,0 +1,163 @@
+//! Tracing: how a project is named, and what a `dotted_order` says about a trace run.
+
+use chrono::NaiveDateTime;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{ProjectId, Rejection, Timestamp};
+
+/// The project of a trace run whose sender named none.
+pub const DEFAULT_PROJECT: &str = "default";
+
+/// Longest project name, in bytes.
+pub const MAX_PROJECT_NAME: usize = 1024;
+
+/// A project as a client refers to it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProjectRef {
+    /// `session_id`.
+    Id(ProjectId),
+    /// `session_name`. A project that does not exist yet is made by its name.
+    Name(String),
+}
+
+/// Whether `name` can be a project's name.
+///
+/// # Errors
+/// It is empty, too long, or holds a NUL, which PostgreSQL cannot keep in a text.
+pub fn check_project_name(name: &str) -> Result<(), Rejection> {
+    if name.is_empty() {
+        return Err(Rejection::invalid("name", "a project name must not be empty"));
+    }
+    if name.len() > MAX_PROJECT_NAME {
+        return Err(Rejection::invalid(
+            "name",
+            format!("a project name has at most {MAX_PROJECT_NAME} bytes"),
+        ));
+    }
+    if name.contains('\0') {
+        return Err(Rejection::invalid(
+            "name",
+            "a project name must not contain a NUL character",
+        ));
+    }
+    Ok(())
+}
+
+/// One link of a `dotted_order`: when a trace run started and which it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Start of the trace run as written there, which also is where it sorts.
+    pub start: Timestamp,
+    /// The trace run.
+    pub id: Uuid,
+}
+
+/// Length of the id at the end of a link.
+const ID_LENGTH: usize = 36;
+
+/// The links of `dotted_order` from the root to the trace run itself, each `<YYYYMMDD>T<HHMMSS><fraction>Z<id>`,
+/// joined by dots. A link that does not read so comes as `None`.
+pub fn links(dotted_order: &str) -> impl DoubleEndedIterator<Item = Option<Link>> {
+    dotted_order.split('.').map(link)
+}
+
+/// The last link: the trace run itself. `None` when it does not read as one.
+#[must_use]
+pub fn own_link(dotted_order: &str) -> Option<Link> {
+    links(dotted_order).next_back().flatten()
+}
+
+fn link(text: &str) -> Option<Link> {
+    let split = text.len().checked_sub(ID_LENGTH)?;
+    let (time, id) = (text.get(..split)?, text.get(split..)?);
+    Some(Link {
+        start: link_time(time)?,
+        id: id.parse().ok()?,
+    })
+}
+
+/// `20261120T102210210769Z`: no separators, a fraction of any length (clients send six digits).
+fn link_time(text: &str) -> Option<Timestamp> {
+    const SECONDS: usize = "20261120T102210".len();
+    let text = text.strip_suffix('Z')?;
+    if !text.is_ascii() || text.len() < SECONDS {
+        return None;
+    }
+    let (seconds, fraction) = text.split_at(SECONDS);
+    let fraction = fraction.strip_prefix('.').unwrap_or(fraction);
+    if !fraction.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    // Whole microseconds: what is finer is cut off, what is missing counts as zeros.
+    let micros = fraction
+        .bytes()
+        .chain(std::iter::repeat(b'0'))
+        .take(6)
+        .fold(0, |sum, digit| sum * 10 + i64::from(digit - b'0'));
+    let whole = NaiveDateTime::parse_from_str(seconds, "%Y%m%dT%H%M%S").ok()?;
+    Some(Timestamp::from_micros(whole.and_utc().timestamp_micros() + micros))
+}
+
+/// One link as text, the form [`links`] reads.
+#[must_use]
+pub fn format_link(link: &Link) -> String {
+    format!("{}Z{}", link.start.to_utc().format("%Y%m%dT%H%M%S%6f"), link.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: &str = "20261120T102210210769Z01a1f87a-5922-751a-9e7b-b20ac5ab0dc2";
+    const CHILD: &str = "20261120T102210223350Z01a1f87a-592f-7f80-84da-ebbff0dc9a36";
+
+    #[test]
+    fn a_dotted_order_gives_start_and_ancestors() {
+        let order = format!("{ROOT}.{CHILD}");
+        let all: Vec<_> = links(&order).map(Option::unwrap).collect();
+        assert_eq!(all[0].id.to_string(), "01a1f87a-5922-751a-9e7b-b20ac5ab0dc2");
+        assert_eq!(all[0].start, Timestamp::parse("2026-11-20T10:22:10.210769Z").unwrap());
+        assert_eq!(own_link(&order), Some(all[1]));
+        assert_eq!(format_link(&all[1]), CHILD);
+    }
+
+    #[test]
+    fn fractions_of_any_length_are_read() {
+        let id = "01a1f87a-5922-751a-9e7b-b20ac5ab0dc2";
+        for (fraction, micros) in [
+            ("", 0),
+            ("5", 500_000),
+            ("210", 210_000),
+            ("210769999", 210_769),
+            (".25", 250_000),
+        ] {
+            let link = own_link(&format!("20261120T102210{fraction}Z{id}")).unwrap();
+            assert_eq!(link.start.micros() % 1_000_000, micros, "{fraction}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_no_link() {
+        for text in [
+            "",
+            ".",
+            "20261120T102210Z",
+            "x",
+            "20261120T102210Zéééééééééééééééééé",
+            &format!("{ROOT}."),
+        ] {
+            assert_eq!(own_link(text), None, "{text}");
+        }
+        assert_eq!(links(&format!("zzz.{CHILD}")).collect::<Vec<_>>()[0], None);
+    }
+
+    #[test]
+    fn project_names_are_checked() {
+        assert!(check_project_name("canal – été").is_ok());
+        assert!(check_project_name("").is_err());
+        assert!(check_project_name("a\0b").is_err());
+        assert!(check_project_name(&"x".repeat(MAX_PROJECT_NAME + 1)).is_err());
+    }
+}
