@@ -1,0 +1,157 @@
+//! The reading connection.
+
+use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::streams::{StreamId, StreamRangeReply, StreamReadReply};
+use redis::{RedisResult, Value};
+
+use super::{BLOCK, Shared, within_deadline};
+use crate::Signal;
+
+/// Entries taken from one stream in one read; the rest follows at once.
+const ENTRIES: usize = 512;
+/// Before the first entry of a stream.
+const BEGINNING: &str = "0-0";
+
+/// Reads hints of other processes and hands them to the board.
+pub struct Reader<'s> {
+    shared: &'s Shared,
+    connection: MultiplexedConnection,
+    cancel_key: String,
+    cancel_position: String,
+    /// The pools that are read, sorted as the board has them.
+    pools: BTreeMap<Arc<str>, Position>,
+}
+
+/// How far a pool's stream has been read. An id, never `$`: between two reads that would skip entries.
+struct Position {
+    key: String,
+    last: String,
+}
+
+impl<'s> Reader<'s> {
+    /// Takes the position at the end of every stream. What is in them already is covered by the look that follows.
+    pub async fn start(shared: &'s Shared, connection: MultiplexedConnection) -> RedisResult<Self> {
+        let mut reader = Self {
+            shared,
+            connection,
+            cancel_key: shared.cancel_key(),
+            cancel_position: BEGINNING.to_owned(),
+            pools: BTreeMap::new(),
+        };
+        reader.cancel_position = reader.end(&reader.cancel_key.clone()).await?;
+        reader.follow().await?;
+        Ok(reader)
+    }
+
+    /// Reads for ever.
+    pub async fn run(&mut self) -> RedisResult<Infallible> {
+        loop {
+            for pool in self.follow().await? {
+                // What came between its listener and its position.
+                self.shared.board.wake(&pool);
+            }
+            let reply = self.read().await?;
+            self.hand_over(reply);
+        }
+    }
+
+    /// Follows the pools that are listened to now. Returns those that are new.
+    async fn follow(&mut self) -> RedisResult<Vec<Arc<str>>> {
+        let listened = self.shared.board.pools();
+        if listened.iter().eq(self.pools.keys()) {
+            return Ok(Vec::new());
+        }
+        self.pools.retain(|pool, _| listened.binary_search(pool).is_ok());
+        let mut new = listened;
+        new.retain(|pool| !self.pools.contains_key(pool));
+        for pool in &new {
+            let key = self.shared.wake_key(pool);
+            let last = self.end(&key).await?;
+            self.pools.insert(pool.clone(), Position { key, last });
+        }
+        Ok(new)
+    }
+
+    /// The id of the last entry.
+    async fn end(&mut self, key: &str) -> RedisResult<String> {
+        let mut command = redis::cmd("XREVRANGE");
+        command.arg(key).arg("+").arg("-").arg("COUNT").arg(1);
+        let reply: StreamRangeReply = within_deadline(command.query_async(&mut self.connection)).await?;
+        Ok(reply
+            .ids
+            .into_iter()
+            .next()
+            .map_or_else(|| BEGINNING.to_owned(), |entry| entry.id))
+    }
+
+    async fn read(&mut self) -> RedisResult<StreamReadReply> {
+        let mut command = redis::cmd("XREAD");
+        command
+            .arg("COUNT")
+            .arg(ENTRIES)
+            .arg("BLOCK")
+            .arg(BLOCK.as_millis() as u64)
+            .arg("STREAMS");
+        command.arg(&self.cancel_key);
+        for position in self.pools.values() {
+            command.arg(&position.key);
+        }
+        command.arg(&self.cancel_position);
+        for position in self.pools.values() {
+            command.arg(&position.last);
+        }
+        // Nil when nothing came within the block.
+        let reply: Option<StreamReadReply> = within_deadline(command.query_async(&mut self.connection)).await?;
+        Ok(reply.unwrap_or_default())
+    }
+
+    fn hand_over(&mut self, reply: StreamReadReply) {
+        let mut streams: HashMap<String, Vec<StreamId>> =
+            reply.keys.into_iter().map(|stream| (stream.key, stream.ids)).collect();
+        for entry in streams.remove(&self.cancel_key).unwrap_or_default() {
+            self.hand_over_signals(&entry);
+            self.cancel_position = entry.id;
+        }
+        for (pool, position) in &mut self.pools {
+            let entries = streams.remove(&position.key).unwrap_or_default();
+            // Listeners of this process heard of its own wakes directly.
+            if entries.iter().any(|entry| !self.shared.sent(entry)) {
+                self.shared.board.wake(pool);
+            }
+            if let Some(entry) = entries.into_iter().next_back() {
+                position.last = entry.id;
+            }
+        }
+    }
+
+    fn hand_over_signals(&self, entry: &StreamId) {
+        if self.shared.sent(entry) {
+            return;
+        }
+        let Some(jobs) = text(entry, "jobs") else { return };
+        for job in jobs.split(',') {
+            // `*`, or something a newer version knows how to read.
+            let signal = job.parse().map_or(Signal::Lagged, Signal::Job);
+            self.shared.board.signal(signal);
+        }
+    }
+}
+
+impl Shared {
+    /// Whether this queue wrote the entry.
+    fn sent(&self, entry: &StreamId) -> bool {
+        text(entry, "by").is_some_and(|by| by == self.origin)
+    }
+}
+
+fn text<'e>(entry: &'e StreamId, field: &str) -> Option<&'e str> {
+    match entry.map.get(field)? {
+        Value::BulkString(bytes) => str::from_utf8(bytes).ok(),
+        Value::SimpleString(text) => Some(text),
+        _ => None,
+    }
+}
