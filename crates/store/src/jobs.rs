@@ -9,10 +9,12 @@ use crate::tx::{Conn, Tx};
 
 mod bulk;
 mod claim;
+mod family;
 mod sweep;
 
-pub use bulk::{Fenced, Renewed, complete, renew};
+pub use bulk::{Fenced, Renewed, complete, look, renew};
 pub use claim::{Claimed, claim};
+pub use family::{child_over, children, count_children, grew, let_go, mark};
 pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};
 
 /// A job as it stands.
@@ -54,11 +56,11 @@ pub struct Job {
 /// A job about to be recorded, its place already decided.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the columns are explained once, in the migration")]
-pub struct NewJob {
+pub struct NewJob<'a> {
     pub id: JobId,
     pub tenant_id: TenantId,
-    pub kind: &'static str,
-    pub pool: &'static str,
+    pub kind: &'a str,
+    pub pool: &'a str,
     pub priority: i64,
     pub state: JobState,
     pub run_at: Timestamp,
@@ -76,7 +78,7 @@ pub struct NewJob {
 ///
 /// # Errors
 /// As every statement.
-pub async fn insert(tx: &mut Tx<'_>, job: &NewJob) -> Result<()> {
+pub async fn insert(tx: &mut Tx<'_>, job: &NewJob<'_>) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| {
         sqlx::query(
@@ -151,23 +153,6 @@ pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
             )
         }
     }
-}
-
-/// Children of a job in the order they were recorded, at most `limit`.
-///
-/// # Errors
-/// As every statement.
-pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i64) -> Result<Vec<Job>> {
-    let text = if open_only {
-        "SELECT * FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2"
-    } else {
-        "SELECT * FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2"
-    };
-    Ok(on!(tx, |conn| sqlx::query_as(text)
-        .bind(parent)
-        .bind(limit)
-        .fetch_all(conn)
-        .await)?)
 }
 
 /// How a running job leaves its worker, or a queued one changes its place. Every field is written.
@@ -310,41 +295,6 @@ pub async fn db_now(tx: &mut Tx<'_>) -> Result<Timestamp> {
         Conn::Sqlite(_) => Ok(tx.now()),
         Conn::Postgres(conn) => Ok(sqlx::query_scalar("SELECT towpath_now()").fetch_one(conn).await?),
     }
-}
-
-/// Counts the open children of a parent anew and writes the count into its row. Returns it.
-///
-/// # Errors
-/// As every statement.
-pub async fn count_children(tx: &mut Tx<'_>, parent: JobId) -> Result<i64> {
-    Ok(on!(tx, |conn| {
-        sqlx::query_scalar(
-            "UPDATE job SET open_children = (SELECT count(*) FROM job c WHERE c.parent_id = $1 AND c.finished_at IS NULL)
-             WHERE id = $1 RETURNING open_children",
-        )
-        .bind(parent)
-        .fetch_one(conn)
-        .await
-    })?)
-}
-
-/// Tells a locked parent that one child is over.
-///
-/// # Errors
-/// As every statement.
-pub async fn child_over(tx: &mut Tx<'_>, parent: JobId, badly: bool) -> Result<()> {
-    on!(tx, |conn| {
-        sqlx::query(
-            "UPDATE job SET open_children = open_children - 1, bad_children = bad_children + $2
-             WHERE id = $1 AND finished_at IS NULL",
-        )
-        .bind(parent)
-        .bind(i64::from(badly))
-        .execute(conn)
-        .await
-        .map(drop)
-    })?;
-    Ok(())
 }
 
 /// Jobs in a lane that are not over, oldest first.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, PgPool};
+use sqlx::{ConnectOptions, Executor, PgPool};
 
 use crate::error::{Error, Result};
 use crate::open::Options;
@@ -31,6 +31,15 @@ impl Postgres {
             .acquire_timeout(options.acquire_timeout)
             .test_before_acquire(false)
             .idle_timeout(Duration::from_secs(300))
+            .after_connect(|conn, _| {
+                Box::pin(async move {
+                    // A process that is stopped in the middle of a transaction must not keep its locks: lanes and
+                    // jobs would stand still until it goes on. As long as a lease.
+                    conn.execute("SET idle_in_transaction_session_timeout = '15s'")
+                        .await
+                        .map(drop)
+                })
+            })
             .connect_lazy_with(connect);
         Ok(Self { pool, shared })
     }

@@ -5,8 +5,11 @@
 //! first come, first served), so one COMMIT, and one fsync, serves all of them. There is no timer: while one commit
 //! is being written, the next group gathers behind the lock.
 //!
-//! A caller that is dropped inside its closure leaves its SAVEPOINT open; whoever takes the lock next rolls it back
-//! before doing anything else.
+//! A caller may be dropped wherever it waits. [`At`] says how far it had come; whoever takes the lock next puts that
+//! right before doing anything else, and may be dropped while doing so.
+//!
+//! When there is no room, SQLite may roll back the whole transaction by itself, and with it what earlier callers of
+//! the group did. They are told; nothing is answered that is not on disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,14 +36,54 @@ struct Writer {
     conn: SqliteConnection,
     /// BEGIN was issued and not yet committed.
     open: bool,
-    /// A SAVEPOINT is open: its caller is at work, or was dropped in the middle.
-    inside: bool,
+    at: At,
     waiting: Vec<Waiting>,
 }
 
+/// Where the caller that holds the lock is, or was when it was dropped. Each is set before its statement is issued,
+/// so a statement under way may have been executed or not.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// Nobody is on the way.
+    Rest,
+    /// BEGIN is under way.
+    Begins,
+    /// Between SAVEPOINT and RELEASE: the closure.
+    Inside,
+    /// RELEASE is under way; the caller is among the waiting.
+    Leaves,
+    /// It is being found out whether there still is a transaction.
+    Asks,
+}
+
 struct Waiting {
-    done: oneshot::Sender<Result<(), Arc<sqlx::Error>>>,
+    done: oneshot::Sender<Result<(), Refused>>,
     hints: Hints,
+}
+
+/// Why a group was not committed.
+#[derive(Clone)]
+enum Refused {
+    Full,
+    Unavailable(Arc<sqlx::Error>),
+}
+
+impl From<sqlx::Error> for Refused {
+    fn from(error: sqlx::Error) -> Self {
+        match &error {
+            sqlx::Error::Database(refusal) if refusal.code().as_deref() == Some("13") => Self::Full,
+            _ => Self::Unavailable(error.into()),
+        }
+    }
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Full => Self::Full,
+            Refused::Unavailable(error) => Self::Unavailable(error),
+        }
+    }
 }
 
 impl Sqlite {
@@ -67,7 +110,7 @@ impl Sqlite {
         let writer = Arc::new(Mutex::new(Writer {
             conn,
             open: false,
-            inside: false,
+            at: At::Rest,
             waiting: Vec::new(),
         }));
         let work = Arc::new(Notify::new());
@@ -91,39 +134,29 @@ impl Sqlite {
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let mut guard = self.writer.lock().await;
         let writer = &mut *guard;
-        writer.roll_back_dropped().await?;
-        if !writer.open {
-            // IMMEDIATE: a deferred transaction that turns into a writer can fail with BUSY_SNAPSHOT, which no busy
-            // timeout helps against.
-            writer.conn.execute("BEGIN IMMEDIATE").await?;
-            writer.open = true;
-        }
-        writer.inside = true;
-        writer.conn.execute("SAVEPOINT caller").await?;
+        writer.enter().await?;
         let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared);
         let result = f(&mut tx).await;
         let hints = tx.into_hints();
         match result {
             Ok(value) => {
-                writer.conn.execute("RELEASE caller").await?;
-                writer.inside = false;
-                let (done, committed) = oneshot::channel();
-                writer.waiting.push(Waiting { done, hints });
+                let committed = writer.leave(hints).await?;
                 drop(guard);
                 self.work.notify_one();
                 match committed.await {
                     Ok(Ok(())) => Ok(value),
-                    Ok(Err(error)) => Err(shared(error)),
+                    Ok(Err(refused)) => Err(refused.into()),
                     // The runtime is going down.
                     Err(_) => Err(Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))),
                 }
             }
             Err(error) => {
-                let undone = writer.roll_back_dropped().await;
+                let no_room = matches!(error, Error::Full);
+                writer.put_right(if no_room { Some(Refused::Full) } else { None }).await;
                 drop(guard);
                 // Nobody may be waiting, but the transaction must not stay open.
                 self.work.notify_one();
-                undone.and(Err(error))
+                Err(error)
             }
         }
     }
@@ -147,15 +180,111 @@ impl Sqlite {
 }
 
 impl Writer {
-    /// Undoes what a closure did that failed, or whose caller was dropped in the middle.
-    async fn roll_back_dropped(&mut self) -> Result<()> {
-        if self.inside {
-            self.conn.execute("ROLLBACK TO caller").await?;
-            self.conn.execute("RELEASE caller").await?;
-            self.inside = false;
+    /// Opens a SAVEPOINT for a caller.
+    async fn enter(&mut self) -> Result<()> {
+        self.put_right(None).await;
+        if !self.open {
+            self.at = At::Begins;
+            // IMMEDIATE: a deferred transaction that turns into a writer can fail with BUSY_SNAPSHOT, which no busy
+            // timeout helps against.
+            self.conn.execute("BEGIN IMMEDIATE").await?;
+            self.open = true;
         }
+        self.at = At::Inside;
+        self.conn.execute("SAVEPOINT caller").await?;
         Ok(())
     }
+
+    /// Closes a caller's SAVEPOINT and puts it among those who wait for the COMMIT.
+    async fn leave(&mut self, hints: Hints) -> Result<oneshot::Receiver<Result<(), Refused>>> {
+        let (done, committed) = oneshot::channel();
+        // Before the statement: whoever is dropped in it has done its work, and its hints are due.
+        self.waiting.push(Waiting { done, hints });
+        self.at = At::Leaves;
+        if let Err(error) = self.conn.execute("RELEASE caller").await {
+            // Only if the closure went on after SQLite had rolled everything back.
+            self.waiting.pop();
+            self.at = At::Inside;
+            self.put_right(None).await;
+            return Err(error.into());
+        }
+        self.at = At::Rest;
+        Ok(committed)
+    }
+
+    /// Undoes what a closure did that failed, or whose caller was dropped on the way. Its caller may be dropped as
+    /// well: done again, it comes to the same. `why` is what a group is told that turns out to be lost.
+    async fn put_right(&mut self, why: Option<Refused>) {
+        match self.at {
+            At::Rest => return,
+            At::Begins => {
+                // Nobody has joined yet.
+                let _ = self.conn.execute("ROLLBACK").await;
+                self.open = false;
+            }
+            At::Inside => {
+                let undone = match self.conn.execute("ROLLBACK TO caller").await {
+                    Ok(_) => self.conn.execute("RELEASE caller").await,
+                    Err(error) => Err(error),
+                };
+                self.after_undoing(undone.map(drop), why).await;
+            }
+            At::Leaves => {
+                let released = self.conn.execute("RELEASE caller").await;
+                self.after_undoing(released.map(drop), why).await;
+            }
+            At::Asks => self.give_up_group(why.unwrap_or_else(vanished)).await,
+        }
+        self.at = At::Rest;
+    }
+
+    /// A SAVEPOINT that is not there was never opened, was closed already, or went with the whole transaction.
+    async fn after_undoing(&mut self, undone: Result<(), sqlx::Error>, why: Option<Refused>) {
+        let Err(error) = undone else { return };
+        let missing =
+            matches!(&error, sqlx::Error::Database(refusal) if refusal.message().starts_with("no such savepoint"));
+        if !missing {
+            return self.give_up_group(error.into()).await;
+        }
+        self.at = At::Asks;
+        // Refused while there is a transaction.
+        if self.conn.execute("BEGIN").await.is_ok() {
+            self.give_up_group(why.unwrap_or_else(vanished)).await;
+        }
+    }
+
+    /// Rolls everything back and tells those who waited.
+    async fn give_up_group(&mut self, why: Refused) {
+        let _ = self.conn.execute("ROLLBACK").await;
+        self.open = false;
+        tracing::error!(
+            callers = self.waiting.len(),
+            "a group of writes was rolled back; its callers are told"
+        );
+        for caller in self.waiting.drain(..) {
+            let _ = caller.done.send(Err(why.clone()));
+        }
+    }
+
+    async fn commit(&mut self) -> Result<(), Refused> {
+        let started = std::time::Instant::now();
+        let result = self.conn.execute("COMMIT").await;
+        metrics::histogram!("towpath_store_commit_seconds").record(started.elapsed());
+        metrics::histogram!("towpath_store_commit_group").record(self.waiting.len() as f64);
+        if let Err(error) = &result {
+            tracing::error!(error = %error, "a commit failed; its callers are told");
+            // Disk full leaves the transaction open; without this every later write would fail too.
+            let _ = self.conn.execute("ROLLBACK").await;
+        }
+        self.open = false;
+        result.map(drop).map_err(Refused::from)
+    }
+}
+
+fn vanished() -> Refused {
+    Refused::Unavailable(Arc::new(sqlx::Error::Protocol(
+        "the transaction was rolled back by the database".to_owned(),
+    )))
 }
 
 async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, shared: Arc<Shared>) {
@@ -164,10 +293,11 @@ async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, 
         let _ = tokio::time::timeout(Duration::from_secs(5), work.notified()).await;
         let Some(writer) = writer.upgrade() else { return };
         let mut guard = writer.lock().await;
+        guard.put_right(None).await;
         if !guard.open {
             continue;
         }
-        let committed = commit(&mut guard).await;
+        let committed = guard.commit().await;
         let waiting = std::mem::take(&mut guard.waiting);
         drop(guard);
         for caller in waiting {
@@ -177,33 +307,6 @@ async fn commit_loop(writer: std::sync::Weak<Mutex<Writer>>, work: Arc<Notify>, 
             // A caller that no longer waits gave up on the answer, not on the work.
             let _ = caller.done.send(committed.clone());
         }
-    }
-}
-
-async fn commit(writer: &mut Writer) -> Result<(), Arc<sqlx::Error>> {
-    if writer.inside {
-        writer
-            .roll_back_dropped()
-            .await
-            .map_err(|error| Arc::new(sqlx::Error::Protocol(error.to_string())))?;
-    }
-    let started = std::time::Instant::now();
-    let result = writer.conn.execute("COMMIT").await.map(drop).map_err(Arc::new);
-    metrics::histogram!("towpath_store_commit_seconds").record(started.elapsed());
-    metrics::histogram!("towpath_store_commit_group").record(writer.waiting.len() as f64);
-    if let Err(error) = &result {
-        tracing::error!(error = %error, "a commit failed; its callers are told");
-        // Disk full leaves the transaction open; without this every later write would fail too.
-        let _ = writer.conn.execute("ROLLBACK").await;
-    }
-    writer.open = false;
-    result
-}
-
-fn shared(error: Arc<sqlx::Error>) -> Error {
-    match &*error {
-        sqlx::Error::Database(refusal) if refusal.code().as_deref() == Some("13") => Error::Full,
-        _ => Error::Unavailable(error),
     }
 }
 

@@ -40,12 +40,12 @@ pub async fn list(tx: &mut Tx<'_>, job: JobId) -> Result<Vec<Step>> {
     })?)
 }
 
-/// Records steps of many jobs. Answers the jobs that are still held at the fence given; the steps of the others are
-/// not written. A new step is progress: lost leases count anew.
+/// Records steps of many jobs. Answers those that are still held at the fence given; the steps of the others are not
+/// written. A new step is progress: lost leases count anew.
 ///
 /// # Errors
 /// As every statement.
-pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<JobId>> {
+pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
     let now = tx.now();
     match tx.conn() {
         Conn::Sqlite(conn) => {
@@ -61,7 +61,7 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<JobId>> {
                 if progressed == 0 {
                     continue;
                 }
-                held.push(step.job.id);
+                held.push(step.job);
                 sqlx::query(
                     "INSERT INTO step (job_id, name, output, fence, at) VALUES ($1, $2, $3, $4, $5)
                      ON CONFLICT (job_id, name) DO NOTHING",
@@ -83,7 +83,7 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<JobId>> {
             let outputs: Vec<_> = steps.iter().map(|step| step.output.as_str()).collect();
             // The rows written come from the *locked* job rows: FOR UPDATE reads a row that changed meanwhile again,
             // so a holder that was replaced while this waited finds nothing.
-            Ok(sqlx::query_scalar(
+            Ok(sqlx::query_as(
                 "WITH wanted AS (
                      SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS w(id, fence, name, output)
                  ),
@@ -101,7 +101,7 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<JobId>> {
                  progressed AS (
                      UPDATE job SET lost_leases = 0 FROM locked WHERE job.id = locked.id AND locked.lost_leases > 0
                  )
-                 SELECT id FROM locked",
+                 SELECT id, fence FROM locked",
             )
             .bind(ids)
             .bind(fences)

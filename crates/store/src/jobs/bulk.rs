@@ -13,7 +13,7 @@ use crate::error::Result;
 use crate::tx::{Conn, Tx};
 
 /// A job and the fence its holder believes in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromRow)]
 pub struct Fenced {
     /// The job.
     pub id: JobId,
@@ -73,20 +73,50 @@ pub async fn renew(tx: &mut Tx<'_>, held: &[Fenced], lease: Duration) -> Result<
     })
 }
 
+/// As [`renew`], without extending anything: for SQLite, where the leases of a process last as long as it does.
+///
+/// # Errors
+/// As every statement.
+pub async fn look(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Renewed>> {
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "SELECT job.id, cancel_at IS NOT NULL AS cancel
+                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+                 JOIN job ON job.id = held.id AND job.fence = held.fence AND job.state = 'running'",
+            )
+            .bind(as_json(held))
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            let (ids, fences) = as_arrays(held);
+            sqlx::query_as(
+                "SELECT job.id, cancel_at IS NOT NULL AS cancel FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
+                 JOIN job ON job.id = held.id AND job.fence = held.fence AND job.state = 'running'",
+            )
+            .bind(ids)
+            .bind(fences)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
 /// Ends jobs well that have nothing else to write: no business rows, no lane, no parent. Returns those that hit; the
 /// others moved on, or were asked to stop.
 ///
 /// # Errors
 /// As every statement.
-pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<JobId>> {
+pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Fenced>> {
     let now = tx.now();
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
-            sqlx::query_scalar(
+            sqlx::query_as(
                 "UPDATE job SET state = 'succeeded', finished_at = $2, worker_id = NULL, lease_until = NULL
                  FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
                  WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running' AND job.cancel_at IS NULL
-                 RETURNING job.id",
+                 RETURNING job.id, job.fence",
             )
             .bind(as_json(held))
             .bind(now)
@@ -95,7 +125,7 @@ pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<JobId>> {
         }
         Conn::Postgres(conn) => {
             let (ids, fences) = as_arrays(held);
-            sqlx::query_scalar(
+            sqlx::query_as(
                 "WITH locked AS MATERIALIZED (
                      SELECT j.id FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
                      JOIN job j ON j.id = held.id AND j.fence = held.fence AND j.state = 'running'
@@ -104,7 +134,7 @@ pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<JobId>> {
                  )
                  UPDATE job SET state = 'succeeded', finished_at = $3, worker_id = NULL, lease_until = NULL
                  FROM locked WHERE job.id = locked.id
-                 RETURNING job.id",
+                 RETURNING job.id, job.fence",
             )
             .bind(ids)
             .bind(fences)

@@ -1,0 +1,288 @@
+//! What the engine is measured against: the same work by hand, with nothing around it.
+//!
+//! `towpath bench engine` runs these on the same machine in the same run. Plain commits are one INSERT each. The
+//! hand-written queue is a table, a `SKIP LOCKED` claim that raises a fence, and an acknowledgement that compares it:
+//! no tenants, lanes, leases, steps or ends.
+
+use std::time::{Duration, Instant};
+
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
+use towpath_domain::TenantId;
+
+use crate::error::{Error, Result};
+use crate::tx::{Conn, Tx};
+
+/// A connection of its own with the tables of the comparison.
+pub struct Baseline(Own);
+
+enum Own {
+    Sqlite(Box<SqliteConnection>),
+    Postgres(Box<PgConnection>),
+}
+
+impl Baseline {
+    /// Opens a second file beside an SQLite database, or a connection to a PostgreSQL database, and makes the tables.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn open(uri: &str) -> Result<Self> {
+        let own = if let Some(path) = uri.strip_prefix("sqlite://") {
+            let options = SqliteConnectOptions::new()
+                .filename(format!("{path}.baseline"))
+                .create_if_missing(true)
+                .journal_mode(SqliteJournalMode::Wal)
+                .synchronous(SqliteSynchronous::Full);
+            Own::Sqlite(Box::new(SqliteConnection::connect_with(&options).await?))
+        } else {
+            Own::Postgres(Box::new(PgConnection::connect(uri).await?))
+        };
+        let mut baseline = Self(own);
+        baseline.execute("DROP TABLE IF EXISTS baseline_commit").await?;
+        baseline.execute("DROP TABLE IF EXISTS baseline_job").await?;
+        baseline
+            .execute("CREATE TABLE baseline_commit (id BIGINT PRIMARY KEY, payload TEXT NOT NULL)")
+            .await?;
+        baseline
+            .execute(
+                "CREATE TABLE baseline_job (id BIGINT PRIMARY KEY, state TEXT NOT NULL, fence BIGINT NOT NULL DEFAULT 0,
+                                            payload TEXT NOT NULL)",
+            )
+            .await?;
+        baseline
+            .execute("CREATE INDEX baseline_ready ON baseline_job (id) WHERE state = 'ready'")
+            .await?;
+        Ok(baseline)
+    }
+
+    async fn execute(&mut self, text: &'static str) -> Result<()> {
+        match &mut self.0 {
+            Own::Sqlite(conn) => conn.execute(text).await.map(drop)?,
+            Own::Postgres(conn) => conn.execute(text).await.map(drop)?,
+        }
+        Ok(())
+    }
+
+    /// Commits `n` single rows one after another and says how long it took.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn commits(&mut self, n: i64) -> Result<Duration> {
+        self.execute("DELETE FROM baseline_commit").await?;
+        let text = "INSERT INTO baseline_commit (id, payload) VALUES ($1, $2)";
+        let started = Instant::now();
+        for id in 0..n {
+            match &mut self.0 {
+                Own::Sqlite(conn) => sqlx::query(text)
+                    .bind(id)
+                    .bind("{}")
+                    .execute(&mut **conn)
+                    .await
+                    .map(drop)?,
+                Own::Postgres(conn) => sqlx::query(text)
+                    .bind(id)
+                    .bind("{}")
+                    .execute(&mut **conn)
+                    .await
+                    .map(drop)?,
+            }
+        }
+        Ok(started.elapsed())
+    }
+
+    /// Drains a backlog of `jobs` with `slots` in hand at a time, and says how long it took.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn drain(&mut self, jobs: i64, slots: i64) -> Result<Duration> {
+        self.execute("DELETE FROM baseline_job").await?;
+        let fill = "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n WHERE id < $1)
+                    INSERT INTO baseline_job (id, state, payload) SELECT id, 'ready', '{\"n\": 1}' FROM n";
+        match &mut self.0 {
+            Own::Sqlite(conn) => sqlx::query(fill).bind(jobs).execute(&mut **conn).await.map(drop)?,
+            Own::Postgres(conn) => {
+                sqlx::query(fill).bind(jobs).execute(&mut **conn).await?;
+                conn.execute("ANALYZE baseline_job").await?;
+            }
+        }
+        let started = Instant::now();
+        let mut done = 0;
+        while done < jobs {
+            let claimed = self.claim(slots).await?;
+            if claimed.is_empty() {
+                return Err(Error::Open("the hand-written queue lost jobs".to_owned()));
+            }
+            done += self.acknowledge(&claimed).await?;
+        }
+        Ok(started.elapsed())
+    }
+
+    async fn claim(&mut self, n: i64) -> Result<Vec<(i64, i64)>> {
+        Ok(match &mut self.0 {
+            Own::Sqlite(conn) => {
+                sqlx::query_as(
+                    "UPDATE baseline_job SET state = 'running', fence = fence + 1
+                     WHERE id IN (SELECT id FROM baseline_job WHERE state = 'ready' ORDER BY id LIMIT $1)
+                     RETURNING id, fence",
+                )
+                .bind(n)
+                .fetch_all(&mut **conn)
+                .await?
+            }
+            Own::Postgres(conn) => {
+                sqlx::query_as(
+                    "UPDATE baseline_job SET state = 'running', fence = fence + 1
+                     WHERE id IN (SELECT id FROM baseline_job WHERE state = 'ready' ORDER BY id LIMIT $1
+                                  FOR UPDATE SKIP LOCKED)
+                     RETURNING id, fence",
+                )
+                .bind(n)
+                .fetch_all(&mut **conn)
+                .await?
+            }
+        })
+    }
+
+    async fn acknowledge(&mut self, claimed: &[(i64, i64)]) -> Result<i64> {
+        let hit = match &mut self.0 {
+            Own::Sqlite(conn) => {
+                let pairs: Vec<String> = claimed.iter().map(|(id, fence)| format!("[{id},{fence}]")).collect();
+                sqlx::query(
+                    "UPDATE baseline_job SET state = 'done'
+                     FROM (SELECT value ->> 0 AS id, value ->> 1 AS fence FROM json_each($1)) held
+                     WHERE baseline_job.id = held.id AND baseline_job.fence = held.fence",
+                )
+                .bind(format!("[{}]", pairs.join(",")))
+                .execute(&mut **conn)
+                .await?
+                .rows_affected()
+            }
+            Own::Postgres(conn) => {
+                let (ids, fences): (Vec<i64>, Vec<i64>) = claimed.iter().copied().unzip();
+                sqlx::query(
+                    "UPDATE baseline_job SET state = 'done' FROM unnest($1::bigint[], $2::bigint[]) AS held(id, fence)
+                     WHERE baseline_job.id = held.id AND baseline_job.fence = held.fence AND state = 'running'",
+                )
+                .bind(ids)
+                .bind(fences)
+                .execute(&mut **conn)
+                .await?
+                .rows_affected()
+            }
+        };
+        Ok(i64::try_from(hit).unwrap_or(i64::MAX))
+    }
+}
+
+/// Records `n` ready jobs of a kind in one statement, spread over `tenants`, for measuring against a long backlog.
+///
+/// # Errors
+/// As every statement.
+pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &[TenantId]) -> Result<()> {
+    let now = tx.now();
+    let share = n / i64::try_from(tenants.len().max(1)).unwrap_or(1);
+    for tenant in tenants {
+        match tx.conn() {
+            Conn::Sqlite(conn) => sqlx::query(
+                "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n WHERE id < $1)
+                 INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
+                 SELECT randomblob(16), $2, $3, $4, 'ready', $5, '{}', $5 FROM n",
+            )
+            .bind(share)
+            .bind(*tenant)
+            .bind(kind)
+            .bind(pool)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop)?,
+            Conn::Postgres(conn) => sqlx::query(
+                "INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
+                 SELECT gen_random_uuid(), $2, $3, $4, 'ready', $5, '{}', $5 FROM generate_series(1, $1)",
+            )
+            .bind(share)
+            .bind(*tenant)
+            .bind(kind)
+            .bind(pool)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop)?,
+        }
+    }
+    Ok(())
+}
+
+/// Empties the engine's tables, and lets the database tidy up before the next measurement.
+///
+/// # Errors
+/// As every statement.
+pub async fn clear(tx: &mut Tx<'_>) -> Result<()> {
+    on!(tx, |conn| {
+        sqlx::query("DELETE FROM step").execute(&mut *conn).await?;
+        sqlx::query("DELETE FROM lane").execute(&mut *conn).await?;
+        sqlx::query("DELETE FROM job").execute(conn).await.map(drop)
+    })?;
+    Ok(())
+}
+
+/// Jobs that are not over.
+///
+/// # Errors
+/// As every statement.
+pub async fn open_jobs(tx: &mut Tx<'_>) -> Result<i64> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar("SELECT count(*) FROM job WHERE finished_at IS NULL")
+            .fetch_one(conn)
+            .await
+    })?)
+}
+
+/// Vacuums and analyses the engine's tables, as a running server does now and then.
+///
+/// # Errors
+/// As every statement.
+pub async fn tidy(uri: &str) -> Result<()> {
+    if uri.starts_with("postgres") {
+        let mut conn = PgConnection::connect(uri).await?;
+        conn.execute("VACUUM ANALYZE job").await?;
+        conn.execute("VACUUM ANALYZE step").await?;
+        conn.execute("VACUUM ANALYZE lane").await?;
+    }
+    Ok(())
+}
+
+/// Makes a database on a PostgreSQL server and answers its address.
+///
+/// # Errors
+/// When the server does not answer, or its user may not make databases.
+pub async fn make_database(server: &str, name: &str) -> Result<String> {
+    let mut conn = PgConnection::connect(server).await?;
+    conn.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}")))
+        .await?;
+    let (before, query) = server
+        .split_once('?')
+        .map_or((server, None), |(before, query)| (before, Some(query)));
+    let host = before
+        .strip_prefix("postgres://")
+        .or_else(|| before.strip_prefix("postgresql://"))
+        .unwrap_or(before);
+    let host = host.split('/').next().unwrap_or_default();
+    Ok(query.map_or_else(
+        || format!("postgres://{host}/{name}"),
+        |query| format!("postgres://{host}/{name}?{query}"),
+    ))
+}
+
+/// Drops a database that [`make_database`] made.
+///
+/// # Errors
+/// As every statement.
+pub async fn drop_database(server: &str, name: &str) -> Result<()> {
+    let mut conn = PgConnection::connect(server).await?;
+    conn.execute(sqlx::AssertSqlSafe(format!(
+        "DROP DATABASE IF EXISTS {name} WITH (FORCE)"
+    )))
+    .await?;
+    Ok(())
+}

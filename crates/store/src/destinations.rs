@@ -1,0 +1,183 @@
+//! Destinations of bulk exports.
+
+use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind};
+use towpath_domain::{DestinationId, TenantId, Timestamp};
+
+use crate::sealing::{OpenError, Place, Sealer};
+use crate::{Error, Result, Tx};
+
+/// A destination as it is stored.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Destination {
+    /// Id.
+    pub id: DestinationId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Kind.
+    pub destination_type: DestinationKind,
+    /// Name for people.
+    pub display_name: String,
+    /// JSON; read it with [`Destination::config`].
+    pub config: String,
+    /// Sealed; open them with [`Destination::credentials`].
+    pub credentials: Option<Vec<u8>>,
+    /// JSON array: which credentials are set.
+    pub credentials_keys: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl Destination {
+    /// The configuration.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn config(&self) -> Result<DestinationConfig> {
+        serde_json::from_str(&self.config).map_err(|_| Error::corrupt("destination", "config", self.id))
+    }
+
+    /// The names of the credentials that are set.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn credentials_keys(&self) -> Result<Vec<String>> {
+        serde_json::from_str(&self.credentials_keys)
+            .map_err(|_| Error::corrupt("destination", "credentials_keys", self.id))
+    }
+
+    /// The credentials, opened; `None` where those of the environment are to be used.
+    ///
+    /// # Errors
+    /// The record does not open: another key, or somebody moved it.
+    pub fn credentials(&self, sealer: &Sealer) -> Result<Option<Credentials>, OpenError> {
+        let Some(sealed) = &self.credentials else {
+            return Ok(None);
+        };
+        let text = sealer.open(place(self.tenant_id, self.id), sealed)?;
+        serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|_| OpenError::Malformed)
+    }
+}
+
+/// Seals credentials for the row of `id`.
+#[must_use]
+#[expect(clippy::missing_panics_doc, reason = "the expectation cannot fail")]
+pub fn seal(sealer: &Sealer, tenant: TenantId, id: DestinationId, credentials: &Credentials) -> Vec<u8> {
+    let text = zeroize::Zeroizing::new(serde_json::to_vec(credentials).expect("three texts are JSON"));
+    sealer.seal(place(tenant, id), &text)
+}
+
+fn place(tenant: TenantId, id: DestinationId) -> Place<'static> {
+    Place {
+        tenant,
+        table: "destination",
+        column: "credentials",
+        row: id.0,
+    }
+}
+
+/// What is recorded of a destination.
+#[derive(Clone, Debug)]
+pub struct NewDestination<'a> {
+    /// Id; the credentials are sealed for it.
+    pub id: DestinationId,
+    /// Kind.
+    pub kind: DestinationKind,
+    /// Name for people.
+    pub display_name: &'a str,
+    /// Configuration.
+    pub config: &'a DestinationConfig,
+    /// Sealed credentials and the names of what is in them.
+    pub credentials: Option<(Vec<u8>, Vec<&'static str>)>,
+}
+
+/// Records a destination.
+///
+/// # Errors
+/// Those of the database.
+pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewDestination<'_>) -> Result<Destination> {
+    let now = tx.now();
+    let config = serde_json::to_string(new.config).map_err(|_| Error::corrupt("destination", "config", new.id))?;
+    let (credentials, keys) = new.credentials.unzip();
+    let keys = serde_json::to_string(&keys.unwrap_or_default())
+        .map_err(|_| Error::corrupt("destination", "credentials_keys", new.id))?;
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "INSERT INTO destination (id, tenant_id, destination_type, display_name, config, credentials,
+                                  credentials_keys, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) RETURNING *"
+    )
+    .bind(new.id)
+    .bind(tenant)
+    .bind(new.kind)
+    .bind(new.display_name)
+    .bind(config)
+    .bind(credentials)
+    .bind(keys)
+    .bind(now)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// One destination.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<Destination> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM destination WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// Destinations, newest first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Destination>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM destination WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3"
+    )
+    .bind(tenant)
+    .bind(limit)
+    .bind(offset)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Gives a destination another name or other credentials; `None` leaves what is there.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn update(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: DestinationId,
+    display_name: Option<&str>,
+    credentials: Option<(Vec<u8>, Vec<&'static str>)>,
+) -> Result<Destination> {
+    let now = tx.now();
+    let (sealed, keys) = credentials.unzip();
+    let keys = keys
+        .map(|keys| serde_json::to_string(&keys))
+        .transpose()
+        .map_err(|_| Error::corrupt("destination", "credentials_keys", id))?;
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "UPDATE destination SET display_name = COALESCE($3, display_name), credentials = COALESCE($4, credentials),
+                                credentials_keys = COALESCE($5, credentials_keys), updated_at = $6
+         WHERE tenant_id = $1 AND id = $2 RETURNING *"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(display_name)
+    .bind(sealed)
+    .bind(keys)
+    .bind(now)
+    .fetch_one(conn)
+    .await)?)
+}

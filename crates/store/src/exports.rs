@@ -1,0 +1,207 @@
+//! Bulk exports and their states. Their day partitions stand in [`runs`], what those wrote in [`files`].
+
+pub mod files;
+pub mod runs;
+
+use towpath_domain::export::{Compression, ExportStatus, Field};
+use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, TenantId, Timestamp};
+
+use crate::{Error, Result, Tx};
+
+/// A bulk export as it is stored.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Export {
+    /// Id.
+    pub id: ExportId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Where to.
+    pub destination_id: DestinationId,
+    /// Which tracing project.
+    pub project_id: ProjectId,
+    /// Where it stands.
+    pub status: ExportStatus,
+    /// First moment it covers.
+    pub start_time: Timestamp,
+    /// First moment it does not cover.
+    pub end_time: Timestamp,
+    /// Compression of its files.
+    pub compression: Compression,
+    /// JSON array, or absent for all; read it with [`Export::fields`].
+    pub export_fields: Option<String>,
+    /// The scheduled export it was spawned from.
+    pub source_bulk_export_id: Option<ExportId>,
+    /// The job that does it.
+    pub job_id: JobId,
+    /// Why it failed, if not for one of its runs.
+    pub error: Option<String>,
+    /// Whether its export runs are recorded.
+    pub planned: bool,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When it got its place.
+    pub started_at: Option<Timestamp>,
+    /// When it came to a final state.
+    pub finished_at: Option<Timestamp>,
+}
+
+impl Export {
+    /// The fields that were asked for, `None` for all.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn fields(&self) -> Result<Option<Vec<Field>>> {
+        self.export_fields
+            .as_deref()
+            .map(serde_json::from_str)
+            .transpose()
+            .map_err(|_| Error::corrupt("export", "export_fields", self.id))
+    }
+}
+
+/// What is recorded of an export.
+#[derive(Clone, Debug)]
+pub struct NewExport<'a> {
+    /// Id.
+    pub id: ExportId,
+    /// Where to.
+    pub destination: DestinationId,
+    /// Which tracing project.
+    pub project: ProjectId,
+    /// First moment it covers.
+    pub start_time: Timestamp,
+    /// First moment it does not cover.
+    pub end_time: Timestamp,
+    /// Compression of its files.
+    pub compression: Compression,
+    /// Subset of the fields.
+    pub fields: Option<&'a [Field]>,
+    /// The job that does it.
+    pub job: JobId,
+}
+
+/// Records an export as `CREATED`.
+///
+/// # Errors
+/// Those of the database.
+pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewExport<'_>) -> Result<Export> {
+    let now = tx.now();
+    let fields = new
+        .fields
+        .map(serde_json::to_string)
+        .transpose()
+        .map_err(|_| Error::corrupt("export", "export_fields", new.id))?;
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "INSERT INTO export (id, tenant_id, destination_id, project_id, status, start_time, end_time, compression,
+                             export_fields, job_id, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, 'CREATED', $5, $6, $7, $8, $9, $10, $10) RETURNING *"
+    )
+    .bind(new.id)
+    .bind(tenant)
+    .bind(new.destination)
+    .bind(new.project)
+    .bind(new.start_time)
+    .bind(new.end_time)
+    .bind(new.compression)
+    .bind(fields)
+    .bind(new.job)
+    .bind(now)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// One export.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Export> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM export WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// Exports, newest first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Export>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM export WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3"
+    )
+    .bind(tenant)
+    .bind(limit)
+    .bind(offset)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// `CREATED` → `RUNNING`. True when this call did it.
+///
+/// # Errors
+/// Those of the database.
+pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE export SET status = 'RUNNING', started_at = $3, updated_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND status = 'CREATED'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Says that the export runs of a running export are recorded. True when this call did it.
+///
+/// # Errors
+/// Those of the database.
+pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE export SET planned = TRUE, updated_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING' AND NOT planned"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Brings an export to a final state. True when this call did it; a final state never changes again.
+///
+/// # Errors
+/// Those of the database.
+pub async fn finish(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: ExportId,
+    status: ExportStatus,
+    error: Option<&str>,
+) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE export SET status = $3, error = $4, finished_at = $5, updated_at = $5
+         WHERE tenant_id = $1 AND id = $2 AND status IN ('CREATED', 'RUNNING')"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(status)
+    .bind(error)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}

@@ -1,0 +1,386 @@
+//! The catalog of segments: which Parquet objects there are, what each row group of them covers, and who reads them.
+//!
+//! ```text
+//! writing ──► live ──► superseded ──► deleting ──► (row gone)
+//!    └────────────────────────────────────▲   an intent whose writer is gone
+//! ```
+
+use chrono::NaiveDate;
+use towpath_domain::{JobId, ProjectId, SegmentId, TenantId, Timestamp};
+use uuid::Uuid;
+
+use crate::{Error, Result, Tx};
+
+/// Where a segment stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum SegmentState {
+    /// Intended; the object may or may not be there.
+    Writing,
+    /// Readers see it.
+    Live,
+    /// Its rows are in a newer segment; those who pinned it still read it.
+    Superseded,
+    /// Its object is being removed.
+    Deleting,
+}
+
+/// A segment.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Segment {
+    /// The segment.
+    pub id: SegmentId,
+    /// Its workspace.
+    pub tenant_id: TenantId,
+    /// Its object.
+    pub path: String,
+    /// Where it stands.
+    pub state: SegmentState,
+    /// The job that wrote it.
+    pub job: Option<JobId>,
+    /// Rows in it.
+    pub rows: i64,
+    /// Size of the object.
+    pub bytes: i64,
+    /// When it was intended.
+    pub created_at: Timestamp,
+    /// When it came into this state.
+    pub changed_at: Timestamp,
+}
+
+/// A row group: rows of one project and one UTC day, sorted by (sort time, id).
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Part {
+    /// The segment.
+    pub segment_id: SegmentId,
+    /// Its workspace.
+    pub tenant_id: TenantId,
+    /// Project of all rows.
+    pub project_id: ProjectId,
+    /// UTC day of all rows' sort times.
+    pub day: NaiveDate,
+    /// Which row group of the file.
+    pub row_group: i64,
+    /// Rows in it.
+    pub rows: i64,
+    /// First sort time.
+    pub min_sort_time: Timestamp,
+    /// Last sort time.
+    pub max_sort_time: Timestamp,
+    /// Lowest sequence of an operation in it.
+    pub min_seq: i64,
+    /// Highest sequence of an operation in it.
+    pub max_seq: i64,
+}
+
+/// A part together with the object it is in.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct PlacedPart {
+    /// The part.
+    #[sqlx(flatten)]
+    pub part: Part,
+    /// Path of the segment's object.
+    pub path: String,
+    /// Size of the segment's object.
+    pub bytes: i64,
+}
+
+/// Writes down that an object is going to be written, before it is.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn intend(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, path: &str, job: Option<JobId>) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO segment (id, tenant_id, path, state, job, created_at, changed_at)
+         VALUES ($1, $2, $3, 'writing', $4, $5, $5)",
+    )
+    .bind(id)
+    .bind(tenant)
+    .bind(path)
+    .bind(job)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Lets readers see a segment whose object is on disk, with its parts.
+///
+/// # Errors
+/// [`Error::Stale`] when it is not `writing`: its intent was swept, so its object may be gone.
+pub async fn publish(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: SegmentId,
+    rows: i64,
+    bytes: i64,
+    parts: &[Part],
+) -> Result<()> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE segment SET state = 'live', rows = $3, bytes = $4, changed_at = $5
+         WHERE tenant_id = $1 AND id = $2 AND state = 'writing'",
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(rows)
+    .bind(bytes)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if changed != 1 {
+        return Err(Error::Stale);
+    }
+    for part in parts {
+        on!(tx, |conn| sqlx::query(
+            "INSERT INTO segment_part (segment_id, tenant_id, project_id, day, row_group, rows,
+                                       min_sort_time, max_sort_time, min_seq, max_seq)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        )
+        .bind(id)
+        .bind(tenant)
+        .bind(part.project_id)
+        .bind(part.day)
+        .bind(part.row_group)
+        .bind(part.rows)
+        .bind(part.min_sort_time)
+        .bind(part.max_sort_time)
+        .bind(part.min_seq)
+        .bind(part.max_seq)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    }
+    Ok(())
+}
+
+/// Live parts of a project from `first` to `last` day, both included, by day and then sort time.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_parts(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    first: NaiveDate,
+    last: NaiveDate,
+) -> Result<Vec<PlacedPart>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT p.*, s.path, s.bytes FROM segment_part p JOIN segment s ON s.id = p.segment_id
+         WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
+         ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
+    )
+    .bind(tenant)
+    .bind(project)
+    .bind(first)
+    .bind(last)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Live segments of a workspace, newest first: where to look for a trace run of which only the id is known.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM segment WHERE tenant_id = $1 AND state = 'live' ORDER BY created_at DESC, id",
+    )
+    .bind(tenant)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// The parts of one segment in the order of the file.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<Vec<Part>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM segment_part WHERE tenant_id = $1 AND segment_id = $2 ORDER BY row_group",
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Pins what is live of a project from `first` to `last` day for `holder` and answers those parts. Until
+/// [`unpin`] the holder reads exactly these, whatever is folded, compacted or collected meanwhile.
+/// Asked again, a holder gets what it pinned the first time.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn pin(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    first: NaiveDate,
+    last: NaiveDate,
+    holder: Uuid,
+) -> Result<Vec<PlacedPart>> {
+    // FOR SHARE waits for a compaction that is just replacing a segment and then leaves it out, but the statement's
+    // snapshot does not show the replacement. So look again until what is locked is what is live.
+    let lock = sql!(tx,
+        // SQLite has one writer, so nobody else can hold or change these rows.
+        sqlite: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND EXISTS (
+                     SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.tenant_id = $1
+                       AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)
+                 ORDER BY id",
+        postgres: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND s.id IN (
+                     SELECT p.segment_id FROM segment_part p WHERE p.tenant_id = $1
+                       AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)
+                 ORDER BY id FOR SHARE");
+    if pinned(tx, tenant, project, first, last, holder).await?.is_empty() {
+        let mut before: Option<Vec<SegmentId>> = None;
+        loop {
+            let now: Vec<SegmentId> = on!(tx, |conn| sqlx::query_scalar(lock)
+                .bind(tenant)
+                .bind(project)
+                .bind(first)
+                .bind(last)
+                .fetch_all(conn)
+                .await)?;
+            if before.as_ref() == Some(&now) {
+                break;
+            }
+            before = Some(now);
+        }
+        for segment in before.unwrap_or_default() {
+            let now = tx.now();
+            on!(tx, |conn| sqlx::query(
+                "INSERT INTO segment_pin (holder, segment_id, pinned_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+            )
+            .bind(holder)
+            .bind(segment)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop))?;
+        }
+    }
+    pinned(tx, tenant, project, first, last, holder).await
+}
+
+/// The parts of a project from `first` to `last` day that `holder` has pinned, by day and then sort time.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn pinned(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    first: NaiveDate,
+    last: NaiveDate,
+    holder: Uuid,
+) -> Result<Vec<PlacedPart>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT p.*, s.path, s.bytes FROM segment_pin h
+         JOIN segment s ON s.id = h.segment_id JOIN segment_part p ON p.segment_id = h.segment_id
+         WHERE h.holder = $5 AND p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4
+         ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
+    )
+    .bind(tenant)
+    .bind(project)
+    .bind(first)
+    .bind(last)
+    .bind(holder)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Lets go of everything `holder` has pinned.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn unpin(tx: &mut Tx<'_>, holder: Uuid) -> Result<u64> {
+    Ok(on!(tx, |conn| sqlx::query(
+        "DELETE FROM segment_pin WHERE holder = $1"
+    )
+    .bind(holder)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?)
+}
+
+/// Takes intents that nobody finished since `before`, so that their objects can be removed: they are `deleting`
+/// afterwards, and their writer, should it still live, cannot publish them any more.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn abandon(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Segment>> {
+    let now = tx.now();
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "UPDATE segment SET state = 'deleting', changed_at = $3 WHERE state = 'writing' AND id IN (
+             SELECT id FROM segment WHERE state = 'writing' AND changed_at < $1 ORDER BY changed_at LIMIT $2)
+         RETURNING *",
+    )
+    .bind(before)
+    .bind(limit)
+    .bind(now)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Takes the intents of `job`, which is over, as [`abandon`] takes old ones.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
+    let now = tx.now();
+    Ok(on!(tx, |conn| sqlx::query(
+        "UPDATE segment SET state = 'deleting', changed_at = $2 WHERE state = 'writing' AND job = $1",
+    )
+    .bind(job)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?)
+}
+
+/// Segments in `deleting`: their objects may be there still.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Segment>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM segment WHERE state = 'deleting' ORDER BY changed_at LIMIT $1"
+    )
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Forgets a segment whose object is gone.
+///
+/// # Errors
+/// [`Error::Stale`] when it is not `deleting`.
+pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<()> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM segment WHERE tenant_id = $1 AND id = $2 AND state = 'deleting'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if gone == 1 { Ok(()) } else { Err(Error::Stale) }
+}
+
+/// Ids as the JSON text in which lists are bound on both databases.
+pub(crate) fn id_list(ids: impl Iterator<Item = Uuid>) -> String {
+    let mut text = String::from("[");
+    for id in ids {
+        if text.len() > 1 {
+            text.push(',');
+        }
+        text.push('"');
+        text.push_str(id.hyphenated().encode_lower(&mut Uuid::encode_buffer()));
+        text.push('"');
+    }
+    text.push(']');
+    text
+}

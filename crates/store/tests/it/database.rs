@@ -1,0 +1,106 @@
+//! A database of its own for each test, with one small table.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use towpath_store::{Options, Result, Store, Tx, on};
+
+pub struct Database {
+    pub store: Store,
+    _folder: Option<tempfile::TempDir>,
+}
+
+impl Database {
+    pub async fn sqlite() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
+        Self::open(&uri, Some(folder)).await
+    }
+
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "tests learn from the environment which servers there are"
+    )]
+    pub async fn postgres() -> Option<Self> {
+        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
+            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
+            return None;
+        };
+        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
+        let mut conn = PgConnection::connect(&admin).await.unwrap();
+        conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
+            .await
+            .unwrap();
+        let (server, _) = admin.rsplit_once('/').unwrap();
+        Some(Self::open(&format!("{server}/{name}"), None).await)
+    }
+
+    async fn open(uri: &str, folder: Option<tempfile::TempDir>) -> Self {
+        let store = Store::open(uri, Options::default()).await.unwrap();
+        store
+            .write(async |tx| run(tx, "CREATE TABLE note (text TEXT NOT NULL UNIQUE)").await)
+            .await
+            .unwrap();
+        Self { store, _folder: folder }
+    }
+
+    /// The notes, in order.
+    pub async fn notes(&self) -> Vec<String> {
+        self.store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_scalar(
+                    "SELECT text FROM note ORDER BY text"
+                )
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap()
+    }
+}
+
+pub async fn run(tx: &mut Tx<'_>, text: &'static str) -> Result<()> {
+    Ok(on!(tx, |conn| sqlx::query(text).execute(conn).await.map(drop))?)
+}
+
+pub async fn note(tx: &mut Tx<'_>, text: &str) -> Result<()> {
+    Ok(on!(tx, |conn| sqlx::query("INSERT INTO note (text) VALUES ($1)")
+        .bind(text)
+        .execute(conn)
+        .await
+        .map(drop))?)
+}
+
+/// Polls a future so many times and no more: where it stands then is where its caller was dropped.
+pub struct Polls<F> {
+    pub future: Pin<Box<F>>,
+    pub left: usize,
+}
+
+impl<F: Future> Polls<F> {
+    pub fn new(future: F, left: usize) -> Self {
+        Self {
+            future: Box::pin(future),
+            left,
+        }
+    }
+}
+
+impl<F: Future> Future for Polls<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.left == 0 {
+            return Poll::Ready(None);
+        }
+        self.left -= 1;
+        match self.future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            // Not once more: dropped right here, with whatever it waits for still under way.
+            Poll::Pending if self.left == 0 => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}

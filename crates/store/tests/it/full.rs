@@ -1,0 +1,48 @@
+//! A database without room says so, loses nothing it has acknowledged, and goes on once there is room again.
+
+use towpath_store::Error;
+
+use crate::database::{Database, note, run};
+
+#[tokio::test]
+async fn a_full_database_refuses_and_recovers() {
+    let database = Database::sqlite().await;
+    database.store.write(async |tx| note(tx, "first").await).await.unwrap();
+    database
+        .store
+        .write(async |tx| run(tx, "PRAGMA max_page_count = 12").await)
+        .await
+        .unwrap();
+    let large = "x".repeat(20_000);
+    let mut kept = Vec::new();
+    let mut refused = 0;
+    for nth in 0..12 {
+        let small = format!("small {nth}");
+        let big = format!("{nth} {large}");
+        // The small one shares its commit with the one there is no room for.
+        let writes = tokio::join!(
+            database.store.write(async |tx| note(tx, &small).await),
+            database.store.write(async |tx| note(tx, &big).await),
+        );
+        for (text, written) in [(small, writes.0), (big, writes.1)] {
+            match written {
+                Ok(()) => kept.push(text),
+                Err(Error::Full) => refused += 1,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+    assert!(refused > 0, "there was room for everything");
+    let notes = database.notes().await;
+    for text in &kept {
+        assert!(notes.contains(text), "an acknowledged write is gone");
+    }
+    assert_eq!(notes.len(), kept.len() + 1, "something refused was written");
+    database
+        .store
+        .write(async |tx| run(tx, "PRAGMA max_page_count = 100000").await)
+        .await
+        .unwrap();
+    database.store.write(async |tx| note(tx, &large).await).await.unwrap();
+    println!("kept {}, refused {refused}", kept.len());
+}
