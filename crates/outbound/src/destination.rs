@@ -1,0 +1,129 @@
+//! Where exports are written: a bucket of any store that speaks S3, or a folder below the operator's.
+
+mod begun;
+mod bucket;
+mod failure;
+mod folder;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind};
+
+use crate::Guard;
+pub use begun::Begun;
+use begun::Uploads;
+use bucket::Bucket;
+pub use failure::{DestinationFailure, Reason, classify};
+use folder::Folder;
+
+/// What the operator says about destinations.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Judges the addresses of buckets.
+    pub guard: Guard,
+    /// The folder below which `file` destinations lie; `None` refuses them.
+    pub file_root: Option<PathBuf>,
+    /// Credentials of the operator's own environment, for destinations without any; `None` refuses those.
+    pub environment_credentials: Option<Credentials>,
+}
+
+/// An open destination.
+#[derive(Clone, Debug)]
+pub struct Destination {
+    objects: Arc<dyn ObjectStore>,
+    place: Place,
+    uploads: Uploads,
+}
+
+#[derive(Clone, Debug)]
+enum Place {
+    Bucket(Bucket),
+    Folder(Folder),
+}
+
+impl Destination {
+    /// Opens a destination. A bucket is not called yet; a folder is made and looked at.
+    ///
+    /// # Errors
+    /// The configuration cannot be one: an endpoint that is no address, no folder configured, a link that leads out.
+    pub fn open(
+        settings: &Settings,
+        kind: DestinationKind,
+        config: &DestinationConfig,
+        credentials: Option<&Credentials>,
+    ) -> Result<Self, DestinationFailure> {
+        let uploads = Uploads::default();
+        match kind {
+            DestinationKind::S3 => {
+                let credentials = credentials
+                    .or(settings.environment_credentials.as_ref())
+                    .ok_or_else(|| {
+                        let why = "credentials are required: this server does not lend its own";
+                        DestinationFailure::new(Reason::AccessDenied, why)
+                    })?;
+                let bucket = Bucket::open(config, credentials, settings.guard.clone(), uploads.clone())?;
+                Ok(Self {
+                    objects: Arc::new(bucket.clone()),
+                    place: Place::Bucket(bucket),
+                    uploads,
+                })
+            }
+            DestinationKind::File => {
+                let top = settings.file_root.as_deref().ok_or_else(|| {
+                    let why = "file destinations are not enabled (exports.file_root)";
+                    DestinationFailure::new(Reason::Prefix, why)
+                })?;
+                let folder = Folder::open(top, &config.prefix, uploads.clone())?;
+                Ok(Self {
+                    objects: Arc::new(folder.clone()),
+                    place: Place::Folder(folder),
+                    uploads,
+                })
+            }
+        }
+    }
+
+    /// The store of its objects, for writers. Keys are whole: below the bucket, or below the operator's folder. Ask
+    /// [`classify`] about its errors.
+    #[must_use]
+    pub fn objects(&self) -> &Arc<dyn ObjectStore> {
+        &self.objects
+    }
+
+    /// Uploads in parts that were begun through this value and are not over. Whoever wants them to be given up after
+    /// a crash writes them down.
+    #[must_use]
+    pub fn begun(&self) -> Vec<Begun> {
+        self.uploads.list()
+    }
+
+    /// Gives up an upload that another process began. One that is gone already is no error.
+    ///
+    /// # Errors
+    /// What the destination answered.
+    pub async fn abort(&self, upload: &Begun) -> Result<(), DestinationFailure> {
+        match &self.place {
+            Place::Bucket(bucket) => bucket.abort(upload).await,
+            Place::Folder(folder) => folder.abort(upload).await,
+        }
+        .map_err(|error| classify(&error, &upload.path))
+    }
+
+    /// Writes a small file at `path` and deletes it again where that is allowed.
+    ///
+    /// # Errors
+    /// What the destination answered to the write. Nobody will try again, so also what may pass is an answer.
+    pub async fn test(&self, path: &Path) -> Result<(), DestinationFailure> {
+        let text = PutPayload::from_static(b"Towpath wrote this to see whether it may.\n");
+        let written = self.objects.put(path, text).await;
+        written.map_err(|error| classify(&error, path.as_ref()).final_answer())?;
+        if let Err(error) = self.objects.delete(path).await {
+            let failure = classify(&error, path.as_ref());
+            tracing::debug!(%failure, "the test file stays where it is");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,231 @@
+//! A bucket of a store that speaks S3.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, UploadPart,
+};
+use towpath_domain::export::{AddressingStyle, Credentials, DestinationConfig};
+
+use super::begun::{Begun, Uploads};
+use super::failure::{DestinationFailure, Reason, classify};
+use crate::Guard;
+use crate::guard::GuardedConnector;
+
+/// What passes at once is repeated here; what lasts is the engine's to repeat.
+const RETRIES: usize = 3;
+
+#[derive(Clone)]
+pub(super) struct Bucket {
+    store: Arc<AmazonS3>,
+    name: String,
+    uploads: Uploads,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The store's own text holds what it was configured with.
+        write!(f, "Bucket({})", self.name)
+    }
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "s3://{}", self.name)
+    }
+}
+
+impl Bucket {
+    pub(super) fn open(
+        config: &DestinationConfig,
+        credentials: &Credentials,
+        guard: Guard,
+        uploads: Uploads,
+    ) -> Result<Self, DestinationFailure> {
+        let bucket = config.bucket_name.as_deref().unwrap_or_default();
+        let options = config.config_kwargs_s3.clone().unwrap_or_default();
+        let virtual_hosted = match options.addressing_style {
+            AddressingStyle::Virtual => true,
+            AddressingStyle::Path => false,
+            // A bucket with a dot has no certificate as a host name.
+            AddressingStyle::Auto => config.endpoint_url.is_none() && !bucket.contains('.'),
+        };
+        let mut builder = AmazonS3Builder::new()
+            .with_bucket_name(bucket)
+            .with_region(config.region.as_deref().unwrap_or("us-east-1"))
+            .with_access_key_id(credentials.access_key_id.reveal())
+            .with_secret_access_key(credentials.secret_access_key.reveal())
+            .with_virtual_hosted_style_request(virtual_hosted)
+            .with_unsigned_payload(options.payload_signing_enabled == Some(false))
+            // Whether http is allowed is the guard's to say.
+            .with_allow_http(true)
+            .with_http_connector(GuardedConnector::new(guard))
+            .with_retry(RetryConfig {
+                backoff: BackoffConfig {
+                    init_backoff: Duration::from_millis(100),
+                    max_backoff: Duration::from_secs(2),
+                    base: 2.0,
+                },
+                max_retries: RETRIES,
+                retry_timeout: Duration::from_secs(60),
+            });
+        if let Some(token) = &credentials.session_token {
+            builder = builder.with_token(token.reveal());
+        }
+        if let Some(endpoint) = &config.endpoint_url {
+            builder = builder.with_endpoint(endpoint_for(endpoint, bucket, virtual_hosted)?);
+        }
+        let store = builder.build().map_err(|error| classify(&error, bucket))?;
+        Ok(Self {
+            store: Arc::new(store),
+            name: bucket.to_owned(),
+            uploads,
+        })
+    }
+
+    pub(super) async fn abort(&self, upload: &Begun) -> Result<()> {
+        self.uploads.remove(upload);
+        match self
+            .store
+            .abort_multipart(&Path::parse(&upload.path)?, &upload.id)
+            .await
+        {
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Bucket {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        self.store.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(&self, path: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        let id = self.store.create_multipart(path).await?;
+        let upload = Begun {
+            path: path.to_string(),
+            id,
+        };
+        self.uploads.add(upload.clone());
+        let parts = Parts {
+            bucket: self.clone(),
+            path: path.clone(),
+            upload,
+            begun: 0,
+            done: Arc::default(),
+        };
+        Ok(Box::new(parts))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.store.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.store.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.store.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.store.copy_opts(from, to, options).await
+    }
+}
+
+/// An upload in parts whose id is known to [`Uploads`] for as long as it is open.
+#[derive(Debug)]
+struct Parts {
+    bucket: Bucket,
+    path: Path,
+    upload: Begun,
+    begun: usize,
+    done: Arc<Mutex<Vec<(usize, PartId)>>>,
+}
+
+#[async_trait]
+impl MultipartUpload for Parts {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        let (bucket, path, id) = (self.bucket.clone(), self.path.clone(), self.upload.id.clone());
+        let (index, done) = (self.begun, Arc::clone(&self.done));
+        self.begun += 1;
+        Box::pin(async move {
+            let part = bucket.store.put_part(&path, &id, index, data).await?;
+            done.lock().unwrap_or_else(PoisonError::into_inner).push((index, part));
+            Ok(())
+        })
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        let mut parts = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
+        parts.sort_by_key(|(index, _)| *index);
+        if parts.len() != self.begun {
+            let source = "a part of the upload is missing".into();
+            return Err(object_store::Error::Generic { store: "S3", source });
+        }
+        let parts = parts.into_iter().map(|(_, part)| part).collect();
+        let result = self
+            .bucket
+            .store
+            .complete_multipart(&self.path, &self.upload.id, parts)
+            .await?;
+        self.bucket.uploads.remove(&self.upload);
+        Ok(result)
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.bucket.abort(&self.upload).await
+    }
+}
+
+/// With the bucket in the host name, the store's endpoint has to carry it.
+fn endpoint_for(endpoint: &str, bucket: &str, virtual_hosted: bool) -> Result<String, DestinationFailure> {
+    let malformed = |_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address");
+    let mut url = url::Url::parse(endpoint).map_err(malformed)?;
+    if virtual_hosted {
+        let host = match url.host() {
+            Some(url::Host::Domain(host)) => format!("{bucket}.{host}"),
+            _ => {
+                let why = "an endpoint_url that is a bare address takes addressing_style path";
+                return Err(DestinationFailure::new(Reason::InvalidEndpoint, why));
+            }
+        };
+        url.set_host(Some(&host)).map_err(malformed)?;
+    }
+    Ok(url.as_str().trim_end_matches('/').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bucket_goes_into_the_host_or_the_path() {
+        let endpoint = |url, hosted| endpoint_for(url, "traces", hosted).map_err(|failure| failure.reason());
+        assert_eq!(
+            endpoint("https://s3.example:9000/", false).unwrap(),
+            "https://s3.example:9000"
+        );
+        assert_eq!(
+            endpoint("https://s3.example:9000", true).unwrap(),
+            "https://traces.s3.example:9000"
+        );
+        assert_eq!(endpoint("http://127.0.0.1:9000", true), Err(Reason::InvalidEndpoint));
+        assert_eq!(endpoint("http://", false), Err(Reason::InvalidEndpoint));
+    }
+}

@@ -1,0 +1,154 @@
+//! HTTP that goes through the guard.
+
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+use super::{Guard, Refused};
+
+/// Where a URL leads, as far as it says so itself.
+pub(super) struct Target {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) plain: bool,
+    /// The host is an address: no resolver will be asked.
+    pub(super) literal: Option<IpAddr>,
+}
+
+impl Target {
+    /// The same parser the client uses, so `http://2130706433/` and `http://0x7f.1/` are what the client makes of them.
+    pub(super) fn parse(text: &str) -> Result<Self, Refused> {
+        let malformed = || Refused::Malformed(text.chars().take(200).collect());
+        let url = url::Url::parse(text).map_err(|_| malformed())?;
+        let plain = match url.scheme() {
+            "http" => true,
+            "https" => false,
+            _ => return Err(malformed()),
+        };
+        let literal = match url.host().ok_or_else(malformed)? {
+            url::Host::Ipv4(ip) => Some(ip.into()),
+            url::Host::Ipv6(ip) => Some(ip.into()),
+            url::Host::Domain(_) => None,
+        };
+        let port = url.port_or_known_default().ok_or_else(malformed)?;
+        Ok(Self {
+            host: url.host_str().unwrap_or_default().to_owned(),
+            port,
+            plain,
+            literal,
+        })
+    }
+}
+
+/// Resolves names for a client that calls one port by one scheme.
+pub(super) struct Resolver {
+    guard: Guard,
+    plain: bool,
+    port: u16,
+}
+
+impl Resolver {
+    pub(super) const fn new(guard: Guard, plain: bool, port: u16) -> Self {
+        Self { guard, plain, port }
+    }
+}
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let (guard, plain, port) = (self.guard.clone(), self.plain, self.port);
+        Box::pin(async move {
+            let addresses = guard.resolve(name.as_str(), port, plain).await?;
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        })
+    }
+}
+
+/// Gives an object store clients that obey a [`Guard`].
+#[derive(Debug)]
+pub struct GuardedConnector(Guard);
+
+impl GuardedConnector {
+    /// Of this guard.
+    #[must_use]
+    pub const fn new(guard: Guard) -> Self {
+        Self(guard)
+    }
+}
+
+impl HttpConnector for GuardedConnector {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Service(self.0.clone())))
+    }
+}
+
+#[derive(Debug)]
+struct Service(Guard);
+
+#[async_trait]
+impl HttpService for Service {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        // A call lives on the runtime the guard was made for: a caller that encodes files on a runtime of its own
+        // keeps that busy, and a connection driven there would time out.
+        let guard = self.0.clone();
+        let call = self.0.runtime().spawn(async move { call(&guard, request).await });
+        let call = AbortOnDrop(call);
+        call.await
+    }
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<Result<HttpResponse, HttpError>>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Future for AbortOnDrop {
+    type Output = Result<HttpResponse, HttpError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0)
+            .poll(cx)
+            .map(|ended| ended.unwrap_or_else(|error| Err(HttpError::new(HttpErrorKind::Interrupted, error))))
+    }
+}
+
+async fn call(guard: &Guard, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    // An unknown kind is not retried: a refusal stays one.
+    let refused = |why: Refused| HttpError::new(HttpErrorKind::Unknown, why);
+    let target = Target::parse(&request.uri().to_string()).map_err(refused)?;
+    if let Some(ip) = target.literal {
+        // The client connects to an address in the URL without asking its resolver.
+        guard
+            .check(&target.host, SocketAddr::new(ip, target.port), target.plain)
+            .map_err(refused)?;
+    }
+    let client = guard
+        .client(target.plain, target.port)
+        .map_err(|source| HttpError::new(HttpErrorKind::Unknown, source))?;
+    client.call(request).await.map_err(|failed| match refusal(&failed) {
+        Some(why) if !matches!(why, Refused::Unresolved { .. }) => refused(why),
+        _ => failed,
+    })
+}
+
+/// The refusal at the bottom of an error, if that is what it is.
+pub(crate) fn refusal(error: &(dyn Error + 'static)) -> Option<Refused> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(why) = error.downcast_ref::<Refused>() {
+            return Some(why.clone());
+        }
+        next = error.source();
+    }
+    None
+}
