@@ -1,0 +1,218 @@
+//! From a decoded body to drafts: which bytes of it belong to which operation.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use towpath_domain::TraceRunId;
+use uuid::Uuid;
+
+use super::run::{Draft, Head, uuid};
+use super::{Feedback, Refusal, Route};
+use crate::body::Limits;
+use crate::json;
+use crate::multipart;
+use crate::operation::Verb;
+
+/// Longest name of an attachment, in bytes.
+const MAX_ATTACHMENT_NAME: usize = 255;
+
+/// A body, cut up.
+#[derive(Default)]
+pub struct Drafts<'a> {
+    pub runs: Vec<Draft<'a>>,
+    pub feedback: Vec<Feedback>,
+    pub attachments: Vec<AttachmentPart<'a>>,
+}
+
+/// An attachment inside the body.
+pub struct AttachmentPart<'a> {
+    pub run: TraceRunId,
+    pub name: &'a str,
+    pub content_type: &'a str,
+    pub data: &'a [u8],
+}
+
+impl<'a> Drafts<'a> {
+    /// Cuts up a decoded body and checks its syntax, not yet what its fields say.
+    pub fn of(route: Route, content_type: &str, plain: &'a [u8], limits: &Limits) -> Result<Self, Refusal> {
+        let drafts = match route {
+            Route::Multipart => Self::multipart(content_type, plain, limits)?,
+            Route::Batch => Self::batch(content_type, plain)?,
+            Route::Run => Self::single(Verb::Post, None, content_type, plain)?,
+            Route::Patch(id) => Self::single(Verb::Patch, Some(id), content_type, plain)?,
+            Route::Feedback => Self {
+                feedback: vec![feedback("body", None, whole(content_type, plain)?)?],
+                ..Self::default()
+            },
+        };
+        drafts.within(limits)?;
+        Ok(drafts)
+    }
+
+    fn within(&self, limits: &Limits) -> Result<(), Refusal> {
+        if self.runs.len() + self.feedback.len() + self.attachments.len() > limits.parts {
+            return Err(Refusal::TooMany { limit: limits.parts });
+        }
+        Ok(())
+    }
+
+    fn single(verb: Verb, id: Option<TraceRunId>, content_type: &str, plain: &'a [u8]) -> Result<Self, Refusal> {
+        let head = Head::parse("body", whole(content_type, plain)?)?;
+        Ok(Self {
+            runs: vec![Draft::with_head(verb, id, head, "body")?],
+            ..Self::default()
+        })
+    }
+
+    fn batch(content_type: &str, plain: &'a [u8]) -> Result<Self, Refusal> {
+        #[derive(Deserialize)]
+        struct Batch<'a> {
+            #[serde(borrow, default)]
+            post: Option<Vec<&'a RawValue>>,
+            #[serde(borrow, default)]
+            patch: Option<Vec<&'a RawValue>>,
+        }
+        let text = whole(content_type, plain)?;
+        let batch: Batch<'_> = serde_json::from_str(text).map_err(|error| Refusal::invalid("body", error))?;
+        let mut runs = Vec::new();
+        for (verb, list) in [(Verb::Post, batch.post), (Verb::Patch, batch.patch)] {
+            for (index, raw) in list.into_iter().flatten().enumerate() {
+                let place = format!("{}[{index}]", verb.as_str());
+                runs.push(Draft::with_head(verb, None, Head::parse(&place, raw.get())?, &place)?);
+            }
+        }
+        Ok(Self {
+            runs,
+            ..Self::default()
+        })
+    }
+
+    fn multipart(content_type: &str, plain: &'a [u8], limits: &Limits) -> Result<Self, Refusal> {
+        let mut drafts = Self::default();
+        // A body may change one trace run several times; a part belongs to the latest of its verb and id.
+        let mut latest: HashMap<(Verb, TraceRunId), usize> = HashMap::new();
+        for part in multipart::parts(plain, multipart::boundary(content_type)?) {
+            let part = part?;
+            let (kind, rest) = part.name.split_once('.').unwrap_or((part.name, ""));
+            let (id, field) = rest
+                .split_once('.')
+                .map_or((rest, None), |(id, field)| (id, Some(field)));
+            let id: Uuid = id
+                .parse()
+                .map_err(|_| Refusal::invalid(shown(part.name), "its name holds no id"))?;
+            let verb = match kind {
+                "post" => Verb::Post,
+                "patch" => Verb::Patch,
+                "feedback" => {
+                    let text = json::check(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
+                    drafts.feedback.push(feedback(part.name, Some(id), text)?);
+                    drafts.within(limits)?;
+                    continue;
+                }
+                "attachment" => {
+                    drafts.attach(&part, id.into(), field.unwrap_or_default())?;
+                    drafts.within(limits)?;
+                    continue;
+                }
+                _ => return Err(Refusal::invalid(shown(part.name), "parts of this name are not known")),
+            };
+            let text = json::check(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
+            drafts.run_part(&mut latest, part.name, (verb, id.into()), field, text)?;
+            drafts.within(limits)?;
+        }
+        if let Some(draft) = drafts.runs.iter().find(|draft| draft.head.is_none()) {
+            let place = format!("{}.{}", draft.verb.as_str(), draft.id);
+            return Err(Refusal::invalid(place, "the part with the trace run itself is missing"));
+        }
+        Ok(drafts)
+    }
+
+    fn run_part(
+        &mut self,
+        latest: &mut HashMap<(Verb, TraceRunId), usize>,
+        name: &str,
+        key: (Verb, TraceRunId),
+        field: Option<&str>,
+        text: &'a str,
+    ) -> Result<(), Refusal> {
+        let (verb, id) = key;
+        // Nearly every part follows the one before it.
+        let known = match self.runs.last() {
+            Some(last) if (last.verb, last.id) == key => Some(self.runs.len() - 1),
+            _ => latest.get(&key).copied(),
+        };
+        let at = match known {
+            // A second head begins a second operation on the same trace run.
+            Some(at) if field.is_some() || self.runs[at].head.is_none() => at,
+            _ => {
+                self.runs.push(Draft::empty(verb, id));
+                latest.insert(key, self.runs.len() - 1);
+                self.runs.len() - 1
+            }
+        };
+        let draft = &mut self.runs[at];
+        match field {
+            None => draft.set_head(Head::parse(name, text)?, name),
+            Some(field) => draft
+                .set_part(field, text)
+                .map_err(|what| Refusal::invalid(shown(name), what)),
+        }
+    }
+
+    fn attach(&mut self, part: &multipart::Part<'a>, run: TraceRunId, name: &str) -> Result<(), Refusal> {
+        if name.is_empty() || name.len() > MAX_ATTACHMENT_NAME {
+            let what = format!("the name of an attachment has 1 to {MAX_ATTACHMENT_NAME} bytes");
+            return Err(Refusal::invalid(shown(part.name), what));
+        }
+        // The name as it stands in the body, so that it lives as long as that.
+        let name = &part.name[part.name.len() - name.len()..];
+        self.attachments.push(AttachmentPart {
+            run,
+            name,
+            content_type: part.content_type,
+            data: part.data,
+        });
+        Ok(())
+    }
+}
+
+/// The body of a JSON route.
+fn whole<'a>(content_type: &str, plain: &'a [u8]) -> Result<&'a str, Refusal> {
+    let kind = content_type.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("application/json") {
+        return Err(Refusal::NotJson(shown(kind)));
+    }
+    json::check(plain).map_err(|error| Refusal::invalid("body", error))
+}
+
+fn feedback(place: &str, id: Option<Uuid>, text: &str) -> Result<Feedback, Refusal> {
+    #[derive(Deserialize)]
+    struct Known<'a> {
+        #[serde(borrow, default)]
+        id: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        run_id: Option<&'a RawValue>,
+        #[serde(borrow, default)]
+        key: Option<&'a RawValue>,
+    }
+    let known: Known<'_> = serde_json::from_str(text).map_err(|error| Refusal::invalid(shown(place), error))?;
+    let own = uuid(place, "id", known.id)?;
+    let id = id
+        .or(own)
+        .ok_or_else(|| Refusal::invalid(shown(place), "`id` is missing"))?;
+    let run = uuid(place, "run_id", known.run_id)?.map(TraceRunId);
+    let key =
+        super::run::text(place, "key", known.key)?.ok_or_else(|| Refusal::invalid(shown(place), "`key` is missing"))?;
+    Ok(Feedback {
+        id,
+        run,
+        key: key.into_owned(),
+        body: text.to_owned(),
+    })
+}
+
+/// A name from the body as it may stand in an answer and a log.
+pub fn shown(name: &str) -> String {
+    name.chars().take(200).collect()
+}

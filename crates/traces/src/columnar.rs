@@ -1,0 +1,96 @@
+//! What can go wrong between rows, segments and exported files.
+
+use object_store::path::Path;
+use parquet::errors::ParquetError;
+
+/// Result of the columnar half of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An object could not be read: a segment, when it is about an export.
+    #[error("cannot read {path}")]
+    Read {
+        /// Key of the object.
+        path: Path,
+        /// What the store said.
+        source: Box<object_store::Error>,
+    },
+    /// An object could not be written: the destination, when it is about an export.
+    #[error("cannot write {path}")]
+    Write {
+        /// Key that was tried.
+        path: Path,
+        /// What the store said.
+        source: Box<object_store::Error>,
+    },
+    /// A segment is not what this crate writes, or holds somebody else's rows.
+    #[error("segment {path} is corrupt: {what}")]
+    Corrupt {
+        /// Key of the object.
+        path: Path,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Columns do not hold what a row needs.
+    #[error("stored columns are corrupt: {0}")]
+    Columns(String),
+    /// A trace run that nobody knows the place of: neither its own `dotted_order` nor the catalog gives it.
+    #[error("trace run {0} has no place in the sort order")]
+    Unplaced(towpath_domain::TraceRunId),
+    /// The same range gave other rows than before, so a file cannot be made again.
+    #[error("rows differ from those recorded: {0}")]
+    Diverged(String),
+    /// Encoding or decoding Parquet.
+    #[error("parquet")]
+    Parquet(#[source] ParquetError),
+    /// Handling columns in memory.
+    #[error("arrow")]
+    Arrow(#[from] arrow::error::ArrowError),
+}
+
+impl Error {
+    /// What the object store said, where that is what failed.
+    #[must_use]
+    pub fn object_store(&self) -> Option<&object_store::Error> {
+        match self {
+            Self::Read { source, .. } | Self::Write { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn write(path: &Path, source: object_store::Error) -> Self {
+        Self::Write {
+            path: path.clone(),
+            source: Box::new(source),
+        }
+    }
+
+    pub(crate) fn corrupt(path: &Path, what: impl Into<String>) -> Self {
+        Self::Corrupt {
+            path: path.clone(),
+            what: what.into(),
+        }
+    }
+
+    /// An error of the Parquet reader on `path`. It carries the object store's own errors inside.
+    pub(crate) fn reading(path: &Path, error: ParquetError) -> Self {
+        match error {
+            ParquetError::External(inner) => match inner.downcast::<object_store::Error>() {
+                Ok(source) => Self::Read {
+                    path: path.clone(),
+                    source,
+                },
+                Err(other) => Self::Parquet(ParquetError::External(other)),
+            },
+            other => Self::corrupt(path, other.to_string()),
+        }
+    }
+}
+
+impl From<ParquetError> for Error {
+    fn from(error: ParquetError) -> Self {
+        Self::Parquet(error)
+    }
+}

@@ -1,0 +1,286 @@
+//! Columns that nobody sends: they follow from what was sent.
+//!
+//! Derived when a row is written, from the merged fields, so a late patch changes them all. Texts of JSON are parsed
+//! only where a search for the key says that it pays.
+
+mod decimal;
+mod usage;
+
+use std::borrow::Cow;
+
+use memchr::memmem;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use towpath_domain::{Timestamp, trace};
+use uuid::Uuid;
+
+pub use decimal::{COST_PRECISION, COST_SCALE};
+pub use usage::Usage;
+
+use crate::operation::Fields;
+use crate::row::Row;
+
+/// What follows from a row's fields.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Derived<'a> {
+    /// First id of `dotted_order`; without one what was sent, or the run's own id where it has no parent.
+    pub trace_id: Option<Uuid>,
+    /// Last but one id of `dotted_order`; without one what was sent.
+    pub parent_run_id: Option<Uuid>,
+    /// Ancestors from the root to the parent. Without `dotted_order` only the parent is known. `None` where nothing
+    /// is: a patch whose post has not come.
+    pub parent_run_ids: Option<Vec<Uuid>>,
+    /// Whether it has no parent; `None` where nothing is known.
+    pub is_root: Option<bool>,
+    /// What was sent, else where the row stands in the sort order.
+    pub start_time: Option<Timestamp>,
+    /// An error makes it `error`, else an end makes it `success`, else what was sent, else `pending`.
+    pub status: Cow<'a, str>,
+    /// Tokens and costs.
+    pub usage: Usage,
+    /// When a model's first token came.
+    pub first_token_time: Option<Timestamp>,
+}
+
+/// Derives them.
+#[must_use]
+pub fn derive(row: &Row) -> Derived<'_> {
+    let fields = row.fields();
+    let tree = Tree::of(row);
+    Derived {
+        trace_id: tree.trace_id,
+        parent_run_id: tree.parent_run_id,
+        parent_run_ids: tree.parent_run_ids,
+        is_root: tree.is_root,
+        start_time: fields.start_time.or(row.key().map(|key| key.sort_time)),
+        status: status(fields),
+        usage: usage::of(fields),
+        first_token_time: fields.events.as_deref().and_then(first_token_time),
+    }
+}
+
+struct Tree {
+    trace_id: Option<Uuid>,
+    parent_run_id: Option<Uuid>,
+    parent_run_ids: Option<Vec<Uuid>>,
+    is_root: Option<bool>,
+}
+
+impl Tree {
+    fn of(row: &Row) -> Self {
+        let fields = row.fields();
+        let links = fields
+            .dotted_order
+            .as_deref()
+            .and_then(|order| trace::links(order).collect::<Option<Vec<_>>>());
+        if let Some(links) = links {
+            let mut ids: Vec<Uuid> = links.into_iter().map(|link| link.id).collect();
+            let trace_id = ids.first().copied();
+            ids.pop(); // the run itself
+            return Self {
+                trace_id,
+                parent_run_id: ids.last().copied(),
+                is_root: Some(ids.is_empty()),
+                parent_run_ids: Some(ids),
+            };
+        }
+        // A patch without a parent may belong to a post that has one, so only a post can say "root".
+        let is_root = (row.has_post() || fields.parent_run_id.is_some()).then_some(fields.parent_run_id.is_none());
+        Self {
+            trace_id: fields.trace_id.or((is_root == Some(true)).then_some(row.id().0)),
+            parent_run_id: fields.parent_run_id,
+            parent_run_ids: is_root.map(|_| fields.parent_run_id.into_iter().collect()),
+            is_root,
+        }
+    }
+}
+
+fn status(fields: &Fields) -> Cow<'_, str> {
+    if fields.error.as_deref().is_some_and(|error| !error.is_empty()) {
+        return Cow::Borrowed("error");
+    }
+    if fields.end_time.is_some() {
+        return Cow::Borrowed("success");
+    }
+    fields.status.as_deref().map_or(Cow::Borrowed("pending"), Cow::Borrowed)
+}
+
+/// Time of the first event named `new_token`.
+fn first_token_time(events: &str) -> Option<Timestamp> {
+    const NAME: &str = "new_token";
+    memmem::find(events.as_bytes(), NAME.as_bytes())?;
+    let mut found = None;
+    // A model streams thousands of tokens; parsing stops at the first by way of an error, which is no failure.
+    let _stopped = FirstNamed {
+        name: NAME,
+        found: &mut found,
+    }
+    .deserialize(&mut serde_json::Deserializer::from_str(events));
+    found.and_then(|time| timestamp(&time))
+}
+
+/// A time as the clients send it: ISO text, or milliseconds since the epoch (JS).
+fn timestamp(raw: &RawValue) -> Option<Timestamp> {
+    let raw = raw.get();
+    if let Ok(text) = serde_json::from_str::<Cow<'_, str>>(raw) {
+        return Timestamp::parse(&text).ok();
+    }
+    let millis: f64 = raw.parse().ok()?;
+    let micros = millis * 1000.0;
+    // Beyond 2^53 microseconds (year 2255) a float has no whole microseconds any more.
+    (micros.abs() < 9e15).then(|| Timestamp::from_micros(micros.round() as i64))
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+    time: Option<Box<RawValue>>,
+}
+
+struct FirstNamed<'a> {
+    name: &'static str,
+    found: &'a mut Option<Box<RawValue>>,
+}
+
+impl<'de> DeserializeSeed<'de> for FirstNamed<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for FirstNamed<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a list of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        while let Some(event) = list.next_element::<&RawValue>()? {
+            let Ok(event) = serde_json::from_str::<Event<'_>>(event.get()) else {
+                continue;
+            };
+            if event.name.as_deref() == Some(self.name) {
+                *self.found = event.time;
+                return Err(serde::de::Error::custom("found"));
+            }
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operation::{Operation, Verb};
+    use towpath_domain::TraceRunId;
+
+    fn row(fields: Fields) -> Row {
+        Row::from_operation(
+            Operation {
+                verb: Verb::Post,
+                id: TraceRunId(Uuid::from_u128(7)),
+                project: None,
+                fields,
+            },
+            1,
+        )
+    }
+
+    #[test]
+    fn the_tree_follows_from_the_dotted_order() {
+        let [root, middle, own] = [1, 2, 7].map(Uuid::from_u128);
+        let order = [root, middle, own]
+            .map(|id| format!("20261120T102210210769Z{id}"))
+            .join(".");
+        let row = row(Fields {
+            dotted_order: Some(order),
+            trace_id: Some(own),
+            parent_run_id: Some(root),
+            ..Fields::default()
+        });
+        let derived = derive(&row);
+        assert_eq!(derived.trace_id, Some(root));
+        assert_eq!(derived.parent_run_id, Some(middle));
+        assert_eq!(derived.parent_run_ids, Some(vec![root, middle]));
+        assert_eq!(derived.is_root, Some(false));
+        assert_eq!(derived.start_time, Timestamp::parse("2026-11-20T10:22:10.210769Z").ok());
+    }
+
+    #[test]
+    fn without_a_dotted_order_the_sent_ids_count() {
+        let lone = row(Fields::default());
+        assert_eq!(derive(&lone).trace_id, Some(lone.id().0));
+        assert_eq!(derive(&lone).is_root, Some(true));
+        assert_eq!(derive(&lone).parent_run_ids, Some(vec![]));
+        let parent = Uuid::from_u128(3);
+        let child = row(Fields {
+            parent_run_id: Some(parent),
+            ..Fields::default()
+        });
+        assert_eq!(derive(&child).trace_id, None);
+        assert_eq!(derive(&child).parent_run_ids, Some(vec![parent]));
+        assert_eq!(derive(&child).is_root, Some(false));
+    }
+
+    #[test]
+    fn error_beats_end_beats_what_was_sent() {
+        let text = |text: &str| Some(text.to_owned());
+        let end_time = Some(Timestamp::from_micros(5));
+        for (fields, expected) in [
+            (Fields::default(), "pending"),
+            (
+                Fields {
+                    status: text("interrupted"),
+                    ..Fields::default()
+                },
+                "interrupted",
+            ),
+            (
+                Fields {
+                    status: text("pending"),
+                    end_time,
+                    ..Fields::default()
+                },
+                "success",
+            ),
+            (
+                Fields {
+                    status: text("success"),
+                    end_time,
+                    error: text("boom"),
+                    ..Fields::default()
+                },
+                "error",
+            ),
+        ] {
+            assert_eq!(derive(&row(fields)).status, expected);
+        }
+    }
+
+    #[test]
+    fn the_first_token_is_found_in_either_form() {
+        let at = Timestamp::parse("2026-03-01T12:00:00.5Z").unwrap();
+        for events in [
+            r#"[{"name":"start","time":"2026-03-01T11:00:00Z"},{"name":"new_token","time":"2026-03-01T12:00:00.5","kwargs":{"token":"x"}},{"name":"new_token","time":"2027-01-01"}]"#,
+            r#"[{"time":1772366400500,"name":"new_token"}]"#,
+            r#"[3, {"name":["new_token"]}, {"name":"new_token","time":1772366400500.0}, {broken"#,
+        ] {
+            assert_eq!(first_token_time(events), Some(at), "{events}");
+        }
+        for events in [
+            "",
+            "null",
+            "{\"new_token\":1}",
+            r#"[{"name":"end","kwargs":"new_token"}]"#,
+            r#"[{"name":"new_token"}]"#,
+        ] {
+            assert_eq!(first_token_time(events), None, "{events}");
+        }
+    }
+}

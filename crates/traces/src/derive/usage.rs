@@ -1,0 +1,306 @@
+//! Tokens and costs of a model call, wherever the clients put them.
+//!
+//! The first of these places that holds something counts: `outputs.usage_metadata`; `outputs.message` and every
+//! `outputs.generations[..].message` (plain, or serialised with `kwargs`), summed up; `extra.metadata.usage_metadata`;
+//! `outputs.llm_output.token_usage`, which has other names for the same.
+
+use memchr::memmem;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::decimal;
+use crate::operation::Fields;
+
+/// Tokens, and costs as multiples of 10⁻¹⁰.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// All of it; the sum of the two others where it was not sent.
+    pub total_tokens: Option<i64>,
+    /// Tokens that went in.
+    pub prompt_tokens: Option<i64>,
+    /// Tokens that came out.
+    pub completion_tokens: Option<i64>,
+    /// All of it; the sum of the two others where it was not sent.
+    pub total_cost: Option<i128>,
+    /// Cost of what went in.
+    pub prompt_cost: Option<i128>,
+    /// Cost of what came out.
+    pub completion_cost: Option<i128>,
+}
+
+type Raw<'a> = Option<&'a RawValue>;
+
+#[derive(Deserialize)]
+struct Outputs<'a> {
+    #[serde(borrow)]
+    usage_metadata: Raw<'a>,
+    #[serde(borrow)]
+    message: Raw<'a>,
+    #[serde(borrow)]
+    generations: Raw<'a>,
+    #[serde(borrow)]
+    llm_output: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    usage_metadata: Raw<'a>,
+    #[serde(borrow)]
+    kwargs: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Generation<'a> {
+    #[serde(borrow)]
+    message: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct LlmOutput<'a> {
+    #[serde(borrow)]
+    token_usage: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Metadata<'a> {
+    #[serde(borrow)]
+    usage_metadata: Raw<'a>,
+}
+
+#[derive(Deserialize)]
+struct Counts<'a> {
+    #[serde(borrow, alias = "prompt_tokens")]
+    input_tokens: Raw<'a>,
+    #[serde(borrow, alias = "completion_tokens")]
+    output_tokens: Raw<'a>,
+    #[serde(borrow)]
+    total_tokens: Raw<'a>,
+    #[serde(borrow)]
+    input_cost: Raw<'a>,
+    #[serde(borrow)]
+    output_cost: Raw<'a>,
+    #[serde(borrow)]
+    total_cost: Raw<'a>,
+}
+
+pub fn of(fields: &Fields) -> Usage {
+    let has = |text: &str, key: &str| memmem::find(text.as_bytes(), key.as_bytes()).is_some();
+    let text = fields.outputs.as_deref().unwrap_or_default();
+    let has_usage = has(text, "usage_metadata");
+    let has_token_usage = has(text, "token_usage");
+    let outputs = (has_usage || has_token_usage)
+        .then(|| parse::<Outputs<'_>>(text))
+        .flatten();
+    let own = outputs
+        .as_ref()
+        .filter(|_| has_usage)
+        .map(in_outputs)
+        .unwrap_or_default();
+    if !own.is_empty() {
+        return own;
+    }
+    let metadata = fields
+        .extra
+        .iter()
+        .flatten()
+        .find(|(key, _)| key == "metadata")
+        .map(|(_, value)| value.as_str());
+    let told = metadata
+        .filter(|text| has(text, "usage_metadata"))
+        .and_then(parse::<Metadata<'_>>)
+        .map(|metadata| counts(metadata.usage_metadata))
+        .unwrap_or_default();
+    if !told.is_empty() {
+        return told;
+    }
+    outputs
+        .filter(|_| has_token_usage)
+        .and_then(|outputs| parse::<LlmOutput<'_>>(outputs.llm_output?.get()))
+        .map(|output| counts(output.token_usage))
+        .unwrap_or_default()
+}
+
+fn in_outputs(outputs: &Outputs<'_>) -> Usage {
+    let direct = counts(outputs.usage_metadata);
+    if !direct.is_empty() {
+        return direct;
+    }
+    let mut sum = in_message(outputs.message);
+    // One list per prompt, or one list: both are about.
+    for item in list(outputs.generations) {
+        if item.get().starts_with('[') {
+            for generation in list(Some(item)) {
+                sum = sum.plus(in_generation(generation));
+            }
+        } else {
+            sum = sum.plus(in_generation(item));
+        }
+    }
+    sum
+}
+
+fn in_generation(raw: &RawValue) -> Usage {
+    parse::<Generation<'_>>(raw.get())
+        .map(|generation| in_message(generation.message))
+        .unwrap_or_default()
+}
+
+fn in_message(raw: Raw<'_>) -> Usage {
+    let Some(message) = raw.and_then(|raw| parse::<Message<'_>>(raw.get())) else {
+        return Usage::default();
+    };
+    let plain = counts(message.usage_metadata);
+    if !plain.is_empty() {
+        return plain;
+    }
+    message
+        .kwargs
+        .and_then(|raw| parse::<Metadata<'_>>(raw.get()))
+        .map(|kwargs| counts(kwargs.usage_metadata))
+        .unwrap_or_default()
+}
+
+fn counts(raw: Raw<'_>) -> Usage {
+    let Some(counts) = raw.and_then(|raw| parse::<Counts<'_>>(raw.get())) else {
+        return Usage::default();
+    };
+    let (prompt_tokens, completion_tokens) = (tokens(counts.input_tokens), tokens(counts.output_tokens));
+    let (prompt_cost, completion_cost) = (cost(counts.input_cost), cost(counts.output_cost));
+    Usage {
+        total_tokens: tokens(counts.total_tokens).or(add(prompt_tokens, completion_tokens, i64::checked_add)),
+        prompt_tokens,
+        completion_tokens,
+        total_cost: cost(counts.total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
+        prompt_cost,
+        completion_cost,
+    }
+}
+
+impl Usage {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            total_tokens: add(self.total_tokens, other.total_tokens, i64::checked_add),
+            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::checked_add),
+            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::checked_add),
+            total_cost: add(self.total_cost, other.total_cost, decimal::sum),
+            prompt_cost: add(self.prompt_cost, other.prompt_cost, decimal::sum),
+            completion_cost: add(self.completion_cost, other.completion_cost, decimal::sum),
+        }
+    }
+}
+
+/// A JSON object of another shape than expected is no error: nobody promised one.
+fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
+    serde_json::from_str(text).ok()
+}
+
+fn list(raw: Raw<'_>) -> Vec<&RawValue> {
+    raw.and_then(|raw| parse(raw.get())).unwrap_or_default()
+}
+
+/// A count; clients in JS may write `12.0`.
+fn tokens(raw: Raw<'_>) -> Option<i64> {
+    let text = raw?.get();
+    text.parse().ok().or_else(|| {
+        let number: f64 = text.parse().ok()?;
+        (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
+    })
+}
+
+/// An amount, as a number or as a text that holds one.
+fn cost(raw: Raw<'_>) -> Option<i128> {
+    decimal::parse(raw?.get().trim_matches('"'))
+}
+
+fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> Option<T>) -> Option<T> {
+    match (a, b) {
+        (Some(a), Some(b)) => plus(a, b),
+        (a, b) => a.or(b),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USAGE: &str = r#"{"input_tokens":10,"output_tokens":5,"total_tokens":15,"input_cost":0.001,"output_cost":"0.002","input_token_details":{"audio":1}}"#;
+
+    fn full() -> Usage {
+        Usage {
+            total_tokens: Some(15),
+            prompt_tokens: Some(10),
+            completion_tokens: Some(5),
+            total_cost: Some(30_000_000),
+            prompt_cost: Some(10_000_000),
+            completion_cost: Some(20_000_000),
+        }
+    }
+
+    fn outputs(text: &str) -> Usage {
+        of(&Fields {
+            outputs: Some(text.to_owned()),
+            ..Fields::default()
+        })
+    }
+
+    #[test]
+    fn every_place_is_looked_at() {
+        for text in [
+            format!(r#"{{"messages":[],"usage_metadata":{USAGE}}}"#),
+            format!(r#"{{"message":{{"content":"x","usage_metadata":{USAGE}}}}}"#),
+            format!(
+                r#"{{"generations":[[{{"text":"","message":{{"lc":1,"kwargs":{{"usage_metadata":{USAGE}}}}}}}]],"llm_output":{{"token_usage":{{"prompt_tokens":1}}}}}}"#
+            ),
+            format!(r#"{{"generations":[{{"message":{{"usage_metadata":{USAGE}}}}}]}}"#),
+        ] {
+            assert_eq!(outputs(&text), full(), "{text}");
+        }
+        let extra = Some(vec![(
+            "metadata".to_owned(),
+            format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#),
+        )]);
+        let text = r#"{"llm_output":{"token_usage":{"prompt_tokens":1}}}"#.to_owned();
+        assert_eq!(
+            of(&Fields {
+                extra,
+                outputs: Some(text),
+                ..Fields::default()
+            }),
+            full()
+        );
+        let old =
+            outputs(r#"{"generations":[],"llm_output":{"token_usage":{"prompt_tokens":3,"completion_tokens":4.0}}}"#);
+        assert_eq!(
+            (old.prompt_tokens, old.completion_tokens, old.total_tokens),
+            (Some(3), Some(4), Some(7))
+        );
+    }
+
+    #[test]
+    fn generations_are_summed() {
+        let message = format!(r#"{{"message":{{"usage_metadata":{USAGE}}}}}"#);
+        let two = outputs(&format!(r#"{{"generations":[[{message},{{}}],[{message}]]}}"#));
+        assert_eq!((two.total_tokens, two.total_cost), (Some(30), Some(60_000_000)));
+    }
+
+    #[test]
+    fn other_shapes_give_nothing() {
+        for text in [
+            "",
+            "null",
+            "[\"usage_metadata\"]",
+            "{\"usage_metadata\":3}",
+            "{\"usage_metadata\":{\"input_tokens\":\"many\"}}",
+            "{\"usage_metadata\":{\"input_tokens\":1.5}",
+            "{\"text\":\"usage_metadata token_usage\"}",
+            "{\"generations\":{\"usage_metadata\":1}}",
+        ] {
+            assert_eq!(outputs(text), Usage::default(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Making a fold true.
+
+use object_store::path::Path;
+use towpath_domain::JobId;
+use towpath_store::segments::Part;
+use towpath_store::{Error, Result, Tx, feedback, pending_patches, segments, units};
+
+use super::{Folded, NewSegment};
+
+/// Writes down all a fold did. Belongs into one transaction, fenced by the job that folded.
+///
+/// # Errors
+/// [`Error::Stale`] when a unit was folded by somebody else or an intent was swept: the fold was too late and
+/// counts for nothing.
+pub async fn record(tx: &mut Tx<'_>, job: JobId, folded: &Folded) -> Result<()> {
+    for segment in &folded.segments {
+        publish(tx, segment).await?;
+    }
+    for waiting in &folded.waiting {
+        let operation = serde_json::to_string(&waiting.operation)
+            .map_err(|_| Error::corrupt("pending_patch", "operation", waiting.seq))?;
+        pending_patches::put(tx, waiting.tenant, waiting.operation.id, waiting.seq, &operation).await?;
+    }
+    for &(tenant, run, seq) in &folded.taken_up {
+        pending_patches::remove(tx, tenant, run, seq).await?;
+    }
+    for row in &folded.feedback {
+        feedback::put(tx, row).await?;
+    }
+    for row in &folded.attachments {
+        feedback::attach(tx, row).await?;
+    }
+    units::fold(tx, job, &folded.units).await
+}
+
+async fn publish(tx: &mut Tx<'_>, segment: &NewSegment) -> Result<()> {
+    let parts: Vec<Part> = segment
+        .written
+        .parts
+        .iter()
+        .map(|part| Part {
+            segment_id: segment.id,
+            tenant_id: segment.tenant,
+            project_id: part.project,
+            day: part.day,
+            row_group: int(part.row_group),
+            rows: int(part.rows),
+            min_sort_time: part.min_sort_time,
+            max_sort_time: part.max_sort_time,
+            min_seq: part.min_seq,
+            max_seq: part.max_seq,
+        })
+        .collect();
+    segments::publish(
+        tx,
+        segment.tenant,
+        segment.id,
+        int(segment.written.rows),
+        int(segment.written.bytes),
+        &parts,
+    )
+    .await
+}
+
+/// The parts of the catalog as the readers of segments want them.
+#[must_use]
+pub fn part_ref(placed: &segments::PlacedPart) -> crate::scan::PartRef {
+    crate::scan::PartRef {
+        path: Path::from(placed.path.as_str()),
+        row_group: usize::try_from(placed.part.row_group).unwrap_or_default(),
+        min_sort_time: placed.part.min_sort_time,
+        max_sort_time: placed.part.max_sort_time,
+    }
+}
+
+fn int(count: impl TryInto<i64>) -> i64 {
+    count.try_into().unwrap_or(i64::MAX)
+}

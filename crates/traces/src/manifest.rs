@@ -1,0 +1,126 @@
+//! The manifest of a finished export.
+//!
+//! Written last, by one PUT, to `<prefix>/export_id=<id>/_manifest.json`: an export is complete exactly when its
+//! manifest is there, and its data are exactly the files it lists. Any other object below the export's folder is left
+//! from an attempt that did not finish.
+
+use std::sync::Arc;
+
+use chrono::NaiveDate;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use serde::{Deserialize, Serialize};
+use towpath_domain::{ExportId, ExportRunId, ProjectId, TenantId, Timestamp};
+
+use crate::columnar::{Error, Result};
+use crate::parquet_file::Compression;
+
+/// Version of this document's shape. Fields may be added without a new one.
+pub const VERSION: u32 = 1;
+
+/// What an export consists of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The export.
+    pub export_id: ExportId,
+    /// Its workspace.
+    pub tenant_id: TenantId,
+    /// The project whose trace runs it has.
+    pub session_id: ProjectId,
+    /// Trace runs that started at this time or later…
+    pub start_time: Timestamp,
+    /// … and before this one.
+    pub end_time: Timestamp,
+    /// Columns of every file, in order.
+    pub fields: Vec<String>,
+    /// File format: `Parquet`.
+    pub format: String,
+    /// Types and layout: `v1`.
+    pub format_version: String,
+    /// Compression of every file.
+    pub compression: Compression,
+    /// Filter text, `null` for all trace runs.
+    pub filter: Option<String>,
+    /// Rows of all files.
+    pub rows: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Its days in order; days without trace runs have no files.
+    pub partitions: Vec<Partition>,
+    /// When everything was written.
+    pub finished_at: Timestamp,
+}
+
+/// One UTC day of an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    /// The export run that wrote it.
+    pub export_run_id: ExportRunId,
+    /// The day.
+    pub day: NaiveDate,
+    /// Folder of its files: key in the bucket, or path below the destination's folder.
+    pub path: String,
+    /// Rows of its files.
+    pub rows: u64,
+    /// Bytes of its files.
+    pub bytes: u64,
+    /// Its files in the order of their rows.
+    pub files: Vec<File>,
+}
+
+/// One Parquet file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct File {
+    /// Key in the bucket, or path below the destination's folder.
+    pub path: String,
+    /// Rows in it.
+    pub rows: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+impl Partition {
+    /// Of files; rows and bytes are added up.
+    #[must_use]
+    pub fn of(export_run_id: ExportRunId, day: NaiveDate, path: &Path, files: Vec<File>) -> Self {
+        let (rows, bytes) = files
+            .iter()
+            .fold((0, 0), |(rows, bytes), file| (rows + file.rows, bytes + file.bytes));
+        Self {
+            export_run_id,
+            day,
+            path: path.to_string(),
+            rows,
+            bytes,
+            files,
+        }
+    }
+}
+
+impl Manifest {
+    /// Takes the partitions, in order of their days; rows and bytes are added up.
+    #[must_use]
+    pub fn with_partitions(mut self, mut partitions: Vec<Partition>) -> Self {
+        partitions.sort_by_key(|partition| (partition.day, partition.export_run_id));
+        self.rows = partitions.iter().map(|partition| partition.rows).sum();
+        self.bytes = partitions.iter().map(|partition| partition.bytes).sum();
+        self.partitions = partitions;
+        self
+    }
+
+    /// Writes it to `path`, over an earlier one.
+    ///
+    /// # Errors
+    /// The destination refused.
+    pub async fn write(&self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<()> {
+        let mut text = serde_json::to_vec_pretty(self).expect("ids, numbers and texts always have a JSON form");
+        text.push(b'\n');
+        store
+            .put(path, PutPayload::from(text))
+            .await
+            .map(drop)
+            .map_err(|source| Error::write(path, source))
+    }
+}

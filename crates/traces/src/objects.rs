@@ -1,0 +1,348 @@
+//! Where segments, units and attachments lie: a local folder or an S3 bucket, behind one door.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::TryStreamExt as _;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::prefix::PrefixStore;
+use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig};
+use uuid::Uuid;
+
+/// Folder of files that are being written, of a local store.
+const UNFINISHED: &str = "tmp";
+
+/// What went wrong with an object.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectsError {
+    /// The address of the store cannot be used; the text says why.
+    #[error("{0}")]
+    Address(String),
+    /// No room left.
+    #[error("no space left for objects")]
+    Full,
+    /// A local file.
+    #[error("cannot write {path}")]
+    File {
+        /// The object.
+        path: Path,
+        /// What the file system says.
+        #[source]
+        source: io::Error,
+    },
+    /// What the object store says.
+    #[error("object store")]
+    Store(#[from] object_store::Error),
+}
+
+impl ObjectsError {
+    /// Whether there is no such object.
+    #[must_use]
+    pub const fn is_not_found(&self) -> bool {
+        matches!(self, Self::Store(object_store::Error::NotFound { .. }))
+    }
+
+    fn file(path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
+            _ => Self::File {
+                path: path.clone(),
+                source,
+            },
+        }
+    }
+}
+
+/// A store of objects. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Objects {
+    store: Arc<dyn ObjectStore>,
+    local: Option<Arc<Local>>,
+}
+
+#[derive(Debug)]
+struct Local {
+    files: Arc<LocalFileSystem>,
+    root: PathBuf,
+}
+
+impl Objects {
+    /// Opens `file:///folder` (made if it is missing) or `s3://bucket/prefix`. `variables` are the usual `AWS_…` ones,
+    /// read by whoever may read the environment.
+    ///
+    /// # Errors
+    /// [`ObjectsError::Address`] for another scheme or settings that do not fit, [`ObjectsError::File`] when the
+    /// folder cannot be made.
+    pub fn open(url: &str, variables: &BTreeMap<String, String>) -> Result<Self, ObjectsError> {
+        let address = |why: &str| ObjectsError::Address(format!("object store address `{url}`: {why}"));
+        let parsed = url::Url::parse(url).map_err(|error| address(&error.to_string()))?;
+        match parsed.scheme() {
+            "file" => Self::folder(parsed.to_file_path().map_err(|()| address("expected file:///folder"))?),
+            "s3" => {
+                let bucket = parsed.host_str().filter(|bucket| !bucket.is_empty());
+                let bucket = bucket.ok_or_else(|| address("expected s3://bucket/prefix"))?;
+                let prefix = Path::from_url_path(parsed.path()).map_err(|error| address(&error.to_string()))?;
+                Self::bucket(bucket, &prefix, variables)
+            }
+            _ => Err(address("expected file:///folder or s3://bucket/prefix")),
+        }
+    }
+
+    /// A local folder.
+    ///
+    /// # Errors
+    /// [`ObjectsError::File`] when it cannot be made.
+    pub fn folder(root: PathBuf) -> Result<Self, ObjectsError> {
+        let made = std::fs::create_dir_all(&root).and_then(|()| root.canonicalize());
+        let root = made.map_err(|source| ObjectsError::file(&Path::default(), source))?;
+        let files = Arc::new(LocalFileSystem::new_with_prefix(&root)?);
+        Ok(Self {
+            store: files.clone(),
+            local: Some(Arc::new(Local { files, root })),
+        })
+    }
+
+    fn bucket(bucket: &str, prefix: &Path, variables: &BTreeMap<String, String>) -> Result<Self, ObjectsError> {
+        // A client of ingest waits ten seconds, so three minutes of retries help nobody.
+        let retry = RetryConfig {
+            max_retries: 3,
+            retry_timeout: Duration::from_secs(20),
+            ..RetryConfig::default()
+        };
+        let mut builder = AmazonS3Builder::new().with_bucket_name(bucket).with_retry(retry);
+        for (name, value) in variables.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+            if let Ok(key) = name.to_ascii_lowercase().parse() {
+                builder = builder.with_config(key, value);
+            }
+            if name.starts_with("AWS_ENDPOINT") && value.starts_with("http://") {
+                builder = builder.with_allow_http(true);
+            }
+        }
+        let store = builder.build()?;
+        let store: Arc<dyn ObjectStore> = if prefix.as_ref().is_empty() {
+            Arc::new(store)
+        } else {
+            Arc::new(PrefixStore::new(store, prefix.clone()))
+        };
+        Ok(Self { store, local: None })
+    }
+
+    /// Objects that live as long as this value: for tests and throw-away runs.
+    #[must_use]
+    pub fn memory() -> Self {
+        Self {
+            store: Arc::new(InMemory::new()),
+            local: None,
+        }
+    }
+
+    /// The store itself, for readers.
+    #[must_use]
+    pub fn store(&self) -> &Arc<dyn ObjectStore> {
+        &self.store
+    }
+
+    /// Whether writing is cheap enough that nothing is won by waiting for company.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        self.local.is_some()
+    }
+
+    /// Writes an object made of `pieces` and returns when it will survive a loss of power. It is there whole or not
+    /// at all; one of the same name is replaced.
+    ///
+    /// # Errors
+    /// [`ObjectsError::Full`] where there is no room, else what the store says.
+    pub async fn put(&self, path: &Path, pieces: Vec<Bytes>) -> Result<(), ObjectsError> {
+        let Some(local) = self.local.clone() else {
+            self.store.put(path, PutPayload::from_iter(pieces)).await?;
+            return Ok(());
+        };
+        let object = path.clone();
+        let written = tokio::task::spawn_blocking(move || {
+            let target = local.files.path_to_filesystem(&object)?;
+            local
+                .write(&target, &pieces)
+                .map_err(|source| ObjectsError::file(&object, source))
+        });
+        written.await.unwrap_or_else(|ended| {
+            Err(ObjectsError::File {
+                path: path.clone(),
+                source: io::Error::other(ended),
+            })
+        })
+    }
+
+    /// Makes an object that was written through [`Objects::store`] survive a loss of power. An object store has
+    /// done that by itself; local files need to be told.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub async fn sync(&self, path: &Path) -> Result<(), ObjectsError> {
+        let Some(local) = self.local.clone() else { return Ok(()) };
+        let object = path.clone();
+        let synced = tokio::task::spawn_blocking(move || {
+            let target = local.files.path_to_filesystem(&object)?;
+            local
+                .sync(&target)
+                .map_err(|source| ObjectsError::file(&object, source))
+        });
+        synced.await.unwrap_or_else(|ended| {
+            Err(ObjectsError::File {
+                path: path.clone(),
+                source: io::Error::other(ended),
+            })
+        })
+    }
+
+    /// The whole object.
+    ///
+    /// # Errors
+    /// What the store says; see [`ObjectsError::is_not_found`].
+    pub async fn get(&self, path: &Path) -> Result<Bytes, ObjectsError> {
+        Ok(self.store.get(path).await?.bytes().await?)
+    }
+
+    /// Removes an object. One that is not there is no error.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn delete(&self, path: &Path) -> Result<(), ObjectsError> {
+        match self.store.delete(path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Removes what writers left behind that died before `before`, and says how many files that were.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn sweep_unfinished(&self, before: towpath_domain::Timestamp) -> Result<usize, ObjectsError> {
+        if self.local.is_none() {
+            return Ok(0);
+        }
+        let folder = Path::from(UNFINISHED);
+        let listed: Vec<_> = self.store.list(Some(&folder)).try_collect().await?;
+        let mut swept = 0;
+        for object in listed
+            .into_iter()
+            .filter(|object| object.last_modified < before.to_utc())
+        {
+            self.delete(&object.location).await?;
+            swept += 1;
+        }
+        Ok(swept)
+    }
+}
+
+impl Local {
+    /// Writes beside, syncs, renames into place, syncs the folder: the name never points at half a file.
+    fn write(&self, target: &std::path::Path, pieces: &[Bytes]) -> io::Result<()> {
+        let folder = target.parent().unwrap_or(&self.root);
+        self.ensure(folder)?;
+        let unfinished = self.root.join(UNFINISHED);
+        self.ensure(&unfinished)?;
+        let beside = unfinished.join(Uuid::now_v7().to_string());
+        let moved = self
+            .fill(&beside, pieces)
+            .and_then(|()| std::fs::rename(&beside, target));
+        if moved.is_err() {
+            // It may not exist; whatever is left is swept later.
+            let _ = std::fs::remove_file(&beside);
+        }
+        moved?;
+        sync(folder)
+    }
+
+    /// Syncs a file and every folder above it, any of which may be new.
+    fn sync(&self, target: &std::path::Path) -> io::Result<()> {
+        std::fs::File::open(target)?.sync_all()?;
+        target
+            .ancestors()
+            .skip(1)
+            .take_while(|above| above.starts_with(&self.root))
+            .try_for_each(sync)
+    }
+
+    fn fill(&self, path: &std::path::Path, pieces: &[Bytes]) -> io::Result<()> {
+        let mut file = std::fs::File::create_new(path)?;
+        for piece in pieces {
+            file.write_all(piece)?;
+        }
+        file.sync_all()
+    }
+
+    /// Makes `folder` and what is above it, so that the names survive, too.
+    fn ensure(&self, folder: &std::path::Path) -> io::Result<()> {
+        if folder.is_dir() {
+            return Ok(());
+        }
+        std::fs::create_dir_all(folder)?;
+        for above in folder
+            .ancestors()
+            .skip(1)
+            .take_while(|above| above.starts_with(&self.root))
+        {
+            sync(above)?;
+        }
+        Ok(())
+    }
+}
+
+fn sync(folder: &std::path::Path) -> io::Result<()> {
+    std::fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_local_object_is_there_whole_and_nothing_is_left_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("file://{}", folder.path().display());
+        let objects = Objects::open(&url, &BTreeMap::new()).unwrap();
+        let path = Path::from("wal/deep/one.unit");
+        objects
+            .put(&path, vec![Bytes::from_static(b"ca"), Bytes::from_static(b"nal")])
+            .await
+            .unwrap();
+        objects.put(&path, vec![Bytes::from_static(b"canal 2")]).await.unwrap();
+        assert_eq!(objects.get(&path).await.unwrap(), "canal 2");
+        let all: Vec<_> = objects.store().list(None).try_collect().await.unwrap();
+        assert_eq!(all.len(), 1, "{all:?}");
+        objects.delete(&path).await.unwrap();
+        objects.delete(&path).await.unwrap();
+        assert!(objects.get(&path).await.unwrap_err().is_not_found());
+    }
+
+    #[tokio::test]
+    async fn what_a_dead_writer_left_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects = Objects::folder(folder.path().to_owned()).unwrap();
+        std::fs::create_dir(folder.path().join(UNFINISHED)).unwrap();
+        std::fs::write(folder.path().join(UNFINISHED).join("half"), b"x").unwrap();
+        let long_ago = towpath_domain::Timestamp::from_micros(0);
+        assert_eq!(objects.sweep_unfinished(long_ago).await.unwrap(), 0);
+        let far_ahead = towpath_domain::Timestamp::from_micros(9_000_000_000_000_000);
+        assert_eq!(objects.sweep_unfinished(far_ahead).await.unwrap(), 1);
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        for wrong in ["", "/folder", "ftp://x", "s3:///x", "file://host/x"] {
+            assert!(
+                matches!(Objects::open(wrong, &BTreeMap::new()), Err(ObjectsError::Address(_))),
+                "{wrong}"
+            );
+        }
+    }
+}

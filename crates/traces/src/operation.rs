@@ -1,0 +1,113 @@
+//! What a client says about one trace run, and the small rules on it.
+
+use serde::{Deserialize, Serialize};
+use towpath_domain::trace::{self, ProjectRef};
+use towpath_domain::{Timestamp, TraceRunId};
+use uuid::Uuid;
+
+/// Whether a client made a trace run or changed one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verb {
+    /// Made. The first post of a trace run wins among posts.
+    Post,
+    /// Changed. Any patch beats any post, field by field.
+    Patch,
+}
+
+impl Verb {
+    /// As it stands at the head of a part name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Post => "post",
+            Self::Patch => "patch",
+        }
+    }
+}
+
+/// One statement of a client about one trace run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Operation {
+    /// Made or changed.
+    pub verb: Verb,
+    /// The trace run.
+    pub id: TraceRunId,
+    /// Where it belongs. `None` only on a patch whose sender named no project: the post knows.
+    pub project: Option<ProjectRef>,
+    /// What is said.
+    pub fields: Fields,
+}
+
+impl Operation {
+    /// Where the trace run sorts, and so on which day it lies: the start in its own link of `dotted_order`, else
+    /// for a post its `start_time`. A patch without `dotted_order` does not know: its post may carry one that
+    /// differs from `start_time` by microseconds, and both must land in the same place.
+    #[must_use]
+    pub fn sort_time(&self) -> Option<Timestamp> {
+        let own = self
+            .fields
+            .dotted_order
+            .as_deref()
+            .and_then(trace::own_link)
+            .map(|link| link.start);
+        match self.verb {
+            Verb::Post => own.or(self.fields.start_time),
+            Verb::Patch => own,
+        }
+    }
+}
+
+/// The fields of an operation. `None` = not sent, or sent as null, which the official clients do for "no change".
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Fields {
+    /// Root of the tree. `dotted_order`, where there is one, is what counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trace_id: Option<Uuid>,
+    /// Parent in the tree. `dotted_order`, where there is one, is what counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parent_run_id: Option<Uuid>,
+    /// Start and id of every ancestor and of the trace run itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dotted_order: Option<String>,
+    /// The example of a data set it was run on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reference_example_id: Option<Uuid>,
+    /// Name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// `chain`, `llm`, `tool`, `retriever`, … any text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_type: Option<String>,
+    /// Start.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Timestamp>,
+    /// End.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_time: Option<Timestamp>,
+    /// Status as the client sees it; `error` and `end_time` decide before it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// What went wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Tags.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Vec<String>>,
+    /// Raw JSON text, as sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<String>,
+    /// Raw JSON text, as sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<String>,
+    /// Raw JSON text, as sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub events: Option<String>,
+    /// Raw JSON text, as sent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serialized: Option<String>,
+    /// Top-level keys in order, each with its raw JSON text, as sent. Merged key by key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub extra: Option<Vec<(String, String)>>,
+}

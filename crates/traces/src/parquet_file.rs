@@ -1,0 +1,347 @@
+//! Exported Parquet files.
+//!
+//! A file is a function of its rows and the options: the same rows give the same bytes, however the scan cut them
+//! into batches. So a file that was interrupted can be made again under its name, up to the key at which it ended,
+//! and put over a half-finished one. To that end rows are cut anew into chunks whose ends depend on the rows alone;
+//! whether a row group or the file ends is asked only after a chunk.
+//!
+//! The walk of one file, with what a caller that wants every row exactly once notes down in between:
+//!
+//! ```text
+//! write_file(.., End::Roll)      rows go out as parts, nothing is visible yet
+//!   note: pending file, its name, rows and last key
+//! SealedFile::complete()         the file is there
+//!   note: the last key as cursor, the file as finished; nothing pending
+//! ```
+//!
+//! With a pending file noted down, a new attempt calls `write_file(.., End::At(last key))` and completes that.
+//! Memory: one chunk, one row group and two parts of the upload, beside what the scan holds.
+
+mod chunk;
+
+use std::sync::Arc;
+
+use object_store::ObjectStore;
+use object_store::path::Path;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::arrow_writer::ArrowWriterOptions;
+use parquet::basic::GzipLevel;
+use parquet::file::properties::WriterProperties;
+use serde::{Deserialize, Serialize};
+use towpath_domain::ExportRunId;
+
+use self::chunk::{Chunk, weights};
+use crate::columnar::{Error, Result};
+use crate::row::Key;
+use crate::scan::{Scan, ScanBatch};
+use crate::schema::Selection;
+use crate::segment::{ZSTD, common_properties};
+use crate::upload::{PART_BYTES, Upload};
+
+/// Most rows of a row group.
+const GROUP_ROWS: usize = 20_480;
+/// A row group ends early when it holds about this many encoded bytes.
+const GROUP_BYTES: usize = 24 << 20;
+/// A file ends when it has about this many bytes.
+pub const FILE_BYTES: u64 = 256 << 20;
+
+/// How the pages of a file are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// Gzip, level 6.
+    Gzip,
+    /// Snappy.
+    Snappy,
+    /// Zstandard, level 3.
+    #[default]
+    Zstandard,
+}
+
+/// What decides about the bytes of a file beside its rows. Keep it the same for all attempts of an export.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Columns.
+    pub selection: Selection,
+    /// Compression.
+    pub compression: Compression,
+    /// Size in bytes at which a file ends and the next begins.
+    pub file_bytes: u64,
+    /// Rows after which a file ends, whatever its size.
+    pub file_rows: u64,
+    /// Parts of a multipart upload in bytes. Says nothing about the file.
+    pub part_bytes: usize,
+}
+
+impl FileOptions {
+    /// The usual sizes.
+    #[must_use]
+    pub const fn new(selection: Selection, compression: Compression) -> Self {
+        Self {
+            selection,
+            compression,
+            file_bytes: FILE_BYTES,
+            file_rows: u64::MAX,
+            part_bytes: PART_BYTES,
+        }
+    }
+
+    fn properties(&self) -> WriterProperties {
+        use parquet::basic::Compression as Codec;
+        let codec = match self.compression {
+            Compression::None => Codec::UNCOMPRESSED,
+            Compression::Gzip => Codec::GZIP(GzipLevel::default()),
+            Compression::Snappy => Codec::SNAPPY,
+            Compression::Zstandard => *ZSTD,
+        };
+        common_properties()
+            .set_compression(codec)
+            .set_max_row_group_row_count(None)
+            .build()
+    }
+}
+
+/// Name of file number `seq` (from 0) of an export run. It never depends on the attempt.
+#[must_use]
+pub fn file_name(export_run: ExportRunId, seq: u32) -> String {
+    format!("{export_run}-{seq:05}.parquet")
+}
+
+/// Where a file ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// At the size of the options, or with the last row.
+    Roll,
+    /// With exactly this row: a file is made again.
+    At(Key),
+}
+
+/// How far a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Rows in the file.
+    pub rows: u64,
+    /// Encoded bytes of it, those of the row group in the making estimated.
+    pub bytes: u64,
+}
+
+/// A scan of which rows can be handed back, so that the next file begins where this one ended.
+pub struct Feed {
+    scan: Scan,
+    left: Option<ScanBatch>,
+}
+
+impl Feed {
+    /// Rows of this scan.
+    #[must_use]
+    pub const fn new(scan: Scan) -> Self {
+        Self { scan, left: None }
+    }
+
+    async fn next(&mut self) -> Result<Option<ScanBatch>> {
+        match self.left.take() {
+            Some(batch) => Ok(Some(batch)),
+            None => self.scan.next().await,
+        }
+    }
+
+    fn give_back(&mut self, mut batch: ScanBatch, used: usize) {
+        if used < batch.keys.len() {
+            let rows = batch.rows.slice(used, batch.keys.len() - used);
+            self.left = Some(ScanBatch {
+                rows,
+                keys: batch.keys.split_off(used),
+            });
+        }
+    }
+}
+
+/// A file all of whose bytes are at the store, or in the one buffer that will be PUT, but which is not visible yet.
+#[derive(Debug)]
+pub struct SealedFile {
+    upload: Upload,
+    rows: u64,
+    last: Key,
+}
+
+/// A finished file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileWritten {
+    /// Its key.
+    pub path: Path,
+    /// Its rows.
+    pub rows: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its last row: the cursor from which the next file goes on.
+    pub last: Key,
+}
+
+impl SealedFile {
+    /// What the file is going to be.
+    #[must_use]
+    pub fn written(&self) -> FileWritten {
+        FileWritten {
+            path: self.upload.path().clone(),
+            rows: self.rows,
+            bytes: self.upload.bytes(),
+            last: self.last,
+        }
+    }
+
+    /// Makes it visible.
+    ///
+    /// # Errors
+    /// The destination refused; nothing is visible.
+    pub async fn complete(self) -> Result<FileWritten> {
+        let written = self.written();
+        self.upload.complete().await?;
+        Ok(written)
+    }
+
+    /// Gives up; nothing becomes visible.
+    pub async fn abort(self) {
+        self.upload.abort().await;
+    }
+}
+
+/// Writes the next rows of `feed` as one file at `path`. `None` when there are no rows left, which makes no file.
+///
+/// `progress` is called about once per thousand rows. Encoding is done in this call, between awaits: run it where it
+/// may take a core. Dropping it half-way leaves nothing visible.
+///
+/// # Errors
+/// Segments can't be read, the destination refused, or with [`End::At`] the rows are not those of the first time.
+pub async fn write_file(
+    feed: &mut Feed,
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    options: &FileOptions,
+    end: End,
+    progress: &mut (dyn FnMut(Progress) + Send),
+) -> Result<Option<SealedFile>> {
+    let upload = Upload::new(store, path).with_part_bytes(options.part_bytes);
+    let mut file = File::new(upload, options)?;
+    let ended = file.fill(feed, options, end, progress).await;
+    let last = match (ended, file.last, end) {
+        (Err(error), _, _) => {
+            file.upload.abort().await;
+            return Err(error);
+        }
+        (Ok(()), last, End::At(target)) if last != Some(target) => {
+            file.upload.abort().await;
+            return Err(Error::Diverged(format!(
+                "the file was to end with {target:?}, the rows end with {last:?}"
+            )));
+        }
+        (Ok(()), None, _) => return Ok(None),
+        (Ok(()), Some(last), _) => last,
+    };
+    file.finish(last).await.map(Some)
+}
+
+struct File {
+    encoder: ArrowWriter<Vec<u8>>,
+    upload: Upload,
+    chunk: Chunk,
+    rows: u64,
+    last: Option<Key>,
+}
+
+impl File {
+    fn new(upload: Upload, options: &FileOptions) -> Result<Self> {
+        // Plain Parquet types only; an embedded Arrow schema would say nothing more.
+        let how = ArrowWriterOptions::new()
+            .with_properties(options.properties())
+            .with_skip_arrow_metadata(true);
+        let schema = options.selection.schema();
+        let encoder = ArrowWriter::try_new_with_options(Vec::new(), schema.clone(), how)?;
+        Ok(Self {
+            encoder,
+            upload,
+            chunk: Chunk::new(schema),
+            rows: 0,
+            last: None,
+        })
+    }
+
+    /// Takes rows until the file ends; what is not taken goes back.
+    async fn fill(
+        &mut self,
+        feed: &mut Feed,
+        options: &FileOptions,
+        end: End,
+        progress: &mut (dyn FnMut(Progress) + Send),
+    ) -> Result<()> {
+        while let Some(batch) = feed.next().await? {
+            let wanted = match end {
+                End::Roll => batch.keys.len(),
+                End::At(target) => batch.keys.partition_point(|key| *key <= target),
+            };
+            let weights = weights(&batch.rows);
+            let mut used = 0;
+            while used < wanted {
+                let rows = self.chunk.take(&weights[used..wanted]);
+                self.chunk.push(batch.rows.slice(used, rows));
+                used += rows;
+                self.rows += rows as u64;
+                self.last = Some(batch.keys[used - 1]);
+                if self.chunk.is_full() {
+                    self.encode_chunk().await?;
+                    progress(Progress {
+                        rows: self.rows,
+                        bytes: self.bytes(),
+                    });
+                    let rolls = self.bytes() >= options.file_bytes || self.rows >= options.file_rows;
+                    if rolls && end == End::Roll {
+                        feed.give_back(batch, used);
+                        return Ok(());
+                    }
+                }
+            }
+            let ended = wanted < batch.keys.len() || matches!(end, End::At(target) if self.last == Some(target));
+            feed.give_back(batch, wanted);
+            if ended {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    async fn finish(mut self, last: Key) -> Result<SealedFile> {
+        self.encode_chunk().await?;
+        self.encoder.finish()?;
+        self.send().await?;
+        self.upload.seal().await?;
+        Ok(SealedFile {
+            upload: self.upload,
+            rows: self.rows,
+            last,
+        })
+    }
+
+    async fn encode_chunk(&mut self) -> Result<()> {
+        let Some(rows) = self.chunk.finish()? else {
+            return Ok(());
+        };
+        self.encoder.write(&rows)?;
+        if self.encoder.in_progress_rows() >= GROUP_ROWS || self.encoder.in_progress_size() >= GROUP_BYTES {
+            self.encoder.flush()?;
+            self.send().await?;
+        }
+        // Encoding holds the thread; this is where a cancelled caller gets a word in.
+        tokio::task::yield_now().await;
+        Ok(())
+    }
+
+    async fn send(&mut self) -> Result<()> {
+        let bytes = std::mem::take(self.encoder.inner_mut());
+        self.upload.write(&bytes).await
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.encoder.bytes_written() + self.encoder.in_progress_size()) as u64
+    }
+}

@@ -1,0 +1,93 @@
+//! Cuts rows into chunks whose ends depend on the rows alone.
+//!
+//! Pages of a Parquet file end where they do by how rows were handed to the encoder. Handing over whole chunks makes
+//! that independent of the batches in which the rows came.
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{DataType, SchemaRef};
+
+use crate::columnar::Result;
+
+/// A chunk is full with this many rows.
+const ROWS: usize = 1024;
+/// Or when its values have this many bytes.
+const BYTES: usize = 2 << 20;
+
+/// Rows that are encoded together.
+pub struct Chunk {
+    schema: SchemaRef,
+    slices: Vec<RecordBatch>,
+    rows: usize,
+    bytes: usize,
+}
+
+impl Chunk {
+    pub const fn new(schema: SchemaRef) -> Self {
+        Self {
+            schema,
+            slices: Vec::new(),
+            rows: 0,
+            bytes: 0,
+        }
+    }
+
+    /// How many of the next rows, of these weights, still go into this chunk: at least one. They count as taken.
+    pub fn take(&mut self, weights: &[usize]) -> usize {
+        let before = self.rows;
+        for weight in weights {
+            self.rows += 1;
+            self.bytes += weight;
+            if self.is_full() {
+                break;
+            }
+        }
+        self.rows - before
+    }
+
+    /// Adds the rows that were taken.
+    pub fn push(&mut self, rows: RecordBatch) {
+        self.slices.push(rows);
+    }
+
+    pub const fn is_full(&self) -> bool {
+        self.rows >= ROWS || self.bytes >= BYTES
+    }
+
+    /// The chunk's rows, `None` for none; it is empty again.
+    pub fn finish(&mut self) -> Result<Option<RecordBatch>> {
+        let rows = match self.slices.as_slice() {
+            [] => None,
+            [one] => Some(one.clone()),
+            several => Some(concat_batches(&self.schema, several)?),
+        };
+        self.slices.clear();
+        (self.rows, self.bytes) = (0, 0);
+        Ok(rows)
+    }
+}
+
+/// Bytes of values per row. Only texts count: the rest weighs about the same in every row.
+pub fn weights(rows: &RecordBatch) -> Vec<usize> {
+    let mut weights = vec![0; rows.num_rows()];
+    for column in rows.columns() {
+        match column.data_type() {
+            DataType::Utf8 => add(&mut weights, column.as_string::<i32>().value_offsets(), |end| end),
+            DataType::List(_) => {
+                let list = column.as_list::<i32>();
+                if let Some(texts) = list.values().as_string_opt::<i32>() {
+                    let ends = texts.value_offsets();
+                    add(&mut weights, list.value_offsets(), |end| ends[end as usize]);
+                }
+            }
+            _ => {}
+        }
+    }
+    weights
+}
+
+fn add(weights: &mut [usize], offsets: &[i32], position: impl Fn(i32) -> i32) {
+    for (weight, ends) in weights.iter_mut().zip(offsets.windows(2)) {
+        *weight += usize::try_from(position(ends[1]) - position(ends[0])).unwrap_or(0);
+    }
+}

@@ -1,0 +1,257 @@
+//! One merged trace run, and the rule by which operations merge.
+//!
+//! Promise: a row is a function of the *set* of operations on its id. [`Row::merge`] is commutative, associative and
+//! idempotent, so operations may be folded in any order and in any grouping, with stored partial rows in between.
+//!
+//! The rule: the post with the lowest sequence counts, other posts say nothing at all. A patch beats the post field
+//! by field; among patches that set a field, the one accepted last wins. `extra` follows the same rule key by key of
+//! its top level. To keep that promise a row remembers for each field where its value came from ([`Provenance`]).
+//!
+//! A client that sends the same body twice (its answer was lost) changes nothing: its posts come second, and its
+//! patches say again what they said. Only where *another* patch of the same field was accepted in between does the
+//! repetition count as the later word, since it cannot be told from a client that changes its mind.
+
+/// Calls a macro with `(position in the provenance, field)` for every field but `extra`. Positions are stored in
+/// segments: append, never reorder.
+macro_rules! for_each_field {
+    ($do:ident) => {
+        $do!(0, trace_id);
+        $do!(1, parent_run_id);
+        $do!(2, dotted_order);
+        $do!(3, reference_example_id);
+        $do!(4, name);
+        $do!(5, run_type);
+        $do!(6, start_time);
+        $do!(7, end_time);
+        $do!(8, status);
+        $do!(9, error);
+        $do!(10, tags);
+        $do!(11, inputs);
+        $do!(12, outputs);
+        $do!(13, events);
+        $do!(14, serialized);
+    };
+}
+
+mod decode;
+mod encode;
+mod extra;
+mod provenance;
+
+use chrono::NaiveDate;
+use serde::{Deserialize, Serialize};
+use towpath_domain::{Timestamp, TraceRunId};
+
+pub use decode::RowReader;
+pub(crate) use decode::keys;
+pub use encode::RowsBuilder;
+use provenance::{EXTRA, POST, Provenance, UNSET};
+
+use crate::operation::{Fields, Operation, Verb};
+
+/// Where a row stands: by start, then by the bytes of its id, which is also the order of the id's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Key {
+    /// See [`Operation::sort_time`].
+    pub sort_time: Timestamp,
+    /// The trace run.
+    pub id: TraceRunId,
+}
+
+/// One trace run as far as it is known: all of its operations, or some of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    id: TraceRunId,
+    sort_time: Option<Timestamp>,
+    fields: Fields,
+    provenance: Provenance,
+}
+
+impl Row {
+    /// What one operation says, accepted as number `seq`.
+    #[must_use]
+    pub fn from_operation(operation: Operation, seq: i64) -> Self {
+        let sort_time = operation.sort_time();
+        let Operation {
+            verb, id, mut fields, ..
+        } = operation;
+        let source = match verb {
+            Verb::Post => POST,
+            Verb::Patch => seq,
+        };
+        let mut provenance = Provenance::of(verb, seq);
+        macro_rules! set {
+            ($at:literal, $field:ident) => {
+                if fields.$field.is_some() {
+                    provenance.sources[$at] = source;
+                }
+            };
+        }
+        for_each_field!(set);
+        if let Some(keys) = &mut fields.extra {
+            extra::normalise(keys);
+            provenance.sources[EXTRA] = source;
+            provenance.extra = vec![source; keys.len()];
+        }
+        Self {
+            id,
+            sort_time,
+            fields,
+            provenance,
+        }
+    }
+
+    /// Both rows as one. They must be of one id; the id of `self` stays.
+    #[must_use]
+    pub fn merge(mut self, mut other: Self) -> Self {
+        debug_assert_eq!(self.id, other.id, "rows of two trace runs");
+        match (self.provenance.post, other.provenance.post) {
+            (Some(mine), Some(theirs)) if mine < theirs => other.drop_post(),
+            (Some(mine), Some(theirs)) if theirs < mine => self.drop_post(),
+            _ => {}
+        }
+        let (mine, theirs) = (&mut self.provenance, &other.provenance);
+        macro_rules! take_newer {
+            ($at:literal, $field:ident) => {
+                if theirs.sources[$at] > mine.sources[$at] {
+                    mine.sources[$at] = theirs.sources[$at];
+                    self.fields.$field = other.fields.$field;
+                }
+            };
+        }
+        for_each_field!(take_newer);
+        if theirs.sources[EXTRA] != UNSET {
+            mine.sources[EXTRA] = mine.sources[EXTRA].max(theirs.sources[EXTRA]);
+            let keys = self
+                .fields
+                .extra
+                .take()
+                .unwrap_or_default()
+                .into_iter()
+                .zip(mine.extra.drain(..));
+            let more = other
+                .fields
+                .extra
+                .unwrap_or_default()
+                .into_iter()
+                .zip(theirs.extra.iter().copied());
+            let (keys, sources) = extra::merge(keys, more);
+            self.fields.extra = Some(keys);
+            mine.extra = sources;
+        }
+        mine.post = mine.post.or(theirs.post);
+        mine.patched |= theirs.patched;
+        mine.oldest = mine.oldest.min(theirs.oldest);
+        mine.newest = mine.newest.max(theirs.newest);
+        self.sort_time = match (self.sort_time, other.sort_time) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        self
+    }
+
+    /// Forgets what a post said that turned out not to be the first.
+    fn drop_post(&mut self) {
+        let provenance = &mut self.provenance;
+        macro_rules! forget {
+            ($at:literal, $field:ident) => {
+                if provenance.sources[$at] == POST {
+                    provenance.sources[$at] = UNSET;
+                    self.fields.$field = None;
+                }
+            };
+        }
+        for_each_field!(forget);
+        if let Some(keys) = &mut self.fields.extra {
+            let mut from_post = provenance.extra.iter().map(|source| *source == POST);
+            keys.retain(|_| !from_post.next().expect("a source stands beside every key"));
+            provenance.extra.retain(|source| *source != POST);
+            if provenance.sources[EXTRA] == POST {
+                provenance.sources[EXTRA] = UNSET;
+                self.fields.extra = None;
+            }
+        }
+        // The caller takes over the other row's post, which is the earlier one.
+        provenance.post = None;
+    }
+
+    /// Gives the row the place of a stored row of the same id. For operations that do not know it themselves
+    /// (a patch without `dotted_order`); where both know, the earlier stays.
+    pub fn place(&mut self, sort_time: Timestamp) {
+        self.sort_time = Some(self.sort_time.map_or(sort_time, |own| own.min(sort_time)));
+    }
+
+    /// The trace run.
+    #[must_use]
+    pub const fn id(&self) -> TraceRunId {
+        self.id
+    }
+
+    /// The merged fields as the client sent them, nothing derived.
+    #[must_use]
+    pub const fn fields(&self) -> &Fields {
+        &self.fields
+    }
+
+    /// Where the row stands, `None` while nobody knows.
+    #[must_use]
+    pub fn key(&self) -> Option<Key> {
+        self.sort_time.map(|sort_time| Key { sort_time, id: self.id })
+    }
+
+    /// The UTC day it belongs to, `None` while nobody knows.
+    #[must_use]
+    pub fn day(&self) -> Option<NaiveDate> {
+        self.sort_time.map(Timestamp::day)
+    }
+
+    /// Whether the post is among its operations.
+    #[must_use]
+    pub const fn has_post(&self) -> bool {
+        self.provenance.post.is_some()
+    }
+
+    /// Whether a patch is among its operations.
+    #[must_use]
+    pub const fn has_patch(&self) -> bool {
+        self.provenance.patched
+    }
+
+    /// Whether the row came without its post, which then lies in another segment, or is still to come.
+    #[must_use]
+    pub const fn is_late(&self) -> bool {
+        self.provenance.post.is_none()
+    }
+
+    /// Lowest and highest sequence of its operations.
+    #[must_use]
+    pub const fn seqs(&self) -> (i64, i64) {
+        (self.provenance.oldest, self.provenance.newest)
+    }
+
+    /// About how many bytes it holds; to bound what lies in memory.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        let text = |field: &Option<String>| field.as_ref().map_or(0, String::len);
+        let f = &self.fields;
+        let extra = f
+            .extra
+            .iter()
+            .flatten()
+            .map(|(key, value)| key.len() + value.len())
+            .sum::<usize>();
+        [
+            &f.inputs,
+            &f.outputs,
+            &f.events,
+            &f.serialized,
+            &f.error,
+            &f.dotted_order,
+        ]
+        .into_iter()
+        .map(text)
+        .sum::<usize>()
+            + extra
+            + size_of::<Self>()
+    }
+}

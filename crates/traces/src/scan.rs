@@ -1,0 +1,293 @@
+//! Streams the trace runs of one project in order, each once, out of any number of segments.
+//!
+//! Row groups are merged by [`Key`]. Rows that only one of them has pass through as columns: whole slices, never
+//! turned into [`Row`]s. Where several row groups hold a part of one trace run (its post here, a patch there), those
+//! few rows are decoded, merged and derived anew. A row group is opened when the merge reaches its first key and
+//! dropped after its last, so memory is bounded by the row groups that overlap at one moment, whatever the range.
+//!
+//! The same request over the same segments gives the same rows in the same order, from the start or from any
+//! [`Key`] on. Batches may be cut differently.
+
+mod gather;
+mod head;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use object_store::ObjectStore;
+use object_store::path::Path;
+use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
+
+use self::gather::Gather;
+use self::head::{Head, Window};
+use crate::columnar::Result;
+use crate::row::{Key, Row};
+use crate::schema::{EXPORTED, Selection, at};
+use crate::segment::Segment;
+
+/// A row group to read, as the catalog knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartRef {
+    /// Key of the segment.
+    pub path: Path,
+    /// Position in the segment.
+    pub row_group: usize,
+    /// Sort time of its first row.
+    pub min_sort_time: Timestamp,
+    /// Sort time of its last row.
+    pub max_sort_time: Timestamp,
+}
+
+/// What to read.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Workspace of all rows.
+    pub tenant: TenantId,
+    /// Project of all rows.
+    pub project: ProjectId,
+    /// Row groups of that project, in any order. Those outside of the range are not opened.
+    pub parts: Vec<PartRef>,
+    /// Start inclusive, end exclusive, of when trace runs started.
+    pub range: Range<Timestamp>,
+    /// Only what comes after this key: where an earlier scan was left.
+    pub after: Option<Key>,
+    /// Columns wanted.
+    pub selection: Selection,
+}
+
+/// Rows in order.
+#[derive(Clone, Debug)]
+pub struct ScanBatch {
+    /// The selected columns.
+    pub rows: RecordBatch,
+    /// Where each of the rows stands; as long as `rows`.
+    pub keys: Vec<Key>,
+}
+
+/// A running scan.
+pub struct Scan {
+    store: Arc<dyn ObjectStore>,
+    request: Request,
+    /// Row groups not opened yet, by first sort time.
+    waiting: VecDeque<Waiting>,
+    /// Open segments, with how many of their row groups are still to be opened.
+    segments: HashMap<Path, (Segment, usize)>,
+    heads: Vec<Option<Head>>,
+    /// First key of each head, smallest on top.
+    order: BinaryHeap<Reverse<(Key, usize)>>,
+    gather: Gather,
+    merged: u64,
+}
+
+struct Waiting {
+    part: PartRef,
+    /// Whether another row group covers some of the same time: then rows may have to be merged, which needs more
+    /// columns than are asked for.
+    overlaps: bool,
+}
+
+impl Scan {
+    /// Prepares a scan; nothing is read yet.
+    #[must_use]
+    pub fn new(store: Arc<dyn ObjectStore>, request: Request) -> Self {
+        let waiting = plan(&request);
+        let gather = Gather::new(request.tenant, request.project, &request.selection);
+        Self {
+            store,
+            request,
+            waiting,
+            segments: HashMap::new(),
+            heads: Vec::new(),
+            order: BinaryHeap::new(),
+            gather,
+            merged: 0,
+        }
+    }
+
+    /// The next rows, at most some thousand; `None` at the end. Not cancel-safe: after a dropped call make a new
+    /// scan from the last key.
+    ///
+    /// # Errors
+    /// A segment can't be read or isn't what the catalog says.
+    pub async fn next(&mut self) -> Result<Option<ScanBatch>> {
+        while !self.gather.is_full() {
+            self.open_due().await?;
+            let Some(Reverse((key, at))) = self.order.pop() else {
+                break;
+            };
+            if self.order.peek().is_some_and(|Reverse((next, _))| *next == key) {
+                self.merge_equal(key, at).await?;
+            } else {
+                self.pass_through(at).await?;
+            }
+        }
+        self.gather.finish()
+    }
+
+    /// Trace runs so far that had to be put together from several row groups.
+    #[must_use]
+    pub const fn merged(&self) -> u64 {
+        self.merged
+    }
+
+    /// Opens every waiting row group that may hold the next key.
+    async fn open_due(&mut self) -> Result<()> {
+        while let Some(next) = self.waiting.front() {
+            let due = self
+                .order
+                .peek()
+                .is_none_or(|Reverse((key, _))| next.part.min_sort_time <= key.sort_time);
+            if !due {
+                break;
+            }
+            let Some(waiting) = self.waiting.pop_front() else { break };
+            let segment = self.segment(&waiting.part.path).await?;
+            let window = Window {
+                range: self.request.range.clone(),
+                after: self.request.after,
+            };
+            segment.check_owner(waiting.part.row_group, self.request.tenant, self.request.project)?;
+            let columns = columns(&self.request.selection, waiting.overlaps);
+            if let Some(head) = Head::open(&segment, &waiting.part, &columns, &window).await? {
+                self.push(head);
+            }
+        }
+        Ok(())
+    }
+
+    /// The segment at `path`, which stays open until its last row group was taken from it.
+    async fn segment(&mut self, path: &Path) -> Result<Segment> {
+        if let Some((segment, left)) = self.segments.get_mut(path) {
+            *left -= 1;
+            let segment = segment.clone();
+            if *left == 0 {
+                self.segments.remove(path);
+            }
+            return Ok(segment);
+        }
+        let segment = Segment::open(self.store.clone(), path.clone()).await?;
+        let left = self.waiting.iter().filter(|waiting| waiting.part.path == *path).count();
+        if left > 0 {
+            self.segments.insert(path.clone(), (segment.clone(), left));
+        }
+        Ok(segment)
+    }
+
+    /// Takes the rows of the head at `at` up to the first key that anybody else may have.
+    async fn pass_through(&mut self, at: usize) -> Result<()> {
+        let others = self.order.peek().map(|Reverse((key, _))| *key);
+        let unopened = self.waiting.front().map(|next| Key {
+            sort_time: next.part.min_sort_time,
+            id: TraceRunId::nil(),
+        });
+        let limit = others.into_iter().chain(unopened).min();
+        let head = self.heads[at].as_mut().expect("a head in the order is open");
+        let run = head.run(limit).min(self.gather.room());
+        self.gather.slice(at, head, run.max(1));
+        self.step(at, run.max(1)).await
+    }
+
+    /// Merges the rows that several heads have under one key.
+    async fn merge_equal(&mut self, key: Key, first: usize) -> Result<()> {
+        let mut row = self.decode(first)?;
+        self.step(first, 1).await?;
+        while let Some(Reverse((next, at))) = self.order.peek().copied() {
+            if next != key {
+                break;
+            }
+            self.order.pop();
+            row = Row::merge(row, self.decode(at)?);
+            self.step(at, 1).await?;
+        }
+        self.merged += 1;
+        self.gather.row(key, row);
+        Ok(())
+    }
+
+    fn decode(&self, at: usize) -> Result<Row> {
+        self.heads[at].as_ref().expect("a head in the order is open").row()
+    }
+
+    /// Moves a head on, reads its next batch where needed, and puts it back into the order unless it is exhausted.
+    async fn step(&mut self, at: usize, rows: usize) -> Result<()> {
+        let head = self.heads[at].as_mut().expect("a head in the order is open");
+        if head.advance(rows).await? {
+            self.gather.forget(at);
+        }
+        match head.key() {
+            Some(key) => self.order.push(Reverse((key, at))),
+            None => self.heads[at] = None,
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, head: Head) {
+        let Some(key) = head.key() else { return };
+        let at = self.heads.iter().position(Option::is_none).unwrap_or(self.heads.len());
+        if at == self.heads.len() {
+            self.heads.push(None);
+        }
+        self.gather.forget(at);
+        self.heads[at] = Some(head);
+        self.order.push(Reverse((key, at)));
+    }
+}
+
+/// Row groups that may hold wanted rows, by first sort time.
+fn plan(request: &Request) -> VecDeque<Waiting> {
+    let from = request
+        .after
+        .map_or(request.range.start, |after| after.sort_time.max(request.range.start));
+    let mut parts: Vec<PartRef> = request
+        .parts
+        .iter()
+        .filter(|part| part.max_sort_time >= from && part.min_sort_time < request.range.end)
+        .cloned()
+        .collect();
+    parts.sort_by(|a, b| (a.min_sort_time, &a.path, a.row_group).cmp(&(b.min_sort_time, &b.path, b.row_group)));
+    // A part named twice would only merge with itself.
+    parts.dedup_by(|a, b| a.path == b.path && a.row_group == b.row_group);
+    let mut reach: Option<Timestamp> = None;
+    let starts: Vec<_> = parts.iter().map(|part| part.min_sort_time).collect();
+    parts
+        .into_iter()
+        .enumerate()
+        .map(|(index, part)| {
+            let before = reach.is_some_and(|reach| reach >= part.min_sort_time);
+            let after = starts.get(index + 1).is_some_and(|next| *next <= part.max_sort_time);
+            reach = reach.max(Some(part.max_sort_time));
+            Waiting {
+                part,
+                overlaps: before || after,
+            }
+        })
+        .collect()
+}
+
+/// Positions of the columns to read: the selected ones and the key, and where rows may have to be merged also what
+/// the selected columns are derived from.
+fn columns(selection: &Selection, overlaps: bool) -> Vec<usize> {
+    let mut columns = selection.positions().to_vec();
+    columns.extend([at::ID, at::SORT_TIME]);
+    if overlaps {
+        for column in selection.positions() {
+            columns.extend(match *column {
+                at::TRACE_ID | at::PARENT_RUN_ID | at::PARENT_RUN_IDS | at::IS_ROOT => {
+                    &[at::DOTTED_ORDER, at::TRACE_ID, at::PARENT_RUN_ID][..]
+                }
+                at::STATUS => &[at::ERROR, at::END_TIME],
+                at::TOTAL_TOKENS..=at::COMPLETION_COST => &[at::OUTPUTS, at::EXTRA],
+                at::FIRST_TOKEN_TIME => &[at::EVENTS],
+                _ => &[],
+            });
+        }
+        columns.extend([at::SEQ, at::PROVENANCE]);
+    }
+    columns.sort_unstable();
+    columns.dedup();
+    debug_assert!(columns[0] == at::ID && selection.positions().iter().all(|column| *column < EXPORTED));
+    columns
+}

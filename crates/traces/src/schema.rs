@@ -1,0 +1,264 @@
+//! Columns of trace runs: the 29 that can be exported, and those a segment keeps for itself.
+//!
+//! Names and order are the contract's. No sample file of the hosted service was at hand, so of the `v1` types only
+//! the time columns are known (a user's report shows INT64 `TIMESTAMP(NANOS)`, not adjusted to UTC); the others are
+//! what the vendor's descriptions say ("string", "JSON") or, where they say nothing, what readers handle best:
+//! lists as Parquet lists, costs as decimals, since the query API gives decimal strings.
+
+use std::sync::{Arc, LazyLock};
+
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
+use towpath_domain::Rejection;
+
+use crate::derive::{COST_PRECISION, COST_SCALE};
+
+/// How many columns can be exported.
+pub const EXPORTED: usize = 29;
+
+/// Names of the columns that can be exported, in the contract's order.
+pub const EXPORT_FIELDS: [&str; EXPORTED] = [
+    "id",
+    "tenant_id",
+    "session_id",
+    "trace_id",
+    "parent_run_id",
+    "parent_run_ids",
+    "reference_example_id",
+    "name",
+    "run_type",
+    "start_time",
+    "end_time",
+    "status",
+    "is_root",
+    "dotted_order",
+    "trace_tier",
+    "inputs",
+    "outputs",
+    "error",
+    "extra",
+    "events",
+    "tags",
+    "feedback_stats",
+    "total_tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_cost",
+    "prompt_cost",
+    "completion_cost",
+    "first_token_time",
+];
+
+/// Positions of columns in a segment.
+pub(crate) mod at {
+    pub const ID: usize = 0;
+    pub const TENANT_ID: usize = 1;
+    pub const SESSION_ID: usize = 2;
+    pub const TRACE_ID: usize = 3;
+    pub const PARENT_RUN_ID: usize = 4;
+    pub const PARENT_RUN_IDS: usize = 5;
+    pub const END_TIME: usize = 10;
+    pub const STATUS: usize = 11;
+    pub const IS_ROOT: usize = 12;
+    pub const DOTTED_ORDER: usize = 13;
+    pub const OUTPUTS: usize = 16;
+    pub const ERROR: usize = 17;
+    pub const EXTRA: usize = 18;
+    pub const EVENTS: usize = 19;
+    pub const TOTAL_TOKENS: usize = 22;
+    pub const COMPLETION_COST: usize = 27;
+    pub const FIRST_TOKEN_TIME: usize = 28;
+    pub const SORT_TIME: usize = 29;
+    pub const SEQ: usize = 30;
+    pub const PROVENANCE: usize = 33;
+}
+
+/// What `trace_tier` says: there is one tier, and rows stay.
+pub const TRACE_TIER: &str = "longlived";
+
+fn text(name: &str) -> Field {
+    Field::new(name, DataType::Utf8, true)
+}
+
+/// Nanoseconds without a zone, as the hosted `v1` files have them. Values are UTC, in whole microseconds.
+fn time(name: &str) -> Field {
+    Field::new(name, DataType::Timestamp(TimeUnit::Nanosecond, None), true)
+}
+
+/// The element is named as the Parquet specification wants it.
+pub(crate) fn list_element() -> FieldRef {
+    Arc::new(text("element"))
+}
+
+fn texts(name: &str) -> Field {
+    Field::new(name, DataType::List(list_element()), true)
+}
+
+fn count(name: &str) -> Field {
+    Field::new(name, DataType::Int64, true)
+}
+
+fn cost(name: &str) -> Field {
+    Field::new(name, DataType::Decimal128(COST_PRECISION, COST_SCALE), true)
+}
+
+fn exported() -> Vec<Field> {
+    let fields: Vec<Field> = EXPORT_FIELDS
+        .iter()
+        .map(|name| match *name {
+            "id" | "tenant_id" | "session_id" => text(name).with_nullable(false),
+            "parent_run_ids" | "tags" => texts(name),
+            "start_time" | "end_time" | "first_token_time" => time(name),
+            "is_root" => Field::new(*name, DataType::Boolean, true),
+            "total_tokens" | "prompt_tokens" | "completion_tokens" => count(name),
+            "total_cost" | "prompt_cost" | "completion_cost" => cost(name),
+            _ => text(name),
+        })
+        .collect();
+    fields
+}
+
+static EXPORT_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| Arc::new(Schema::new(exported())));
+
+static SEGMENT_SCHEMA: LazyLock<SchemaRef> = LazyLock::new(|| {
+    let internal = [
+        // Where the row stands: microseconds UTC, see `Operation::sort_time`.
+        Field::new("_tp_sort_time", DataType::Timestamp(TimeUnit::Microsecond, None), false),
+        // Highest sequence of the row's operations.
+        Field::new("_tp_seq", DataType::Int64, false),
+        Field::new("_tp_has_post", DataType::Boolean, false),
+        Field::new("_tp_has_patch", DataType::Boolean, false),
+        // See `row/provenance.rs`.
+        Field::new("_tp_provenance", DataType::Binary, false),
+        // Sent by clients, not part of exports; kept for the API that reads trace runs back.
+        text("_tp_serialized"),
+    ];
+    Arc::new(Schema::new([exported(), internal.to_vec()].concat()))
+});
+
+/// Schema of an exported `v1` file with all fields.
+#[must_use]
+pub fn export_schema() -> SchemaRef {
+    EXPORT_SCHEMA.clone()
+}
+
+/// Schema of a segment: the exported columns, then internal ones named `_tp_…`.
+#[must_use]
+pub fn segment_schema() -> SchemaRef {
+    SEGMENT_SCHEMA.clone()
+}
+
+/// Which of the 29 columns an export has, in the contract's order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection(Vec<usize>);
+
+impl Selection {
+    /// All of them.
+    #[must_use]
+    pub fn all() -> Self {
+        Self((0..EXPORTED).collect())
+    }
+
+    /// Those named, whatever order they are named in.
+    ///
+    /// # Errors
+    /// The list is empty, or a name is none of the 29.
+    pub fn of<S: AsRef<str>>(names: &[S]) -> Result<Self, Rejection> {
+        if names.is_empty() {
+            return Err(Rejection::invalid(
+                "export_fields",
+                "name at least one field, or leave it out for all",
+            ));
+        }
+        let mut columns = names
+            .iter()
+            .map(|name| {
+                let name = name.as_ref();
+                EXPORT_FIELDS.iter().position(|known| *known == name).ok_or_else(|| {
+                    Rejection::invalid(
+                        "export_fields",
+                        format!(
+                            "`{name}` is no exportable field; known are {}",
+                            EXPORT_FIELDS.join(", ")
+                        ),
+                    )
+                })
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        columns.sort_unstable();
+        columns.dedup();
+        Ok(Self(columns))
+    }
+
+    /// Names in order.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|at| EXPORT_FIELDS[*at])
+    }
+
+    /// Schema of a file with these columns.
+    #[must_use]
+    pub fn schema(&self) -> SchemaRef {
+        let schema = EXPORT_SCHEMA
+            .project(&self.0)
+            .expect("positions come from the list of fields");
+        Arc::new(schema)
+    }
+
+    /// Positions among the 29, ascending.
+    pub(crate) fn positions(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_those_of_the_schema() {
+        let schema = segment_schema();
+        for (position, name) in [
+            (at::ID, "id"),
+            (at::TENANT_ID, "tenant_id"),
+            (at::SESSION_ID, "session_id"),
+            (at::TRACE_ID, "trace_id"),
+            (at::PARENT_RUN_ID, "parent_run_id"),
+            (at::PARENT_RUN_IDS, "parent_run_ids"),
+            (at::END_TIME, "end_time"),
+            (at::STATUS, "status"),
+            (at::IS_ROOT, "is_root"),
+            (at::DOTTED_ORDER, "dotted_order"),
+            (at::OUTPUTS, "outputs"),
+            (at::ERROR, "error"),
+            (at::EXTRA, "extra"),
+            (at::EVENTS, "events"),
+            (at::TOTAL_TOKENS, "total_tokens"),
+            (at::COMPLETION_COST, "completion_cost"),
+            (at::FIRST_TOKEN_TIME, "first_token_time"),
+            (at::SORT_TIME, "_tp_sort_time"),
+            (at::SEQ, "_tp_seq"),
+            (at::PROVENANCE, "_tp_provenance"),
+        ] {
+            assert_eq!(schema.field(position).name(), name);
+        }
+        assert_eq!(schema.fields().len(), at::PROVENANCE + 2);
+        assert_eq!(export_schema().fields().len(), EXPORTED);
+        let required: Vec<_> = export_schema()
+            .fields()
+            .iter()
+            .filter(|f| !f.is_nullable())
+            .map(|f| f.name().clone())
+            .collect();
+        assert_eq!(required, ["id", "tenant_id", "session_id"]);
+    }
+
+    #[test]
+    fn a_selection_keeps_the_contracts_order() {
+        let selection = Selection::of(&["outputs", "id", "outputs"]).unwrap();
+        assert_eq!(selection.names().collect::<Vec<_>>(), ["id", "outputs"]);
+        assert_eq!(selection.schema().field(1).name(), "outputs");
+        assert!(Selection::of::<&str>(&[]).is_err());
+        let refused = Selection::of(&["id", "_tp_seq"]).unwrap_err();
+        assert_eq!(refused.field, "export_fields");
+        assert!(refused.message.contains("`_tp_seq`"));
+    }
+}

@@ -1,0 +1,107 @@
+//! Finding trace runs by id alone.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow::array::{Array, AsArray, BooleanArray};
+use chrono::NaiveDate;
+use futures::TryStreamExt;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowPredicateFn, RowFilter};
+use towpath_domain::{ProjectId, Timestamp, TraceRunId};
+
+use super::Segment;
+use crate::columnar::{Error, Result};
+use crate::row;
+use crate::schema::at;
+
+/// Where a trace run lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// The trace run.
+    pub id: TraceRunId,
+    /// Its project.
+    pub project: ProjectId,
+    /// Its UTC day.
+    pub day: NaiveDate,
+    /// Where it stands in the sort order. Give it to [`Row::place`](crate::row::Row::place) of an operation that
+    /// doesn't know.
+    pub sort_time: Timestamp,
+    /// Its place in the tree, where the stored row knows it.
+    pub dotted_order: Option<String>,
+    /// Row group it was found in.
+    pub row_group: usize,
+}
+
+impl Segment {
+    /// Looks for trace runs by id: first in the bloom filter of each row group, and only where that says "perhaps" in
+    /// the column itself. An id may be found in several row groups, of several projects even.
+    ///
+    /// # Errors
+    /// The object can't be read.
+    pub async fn locate(&self, ids: &[TraceRunId]) -> Result<Vec<Located>> {
+        let mut found = Vec::new();
+        for row_group in 0..self.row_groups() {
+            let wanted = self.perhaps(row_group, ids).await?;
+            if !wanted.is_empty() {
+                found.extend(self.search(row_group, wanted).await?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Those of `ids` that the bloom filter doesn't rule out.
+    async fn perhaps(&self, row_group: usize, ids: &[TraceRunId]) -> Result<HashSet<String>> {
+        let filter = self
+            .builder()
+            .get_row_group_column_bloom_filter(row_group, at::ID)
+            .await
+            .map_err(|error| Error::reading(self.path(), error))?;
+        let texts = ids.iter().map(ToString::to_string);
+        Ok(texts
+            .filter(|id| filter.as_ref().is_none_or(|filter| filter.check(id.as_str())))
+            .collect())
+    }
+
+    async fn search(&self, row_group: usize, wanted: HashSet<String>) -> Result<Vec<Located>> {
+        let schema = self.metadata().file_metadata().schema_descr_ptr();
+        let wanted = Arc::new(wanted);
+        let is_wanted = ArrowPredicateFn::new(ProjectionMask::roots(&schema, [at::ID]), move |batch| {
+            let ids = batch.column(0).as_string::<i32>();
+            Ok(ids
+                .iter()
+                .map(|id| Some(id.is_some_and(|id| wanted.contains(id))))
+                .collect::<BooleanArray>())
+        });
+        let columns = [at::ID, at::SESSION_ID, at::DOTTED_ORDER, at::SORT_TIME];
+        let mut batches = self
+            .builder()
+            .with_row_groups(vec![row_group])
+            .with_projection(ProjectionMask::roots(&schema, columns))
+            .with_row_filter(RowFilter::new(vec![Box::new(is_wanted)]))
+            .build()
+            .map_err(|error| Error::reading(self.path(), error))?;
+        let mut found = Vec::new();
+        while let Some(batch) = batches
+            .try_next()
+            .await
+            .map_err(|error| Error::reading(self.path(), error))?
+        {
+            let (projects, orders) = (batch.column(1).as_string::<i32>(), batch.column(2).as_string::<i32>());
+            for (index, key) in row::keys(&batch)?.into_iter().enumerate() {
+                let project = projects.value(index);
+                found.push(Located {
+                    id: key.id,
+                    project: project
+                        .parse()
+                        .map_err(|_| Error::Columns(format!("`{project}` is no id")))?,
+                    day: key.sort_time.day(),
+                    sort_time: key.sort_time,
+                    dotted_order: orders.is_valid(index).then(|| orders.value(index).to_owned()),
+                    row_group,
+                });
+            }
+        }
+        Ok(found)
+    }
+}

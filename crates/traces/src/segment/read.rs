@@ -1,0 +1,180 @@
+//! Segments back to columns and rows.
+
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use futures::{Stream, StreamExt, TryStreamExt};
+use object_store::ObjectStore;
+use object_store::path::Path;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
+use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
+use towpath_domain::{ProjectId, TenantId};
+
+use super::object::Object;
+use crate::columnar::{Error, Result};
+use crate::row::{self, Key, Row, RowReader};
+use crate::schema::{at, segment_schema};
+
+/// Most rows of a decoded batch, and about how many bytes of values it holds.
+const BATCH_ROWS: usize = 4096;
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Decoded batches of one row group, in order.
+pub type Batches = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
+
+/// An open segment: its footer was read. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    object: Object,
+    footer: ArrowReaderMetadata,
+}
+
+impl Segment {
+    /// Reads the footer.
+    ///
+    /// # Errors
+    /// The object can't be read or is no segment.
+    pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
+        let mut object = Object { store, path };
+        // With page offsets, so that skipped rows are not even fetched.
+        let options = ArrowReaderOptions::new().with_offset_index_policy(PageIndexPolicy::Optional);
+        let footer = ArrowReaderMetadata::load_async(&mut object, options)
+            .await
+            .map_err(|error| Error::reading(&object.path, error))?;
+        let expected = segment_schema();
+        let same = footer
+            .schema()
+            .fields()
+            .iter()
+            .map(|field| (field.name(), field.data_type()));
+        if !same.eq(expected.fields().iter().map(|field| (field.name(), field.data_type()))) {
+            return Err(Error::corrupt(&object.path, "its columns are not those of a segment"));
+        }
+        Ok(Self { object, footer })
+    }
+
+    /// Its key.
+    #[must_use]
+    pub const fn path(&self) -> &Path {
+        &self.object.path
+    }
+
+    /// How many row groups it has.
+    #[must_use]
+    pub fn row_groups(&self) -> usize {
+        self.metadata().num_row_groups()
+    }
+
+    /// Checks by the statistics of a row group that all of its rows are of this tenant and project, so that a wrong
+    /// catalog row can't show one tenant's rows to another.
+    ///
+    /// # Errors
+    /// They are not, or there is no such row group.
+    pub fn check_owner(&self, row_group: usize, tenant: TenantId, project: ProjectId) -> Result<()> {
+        let owned = |column: usize, owner: String| {
+            let statistics = self
+                .metadata()
+                .row_groups()
+                .get(row_group)?
+                .column(column)
+                .statistics()?;
+            Some(statistics.min_bytes_opt()? == owner.as_bytes() && statistics.max_bytes_opt()? == owner.as_bytes())
+        };
+        let tenants = owned(at::TENANT_ID, tenant.to_string());
+        if tenants == Some(true) && owned(at::SESSION_ID, project.to_string()) == Some(true) {
+            return Ok(());
+        }
+        Err(Error::corrupt(
+            self.path(),
+            format!("row group {row_group} is not of tenant {tenant}, project {project}"),
+        ))
+    }
+
+    /// Decodes rows `range` of a row group, the columns at `columns` (positions in [`segment_schema`]), in batches
+    /// of bounded size. One request fetches what is needed of all the columns, so the compressed row group lies in
+    /// memory while it is read.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub fn batches(&self, row_group: usize, columns: &[usize], range: Option<Range<usize>>) -> Result<Batches> {
+        let rows = self.rows_of(row_group)?;
+        let mask = ProjectionMask::roots(self.footer.parquet_schema(), columns.iter().copied());
+        let mut builder = self
+            .builder()
+            .with_row_groups(vec![row_group])
+            .with_batch_size(self.batch_rows(row_group, &mask))
+            .with_projection(mask);
+        if let Some(range) = range {
+            builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(std::iter::once(range), rows));
+        }
+        let path = self.path().clone();
+        let stream = builder.build().map_err(|error| Error::reading(&path, error))?;
+        Ok(stream
+            .map(move |batch| batch.map_err(|error| Error::reading(&path, error)))
+            .boxed())
+    }
+
+    /// All rows of a row group, one after another.
+    ///
+    /// # Errors
+    /// There is no such row group; the stream ends with an error where the object can't be read.
+    pub fn rows(&self, row_group: usize) -> Result<impl Stream<Item = Result<Row>> + Send> {
+        let all: Vec<usize> = (0..segment_schema().fields().len()).collect();
+        let rows = |batch: RecordBatch| {
+            let rows = RowReader::new(&batch).and_then(|reader| {
+                (0..batch.num_rows())
+                    .map(|index| reader.row(index))
+                    .collect::<Result<Vec<_>>>()
+            });
+            rows.map(|rows| futures::stream::iter(rows.into_iter().map(Ok)))
+        };
+        Ok(self
+            .batches(row_group, &all, None)?
+            .map(move |batch| batch.and_then(rows))
+            .try_flatten())
+    }
+
+    /// Where the rows of a row group stand, in order. Reads two small columns.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub async fn keys(&self, row_group: usize) -> Result<Vec<Key>> {
+        let mut batches = self.batches(row_group, &[at::ID, at::SORT_TIME], None)?;
+        let mut keys = Vec::with_capacity(self.rows_of(row_group)?);
+        while let Some(batch) = batches.try_next().await? {
+            keys.extend(row::keys(&batch)?);
+        }
+        Ok(keys)
+    }
+
+    pub(super) fn builder(&self) -> ParquetRecordBatchStreamBuilder<Object> {
+        ParquetRecordBatchStreamBuilder::new_with_metadata(self.object.clone(), self.footer.clone())
+    }
+
+    pub(super) fn metadata(&self) -> &ParquetMetaData {
+        self.footer.metadata()
+    }
+
+    fn rows_of(&self, row_group: usize) -> Result<usize> {
+        let group = self.metadata().row_groups().get(row_group);
+        let rows = group.and_then(|group| usize::try_from(group.num_rows()).ok());
+        rows.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row group {row_group}")))
+    }
+
+    /// So many that a batch stays within its bytes, going by the average row.
+    fn batch_rows(&self, row_group: usize, mask: &ProjectionMask) -> usize {
+        let group = self.metadata().row_group(row_group);
+        let leaves = group
+            .columns()
+            .iter()
+            .enumerate()
+            .filter(|(leaf, _)| mask.leaf_included(*leaf));
+        let bytes: i64 = leaves.map(|(_, column)| column.uncompressed_size()).sum();
+        let average = bytes / group.num_rows().max(1);
+        (BATCH_BYTES / usize::try_from(average).unwrap_or(1).max(1)).clamp(1, BATCH_ROWS)
+    }
+}

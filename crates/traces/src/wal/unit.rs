@@ -1,0 +1,250 @@
+//! The file format of a unit of the write-ahead log.
+//!
+//! ```text
+//! unit   := magic frame*            all numbers little-endian
+//! magic  := "TOWPWAL" 0x01          the last byte is the version
+//! frame  := "FRME" head_length:u32 body_length:u64 prefix_crc:u32 payload_crc:u32 head body
+//! head   := JSON of FrameHead       tenant, route, content type, encoding, received_at, items
+//! body   := the request's body as sent, still compressed
+//! ```
+//!
+//! `prefix_crc` covers the 16 bytes before it, `payload_crc` head and body. With a good prefix and a bad payload only
+//! that frame is lost; with a bad prefix, everything behind it. Where a unit ends is known from its size in the
+//! catalog, so one that was cut off between two frames is noticed, too.
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use serde::{Deserialize, Serialize};
+use towpath_domain::{TenantId, Timestamp};
+
+use crate::accept::Route;
+use crate::body::Encoding;
+
+const MAGIC: &[u8; 8] = b"TOWPWAL\x01";
+const MARK: &[u8; 4] = b"FRME";
+const PREFIX: usize = 24;
+
+/// What is known of a body beside its bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrameHead {
+    /// The sender's workspace.
+    pub tenant: TenantId,
+    /// How it came.
+    pub route: Route,
+    /// `Content-Type` of the request.
+    pub content_type: String,
+    /// `Content-Encoding` of the request.
+    pub encoding: Encoding,
+    /// When it came.
+    pub received_at: Timestamp,
+    /// How many operations, feedback and attachments it holds; they are numbered through the unit.
+    pub items: u32,
+}
+
+/// One accepted body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What is known of it.
+    pub head: FrameHead,
+    /// As sent.
+    pub body: Bytes,
+}
+
+/// A frame, or the rest of a unit, that is not what was written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("damaged at byte {at}: {what}")]
+pub struct Damage {
+    /// Offset in the unit.
+    pub at: usize,
+    /// What does not fit.
+    pub what: &'static str,
+    /// Number of items that are lost with it, where that is still known.
+    pub items: Option<u32>,
+}
+
+/// The pieces of a unit, in order. Bodies are not copied.
+#[must_use]
+pub fn write<'a>(frames: impl Iterator<Item = &'a Frame>) -> Vec<Bytes> {
+    let mut pieces = vec![Bytes::from_static(MAGIC)];
+    for frame in frames {
+        let head = serde_json::to_vec(&frame.head).expect("a frame's head is plain data with text keys");
+        let mut payload = crc32fast::Hasher::new();
+        payload.update(&head);
+        payload.update(&frame.body);
+        let mut start = BytesMut::with_capacity(PREFIX + head.len());
+        start.extend_from_slice(MARK);
+        start.extend_from_slice(
+            &u32::try_from(head.len())
+                .expect("a head is shorter than 4 GiB")
+                .to_le_bytes(),
+        );
+        start.extend_from_slice(&(frame.body.len() as u64).to_le_bytes());
+        let prefix = crc32fast::hash(&start);
+        start.extend_from_slice(&prefix.to_le_bytes());
+        start.extend_from_slice(&payload.finalize().to_le_bytes());
+        start.extend_from_slice(&head);
+        pieces.push(start.freeze());
+        pieces.push(frame.body.clone());
+    }
+    pieces
+}
+
+/// Reads the frames of a unit. After damage to a frame's payload it goes on with the next frame.
+#[must_use]
+pub fn read(unit: Bytes) -> Frames {
+    Frames {
+        whole: unit.len(),
+        rest: unit,
+        state: State::Start,
+    }
+}
+
+/// Iterator over the frames of a unit.
+pub struct Frames {
+    whole: usize,
+    rest: Bytes,
+    state: State,
+}
+
+#[derive(PartialEq)]
+enum State {
+    Start,
+    Frames,
+    End,
+}
+
+impl Iterator for Frames {
+    type Item = Result<Frame, Damage>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.state == State::Start {
+            self.state = State::Frames;
+            if !self.rest.starts_with(MAGIC) {
+                return Some(Err(self.lost("not a unit of this version")));
+            }
+            self.rest.advance(MAGIC.len());
+        }
+        if self.state == State::End || self.rest.is_empty() {
+            return None;
+        }
+        Some(self.frame())
+    }
+}
+
+impl Frames {
+    fn frame(&mut self) -> Result<Frame, Damage> {
+        let at = self.whole - self.rest.len();
+        let Some(prefix) = self.rest.first_chunk::<PREFIX>() else {
+            return Err(self.lost("a frame is cut off"));
+        };
+        let number =
+            |from: usize| u32::from_le_bytes([prefix[from], prefix[from + 1], prefix[from + 2], prefix[from + 3]]);
+        if &prefix[..4] != MARK || number(16) != crc32fast::hash(&prefix[..16]) {
+            return Err(self.lost("the start of a frame does not match its checksum"));
+        }
+        let head_length = number(4) as usize;
+        let body_length = u64::from(number(8)) | (u64::from(number(12)) << 32);
+        let expected = number(20);
+        let length = usize::try_from(body_length)
+            .ok()
+            .and_then(|body| body.checked_add(head_length));
+        let length = length.filter(|length| *length <= self.rest.len() - PREFIX);
+        let Some(length) = length else {
+            return Err(self.lost("a frame is cut off"));
+        };
+        self.rest.advance(PREFIX);
+        let mut payload = self.rest.split_to(length);
+        let matches = crc32fast::hash(&payload) == expected;
+        let head = payload.split_to(head_length);
+        let head: Option<FrameHead> = serde_json::from_slice(&head).ok();
+        match head {
+            Some(head) if matches => Ok(Frame { head, body: payload }),
+            head => Err(Damage {
+                at,
+                what: "a frame does not match its checksum",
+                // Without its number, the frames behind would be numbered wrongly; see `fold`.
+                items: head.map(|head| head.items),
+            }),
+        }
+    }
+
+    /// Gives up on the rest.
+    fn lost(&mut self, what: &'static str) -> Damage {
+        self.state = State::End;
+        Damage {
+            at: self.whole - self.rest.len(),
+            what,
+            items: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(text: &'static str) -> Frame {
+        Frame {
+            head: FrameHead {
+                tenant: TenantId::nil(),
+                route: Route::Multipart,
+                content_type: "multipart/form-data; boundary=b".into(),
+                encoding: Encoding::Zstd,
+                received_at: Timestamp::from_micros(5),
+                items: 3,
+            },
+            body: Bytes::from_static(text.as_bytes()),
+        }
+    }
+
+    fn unit(frames: &[Frame]) -> Vec<u8> {
+        write(frames.iter()).concat()
+    }
+
+    #[test]
+    fn frames_come_back() {
+        let frames = [frame("one"), frame(""), frame("three")];
+        assert_eq!(
+            read(unit(&frames).into()).collect::<Result<Vec<_>, _>>().unwrap(),
+            frames
+        );
+        assert_eq!(read(unit(&[]).into()).count(), 0);
+    }
+
+    #[test]
+    fn a_flipped_bit_anywhere_is_noticed_and_harms_no_other_frame() {
+        let frames = [frame("one"), frame("two")];
+        let whole = unit(&frames);
+        for bit in 0..whole.len() * 8 {
+            let mut hurt = whole.clone();
+            hurt[bit / 8] ^= 1 << (bit % 8);
+            let read: Vec<_> = read(hurt.into()).collect();
+            assert!(read.iter().any(Result::is_err), "bit {bit}");
+            for good in read.into_iter().flatten() {
+                assert!(frames.contains(&good), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_damaged_payload_leaves_the_next_frame_readable() {
+        let frames = [frame("one"), frame("two")];
+        let mut hurt = unit(&frames);
+        let at = hurt.windows(3).position(|window| window == b"one").unwrap();
+        hurt[at] = b'0';
+        let read: Vec<_> = read(hurt.into()).collect();
+        assert_eq!(read[0].as_ref().unwrap_err().items, Some(3));
+        assert_eq!(read[1].as_ref().unwrap(), &frames[1]);
+    }
+
+    #[test]
+    fn a_unit_cut_inside_a_frame_is_noticed() {
+        let one = unit(&[frame("one")]).len();
+        let whole = unit(&[frame("one"), frame("two")]);
+        for end in (0..whole.len()).filter(|end| *end != one && *end != MAGIC.len()) {
+            assert!(
+                read(whole[..end].to_vec().into()).any(|frame| frame.is_err()),
+                "cut at {end}"
+            );
+        }
+    }
+}

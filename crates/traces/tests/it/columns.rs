@@ -1,0 +1,10 @@
+//! Rows, segments, scans and exported files, from generated operations to what a reader sees.
+
+mod expected;
+mod files;
+mod generate;
+mod rows;
+mod scans;
+mod segments;
+mod shown;
+mod world;

@@ -1,0 +1,7 @@
+//! From recorded and generated bodies through the write-ahead log to folded rows.
+
+mod catalog;
+mod folding;
+mod log;
+mod recorded;
+mod world;

@@ -1,0 +1,322 @@
+//! Folding: every way to cut operations into bodies, units and folds gives the same rows.
+
+use object_store::path::Path;
+use proptest::prelude::*;
+use towpath_domain::TraceRunId;
+use towpath_store::{feedback, pending_patches, units};
+use towpath_traces::accept::Route;
+use towpath_traces::body::Encoding;
+use towpath_traces::fold::Options;
+use towpath_traces::sample::{Cell, Sample, Which};
+
+use super::world::{World, column, on_both_databases, sample};
+
+on_both_databases!(
+    every_column_of_every_run_is_as_sent,
+    patches_that_come_first_in_another_fold_are_merged,
+    a_body_sent_twice_changes_nothing,
+    little_memory_makes_more_segments_and_the_same_rows,
+    a_bare_patch_finds_its_run_in_the_batch_or_in_the_catalog,
+    a_bare_patch_waits_for_its_run,
+    a_damaged_frame_is_set_aside_and_the_others_are_folded,
+    a_unit_that_is_not_there_stays_open_and_holds_nobody_up,
+    feedback_and_attachments_are_kept,
+    a_fold_that_comes_second_counts_for_nothing,
+);
+
+/// The rows that must be there, in order.
+async fn expected(world: &World, sample: &Sample, runs: u64) -> Vec<Vec<Cell>> {
+    let project = world.project("canal").await;
+    let mut all: Vec<_> = (0..runs)
+        .map(|index| sample.expected(index, world.tenant, project))
+        .collect();
+    all.sort_by_key(|run| (run.start, run.id));
+    all.into_iter()
+        .map(|run| run.columns.into_iter().map(|(_, cell)| cell).collect())
+        .collect()
+}
+
+async fn check(world: &World, sample: &Sample, runs: u64) {
+    let rows = world.rows(world.project("canal").await).await;
+    let wanted = expected(world, sample, runs).await;
+    assert_eq!(rows.len(), wanted.len());
+    for (row, wanted) in rows.iter().zip(&wanted) {
+        for (at, (cell, wanted)) in row.iter().zip(wanted).enumerate() {
+            assert_eq!(
+                cell,
+                wanted,
+                "{} of {:?}",
+                towpath_traces::schema::EXPORT_FIELDS[at],
+                row[0]
+            );
+        }
+    }
+}
+
+async fn every_column_of_every_run_is_as_sent(world: World) {
+    let sample = sample(11);
+    let wal = world.wal();
+    for start in (0..200).step_by(50) {
+        wal.append(world.accept(&sample.body(start..start + 50, Which::Both, Encoding::Zstd)))
+            .await
+            .unwrap();
+    }
+    let folded = world.fold().await;
+    assert_eq!(folded.operations, sample.operations(0..200, Which::Both));
+    assert_eq!(world.open_units().await, 0);
+    check(&world, &sample, 200).await;
+    let per_day: Vec<u64> = (0..3)
+        .map(|day| sample.count_on(200, super::world::DAY + chrono::Days::new(day)))
+        .collect();
+    assert_eq!(per_day.iter().sum::<u64>(), 200);
+}
+
+async fn patches_that_come_first_in_another_fold_are_merged(world: World) {
+    let sample = sample(12);
+    world
+        .unit(&[world.accept(&sample.body(0..50, Which::Patches, Encoding::Gzip))])
+        .await;
+    world.fold().await;
+    world
+        .unit(&[world.accept(&sample.body(0..50, Which::Posts, Encoding::Identity))])
+        .await;
+    world.fold().await;
+    check(&world, &sample, 50).await;
+}
+
+async fn a_body_sent_twice_changes_nothing(world: World) {
+    let sample = sample(13);
+    let body = world.accept(&sample.body(0..30, Which::Both, Encoding::Zstd));
+    world.unit(&[body.clone(), body.clone()]).await;
+    world.fold().await;
+    world.unit(&[body]).await;
+    world.fold().await;
+    check(&world, &sample, 30).await;
+}
+
+async fn little_memory_makes_more_segments_and_the_same_rows(world: World) {
+    let sample = sample(14);
+    for start in (0..100).step_by(10) {
+        world
+            .unit(&[world.accept(&sample.body(start..start + 10, Which::Both, Encoding::Zstd))])
+            .await;
+    }
+    let folded = world.fold_with(&Options { flush_bytes: 30_000 }).await;
+    assert!(folded.segments.len() > 2);
+    check(&world, &sample, 100).await;
+}
+
+#[derive(Clone, Debug)]
+struct Cut {
+    posts: Vec<u8>,
+    patches: Vec<u8>,
+    folds: Vec<bool>,
+    flush: usize,
+}
+
+fn cut() -> impl Strategy<Value = Cut> {
+    let units = || proptest::collection::vec(0_u8..4, 8);
+    (
+        units(),
+        units(),
+        proptest::collection::vec(any::<bool>(), 4),
+        prop_oneof![Just(1_usize), Just(10_000), Just(1 << 30)],
+    )
+        .prop_map(|(posts, patches, folds, flush)| Cut {
+            posts,
+            patches,
+            folds,
+            flush,
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    /// Pieces of five runs each go, posts and patches apart, to any of four units; folds happen in between or not.
+    #[test]
+    fn any_cut_into_units_and_folds_gives_the_same_rows(cut in cut()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let world = World::new().await;
+            let sample = sample(15);
+            for unit in 0..4_u8 {
+                let mut bodies = Vec::new();
+                for (which, to) in [(Which::Posts, &cut.posts), (Which::Patches, &cut.patches)] {
+                    for (piece, _) in to.iter().enumerate().filter(|(_, to)| **to == unit) {
+                        let piece = piece as u64 * 5;
+                        bodies.push(world.accept(&sample.body(piece..piece + 5, which, Encoding::Identity)));
+                    }
+                }
+                if !bodies.is_empty() {
+                    world.unit(&bodies).await;
+                }
+                if cut.folds[usize::from(unit)] {
+                    world.fold_with(&Options { flush_bytes: cut.flush }).await;
+                }
+            }
+            world.fold_with(&Options { flush_bytes: cut.flush }).await;
+            check(&world, &sample, 40).await;
+        });
+    }
+}
+
+fn post(id: TraceRunId, name: &str) -> String {
+    format!(
+        r#"{{"id":"{id}","name":"{name}","session_name":"canal","start_time":"2026-03-01T10:00:00Z","inputs":{{"a":1}}}}"#
+    )
+}
+
+const PATCH: &str = r#"{"outputs":{"b":2},"end_time":"2026-03-01T10:00:01Z","session_name":null}"#;
+
+async fn a_bare_patch_finds_its_run_in_the_batch_or_in_the_catalog(world: World) {
+    let (near, far) = (TraceRunId::new(), TraceRunId::new());
+    world.unit(&[world.accept_json(Route::Run, &post(far, "far"))]).await;
+    world.fold().await;
+    world
+        .unit(&[
+            world.accept_json(Route::Patch(near), PATCH),
+            world.accept_json(Route::Run, &post(near, "near")),
+            world.accept_json(Route::Patch(far), PATCH),
+        ])
+        .await;
+    let folded = world.fold().await;
+    assert!(folded.waiting.is_empty());
+    let project = world.project("canal").await;
+    for (id, name) in [(near, "near"), (far, "far")] {
+        let row = world.row(project, id).await.unwrap();
+        assert_eq!(row[column("name")], name.into());
+        assert_eq!(row[column("outputs")], r#"{"b":2}"#.into());
+        assert_eq!(row[column("status")], "success".into());
+        assert_eq!(row[column("inputs")], r#"{"a":1}"#.into());
+    }
+}
+
+async fn a_bare_patch_waits_for_its_run(world: World) {
+    let id = TraceRunId::new();
+    world
+        .unit(&[
+            world.accept_json(Route::Patch(id), PATCH),
+            world.accept_json(Route::Run, &post(TraceRunId::new(), "x")),
+        ])
+        .await;
+    let folded = world.fold().await;
+    assert_eq!((folded.waiting.len(), folded.taken_up.len()), (1, 0));
+    let waiting = async || {
+        world
+            .store
+            .read(async |tx| pending_patches::for_runs(tx, world.tenant, &[id]).await)
+            .await
+            .unwrap()
+            .len()
+    };
+    assert_eq!(waiting().await, 1);
+    world.unit(&[world.accept_json(Route::Run, &post(id, "late"))]).await;
+    let folded = world.fold().await;
+    assert_eq!((folded.waiting.len(), folded.taken_up.len()), (0, 1));
+    assert_eq!(waiting().await, 0);
+    let row = world.row(world.project("canal").await, id).await.unwrap();
+    assert_eq!(
+        (&row[column("name")], &row[column("outputs")]),
+        (&"late".into(), &r#"{"b":2}"#.into())
+    );
+}
+
+async fn a_damaged_frame_is_set_aside_and_the_others_are_folded(world: World) {
+    let sample = sample(16);
+    let body = |range| world.accept(&sample.body(range, Which::Both, Encoding::Identity));
+    let (good, bad) = (body(0..5), body(5..10));
+    let id = world.unit(&[bad.clone(), good]).await;
+    let path = world.folder.path().join("objects/wal").join(format!("{id}.unit"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[1000] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let folded = world.fold().await;
+    assert_eq!((folded.damaged, world.open_units().await), (1, 0));
+    check(&world, &sample, 5).await;
+    let kept = world
+        .objects
+        .get(&Path::from(format!("quarantine/{id}.unit")))
+        .await
+        .unwrap();
+    assert_eq!(kept, bytes);
+}
+
+async fn a_unit_that_is_not_there_stays_open_and_holds_nobody_up(world: World) {
+    let sample = sample(17);
+    let body = |range| world.accept(&sample.body(range, Which::Both, Encoding::Identity));
+    let lost = world.unit(&[body(5..10)]).await;
+    world.unit(&[body(0..5)]).await;
+    let path = towpath_traces::wal::unit_path(lost);
+    let bytes = world.objects.get(&path).await.unwrap();
+    world.objects.delete(&path).await.unwrap();
+    let folded = world.fold().await;
+    assert_eq!(
+        (folded.missing.as_slice(), world.open_units().await),
+        ([lost].as_slice(), 1)
+    );
+    check(&world, &sample, 5).await;
+    // The disk is mounted again.
+    world.objects.put(&path, vec![bytes]).await.unwrap();
+    world.fold().await;
+    check(&world, &sample, 10).await;
+}
+
+async fn feedback_and_attachments_are_kept(world: World) {
+    let recorded = towpath_traces::sample::Body {
+        content_type: "multipart/form-data; boundary=4528e3d4d75f4db4aacb59cec3612be8".into(),
+        content_encoding: None,
+        bytes: bytes::Bytes::from_static(include_bytes!("../../data/python-identity.bin")),
+    };
+    world.unit(&[world.accept(&recorded)]).await;
+    let folded = world.fold().await;
+    let run = folded.attachments[0].run_id;
+    let (judged, files) = world
+        .store
+        .read(async |tx| {
+            Ok((
+                feedback::of_run(tx, world.tenant, run).await?,
+                feedback::attachments(tx, world.tenant, run).await?,
+            ))
+        })
+        .await
+        .unwrap();
+    assert_eq!((judged.len(), judged[0].key.as_str()), (1, "helpful"));
+    assert_eq!((files.len(), files[0].name.as_str(), files[0].bytes), (1, "boat", 28));
+    let bytes = world.objects.get(&Path::from(files[0].path.as_str())).await.unwrap();
+    assert!(bytes.starts_with(b"\x89PNG"));
+}
+
+async fn a_fold_that_comes_second_counts_for_nothing(world: World) {
+    let sample = sample(18);
+    world
+        .unit(&[world.accept(&sample.body(0..5, Which::Both, Encoding::Identity))])
+        .await;
+    let open = world
+        .store
+        .read(async |tx| units::open(tx, i64::MAX).await)
+        .await
+        .unwrap();
+    let job = towpath_domain::JobId::new();
+    let slow = towpath_traces::fold::fold(
+        &world.store,
+        &world.objects,
+        &open,
+        &Options::default(),
+        async |tenant, id, path| {
+            world
+                .store
+                .write(async |tx| towpath_store::segments::intend(tx, tenant, id, path.as_ref(), Some(job)).await)
+                .await
+        },
+    )
+    .await
+    .unwrap();
+    world.fold().await;
+    let late = world
+        .store
+        .write(async |tx| towpath_traces::fold::record(tx, job, &slow).await)
+        .await;
+    assert!(matches!(late, Err(towpath_store::Error::Stale)));
+    check(&world, &sample, 5).await;
+}

@@ -1,0 +1,217 @@
+//! The write-ahead log: acknowledged means registered and on disk, and nothing else is.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::TryStreamExt as _;
+use object_store::path::Path;
+use towpath_domain::Timestamp;
+use towpath_store::units;
+use towpath_traces::accept::Route;
+use towpath_traces::body::Encoding;
+use towpath_traces::sample::Which;
+use towpath_traces::wal::{AppendError, OnRegistered, Options, Wal, sweep, unit};
+
+use super::world::{World, on_both_databases, sample};
+
+on_both_databases!(
+    what_is_acknowledged_is_registered_and_reads_back,
+    callers_share_units,
+    a_failed_registration_fails_its_callers_and_leaves_nothing,
+    a_disk_that_cannot_be_written_fails_its_callers,
+    a_full_queue_refuses_and_says_when_to_come_back,
+    closing_writes_what_waits_and_takes_no_more,
+    an_empty_body_needs_no_unit,
+    sweeping_takes_orphans_and_folded_units_and_leaves_the_rest,
+);
+
+async fn units_on_disk(world: &World) -> usize {
+    let folder = Path::from(sweep::FOLDER);
+    world
+        .objects
+        .store()
+        .list(Some(&folder))
+        .try_collect::<Vec<_>>()
+        .await
+        .unwrap()
+        .len()
+}
+
+async fn what_is_acknowledged_is_registered_and_reads_back(world: World) {
+    let wal = world.wal();
+    let accepted = world.accept(&sample(1).body(0..10, Which::Both, Encoding::Zstd));
+    wal.append(accepted.clone()).await.unwrap();
+    let open = world
+        .store
+        .read(async |tx| units::open(tx, i64::MAX).await)
+        .await
+        .unwrap();
+    assert_eq!(open.len(), 1);
+    assert_eq!(open[0].operations, i64::from(accepted.frame.head.items));
+    let bytes = world.objects.get(&Path::from(open[0].path.as_str())).await.unwrap();
+    assert_eq!(bytes.len() as i64, open[0].bytes);
+    let frames = unit::read(bytes).collect::<Result<Vec<_>, _>>().unwrap();
+    assert_eq!(frames, [accepted.frame]);
+    let project = world.project("canal").await;
+    let touching = world
+        .store
+        .read(async |tx| units::open_touching(tx, world.tenant, project).await)
+        .await
+        .unwrap();
+    assert_eq!(touching, open);
+}
+
+async fn callers_share_units(world: World) {
+    let wal = world.wal();
+    let accepted = world.accept(&sample(2).body(0..2, Which::Both, Encoding::Zstd));
+    let items = i64::from(accepted.frame.head.items);
+    let callers = (0..200).map(|_| {
+        let (wal, accepted) = (wal.clone(), accepted.clone());
+        tokio::spawn(async move { wal.append(accepted).await })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.unwrap().unwrap();
+    }
+    let open = world
+        .store
+        .read(async |tx| units::open(tx, i64::MAX).await)
+        .await
+        .unwrap();
+    assert_eq!(open.iter().map(|unit| unit.operations).sum::<i64>(), 200 * items);
+    assert!(open.len() < 100, "{} units for 200 callers", open.len());
+    let seqs: Vec<_> = open.iter().map(|unit| unit.seq).collect();
+    assert!(seqs.is_sorted());
+}
+
+async fn a_failed_registration_fails_its_callers_and_leaves_nothing(world: World) {
+    let broken = Arc::new(AtomicBool::new(true));
+    let flag = broken.clone();
+    let sometimes: OnRegistered = Arc::new(move |_tx| {
+        let broken = flag.load(Ordering::SeqCst);
+        Box::pin(async move {
+            if broken {
+                Err(towpath_store::Error::NotFound)
+            } else {
+                Ok(())
+            }
+        })
+    });
+    let wal = Wal::new(
+        world.store.clone(),
+        world.objects.clone(),
+        Options::for_store(&world.objects),
+        sometimes,
+    );
+    let accepted = world.accept(&sample(3).body(0..3, Which::Both, Encoding::Identity));
+    assert!(matches!(
+        wal.append(accepted.clone()).await,
+        Err(AppendError::Unavailable(_))
+    ));
+    assert_eq!((world.open_units().await, units_on_disk(&world).await), (0, 0));
+    broken.store(false, Ordering::SeqCst);
+    wal.append(accepted).await.unwrap();
+    assert_eq!((world.open_units().await, units_on_disk(&world).await), (1, 1));
+}
+
+async fn a_disk_that_cannot_be_written_fails_its_callers(world: World) {
+    let wal = world.wal();
+    // A file stands where the folder should be.
+    std::fs::write(world.folder.path().join("objects").join(sweep::FOLDER), b"").unwrap();
+    let accepted = world.accept(&sample(4).body(0..1, Which::Both, Encoding::Identity));
+    assert!(matches!(wal.append(accepted).await, Err(AppendError::Unavailable(_))));
+    assert_eq!(world.open_units().await, 0);
+}
+
+async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
+    let accepted = world.accept(&sample(5).body(0..5, Which::Both, Encoding::Identity));
+    let options = Options {
+        queue_bytes: accepted.frame.body.len(),
+        ..Options::for_store(&world.objects)
+    };
+    let (entered, mut inside) = tokio::sync::mpsc::unbounded_channel();
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let (held, signal) = (gate.clone(), entered);
+    // The first unit stays in its transaction until it is let go, so the queue behind it fills.
+    let slow: OnRegistered = Arc::new(move |_tx| {
+        let (held, signal) = (held.clone(), signal.clone());
+        Box::pin(async move {
+            signal.send(()).unwrap();
+            held.acquire().await.unwrap().forget();
+            Ok(())
+        })
+    });
+    let wal = Wal::new(world.store.clone(), world.objects.clone(), options, slow);
+    let first = tokio::spawn({
+        let (wal, accepted) = (wal.clone(), accepted.clone());
+        async move { wal.append(accepted).await }
+    });
+    inside.recv().await.unwrap();
+    match wal.append(accepted.clone()).await {
+        Err(AppendError::Overloaded { retry_after }) => assert!(retry_after.as_secs() >= 2),
+        other => panic!("{other:?}"),
+    }
+    gate.add_permits(10);
+    first.await.unwrap().unwrap();
+    wal.append(accepted).await.unwrap();
+}
+
+async fn closing_writes_what_waits_and_takes_no_more(world: World) {
+    let wal = world.wal();
+    let accepted = world.accept(&sample(6).body(0..1, Which::Both, Encoding::Identity));
+    let waiting = tokio::spawn({
+        let (wal, accepted) = (wal.clone(), accepted.clone());
+        async move { wal.append(accepted).await }
+    });
+    tokio::task::yield_now().await;
+    wal.close().await;
+    waiting.await.unwrap().unwrap();
+    assert!(matches!(wal.append(accepted).await, Err(AppendError::Closed)));
+    assert_eq!(world.open_units().await, 1);
+}
+
+async fn an_empty_body_needs_no_unit(world: World) {
+    let wal = world.wal();
+    wal.append(world.accept_json(Route::Batch, r#"{"post":[],"patch":null}"#))
+        .await
+        .unwrap();
+    assert_eq!(world.open_units().await, 0);
+}
+
+async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: World) {
+    let accepted = world.accept(&sample(7).body(0..5, Which::Both, Encoding::Identity));
+    world.unit(std::slice::from_ref(&accepted)).await;
+    world.fold().await;
+    world.unit(std::slice::from_ref(&accepted)).await;
+    let orphan = towpath_traces::wal::unit_path(towpath_domain::UnitId::new());
+    world
+        .objects
+        .put(&orphan, unit::write(std::iter::once(&accepted.frame)))
+        .await
+        .unwrap();
+    let far_ahead = Timestamp::parse("2200-01-01").unwrap();
+    assert_eq!(
+        sweep::orphans(&world.store, &world.objects, Timestamp::from_micros(0))
+            .await
+            .unwrap(),
+        0
+    );
+    assert_eq!(
+        sweep::orphans(&world.store, &world.objects, far_ahead).await.unwrap(),
+        1
+    );
+    let folded = world
+        .store
+        .read(async |tx| units::folded_before(tx, far_ahead, 10).await)
+        .await
+        .unwrap();
+    let gone = sweep::folded(&world.objects, &folded).await.unwrap();
+    assert_eq!(
+        world
+            .store
+            .write(async |tx| units::forget(tx, &gone).await)
+            .await
+            .unwrap(),
+        1
+    );
+    assert_eq!((world.open_units().await, units_on_disk(&world).await), (1, 1));
+}

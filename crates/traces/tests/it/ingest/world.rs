@@ -1,0 +1,273 @@
+//! A store and a folder of objects for one test.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
+use bytes::Bytes;
+use chrono::NaiveDate;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
+use towpath_domain::{JobId, ProjectId, TenantId, Timestamp, TraceRunId, UnitId};
+use towpath_store::{Store, projects, segments, units};
+use towpath_traces::accept::{self, Accepted, Request, Route};
+use towpath_traces::body::Limits;
+use towpath_traces::fold::{self, Folded, Options};
+use towpath_traces::objects::Objects;
+use towpath_traces::sample::{Body, Cell, Plan, Sample};
+use towpath_traces::scan::{self, Scan};
+use towpath_traces::schema::Selection;
+use towpath_traces::wal::{self, OnRegistered, Wal, unit};
+
+/// Runs each test on both databases.
+macro_rules! on_both_databases {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::ingest::world::World::new().await).await;
+            })*
+        }
+
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                if let Some(world) = $crate::ingest::world::World::postgres().await {
+                    super::$name(world).await;
+                }
+            })*
+        }
+    };
+}
+pub(crate) use on_both_databases;
+
+pub struct World {
+    pub store: Store,
+    pub objects: Objects,
+    pub tenant: TenantId,
+    pub folder: tempfile::TempDir,
+}
+
+pub const DAY: NaiveDate = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap();
+
+impl World {
+    pub async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let uri = format!("sqlite://{}/towpath.db", folder.path().display());
+        Self::open(&uri, folder).await
+    }
+
+    /// On a database of its own in the server that `TOWPATH_TEST_POSTGRES` names.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "tests learn from the environment which servers there are"
+    )]
+    pub async fn postgres() -> Option<Self> {
+        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
+            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
+            return None;
+        };
+        let name = format!("towpath_{}", UnitId::new().0.simple());
+        let mut conn = PgConnection::connect(&admin).await.unwrap();
+        conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
+            .await
+            .unwrap();
+        let (server, _) = admin.rsplit_once('/').unwrap();
+        Some(Self::open(&format!("{server}/{name}"), tempfile::tempdir().unwrap()).await)
+    }
+
+    async fn open(uri: &str, folder: tempfile::TempDir) -> Self {
+        let store = Store::open(uri, towpath_store::Options::default()).await.unwrap();
+        store.migrate().await.unwrap();
+        let objects = Objects::folder(folder.path().join("objects")).unwrap();
+        Self {
+            store,
+            objects,
+            tenant: TenantId::new(),
+            folder,
+        }
+    }
+
+    pub fn wal(&self) -> Wal {
+        let nothing: OnRegistered = Arc::new(|_tx| Box::pin(async { Ok(()) }));
+        Wal::new(
+            self.store.clone(),
+            self.objects.clone(),
+            wal::Options::for_store(&self.objects),
+            nothing,
+        )
+    }
+
+    pub fn accept(&self, body: &Body) -> Accepted {
+        self.accept_on(
+            Route::Multipart,
+            &body.content_type,
+            body.content_encoding,
+            body.bytes.clone(),
+        )
+    }
+
+    pub fn accept_json(&self, route: Route, json: &str) -> Accepted {
+        self.accept_on(route, "application/json", None, Bytes::from(json.to_owned()))
+    }
+
+    fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
+        let received_at = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
+        let request = Request {
+            tenant: self.tenant,
+            route,
+            content_type,
+            content_encoding,
+            body,
+            received_at,
+        };
+        accept::accept(request, &Limits::default()).unwrap()
+    }
+
+    /// Writes one unit, as the log does it.
+    pub async fn unit(&self, accepted: &[Accepted]) -> UnitId {
+        let id = UnitId::new();
+        let path = wal::unit_path(id);
+        let pieces = unit::write(accepted.iter().map(|accepted| &accepted.frame));
+        let bytes: usize = pieces.iter().map(Bytes::len).sum();
+        self.objects.put(&path, pieces).await.unwrap();
+        let tenant = self.tenant;
+        self.store
+            .write(async |tx| {
+                for project in accepted.iter().flat_map(|accepted| &accepted.projects) {
+                    if let towpath_domain::trace::ProjectRef::Name(name) = project {
+                        projects::ensure(tx, tenant, name).await?;
+                    }
+                }
+                units::register(tx, id, path.as_ref(), bytes as i64, 1, &[]).await
+            })
+            .await
+            .unwrap();
+        id
+    }
+
+    /// Folds all open units and records it.
+    pub async fn fold(&self) -> Folded {
+        self.fold_with(&Options::default()).await
+    }
+
+    pub async fn fold_with(&self, options: &Options) -> Folded {
+        let job = JobId::new();
+        let open = self
+            .store
+            .read(async |tx| units::open(tx, i64::MAX).await)
+            .await
+            .unwrap();
+        let folded = fold::fold(&self.store, &self.objects, &open, options, async |tenant, id, path| {
+            self.store
+                .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), Some(job)).await)
+                .await
+        })
+        .await
+        .unwrap();
+        self.store
+            .write(async |tx| fold::record(tx, job, &folded).await)
+            .await
+            .unwrap();
+        folded
+    }
+
+    pub async fn project(&self, name: &str) -> ProjectId {
+        self.store
+            .read(async |tx| projects::by_name(tx, self.tenant, name).await)
+            .await
+            .unwrap()
+            .unwrap()
+            .id
+    }
+
+    /// Every row of a project, all 29 columns, in order.
+    pub async fn rows(&self, project: ProjectId) -> Vec<Vec<Cell>> {
+        let (first, last) = (
+            NaiveDate::from_ymd_opt(1970, 1, 1).unwrap(),
+            NaiveDate::from_ymd_opt(2100, 1, 1).unwrap(),
+        );
+        let parts = self
+            .store
+            .read(async |tx| segments::live_parts(tx, self.tenant, project, first, last).await)
+            .await
+            .unwrap();
+        let request = scan::Request {
+            tenant: self.tenant,
+            project,
+            parts: parts.iter().map(fold::part_ref).collect(),
+            range: Timestamp::start_of(first)..Timestamp::start_of(last),
+            after: None,
+            selection: Selection::all(),
+        };
+        let mut scan = Scan::new(self.objects.store().clone(), request);
+        let mut rows = Vec::new();
+        while let Some(batch) = scan.next().await.unwrap() {
+            rows.extend((0..batch.rows.num_rows()).map(|at| cells(&batch.rows, at)));
+        }
+        rows
+    }
+
+    pub async fn row(&self, project: ProjectId, id: TraceRunId) -> Option<Vec<Cell>> {
+        let mut rows = self.rows(project).await;
+        rows.retain(|row| row[0] == Cell::Text(id.to_string()));
+        assert!(rows.len() < 2, "a trace run twice");
+        rows.pop()
+    }
+
+    pub async fn open_units(&self) -> usize {
+        self.store
+            .read(async |tx| units::open(tx, i64::MAX).await)
+            .await
+            .unwrap()
+            .len()
+    }
+}
+
+pub fn sample(seed: u64) -> Sample {
+    Sample::new(Plan {
+        seed,
+        project: "canal".into(),
+        first_day: DAY,
+        days: 3,
+    })
+}
+
+fn cells(rows: &RecordBatch, at: usize) -> Vec<Cell> {
+    rows.columns().iter().map(|column| cell(column, at)).collect()
+}
+
+fn cell(column: &dyn Array, at: usize) -> Cell {
+    use arrow::datatypes::DataType;
+    if column.is_null(at) {
+        return Cell::Null;
+    }
+    match column.data_type() {
+        DataType::Utf8 => column.as_string::<i32>().value(at).into(),
+        DataType::Boolean => Cell::Bool(column.as_boolean().value(at)),
+        DataType::Int64 => Cell::Int(column.as_primitive::<Int64Type>().value(at)),
+        DataType::Decimal128(20, 10) => Cell::Decimal(column.as_primitive::<Decimal128Type>().value(at)),
+        DataType::Timestamp(_, _) => {
+            let nanos = column.as_primitive::<TimestampNanosecondType>().value(at);
+            assert_eq!(nanos % 1000, 0);
+            Cell::Time(Timestamp::from_micros(nanos / 1000))
+        }
+        DataType::List(_) => {
+            let list = column.as_list::<i32>().value(at);
+            Cell::List(
+                list.as_string::<i32>()
+                    .iter()
+                    .map(|text| text.unwrap().to_owned())
+                    .collect(),
+            )
+        }
+        other => panic!("a column of type {other}"),
+    }
+}
+
+/// Position of a column.
+pub fn column(name: &str) -> usize {
+    towpath_traces::schema::EXPORT_FIELDS
+        .iter()
+        .position(|field| *field == name)
+        .unwrap()
+}

@@ -1,0 +1,4 @@
+//! The traces crate as a whole.
+
+mod columns;
+mod ingest;
