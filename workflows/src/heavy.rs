@@ -1,0 +1,146 @@
+//! Threads for work that holds on to a core.
+//!
+//! Decoding and encoding rows would starve whatever shares a runtime with it: renewals, HTTP. So it has a runtime of
+//! its own, one core smaller than the machine.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+use tokio::task::{JoinError, JoinHandle};
+use towpath_durable::Failure;
+
+/// A runtime for heavy work. Dropping it lets go of whatever still runs there.
+#[derive(Debug)]
+pub struct Heavy {
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Heavy {
+    /// Starts as many threads as there are cores less one, at least one.
+    ///
+    /// # Errors
+    /// The system gives no threads.
+    pub fn new() -> std::io::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::with_threads(cores.saturating_sub(1).max(1))
+    }
+
+    /// Starts this many threads.
+    ///
+    /// # Errors
+    /// The system gives no threads.
+    pub fn with_threads(threads: usize) -> std::io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("heavy")
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+        })
+    }
+
+    /// Performs `work` there. Dropping the task aborts the work at its next await.
+    pub fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Task<T> {
+        Task(self.handle.spawn(work))
+    }
+}
+
+impl Heavy {
+    /// Performs work whose future must stay on one thread, which it gets for itself beside the others. Dropping the
+    /// task ends the work at its next await.
+    pub fn run_local<T: Send + 'static, F: Future<Output = T>>(
+        &self,
+        work: impl FnOnce() -> F + Send + 'static,
+    ) -> Task<T> {
+        self.run(async move {
+            let (keep, dropped) = oneshot::channel::<()>();
+            let on_one_thread = move || {
+                Handle::current().block_on(async move {
+                    tokio::select! {
+                        biased;
+                        _ = dropped => None,
+                        answer = work() => Some(answer),
+                    }
+                })
+            };
+            let ended = tokio::task::spawn_blocking(on_one_thread).await;
+            drop(keep);
+            match ended.map_err(JoinError::try_into_panic) {
+                Ok(Some(answer)) => answer,
+                Err(Ok(panic)) => std::panic::resume_unwind(panic),
+                // The runtime is going down, and this task with it.
+                Ok(None) | Err(Err(_)) => std::future::pending().await,
+            }
+        })
+    }
+}
+
+impl Drop for Heavy {
+    fn drop(&mut self) {
+        // Waiting for the threads would block, which is not allowed inside another runtime.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Work under way on a [`Heavy`] runtime.
+#[derive(Debug)]
+pub struct Task<T>(JoinHandle<T>);
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl<T> Future for Task<T> {
+    type Output = Result<T, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(cx).map_err(|error| ended(&error))
+    }
+}
+
+fn ended(error: &JoinError) -> Failure {
+    Failure::retry(format!("heavy work ended before its time: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn dropped_work_is_let_go_and_a_panic_is_an_answer() {
+        let heavy = Heavy::with_threads(1).unwrap();
+        let (alive, gone) = oneshot::channel::<()>();
+        let task = heavy.run(async move {
+            let _alive = alive;
+            std::future::pending::<()>().await;
+        });
+        drop(task);
+        assert!(gone.await.is_err());
+
+        let (alive, gone) = oneshot::channel::<()>();
+        let (begin, begun) = oneshot::channel();
+        let task = heavy.run_local(move || async move {
+            let _alive = alive;
+            let _ = begin.send(());
+            std::future::pending::<()>().await;
+        });
+        begun.await.unwrap();
+        drop(task);
+        assert!(gone.await.is_err());
+        assert!(matches!(heavy.run_local(|| async { panic!("broken") }).await, Err(Failure::Retry(_))));
+        assert!(matches!(
+            heavy.run(async { panic!("broken") }).await,
+            Err(Failure::Retry(_))
+        ));
+        assert_eq!(heavy.run(async { 7 }).await.unwrap(), 7);
+    }
+}

@@ -1,0 +1,33 @@
+//! What each durable job is: start, steps, settle, end.
+//!
+//! Promises: however a job ends, its business rows end with it; whatever a step does may be done twice and is there
+//! once. Leaves to others: when a job runs and where (`durable`, `workers`), SQL (`store`), the formats (`traces`),
+//! addresses of users (`outbound`).
+//!
+//! | job | lane | story |
+//! |---|---|---|
+//! | [`fold_units`] | `fold`, one place | open units of the write-ahead log become segments |
+//! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
+//! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
+//! | [`clean_export`] | none | gives up uploads that nobody will finish |
+
+pub mod clean_export;
+pub mod export_part;
+pub mod fold_units;
+pub mod heavy;
+pub mod run_export;
+pub mod world;
+
+use towpath_durable::Registry;
+
+pub use world::World;
+
+/// Every kind of job there is.
+#[must_use]
+pub fn registry() -> Registry<World> {
+    Registry::default()
+        .with::<fold_units::FoldUnits>()
+        .with::<run_export::RunExport>()
+        .with::<export_part::ExportPart>()
+        .with::<clean_export::CleanExport>()
+}

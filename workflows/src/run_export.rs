@@ -1,0 +1,192 @@
+//! A bulk export: plans its day partitions, waits for them, writes the manifest.
+//!
+//! ```text
+//! CREATED ─► RUNNING ─► wait: fold what is open ─► plan: pin segments, one export run per UTC day ─► wait: parts
+//!                                                                     a part ended badly ─► FAILED    │
+//!                                                                   manifest, written last ─► COMPLETED
+//! ```
+//! The fold is a barrier: whatever was acknowledged before the export began is in a segment before segments are
+//! pinned. From then on all attempts of all parts read the same rows.
+
+mod manifest;
+mod plan;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use towpath_domain::export::{Admitted, EXPORT_LIMIT, EXPORTS_PER_WORKSPACE, ExportStatus};
+use towpath_domain::job::{Ended, JobState, RetryPolicy};
+use towpath_domain::{ExportId, Rejection, TenantId, failpoint};
+use towpath_durable::{Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_store::exports::{self, Export, NewExport, runs};
+use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
+
+use crate::World;
+use crate::clean_export::{self, CleanExport};
+use crate::export_part::ExportPart;
+use crate::fold_units::{self, Barrier, FoldUnits};
+
+/// Runs one bulk export.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RunExport {
+    /// Its workspace.
+    pub tenant: TenantId,
+    /// The export.
+    pub export: ExportId,
+}
+
+/// Records an export and its job.
+///
+/// # Errors
+/// No such destination or project; those of the database.
+pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, asked: &Admitted) -> store::Result<Export> {
+    let missing = |noun| {
+        move |error| match error {
+            store::Error::NotFound => Rejection::not_found(noun).into(),
+            other => other,
+        }
+    };
+    destinations::get(tx, tenant, asked.destination)
+        .await
+        .map_err(missing("destination"))?;
+    projects::get(tx, tenant, asked.project)
+        .await
+        .map_err(missing("tracing project"))?;
+    let id = ExportId::new();
+    let lane = Lane::new(format!("exports:{tenant}"), EXPORTS_PER_WORKSPACE);
+    let job = towpath_durable::start(tx, &RunExport { tenant, export: id }, Start::new(tenant).lane(lane)).await?;
+    let new = NewExport {
+        id,
+        destination: asked.destination,
+        project: asked.project,
+        start_time: asked.start_time,
+        end_time: asked.end_time,
+        compression: asked.compression,
+        fields: asked.fields.as_deref(),
+        job,
+    };
+    exports::insert(tx, tenant, new).await
+}
+
+/// Cancels an export with everything it has under way. One that is cancelled already stays as it is.
+///
+/// # Errors
+/// [`store::Error::NotFound`], and a rejection of `status` when the export is over in any other way.
+pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::Result<Export> {
+    let export = exports::get(tx, tenant, id).await?;
+    if !export.status.is_final() {
+        // First: it takes the locks. Jobs that run are told to stop and end by themselves; their rows say it now.
+        towpath_durable::cancel(tx, export.job_id).await?;
+        exports::finish(tx, tenant, id, ExportStatus::Cancelled, None).await?;
+        runs::cancel_open(tx, tenant, id).await?;
+    }
+    let export = exports::get(tx, tenant, id).await?;
+    match export.status {
+        ExportStatus::Cancelled => Ok(export),
+        other => Err(Rejection::rule("status", format!("the export is {} and stays so", other.as_str())).into()),
+    }
+}
+
+impl Workflow for RunExport {
+    const KIND: &'static str = "run_export";
+    const POOL: &'static str = "exports";
+    const RETRY: RetryPolicy = RetryPolicy::doubling(20, Duration::from_secs(1), Duration::from_secs(60));
+    // An export that backs off must not be overtaken by the next one: the workspace would have one more at work.
+    const KEEP_PLACE: bool = true;
+    type World = World;
+
+    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+        let &Self { tenant, export: id } = self;
+        let export = world
+            .store
+            .read(async |tx| exports::get(tx, tenant, id).await)
+            .await
+            .retry()?;
+        let children = ctx.children().await?;
+        if let Some(ended_badly) = children
+            .iter()
+            .find(|child| child.state.is_final() && child.state != JobState::Succeeded)
+        {
+            return self.fail(ctx, ended_badly).await;
+        }
+        if children.iter().any(|child| !child.state.is_final()) {
+            return ctx.wait(&[], async |_| Ok(())).await;
+        }
+        if export.planned {
+            return self.complete(ctx, world, &export).await;
+        }
+        if export.status == ExportStatus::Created {
+            let job = ctx.job();
+            ctx.commit(async |tx| {
+                exports::running(tx, tenant, id).await?;
+                // Counted from here, not from the request: waiting for a place is not the export's fault.
+                let deadline = jobs::db_now(tx).await?.plus(EXPORT_LIMIT);
+                jobs::set_deadline(tx, job, deadline).await
+            })
+            .await?;
+            failpoint::hit("export.running");
+        }
+        let folded = children.iter().any(|child| child.kind == FoldUnits::KIND);
+        let open = world
+            .store
+            .read(async |tx| units::open_touching(tx, tenant, export.project_id).await)
+            .await
+            .retry()?;
+        if let (false, Some(last)) = (folded, open.last()) {
+            let barrier = Barrier {
+                tenant,
+                project: export.project_id,
+                last_seq: last.seq,
+            };
+            let job = ctx.job();
+            return ctx
+                .wait(&[fold_units::lane()], async |tx| {
+                    fold_units::start_for(tx, job, barrier).await
+                })
+                .await;
+        }
+        self.plan(ctx, world, &export).await
+    }
+
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+        let &Self { tenant, export } = input;
+        let (status, error) = match ended {
+            Ended::Failed(error) => (ExportStatus::Failed, Some(error)),
+            Ended::Cancelled => (ExportStatus::Cancelled, None),
+            Ended::TimedOut => {
+                let hours = EXPORT_LIMIT.as_secs() / 3600;
+                (
+                    ExportStatus::TimedOut,
+                    Some(format!("the export took longer than {hours} hours")),
+                )
+            }
+        };
+        exports::finish(tx, tenant, export, status, error.as_deref()).await?;
+        runs::cancel_open(tx, tenant, export).await?;
+        // A manifest says that an export is complete, and this one may have been interrupted right behind it.
+        if exports::get(tx, tenant, export).await?.planned {
+            clean_export::start(tx, &CleanExport::manifest(tenant, export)).await?;
+        }
+        Ok(())
+    }
+}
+
+impl RunExport {
+    /// Fails at once, whatever its other parts are doing; finished files stay.
+    async fn fail(&self, ctx: &mut Ctx, child: &Child) -> Outcome {
+        let &Self { tenant, export } = self;
+        let error = child.error.as_deref().unwrap_or(child.state.as_str());
+        let what = if child.kind == ExportPart::KIND {
+            "an export run"
+        } else {
+            "folding what came in before it"
+        };
+        let error = format!("{what} ended badly: {error}");
+        ctx.settle(async |tx| {
+            exports::finish(tx, tenant, export, ExportStatus::Failed, Some(&error)).await?;
+            // Their jobs are cancelled with this one.
+            runs::cancel_open(tx, tenant, export).await.map(drop)
+        })
+        .await
+    }
+}

@@ -1,0 +1,93 @@
+//! What workflows need beside their input.
+
+use towpath_domain::TenantId;
+use towpath_domain::export::DestinationConfig;
+use towpath_durable::{Failure, Verdict};
+use towpath_outbound::Destination;
+use towpath_store::sealing::{OpenError, Sealer};
+use towpath_store::{Store, destinations};
+use towpath_traces::hive::Prefix;
+use towpath_traces::objects::Objects;
+use towpath_traces::parquet_file::FILE_BYTES;
+
+use crate::heavy::Heavy;
+
+/// The world of all workflows.
+pub struct World {
+    /// For reading. A workflow writes through its `Ctx`.
+    pub store: Store,
+    /// Units and segments.
+    pub objects: Objects,
+    /// Opens the credentials of destinations.
+    pub sealer: Sealer,
+    /// Where exports may go.
+    pub destinations: towpath_outbound::Settings,
+    /// Where rows are decoded and encoded.
+    pub heavy: Heavy,
+    /// Sizes.
+    pub sizes: Sizes,
+}
+
+/// How much is done at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Sizes {
+    /// Bytes of units that one round of folding takes.
+    pub fold_bytes: i64,
+    /// Bytes at which an exported file ends.
+    pub file_bytes: u64,
+    /// Rows at which an exported file ends, whatever its size.
+    pub file_rows: u64,
+    /// Bytes of a part of an upload.
+    pub part_bytes: usize,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self {
+            fold_bytes: 64 << 20,
+            file_bytes: FILE_BYTES,
+            file_rows: u64::MAX,
+            part_bytes: towpath_traces::upload::PART_BYTES,
+        }
+    }
+}
+
+impl World {
+    /// Opens the destination of an export as it is stored now.
+    ///
+    /// # Errors
+    /// Fatal when it is gone or cannot be one; retryable when this process lacks the key of its credentials, which
+    /// another may have.
+    pub(crate) async fn destination(
+        &self,
+        tenant: TenantId,
+        id: towpath_domain::DestinationId,
+    ) -> Result<Destination, Failure> {
+        let row = match self
+            .store
+            .read(async |tx| destinations::get(tx, tenant, id).await)
+            .await
+        {
+            Err(towpath_store::Error::NotFound) => return Err(Failure::fatal("the destination was deleted")),
+            row => row.retry()?,
+        };
+        let credentials = match row.credentials(&self.sealer) {
+            Err(OpenError::UnknownKey) => Err(OpenError::UnknownKey).retry()?,
+            opened => opened.fatal()?,
+        };
+        let config = row.config().fatal()?;
+        Destination::open(&self.destinations, row.destination_type, &config, credentials.as_ref()).fatal()
+    }
+}
+
+/// What every key of a destination begins with.
+///
+/// # Errors
+/// It could lead elsewhere, which a stored one does not.
+pub fn prefix(config: &DestinationConfig) -> Result<Prefix, towpath_domain::Rejection> {
+    let prefix = Prefix::new(&config.prefix)?;
+    match &config.bucket_name {
+        Some(bucket) if config.include_bucket_in_prefix => prefix.with_bucket(bucket),
+        _ => Ok(prefix),
+    }
+}

@@ -1,0 +1,195 @@
+use std::collections::HashMap;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Decimal128Type, Int64Type, TimestampNanosecondType};
+use axum::body::Bytes;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use towpath_domain::export::{DestinationConfig, DestinationKind, ExportStatus};
+use towpath_domain::{Timestamp, TraceRunId};
+use towpath_traces::sample::{Cell, Which};
+use uuid::Uuid;
+
+use crate::home::{DAY_ROWS, FILE_ROWS, Home, time};
+
+fn batches(file: &Bytes) -> Vec<RecordBatch> {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone()).unwrap().build().unwrap();
+    reader.map(Result::unwrap).collect()
+}
+
+fn cell(batch: &RecordBatch, column: &str, row: usize) -> Cell {
+    let column = batch.column_by_name(column).unwrap();
+    if column.is_null(row) {
+        return Cell::Null;
+    }
+    match column.data_type() {
+        DataType::Utf8 => Cell::Text(column.as_string::<i32>().value(row).to_owned()),
+        DataType::Boolean => Cell::Bool(column.as_boolean().value(row)),
+        DataType::Int64 => Cell::Int(column.as_primitive::<Int64Type>().value(row)),
+        DataType::Decimal128(..) => Cell::Decimal(column.as_primitive::<Decimal128Type>().value(row)),
+        DataType::Timestamp(..) => {
+            let nanos = column.as_primitive::<TimestampNanosecondType>().value(row);
+            Cell::Time(Timestamp::from_micros(nanos / 1000))
+        }
+        DataType::List(_) => {
+            let texts = column.as_list::<i32>().value(row);
+            Cell::List(texts.as_string::<i32>().iter().map(|text| text.unwrap().to_owned()).collect())
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
+    let home = Home::new(2).await;
+    // Three days, the last of them without a trace run. Nothing is folded yet.
+    let export = home.export(3).await;
+    home.drain().await;
+
+    let row = home.read(export).await;
+    assert_eq!(row.status, ExportStatus::Completed);
+    assert!(row.started_at.is_some() && row.finished_at.is_some());
+    let runs = home.runs(export).await;
+    assert!(runs.iter().all(|run| run.status == ExportStatus::Completed && run.pending_upload.is_none()));
+    assert_eq!(runs.iter().map(|run| run.files_written).collect::<Vec<_>>(), [2, 2, 0]);
+    assert_eq!(runs.iter().map(|run| run.rows_written).sum::<i64>(), 2 * DAY_ROWS as i64);
+
+    let project = home.project().await;
+    let mut expected: HashMap<Uuid, _> =
+        (0..2 * DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project)).map(|run| (run.id, run)).collect();
+    for (name, file) in home.files(export) {
+        let batches = batches(&file);
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        assert!(rows as u64 <= FILE_ROWS, "{name}");
+        for batch in batches {
+            for row in 0..batch.num_rows() {
+                let Cell::Text(id) = cell(&batch, "id", row) else { panic!("no id") };
+                let run = expected.remove(&id.parse::<Uuid>().unwrap()).expect("each run once");
+                assert!(name.contains(&format!("day={:02}", chrono::Datelike::day(&run.start.day()))));
+                for (column, value) in run.columns {
+                    assert_eq!(cell(&batch, column, row), value, "{column} of {id}");
+                }
+            }
+        }
+    }
+    assert!(expected.is_empty(), "{} trace runs are missing", expected.len());
+
+    let manifest = home.manifest(export).unwrap();
+    assert_eq!(manifest["rows"], 2 * DAY_ROWS);
+    assert_eq!(manifest["fields"].as_array().unwrap().len(), 29);
+    let listed: Vec<_> = manifest["partitions"].as_array().unwrap().iter().flat_map(|part| part["files"].as_array().unwrap());
+    let mut listed: Vec<_> = listed.map(|file| file["path"].as_str().unwrap().to_owned()).collect();
+    listed.push(format!("p/q/export_id={export}/_manifest.json"));
+    listed.sort();
+    assert_eq!(listed, home.s3.keys());
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_range_and_a_choice_of_fields_are_kept() {
+    let home = Home::new(1).await;
+    let (from, to) = (time("2026-03-01T06:00:00Z"), time("2026-03-01T18:00:00Z"));
+    let export = home
+        .export_as(|asked| {
+            (asked.start_time, asked.end_time) = (from, Some(to));
+            asked.export_fields = Some(vec!["outputs".to_owned(), "id".to_owned()]);
+            asked.compression = Some("snappy".to_owned());
+        })
+        .await;
+    home.drain().await;
+    let mut ids: Vec<String> = Vec::new();
+    for file in home.files(export).values() {
+        for batch in batches(file) {
+            let names: Vec<_> = batch.schema().fields().iter().map(|field| field.name().clone()).collect();
+            assert_eq!(names, ["id", "outputs"]);
+            ids.extend(batch.column(0).as_string::<i32>().iter().map(|id| id.unwrap().to_owned()));
+        }
+    }
+    let project = home.project().await;
+    let wanted = (0..DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project));
+    let mut wanted: Vec<_> = wanted.filter(|run| (from..to).contains(&run.start)).map(|run| run.id.to_string()).collect();
+    ids.sort();
+    wanted.sort();
+    assert_eq!(ids, wanted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_after_planning_is_for_the_next_export() {
+    let home = Home::empty(1).await;
+    home.send(0..100, Which::Posts).await;
+    let first = home.export(1).await;
+    let part = home.until("export_part").await;
+    home.send(0..200, Which::Both).await;
+    home.perform(part).await;
+    home.drain().await;
+    assert_eq!(home.runs(first).await[0].rows_written, 100);
+
+    // Patches of runs that lie in an older segment, and new runs: one row each.
+    let second = home.export(1).await;
+    home.drain().await;
+    assert_eq!(home.runs(second).await[0].rows_written, 200);
+    let project = home.project().await;
+    for batch in home.files(second).values().flat_map(batches) {
+        for row in 0..batch.num_rows() {
+            let Cell::Text(id) = cell(&batch, "id", row) else { panic!("no id") };
+            let id: TraceRunId = id.parse().unwrap();
+            let runs = (0..200).map(|index| home.sample.expected(index, home.tenant, project));
+            let run = runs.into_iter().find(|run| run.id == id.0).unwrap();
+            for (column, value) in run.columns {
+                assert_eq!(cell(&batch, column, row), value, "{column} of {id}");
+            }
+        }
+    }
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_gets_the_same_files_as_a_bucket() {
+    let mut home = Home::new(1).await;
+    let to_bucket = home.export(1).await;
+    let config = DestinationConfig { prefix: "team".to_owned(), ..DestinationConfig::default() };
+    home.destination = home.add_destination(DestinationKind::File, &config).await;
+    let to_folder = home.export(1).await;
+    home.drain().await;
+
+    let run = home.runs(to_folder).await.remove(0);
+    let root = home.folder.path().join("exports");
+    assert!(run.prefix.starts_with(&format!("team/export_id={to_folder}/tenant_id=")), "{}", run.prefix);
+    assert!(run.prefix.ends_with("/runs/year=2026/month=03/day=01"), "{}", run.prefix);
+    for (name, file) in home.files(to_bucket) {
+        let (_, number) = name.split_once('/').unwrap();
+        let path = root.join(&run.prefix).join(format!("{}-{number}", run.id));
+        assert_eq!(Bytes::from(std::fs::read(path).unwrap()), file, "{name}");
+    }
+    assert!(root.join(format!("team/export_id={to_folder}/_manifest.json")).exists());
+    assert_eq!(std::fs::read_dir(root.join("team/tmp")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fifteen_exports_run_and_the_sixteenth_waits() {
+    let home = Home::new(1).await;
+    home.drain().await;
+    let mut all = Vec::new();
+    for _ in 0..16 {
+        all.push(home.export(1).await);
+    }
+    let mut jobs = Vec::new();
+    while let Some(job) = home.claim().await {
+        if job.kind == "run_export" {
+            home.perform(job).await;
+        } else {
+            jobs.push(job);
+        }
+    }
+    for export in &all[..15] {
+        assert_eq!(home.read(*export).await.status, ExportStatus::Running);
+    }
+    assert_eq!(home.read(all[15]).await.status, ExportStatus::Created);
+    for job in jobs {
+        home.perform(job).await;
+    }
+    home.drain().await;
+    for export in all {
+        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    }
+    home.assert_tidy().await;
+}

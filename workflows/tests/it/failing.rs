@@ -1,0 +1,72 @@
+use std::time::Duration;
+
+use towpath_domain::export::ExportStatus;
+use towpath_store::on;
+
+use crate::home::Home;
+use crate::s3::Fault;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_destination_forbids_fails_the_export_at_once() {
+    let home = Home::new(3).await;
+    home.drain().await;
+    let export = home.export(3).await;
+    let first = home.until("export_part").await;
+    home.perform(first).await;
+    home.s3.fail(Fault::new("parquet", 403, "AccessDenied", 1));
+    home.drive().await;
+
+    let row = home.read(export).await;
+    assert_eq!(row.status, ExportStatus::Failed);
+    assert!(row.error.unwrap().contains("Access denied: AccessDenied (403) for key p/q/export_id="));
+    let runs = home.runs(export).await;
+    let statuses: Vec<_> = runs.iter().map(|run| run.status).collect();
+    assert_eq!(statuses, [ExportStatus::Completed, ExportStatus::Failed, ExportStatus::Cancelled]);
+    assert!(runs[1].errors.starts_with(r#"{"retry_0":"Access denied: AccessDenied (403)"#), "{}", runs[1].errors);
+    home.drain().await;
+    assert_eq!(home.files(export).len(), 2, "finished files stay");
+    assert_eq!(home.manifest(export), None);
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_one_attempts_thirty_seconds_apart() {
+    let home = Home::new(1).await;
+    home.drain().await;
+    let export = home.export(1).await;
+    home.s3.fail(Fault::new("parquet", 503, "SlowDown", usize::MAX));
+    home.drive().await;
+    for attempt in 1..=20 {
+        let run = home.runs(export).await.remove(0);
+        assert_eq!(run.status, ExportStatus::Running);
+        let errors: serde_json::Map<_, _> = serde_json::from_str(&run.errors).unwrap();
+        assert_eq!(errors.len(), attempt);
+        home.clock.advance(Duration::from_secs(29));
+        assert!(home.claim().await.is_none(), "the delay is fixed");
+        home.clock.advance(Duration::from_secs(1));
+        home.drive().await;
+    }
+    let run = home.runs(export).await.remove(0);
+    assert_eq!(run.status, ExportStatus::Failed);
+    let errors: serde_json::Map<_, _> = serde_json::from_str(&run.errors).unwrap();
+    assert_eq!(errors.len(), 21);
+    assert!(errors.contains_key("retry_0") && errors.contains_key("retry_20"));
+    assert_eq!(home.read(export).await.status, ExportStatus::Failed);
+    home.drain().await;
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_is_gone_fails_the_export() {
+    let home = Home::new(1).await;
+    let export = home.export(1).await;
+    let part = home.until("export_part").await;
+    let gone = home.store().write(async |tx| Ok(on!(tx, |conn| sqlx::query("DELETE FROM destination").execute(conn).await.map(drop))?));
+    gone.await.unwrap();
+    home.perform(part).await;
+    home.drain().await;
+    let row = home.read(export).await;
+    assert_eq!(row.status, ExportStatus::Failed);
+    assert!(row.error.unwrap().contains("the destination was deleted"));
+    home.assert_tidy().await;
+}

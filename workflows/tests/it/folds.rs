@@ -1,0 +1,72 @@
+use object_store::path::Path;
+use towpath_domain::job::JobState;
+use towpath_traces::sample::Which;
+
+use crate::home::Home;
+
+const OPEN_FOLDS: &str = "SELECT count(*) FROM job WHERE kind = 'fold_units' AND finished_at IS NULL";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_units_share_one_fold_and_none_is_left() {
+    let home = Home::empty(1).await;
+    for from in 0..10 {
+        home.send(from * 10..(from + 1) * 10, Which::Both).await;
+    }
+    assert_eq!(home.count(OPEN_FOLDS).await, 1);
+    // It waits a moment for company.
+    assert!(home.claim().await.is_none());
+    home.clock.advance(std::time::Duration::from_secs(2));
+    let fold = home.claim().await.unwrap();
+
+    // What comes while one is at work is for the next.
+    home.send(100..110, Which::Both).await;
+    assert_eq!(home.count(OPEN_FOLDS).await, 2);
+    home.perform(fold).await;
+    home.drain().await;
+    assert_eq!(home.count("SELECT count(*) FROM wal_unit WHERE state <> 'folded'").await, 0);
+    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 110);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fold_that_ends_badly_gives_back_what_it_took() {
+    let home = Home::empty(1).await;
+    home.send(0..10, Which::Both).await;
+    home.clock.advance(std::time::Duration::from_secs(2));
+    let fold = home.claim().await.unwrap();
+    let id = fold.id;
+    home.store().write(async |tx| towpath_durable::cancel(tx, id).await).await.unwrap();
+    home.perform(fold).await;
+    let state = home.store().read(async |tx| towpath_store::jobs::get(tx, id).await).await.unwrap().unwrap().state;
+    assert_eq!(state, JobState::Cancelled);
+    assert_eq!(home.count("SELECT count(*) FROM wal_unit WHERE state = 'open' AND fold_job IS NULL").await, 1);
+    assert_eq!(home.count("SELECT count(*) FROM segment WHERE state = 'writing'").await, 0);
+
+    // The next one takes it along.
+    home.send(10..20, Which::Both).await;
+    home.drain().await;
+    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 20);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
+    let home = Home::empty(1).await;
+    home.send(0..10, Which::Both).await;
+    let path: String = home
+        .store()
+        .read(async |tx| Ok(towpath_store::units::open(tx, i64::MAX).await?.remove(0).path))
+        .await
+        .unwrap();
+    let path = Path::from(path);
+    let bytes = home.world.objects.get(&path).await.unwrap();
+    home.world.objects.delete(&path).await.unwrap();
+    home.send(10..20, Which::Both).await;
+    home.clock.advance(std::time::Duration::from_secs(2));
+    home.drive().await;
+    assert_eq!(home.count("SELECT count(*) FROM wal_unit WHERE state = 'open'").await, 1);
+    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 10);
+
+    // The folder is mounted again.
+    home.world.objects.put(&path, vec![bytes]).await.unwrap();
+    home.drain().await;
+    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 20);
+}

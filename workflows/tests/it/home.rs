@@ -1,0 +1,295 @@
+//! One workspace with trace runs, and hands to perform its jobs.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use tempfile::TempDir;
+use tokio::sync::watch;
+use towpath_domain::export::{Compression, DestinationConfig, DestinationKind, ExportRequest};
+use towpath_domain::{
+    Clock, DestinationId, ExportId, ProjectId, TenantId, Timestamp, WorkerId,
+};
+use towpath_durable::{Claimed, Engine, Registry, Signal};
+use towpath_outbound::{Guard, Policy, Settings};
+use towpath_store::destinations::{self, NewDestination};
+use towpath_store::exports::runs::ExportRun;
+use towpath_store::exports::{self, Export, runs};
+use towpath_store::sealing::{Keys, Sealer};
+use towpath_store::{Options, Store, jobs, on, projects};
+use towpath_traces::accept::{self, Request, Route};
+use towpath_traces::body::{Encoding, Limits};
+use towpath_traces::objects::Objects;
+use towpath_traces::sample::{Plan, Sample, Which};
+use towpath_traces::wal::{self, Wal};
+use towpath_workflows::heavy::Heavy;
+use towpath_workflows::world::Sizes;
+use towpath_workflows::{World, fold_units, registry, run_export};
+
+use crate::s3::S3;
+
+pub const PROJECT: &str = "canal";
+/// Rows of a file: the smallest number at which one can end, so that small exports have several.
+pub const FILE_ROWS: u64 = 1024;
+/// Trace runs per day: one whole file and a rest.
+pub const DAY_ROWS: u64 = 1280;
+
+pub struct Home {
+    pub world: World,
+    pub clock: Clock,
+    pub s3: S3,
+    pub tenant: TenantId,
+    pub destination: DestinationId,
+    pub sample: Sample,
+    pub folder: TempDir,
+    engine: Engine,
+    registry: Registry<World>,
+    wal: Wal,
+}
+
+impl Home {
+    /// A workspace with a destination, and trace runs for this many days from 2026-03-01 on.
+    pub async fn new(days: u32) -> Self {
+        let home = Self::empty(days).await;
+        home.send(0..DAY_ROWS * u64::from(days), Which::Both).await;
+        home
+    }
+
+    pub async fn empty(days: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::stopped(time("2026-03-10T12:00:00Z"));
+        let options = Options { clock: clock.clone(), ..Options::default() };
+        let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
+        let store = Store::open(&uri, options).await.unwrap();
+        store.migrate().await.unwrap();
+        let mut registry = registry();
+        registry.attach(&store);
+        let objects = Objects::memory();
+        let wal = Wal::new(store.clone(), objects.clone(), wal::Options::for_store(&objects), fold_units::on_registered());
+        let world = World {
+            store: store.clone(),
+            objects,
+            sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
+            destinations: Settings {
+                guard: Guard::new(Policy::development()),
+                file_root: Some(folder.path().join("exports")),
+                environment_credentials: None,
+            },
+            heavy: Heavy::with_threads(1).unwrap(),
+            sizes: Sizes { file_rows: FILE_ROWS, part_bytes: 128 << 10, ..Sizes::default() },
+        };
+        let s3 = S3::start().await;
+        let tenant = TenantId::new();
+        let plan = Plan { seed: 7, project: PROJECT.to_owned(), first_day: time("2026-03-01").day(), days };
+        let mut home = Self {
+            engine: Engine::new(store, towpath_durable::Settings::default()),
+            sample: Sample::new(plan),
+            destination: DestinationId::nil(),
+            world,
+            clock,
+            s3,
+            tenant,
+            folder,
+            registry,
+            wal,
+        };
+        home.destination = home.add_destination(DestinationKind::S3, &home.s3.config("p/q")).await;
+        home
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.world.store
+    }
+
+    pub async fn add_destination(&self, kind: DestinationKind, config: &DestinationConfig) -> DestinationId {
+        let id = DestinationId::new();
+        let credentials = (kind == DestinationKind::S3).then(|| {
+            let given = S3::credentials();
+            (destinations::seal(&self.world.sealer, self.tenant, id, &given), given.keys())
+        });
+        let new = NewDestination { id, kind, display_name: "d", config, credentials };
+        self.store().write(async |tx| destinations::insert(tx, self.tenant, new).await).await.unwrap();
+        id
+    }
+
+    /// Sends trace runs as the official client would, up to the acknowledgement.
+    pub async fn send(&self, range: Range<u64>, which: Which) {
+        let mut from = range.start;
+        while from < range.end {
+            let to = (from + 640).min(range.end);
+            let body = self.sample.body(from..to, which, Encoding::Zstd);
+            let request = Request {
+                tenant: self.tenant,
+                route: Route::Multipart,
+                content_type: &body.content_type,
+                content_encoding: body.content_encoding,
+                body: body.bytes,
+                received_at: self.clock.now(),
+            };
+            let accepted = accept::accept(request, &Limits::default()).unwrap();
+            self.wal.append(accepted).await.unwrap();
+            from = to;
+        }
+    }
+
+    pub async fn project(&self) -> ProjectId {
+        let found = self.store().read(async |tx| projects::by_name(tx, self.tenant, PROJECT).await).await.unwrap();
+        found.expect("the sample was sent").id
+    }
+
+    /// Starts an export of whole days from 2026-03-01 on.
+    pub async fn export(&self, days: u32) -> ExportId {
+        let start = time("2026-03-01");
+        let end = start.plus(Duration::from_secs(86_400 * u64::from(days)));
+        self.export_as(|asked| (asked.start_time, asked.end_time) = (start, Some(end))).await
+    }
+
+    pub async fn export_as(&self, change: impl FnOnce(&mut ExportRequest)) -> ExportId {
+        let mut asked = ExportRequest {
+            destination: self.destination,
+            project: self.project().await,
+            start_time: time("2026-03-01"),
+            end_time: Some(time("2026-03-02")),
+            filter: None,
+            format: None,
+            format_version: None,
+            compression: None,
+            interval_hours: None,
+            export_fields: None,
+        };
+        change(&mut asked);
+        let asked = asked.admit().unwrap();
+        assert!(asked.fields.is_some() || asked.compression == Compression::Zstandard);
+        self.store().write(async |tx| run_export::start(tx, self.tenant, &asked).await).await.unwrap().id
+    }
+
+    pub async fn cancel(&self, export: ExportId) -> towpath_store::Result<Export> {
+        self.store().write(async |tx| run_export::cancel(tx, self.tenant, export).await).await
+    }
+
+    pub async fn read(&self, export: ExportId) -> Export {
+        self.store().read(async |tx| exports::get(tx, self.tenant, export).await).await.unwrap()
+    }
+
+    /// The runs of an export, the first day first.
+    pub async fn runs(&self, export: ExportId) -> Vec<ExportRun> {
+        let mut rows = self.store().read(async |tx| runs::list(tx, self.tenant, export).await).await.unwrap();
+        rows.reverse();
+        rows
+    }
+
+    pub async fn count(&self, text: &'static str) -> i64 {
+        self.store()
+            .read(async |tx| Ok(on!(tx, |conn| sqlx::query_scalar(text).fetch_one(conn).await)?))
+            .await
+            .unwrap()
+    }
+
+    /// Claims one job that is ready, of whatever pool.
+    pub async fn claim(&self) -> Option<Claimed> {
+        while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}
+        for pool in self.registry.pools() {
+            let lease = self.engine.settings().lease;
+            let claimed = self.store().write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, self.tenant).await);
+            if let Some(job) = claimed.await.unwrap().pop() {
+                return Some(job);
+            }
+        }
+        None
+    }
+
+    /// Claims one job of this kind; performs whatever comes before it.
+    pub async fn until(&self, kind: &str) -> Claimed {
+        loop {
+            let job = self.claim().await.expect("a job of this kind gets ready");
+            if job.kind == kind {
+                return job;
+            }
+            self.perform(job).await;
+        }
+    }
+
+    pub async fn perform(&self, job: Claimed) {
+        let (_tell, told) = watch::channel(Signal::Run);
+        towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
+    }
+
+    /// Performs what is ready, and what gets ready by that.
+    pub async fn drive(&self) {
+        while let Some(job) = self.claim().await {
+            self.perform(job).await;
+        }
+    }
+
+    /// Performs everything, also what is due later, until no job is open.
+    pub async fn drain(&self) {
+        for _ in 0..100 {
+            self.drive().await;
+            if self.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await == 0 {
+                return;
+            }
+            self.clock.advance(Duration::from_secs(31));
+        }
+        panic!("jobs are left");
+    }
+
+    /// Performs `job`; when a call to the destination is left without an answer, `then` says what the worker hears.
+    pub async fn perform_until_hung(&self, job: Claimed, then: impl AsyncFnOnce() -> Signal) {
+        let (tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        tokio::pin!(work);
+        tokio::select! {
+            () = &mut work => {}
+            () = self.s3.hung() => {
+                tell.send_replace(then().await);
+                work.await;
+            }
+        }
+    }
+
+    /// What a process does that comes after one that was killed.
+    pub async fn boot(&self) {
+        towpath_durable::ready_earlier_boots(self.store()).await.unwrap();
+    }
+
+    /// The finished files of an export as the bucket has them, by day and number.
+    pub fn files(&self, export: ExportId) -> BTreeMap<String, Bytes> {
+        let keys = self.s3.keys().into_iter().filter(|key| key.contains(&export.to_string()) && key.ends_with(".parquet"));
+        keys.map(|key| {
+            let (folder, name) = key.rsplit_once('/').unwrap();
+            let (_, day) = folder.rsplit_once('/').unwrap();
+            let (_, number) = name.rsplit_once('-').unwrap();
+            (format!("{day}/{number}"), self.s3.object(&key).unwrap())
+        })
+        .collect()
+    }
+
+    pub fn manifest(&self, export: ExportId) -> Option<serde_json::Value> {
+        let text = self.s3.object(&format!("p/q/export_id={export}/_manifest.json"))?;
+        Some(serde_json::from_slice(&text).unwrap())
+    }
+
+    /// Nothing is held and nothing lies about.
+    pub async fn assert_tidy(&self) {
+        for (what, text) in [
+            ("open jobs", "SELECT count(*) FROM job WHERE finished_at IS NULL"),
+            ("pins", "SELECT count(*) FROM segment_pin"),
+            ("uploads on record", "SELECT count(*) FROM export_upload"),
+            ("runs at work", "SELECT count(*) FROM export_run WHERE finished_at IS NULL"),
+            ("exports at work", "SELECT count(*) FROM export WHERE finished_at IS NULL"),
+        ] {
+            assert_eq!(self.count(text).await, 0, "{what}");
+        }
+        // A dropped upload gives itself up on a thread of its own.
+        let patience = std::time::Instant::now();
+        while self.s3.open_uploads() > 0 {
+            assert!(patience.elapsed() < Duration::from_secs(30), "an upload in parts is left");
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+pub fn time(text: &str) -> Timestamp {
+    Timestamp::parse(text).unwrap()
+}

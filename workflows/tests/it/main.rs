@@ -1,0 +1,11 @@
+//! The workflows over a real SQLite file, real segments, and a stand-in for S3: performed one by one, so that a test
+//! can interrupt each at any call.
+
+mod cancelling;
+mod drills;
+mod exports;
+mod failing;
+mod folds;
+mod home;
+#[path = "../../../crates/outbound/tests/it/s3.rs"]
+mod s3;
