@@ -1,0 +1,100 @@
+//! What every handler of the platform surface shares.
+
+use std::sync::Arc;
+
+use towpath_domain::Clock;
+use towpath_queue::Queue;
+use towpath_store::Store;
+use towpath_store::sealing::Sealer;
+use towpath_traces::wal::Wal;
+
+use crate::auth::Keys;
+use crate::ops::Ops;
+use crate::platform::ingest::Intake;
+
+/// The surface's state; clones share it. `cli` builds the [`Parts`].
+#[derive(Clone)]
+pub struct App(Arc<Inner>);
+
+/// What `cli` wires into the surface.
+pub struct Parts {
+    /// The database.
+    pub store: Store,
+    /// Where wakes and cancel signals go.
+    pub queue: Queue,
+    /// Where accepted trace bodies become durable.
+    pub wal: Wal,
+    /// Seals the credentials of destinations.
+    pub sealer: Sealer,
+    /// Where exports may go, and how addresses of users are judged.
+    pub destinations: towpath_outbound::Settings,
+    /// The process's clock.
+    pub clock: Clock,
+    /// Health and metrics.
+    pub ops: Ops,
+    /// Limits.
+    pub settings: Settings,
+}
+
+/// The state behind an [`App`].
+pub struct Inner {
+    parts: Parts,
+    pub(crate) keys: Keys,
+    pub(crate) intake: Intake,
+}
+
+/// Limits of the surface.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Requests worked on at once; more are refused with 503. Health and metrics are not counted.
+    pub requests: usize,
+    /// The most bytes the body of a trace ingest request may have as sent (compressed or not). `/info` advertises
+    /// 20 MiB, which official clients count over the parts alone, so some room for the frame around them is needed.
+    pub ingest_body_bytes: usize,
+    /// Memory that ingest bodies under way may take together; more are refused with 503.
+    pub ingest_memory_bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            requests: 1024,
+            ingest_body_bytes: 24 << 20,
+            ingest_memory_bytes: 256 << 20,
+        }
+    }
+}
+
+impl App {
+    /// Wires the surface.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        let intake = Intake::new(parts.settings.ingest_memory_bytes);
+        Self(Arc::new(Inner {
+            parts,
+            keys: Keys::default(),
+            intake,
+        }))
+    }
+
+    /// Forgets what keys were found to open: call it after a key was revoked or a workspace made in this process.
+    pub fn forget_keys(&self) {
+        self.0.keys.forget();
+    }
+}
+
+impl std::ops::Deref for App {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl std::ops::Deref for Inner {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}

@@ -1,0 +1,185 @@
+//! Who calls: `X-API-Key` and `X-Tenant-Id` become a [`Tenant`].
+//!
+//! [`require`] lies over all routes that need a key, so a handler cannot forget it and nothing of a request is read
+//! before its caller is known; the extractor hands on what it found.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue};
+use towpath_domain::{Clock, KeyId, OrganizationId, TenantId, Timestamp};
+use towpath_store::Store;
+use towpath_store::access::{self, KeyHash, Principal};
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::errors::{ApiError, Place};
+
+const KEY: &str = "x-api-key";
+const TENANT: &str = "x-tenant-id";
+
+/// How long an answer about a key is believed: also how long a revoked key may still open doors on another process.
+const BELIEVED: Duration = Duration::from_secs(5);
+/// Keys remembered at most.
+const REMEMBERED: usize = 10_000;
+
+/// The caller of a request, authenticated, in one workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tenant {
+    /// The workspace this request is about.
+    pub id: TenantId,
+    /// The organisation that owns it.
+    pub organization: OrganizationId,
+    /// The key that opened it.
+    pub key: KeyId,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Tenant {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().copied().ok_or_else(|| {
+            // A route outside `require`: closed, not open.
+            tracing::error!(
+                http.path = parts.uri.path(),
+                "a route asks for a tenant but no layer authenticates it"
+            );
+            ApiError::unauthorized("this route cannot be opened")
+        })
+    }
+}
+
+/// The layer in front of every route that needs a key.
+pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    match authenticate(&app, request.headers()).await {
+        Ok(tenant) => {
+            tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
+            request.extensions_mut().insert(tenant);
+            next.run(request).await
+        }
+        Err(error) => {
+            let unauthorized = error.status() == http::StatusCode::UNAUTHORIZED;
+            let mut response = error.into_response();
+            if unauthorized {
+                // RFC 9110 wants a challenge with every 401.
+                response
+                    .headers_mut()
+                    .insert(WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey"));
+            }
+            response
+        }
+    }
+}
+
+async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+    // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
+    let key = only(headers, KEY)?;
+    let tenant = only(headers, TENANT)?;
+    let Some(key) = key else {
+        let text = if headers.contains_key(AUTHORIZATION) {
+            "bearer tokens open nothing here: send an API key in the X-API-Key header"
+        } else {
+            "an API key is required: send it in the X-API-Key header"
+        };
+        return Err(ApiError::unauthorized(text));
+    };
+    let principal = app
+        .keys
+        .principal(&app.store, &app.clock, KeyHash::of(key.as_bytes()))
+        .await?
+        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))?;
+    let id = match tenant {
+        Some(text) => {
+            let id = text
+                .to_str()
+                .ok()
+                .and_then(|text| text.trim().parse::<Uuid>().ok())
+                .map(TenantId)
+                .ok_or_else(|| {
+                    ApiError::invalid_at(
+                        vec!["header".into(), Place::from(TENANT)],
+                        "uuid_parsing",
+                        "expected a UUID",
+                    )
+                })?;
+            if !principal.workspaces.contains(&id) {
+                // The same words whether the workspace exists or not.
+                return Err(ApiError::forbidden("the API key does not open this workspace"));
+            }
+            id
+        }
+        None => match principal.workspaces[..] {
+            [id] => id,
+            _ => return Err(ApiError::workspace_required()),
+        },
+    };
+    Ok(Tenant {
+        id,
+        organization: principal.organization,
+        key: principal.key,
+    })
+}
+
+fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, ApiError> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next();
+    match values.next() {
+        None => Ok(first),
+        Some(_) => Err(ApiError::bad_request(format!(
+            "the header {name} was sent more than once"
+        ))),
+    }
+}
+
+/// Remembers for a few seconds what valid keys open, so that a request costs no query. Unknown keys are not
+/// remembered: a new one works at once.
+#[derive(Default)]
+pub struct Keys(Mutex<HashMap<KeyHash, (Timestamp, Principal)>>);
+
+impl Keys {
+    async fn principal(
+        &self,
+        store: &Store,
+        clock: &Clock,
+        hash: KeyHash,
+    ) -> Result<Option<Principal>, towpath_store::Error> {
+        let now = clock.now();
+        if let Some((asked_at, principal)) = self.lock().get(&hash)
+            && now.since(*asked_at) < BELIEVED
+            // A clock that was set back must not make an answer live longer.
+            && *asked_at <= now
+        {
+            return Ok(Some(principal.clone()));
+        }
+        let found = store.read(async |tx| access::authenticate(tx, &hash).await).await?;
+        let mut known = self.lock();
+        match &found {
+            Some(principal) => {
+                if known.len() >= REMEMBERED {
+                    known.clear();
+                }
+                known.insert(hash, (now, principal.clone()));
+            }
+            None => {
+                known.remove(&hash);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Forgets everything, after a key was revoked or a workspace made in this process.
+    pub fn forget(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<KeyHash, (Timestamp, Principal)>> {
+        // A panic between two map operations leaves the map whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,23 @@
+//! HTTP in, HTTP out.
+//!
+//! Promises: a 2xx for created work means it is committed; every refusal says what to do, in the shape the caller's
+//! client reads; no caller sees another workspace's data or an inside of ours. Leaves to others: SQL, retries, and
+//! waiting for work. A handler unpacks, decides, writes and answers.
+
+pub mod app;
+pub mod auth;
+pub mod errors;
+pub mod extract;
+pub mod layers;
+pub mod ops;
+pub mod platform;
+pub mod serve;
+
+mod docs;
+mod internal;
+
+pub use app::{App, Parts, Settings};
+pub use errors::ApiError;
+pub use ops::{Health, Ops, health_router};
+pub use platform::platform_router;
+pub use serve::serve;

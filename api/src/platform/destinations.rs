@@ -1,0 +1,304 @@
+//! Destinations of bulk exports.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use towpath_domain::export::{
+    AddressingStyle, Credentials, DestinationConfig, DestinationKind, DestinationRequest, S3Options,
+};
+use towpath_domain::{DestinationId, Rejection, Secret, TenantId, Timestamp};
+use towpath_outbound::{DestinationFailure, Reason};
+use towpath_store::destinations::{self, NewDestination};
+use towpath_workflows::world::prefix;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path, Query};
+use crate::platform::exports::Page;
+
+/// Where exports are written.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Destination {
+    #[schema(value_type = Uuid)]
+    id: DestinationId,
+    #[schema(value_type = Uuid)]
+    tenant_id: TenantId,
+    /// `s3` or `file`.
+    #[schema(value_type = String, example = "s3")]
+    destination_type: DestinationKind,
+    display_name: String,
+    #[schema(value_type = Config)]
+    config: DestinationConfig,
+    /// Which credentials are kept. Their values are in no answer.
+    credentials_keys: Vec<String>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+}
+
+impl TryFrom<destinations::Destination> for Destination {
+    type Error = ApiError;
+
+    fn try_from(row: destinations::Destination) -> Result<Self, ApiError> {
+        Ok(Self {
+            id: row.id,
+            tenant_id: row.tenant_id,
+            destination_type: row.destination_type,
+            config: row.config()?,
+            credentials_keys: row.credentials_keys()?,
+            display_name: row.display_name,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+/// A destination to be made.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = NewDestination)]
+pub struct New {
+    /// `s3` for any store that speaks S3, `file` for a folder below the one the operator configured.
+    #[schema(value_type = String, example = "s3")]
+    destination_type: DestinationKind,
+    /// Letters, digits, `-`, `_`, blank and `'`.
+    display_name: String,
+    config: Config,
+    /// Omitted, the server's own are used, where its operator allows that.
+    credentials: Option<NewCredentials>,
+}
+
+/// The configuration of a destination.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = DestinationConfig)]
+pub struct Config {
+    /// Of an `s3` destination.
+    bucket_name: Option<String>,
+    /// Below which everything is written. Relative.
+    #[serde(default)]
+    prefix: String,
+    /// `us-east-1` when absent.
+    region: Option<String>,
+    /// Of a store other than the native one.
+    endpoint_url: Option<String>,
+    /// Begin keys with the bucket's name.
+    #[serde(default)]
+    include_bucket_in_prefix: Option<bool>,
+    config_kwargs_s3: Option<Kwargs>,
+    /// Refused: not available in this build.
+    #[schema(value_type = Option<Object>)]
+    s3_additional_kwargs: Option<Map<String, Value>>,
+    /// Refused: not available in this build.
+    aws_role_arn: Option<String>,
+}
+
+/// Finer settings of S3.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = S3Kwargs)]
+pub struct Kwargs {
+    /// `auto`, `virtual` or `path`.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    addressing_style: Option<AddressingStyle>,
+    /// Whether the signature covers the body.
+    payload_signing_enabled: Option<bool>,
+    /// Refused when true: not available in this build.
+    use_accelerate_endpoint: Option<bool>,
+    /// `regional`; `legacy` is refused: not available in this build.
+    us_east_1_regional_endpoint: Option<String>,
+}
+
+/// Credentials. They are kept sealed and never shown.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = DestinationCredentials)]
+pub struct NewCredentials {
+    #[schema(value_type = String, write_only)]
+    access_key_id: Secret,
+    #[schema(value_type = String, write_only)]
+    secret_access_key: Secret,
+    /// Of temporary credentials.
+    #[schema(value_type = Option<String>, write_only)]
+    session_token: Option<Secret>,
+}
+
+/// What may change of a destination. Runs that are at work go on with the credentials they began with.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = DestinationChange)]
+pub struct Change {
+    display_name: Option<String>,
+    credentials: Option<NewCredentials>,
+}
+
+impl From<NewCredentials> for Credentials {
+    fn from(sent: NewCredentials) -> Self {
+        Self {
+            access_key_id: sent.access_key_id,
+            secret_access_key: sent.secret_access_key,
+            session_token: sent.session_token,
+        }
+    }
+}
+
+impl Config {
+    /// What this build does not have is refused, never ignored.
+    fn admit(self) -> Result<DestinationConfig, Rejection> {
+        let unsupported = |field: &str| Err(Rejection::unsupported(format!("config.{field}"), field));
+        if self.s3_additional_kwargs.is_some_and(|kwargs| !kwargs.is_empty()) {
+            return unsupported("s3_additional_kwargs");
+        }
+        if self.aws_role_arn.is_some() {
+            return unsupported("aws_role_arn");
+        }
+        let kwargs = match self.config_kwargs_s3 {
+            Some(Kwargs { use_accelerate_endpoint: Some(true), .. }) => {
+                return unsupported("config_kwargs_s3.use_accelerate_endpoint");
+            }
+            Some(Kwargs { us_east_1_regional_endpoint: Some(kind), .. }) if kind != "regional" => {
+                return unsupported("config_kwargs_s3.us_east_1_regional_endpoint");
+            }
+            Some(kwargs) => Some(S3Options {
+                addressing_style: kwargs.addressing_style.unwrap_or_default(),
+                payload_signing_enabled: kwargs.payload_signing_enabled,
+            }),
+            None => None,
+        };
+        Ok(DestinationConfig {
+            bucket_name: self.bucket_name,
+            prefix: self.prefix,
+            region: self.region,
+            endpoint_url: self.endpoint_url,
+            include_bucket_in_prefix: self.include_bucket_in_prefix.unwrap_or_default(),
+            config_kwargs_s3: kwargs,
+        })
+    }
+}
+
+/// Make a destination. A small file is written to it first, and deleted again where that is allowed.
+#[utoipa::path(post, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", request_body = New,
+    responses((status = 200, description = "Made", body = Destination),
+              (status = 400, description = "It cannot be written to; nothing was stored"), ApiError))]
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    Json(new): Json<New>,
+) -> Result<Json<Destination>, ApiError> {
+    let request = DestinationRequest {
+        kind: new.destination_type,
+        display_name: new.display_name,
+        config: new.config.admit()?,
+        credentials: new.credentials.map(Credentials::from),
+    };
+    request.admit()?;
+    test(&app, request.kind, &request.config, request.credentials.as_ref()).await?;
+    let id = DestinationId::new();
+    let sealed = request.credentials.as_ref().map(|given| seal(&app, tenant.id, id, given));
+    let row = NewDestination {
+        id,
+        kind: request.kind,
+        display_name: &request.display_name,
+        config: &request.config,
+        credentials: sealed,
+    };
+    let made = app.store.write(async |tx| destinations::insert(tx, tenant.id, row).await).await?;
+    Ok(Json(made.try_into()?))
+}
+
+/// Destinations, newest first.
+#[utoipa::path(get, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", params(Page),
+    responses((status = 200, description = "Destinations", body = Vec<Destination>), ApiError))]
+pub async fn list(
+    State(app): State<App>,
+    tenant: Tenant,
+    Query(page): Query<Page>,
+) -> Result<Json<Vec<Destination>>, ApiError> {
+    let (limit, offset) = page.admit()?;
+    let rows = app.store.read(async |tx| destinations::list(tx, tenant.id, limit, offset).await).await?;
+    Ok(Json(rows.into_iter().map(Destination::try_from).collect::<Result<_, _>>()?))
+}
+
+/// One destination.
+#[utoipa::path(get, path = "/api/v1/bulk-exports/destinations/{destination_id}", tag = "bulk-export-destinations",
+    params(("destination_id" = Uuid, Path, description = "The destination")),
+    responses((status = 200, description = "The destination", body = Destination),
+              (status = 404, description = "No such destination in this workspace"), ApiError))]
+pub async fn get(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<DestinationId>,
+) -> Result<Json<Destination>, ApiError> {
+    Ok(Json(read(&app, tenant, id).await?.try_into()?))
+}
+
+/// Rename a destination or give it other credentials, which are tested as when it was made.
+#[utoipa::path(patch, path = "/api/v1/bulk-exports/destinations/{destination_id}", tag = "bulk-export-destinations",
+    params(("destination_id" = Uuid, Path, description = "The destination")), request_body = Change,
+    responses((status = 200, description = "Changed", body = Destination),
+              (status = 400, description = "It cannot be written to with these; nothing was changed"),
+              (status = 404, description = "No such destination in this workspace"), ApiError))]
+pub async fn update(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<DestinationId>,
+    Json(change): Json<Change>,
+) -> Result<Json<Destination>, ApiError> {
+    let row = read(&app, tenant, id).await?;
+    let (kind, config) = (row.destination_type, row.config()?);
+    let request = DestinationRequest {
+        kind,
+        display_name: change.display_name.unwrap_or(row.display_name),
+        config,
+        credentials: change.credentials.map(Credentials::from),
+    };
+    request.admit()?;
+    if request.credentials.is_some() {
+        test(&app, kind, &request.config, request.credentials.as_ref()).await?;
+    }
+    let sealed = request.credentials.as_ref().map(|given| seal(&app, tenant.id, id, given));
+    let name = Some(request.display_name.as_str());
+    let changed = app.store.write(async |tx| destinations::update(tx, tenant.id, id, name, sealed).await).await;
+    Ok(Json(changed.map_err(missing)?.try_into()?))
+}
+
+async fn read(app: &App, tenant: Tenant, id: DestinationId) -> Result<destinations::Destination, ApiError> {
+    app.store.read(async |tx| destinations::get(tx, tenant.id, id).await).await.map_err(missing)
+}
+
+fn missing(error: towpath_store::Error) -> ApiError {
+    match error {
+        towpath_store::Error::NotFound => ApiError::not_found("destination"),
+        error => error.into(),
+    }
+}
+
+fn seal(app: &App, tenant: TenantId, id: DestinationId, given: &Credentials) -> (Vec<u8>, Vec<&'static str>) {
+    (destinations::seal(&app.sealer, tenant, id, given), given.keys())
+}
+
+/// Writes a file there.
+async fn test(
+    app: &App,
+    kind: DestinationKind,
+    config: &DestinationConfig,
+    credentials: Option<&Credentials>,
+) -> Result<(), ApiError> {
+    if kind == DestinationKind::File && app.destinations.file_root.is_none() {
+        return Err(Rejection::unsupported("destination_type", "a file destination (exports.file_root is not set)").into());
+    }
+    let file = prefix(config)?.test_file(&Uuid::now_v7().to_string());
+    let open = towpath_outbound::Destination::open(&app.destinations, kind, config, credentials);
+    open.map_err(refused)?.test(&file).await.map_err(refused)
+}
+
+fn refused(failure: DestinationFailure) -> ApiError {
+    match failure.reason() {
+        Reason::Prefix => Rejection::invalid("config.prefix", failure.to_string()).into(),
+        _ => ApiError::bad_request(failure.to_string()),
+    }
+}

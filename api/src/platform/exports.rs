@@ -1,0 +1,356 @@
+//! Bulk exports and their runs.
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use towpath_domain::export::{Compression, ExportRequest, ExportStatus, Field};
+use towpath_domain::{DestinationId, ExportId, ExportRunId, ProjectId, Rejection, TenantId, Timestamp};
+use towpath_store::exports::files::{self, ExportFile};
+use towpath_store::exports::{self, runs};
+use towpath_workflows::run_export;
+
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path, Query};
+
+/// A bulk export.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Export {
+    #[schema(value_type = Uuid)]
+    id: ExportId,
+    #[schema(value_type = Uuid)]
+    tenant_id: TenantId,
+    #[schema(value_type = Uuid)]
+    bulk_export_destination_id: DestinationId,
+    #[schema(value_type = Uuid)]
+    session_id: ProjectId,
+    /// `CREATED`, `RUNNING`, `COMPLETED`, `FAILED`, `CANCELLED` or `TIMEDOUT`.
+    #[schema(value_type = String, example = "RUNNING")]
+    status: ExportStatus,
+    /// Trace runs that started at this time or later…
+    #[schema(value_type = String, format = DateTime)]
+    start_time: Timestamp,
+    /// … and before this one.
+    #[schema(value_type = String, format = DateTime)]
+    end_time: Timestamp,
+    filter: Option<String>,
+    format: &'static str,
+    format_version: &'static str,
+    #[schema(value_type = String, example = "zstandard")]
+    compression: Compression,
+    interval_hours: Option<i64>,
+    /// Null is all.
+    #[schema(value_type = Option<Vec<String>>)]
+    export_fields: Option<Vec<Field>>,
+    #[schema(value_type = Option<Uuid>)]
+    source_bulk_export_id: Option<ExportId>,
+    /// Why it failed.
+    error: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    finished_at: Option<Timestamp>,
+}
+
+impl TryFrom<exports::Export> for Export {
+    type Error = ApiError;
+
+    fn try_from(row: exports::Export) -> Result<Self, ApiError> {
+        Ok(Self {
+            export_fields: row.fields()?,
+            id: row.id,
+            tenant_id: row.tenant_id,
+            bulk_export_destination_id: row.destination_id,
+            session_id: row.project_id,
+            status: row.status,
+            start_time: row.start_time,
+            end_time: row.end_time,
+            filter: None,
+            format: "Parquet",
+            format_version: "v1",
+            compression: row.compression,
+            interval_hours: None,
+            source_bulk_export_id: row.source_bulk_export_id,
+            error: row.error,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+            finished_at: row.finished_at,
+        })
+    }
+}
+
+/// An export to be made.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = NewExport)]
+pub struct New {
+    #[schema(value_type = Uuid)]
+    bulk_export_destination_id: DestinationId,
+    #[schema(value_type = Uuid)]
+    session_id: ProjectId,
+    #[schema(value_type = String, format = DateTime)]
+    start_time: Timestamp,
+    /// Required unless `interval_hours` is set.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    end_time: Option<Timestamp>,
+    /// Refused: not available in this build.
+    filter: Option<String>,
+    /// `Parquet`.
+    format: Option<String>,
+    /// `v1`; `v2_beta` is refused: not available in this build.
+    format_version: Option<String>,
+    /// `none`, `gzip`, `snappy` or `zstandard`, which is the default.
+    compression: Option<String>,
+    /// 1 to 168. Refused: not available in this build.
+    interval_hours: Option<i64>,
+    /// Absent is all.
+    export_fields: Option<Vec<String>>,
+    /// Refused when true: not available in this build.
+    all_experiments: Option<bool>,
+}
+
+/// What may change of an export.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = ExportChange)]
+pub struct Change {
+    /// `Cancelled`.
+    status: String,
+}
+
+/// Which part of a list.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct Page {
+    /// At most so many, 1 to 1000, which is the default.
+    limit: Option<i64>,
+    /// Skip so many.
+    offset: Option<i64>,
+}
+
+impl Page {
+    /// # Errors
+    /// Out of range.
+    pub fn admit(&self) -> Result<(i64, i64), ApiError> {
+        let (limit, offset) = (self.limit.unwrap_or(1000), self.offset.unwrap_or(0));
+        let refuse = |field: &str, msg: &str| {
+            Err(ApiError::invalid_at(vec!["query".into(), field.into()], "value_error", msg))
+        };
+        match (limit, offset) {
+            (limit, _) if !(1..=1000).contains(&limit) => refuse("limit", "expected 1 to 1000"),
+            (_, offset) if offset < 0 => refuse("offset", "expected 0 or more"),
+            page => Ok(page),
+        }
+    }
+}
+
+/// One UTC day of an export.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ExportRun {
+    #[schema(value_type = Uuid)]
+    id: ExportRunId,
+    #[schema(value_type = Uuid)]
+    bulk_export_id: ExportId,
+    /// As of an export.
+    #[schema(value_type = String, example = "COMPLETED")]
+    status: ExportStatus,
+    /// Failed attempts so far.
+    retry_number: i64,
+    /// What went wrong, by attempt: `retry_0`, `retry_1`, …
+    #[schema(value_type = Object, example = json!({"retry_0": "Destination is not available: SlowDown (503) for key …"}))]
+    errors: Box<RawValue>,
+    #[schema(value_type = String, format = DateTime)]
+    start_time: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    end_time: Timestamp,
+    metadata: Metadata,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    finished_at: Option<Timestamp>,
+}
+
+/// What an export run is about and how far it is.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = ExportRunMetadata)]
+pub struct Metadata {
+    /// Folder of its files.
+    prefix: String,
+    #[schema(value_type = String, format = DateTime)]
+    start_time: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    end_time: Timestamp,
+    result: Progress,
+}
+
+/// How far an export run is. While it runs, rows and bytes include the file that is not finished.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = ExportRunResult)]
+pub struct Progress {
+    rows_written: i64,
+    /// The same number.
+    rows_exported: i64,
+    bytes_written: i64,
+    files_written: i64,
+    /// Finished files.
+    exported_files: Vec<String>,
+    /// Folder of its files.
+    export_path: String,
+    /// The last row in them.
+    #[schema(value_type = Option<Object>)]
+    latest_cursor: Option<Box<RawValue>>,
+    /// The file that is about to be visible.
+    #[schema(value_type = Option<Object>)]
+    pending_upload: Option<Box<RawValue>>,
+}
+
+impl ExportRun {
+    fn of(row: runs::ExportRun, written: &[ExportFile]) -> Result<Self, ApiError> {
+        let json = |column, text| {
+            RawValue::from_string(text).map_err(|_| towpath_store::Error::corrupt("export_run", column, row.id))
+        };
+        let written = written.iter().filter(|file| file.export_run_id == row.id);
+        Ok(Self {
+            errors: json("errors", row.errors)?,
+            metadata: Metadata {
+                start_time: row.start_time,
+                end_time: row.end_time,
+                result: Progress {
+                    rows_written: row.rows_written,
+                    rows_exported: row.rows_written,
+                    bytes_written: row.bytes_written,
+                    files_written: row.files_written,
+                    exported_files: written.map(|file| file.path.clone()).collect(),
+                    export_path: row.prefix.clone(),
+                    latest_cursor: row.latest_cursor.map(|text| json("latest_cursor", text)).transpose()?,
+                    pending_upload: row.pending_upload.map(|text| json("pending_upload", text)).transpose()?,
+                },
+                prefix: row.prefix,
+            },
+            id: row.id,
+            bulk_export_id: row.export_id,
+            status: row.status,
+            retry_number: row.retry_number,
+            start_time: row.start_time,
+            end_time: row.end_time,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+            finished_at: row.finished_at,
+        })
+    }
+}
+
+/// Start a bulk export.
+#[utoipa::path(post, path = "/api/v1/bulk-exports", tag = "bulk-exports", request_body = New,
+    responses((status = 200, description = "Recorded; it runs as soon as it has a place", body = Export),
+              (status = 400, description = "The fields do not go together, or this build does not have it"),
+              (status = 404, description = "No such destination or tracing project in this workspace"), ApiError))]
+pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<New>) -> Result<Json<Export>, ApiError> {
+    if new.all_experiments == Some(true) {
+        return Err(Rejection::unsupported("all_experiments", "an export of all experiments").into());
+    }
+    let asked = ExportRequest {
+        destination: new.bulk_export_destination_id,
+        project: new.session_id,
+        start_time: new.start_time,
+        end_time: new.end_time,
+        filter: new.filter,
+        format: new.format,
+        format_version: new.format_version,
+        compression: new.compression,
+        interval_hours: new.interval_hours,
+        export_fields: new.export_fields,
+    };
+    let asked = asked.admit()?;
+    let export = app.store.write(async |tx| run_export::start(tx, tenant.id, &asked).await).await?;
+    Ok(Json(export.try_into()?))
+}
+
+/// Bulk exports, newest first.
+#[utoipa::path(get, path = "/api/v1/bulk-exports", tag = "bulk-exports", params(Page),
+    responses((status = 200, description = "Exports", body = Vec<Export>), ApiError))]
+pub async fn list(
+    State(app): State<App>,
+    tenant: Tenant,
+    Query(page): Query<Page>,
+) -> Result<Json<Vec<Export>>, ApiError> {
+    let (limit, offset) = page.admit()?;
+    let rows = app.store.read(async |tx| exports::list(tx, tenant.id, limit, offset).await).await?;
+    Ok(Json(rows.into_iter().map(Export::try_from).collect::<Result<_, _>>()?))
+}
+
+/// One bulk export.
+#[utoipa::path(get, path = "/api/v1/bulk-exports/{export_id}", tag = "bulk-exports",
+    params(("export_id" = Uuid, Path, description = "The export")),
+    responses((status = 200, description = "The export", body = Export),
+              (status = 404, description = "No such export in this workspace"), ApiError))]
+pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<ExportId>) -> Result<Json<Export>, ApiError> {
+    let row = app.store.read(async |tx| exports::get(tx, tenant.id, id).await).await.map_err(missing)?;
+    Ok(Json(row.try_into()?))
+}
+
+/// Cancel a bulk export. Finished files stay, and no manifest is written.
+#[utoipa::path(patch, path = "/api/v1/bulk-exports/{export_id}", tag = "bulk-exports",
+    params(("export_id" = Uuid, Path, description = "The export")), request_body = Change,
+    responses((status = 200, description = "Cancelled, now or before", body = Export),
+              (status = 400, description = "It is over in another way"),
+              (status = 404, description = "No such export in this workspace"), ApiError))]
+pub async fn update(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<ExportId>,
+    Json(change): Json<Change>,
+) -> Result<Json<Export>, ApiError> {
+    ExportStatus::admit_change(&change.status)?;
+    // Whatever is at work is told through the hints of this transaction.
+    let row = app.store.write(async |tx| run_export::cancel(tx, tenant.id, id).await).await.map_err(missing)?;
+    Ok(Json(row.try_into()?))
+}
+
+/// The runs of a bulk export, one per UTC day, latest first. There are none before it is planned.
+#[utoipa::path(get, path = "/api/v1/bulk-exports/{export_id}/runs", tag = "bulk-export-runs",
+    params(("export_id" = Uuid, Path, description = "The export")),
+    responses((status = 200, description = "Its runs", body = Vec<ExportRun>),
+              (status = 404, description = "No such export in this workspace"), ApiError))]
+pub async fn list_runs(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<ExportId>,
+) -> Result<Json<Vec<ExportRun>>, ApiError> {
+    let read = app.store.read(async |tx| {
+        exports::get(tx, tenant.id, id).await?;
+        Ok((runs::list(tx, tenant.id, id).await?, files::list(tx, tenant.id, id).await?))
+    });
+    let (rows, written) = read.await.map_err(missing)?;
+    Ok(Json(rows.into_iter().map(|row| ExportRun::of(row, &written)).collect::<Result<_, _>>()?))
+}
+
+/// One run of a bulk export.
+#[utoipa::path(get, path = "/api/v1/bulk-exports/{export_id}/runs/{run_id}", tag = "bulk-export-runs",
+    params(("export_id" = Uuid, Path, description = "The export"), ("run_id" = Uuid, Path, description = "The run")),
+    responses((status = 200, description = "The run", body = ExportRun),
+              (status = 404, description = "No such run of this export in this workspace"), ApiError))]
+pub async fn get_run(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path((export, id)): Path<(ExportId, ExportRunId)>,
+) -> Result<Json<ExportRun>, ApiError> {
+    let read = app.store.read(async |tx| {
+        Ok((runs::get(tx, tenant.id, export, id).await?, files::list(tx, tenant.id, export).await?))
+    });
+    let (row, written) = read.await.map_err(missing)?;
+    Ok(Json(ExportRun::of(row, &written)?))
+}
+
+fn missing(error: towpath_store::Error) -> ApiError {
+    match error {
+        towpath_store::Error::NotFound => ApiError::not_found("export"),
+        error => error.into(),
+    }
+}

@@ -1,0 +1,185 @@
+//! Trace ingest, as the official tracing clients send it.
+//!
+//! A 202 means: the body lies on disk (or in the object store) as sent and is registered in the database. Sending a
+//! body twice is harmless, since folding knows each trace run by its id; so there is no 409 here.
+
+mod intake;
+
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, StatusCode};
+use serde::Serialize;
+use towpath_domain::TraceRunId;
+use towpath_traces::accept::{self, Accepted, Refusal, RefusalKind, Route};
+use towpath_traces::body::Limits;
+use towpath_traces::wal::AppendError;
+
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path};
+
+pub use intake::Intake;
+
+/// Plain bodies at most this long are checked where they arrive: that takes less time than handing them over.
+const SMALL_BYTES: usize = 16 * 1024;
+
+/// What was done with a body.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Ingested {
+    /// For people; official clients read only the status.
+    message: &'static str,
+}
+
+/// What a handler of this module answers.
+pub type Answer = Result<(StatusCode, Json<Ingested>), ApiError>;
+
+/// Many operations on trace runs, with attachments and feedback, in parts.
+///
+/// Parts are named `post.<run id>`, `patch.<run id>`, either with `.inputs`, `.outputs`, `.events`, `.extra`, `.error` or
+/// `.serialized` behind it, `attachment.<run id>.<name>`, and `feedback.<feedback id>`.
+#[utoipa::path(post, path = "/runs/multipart", tag = "traces",
+    request_body(content = String, content_type = "multipart/form-data", description = "May be gzip or zstd as a whole"),
+    responses((status = 202, description = "On disk", body = Ingested),
+              (status = 413, description = "Too large, as sent or unpacked"),
+              (status = 415, description = "Another content type or encoding"),
+              (status = 429, description = "Too much at once; `Retry-After` says when to come back"), ApiError))]
+pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
+    take(&app, tenant, Route::Multipart, "Runs batch ingested", request).await
+}
+
+/// Many operations on trace runs: `{"post": [run, …], "patch": [run, …]}`.
+#[utoipa::path(post, path = "/runs/batch", tag = "traces",
+    request_body(content = Object, description = "May be gzip or zstd as a whole"),
+    responses((status = 202, description = "On disk", body = Ingested),
+              (status = 413, description = "Too large, as sent or unpacked"),
+              (status = 429, description = "Too much at once; `Retry-After` says when to come back"), ApiError))]
+pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
+    take(&app, tenant, Route::Batch, "Runs batch ingested", request).await
+}
+
+/// One trace run.
+#[utoipa::path(post, path = "/runs", tag = "traces", request_body(content = Object),
+    responses((status = 202, description = "On disk", body = Ingested), ApiError))]
+pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
+    take(&app, tenant, Route::Run, "Run ingested", request).await
+}
+
+/// A change of one trace run. The trace run need not be there yet.
+#[utoipa::path(patch, path = "/runs/{run_id}", tag = "traces", request_body(content = Object),
+    params(("run_id" = Uuid, Path, description = "The trace run")),
+    responses((status = 202, description = "On disk", body = Ingested), ApiError))]
+pub async fn update(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>, request: Request) -> Answer {
+    take(&app, tenant, Route::Patch(id), "Run update ingested", request).await
+}
+
+/// Reading one trace run: not in this build, and refused rather than answered wrongly.
+#[utoipa::path(get, path = "/runs/{run_id}", tag = "traces",
+    params(("run_id" = Uuid, Path, description = "The trace run")),
+    responses((status = 501, description = "Not in this build"), ApiError))]
+pub async fn get(_tenant: Tenant) -> ApiError {
+    ApiError::not_available("reading a trace run")
+}
+
+/// Searching trace runs: not in this build, and refused rather than answered wrongly.
+#[utoipa::path(post, path = "/runs/query", tag = "traces", request_body(content = Object),
+    responses((status = 501, description = "Not in this build"), ApiError))]
+pub async fn query(_tenant: Tenant) -> ApiError {
+    ApiError::not_available("searching trace runs")
+}
+
+/// Reads, checks, makes durable, answers.
+pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'static str, request: Request) -> Answer {
+    let (head, body) = request.into_parts();
+    let content_type = text(&head.headers, &CONTENT_TYPE)?;
+    let encoding = text(&head.headers, &CONTENT_ENCODING)?;
+    // `_place` stands for the body's memory until it is written.
+    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes).await?;
+
+    let received_at = app.clock.now();
+    let small = body.len() <= SMALL_BYTES && encoding.is_none();
+    let check = move || {
+        let content_type = content_type.as_deref().unwrap_or(match route {
+            Route::Multipart => "",
+            // The JSON routes have always been read without it.
+            _ => "application/json",
+        });
+        let content_encoding = encoding.as_deref();
+        let request = accept::Request {
+            tenant: tenant.id,
+            route,
+            content_type,
+            content_encoding,
+            body,
+            received_at,
+        };
+        accept::accept(request, &Limits::default())
+    };
+    let accepted = if small { check() } else { app.intake.check(check).await? }?;
+    let Accepted {
+        operations,
+        feedback,
+        attachments,
+        decoded_bytes,
+        ..
+    } = accepted;
+    app.wal.append(accepted).await?;
+
+    for (kind, count) in [
+        ("operation", operations),
+        ("feedback", feedback),
+        ("attachment", attachments),
+    ] {
+        metrics::counter!("towpath_ingest_items_total", "kind" => kind).increment(count as u64);
+    }
+    tracing::debug!(
+        ingest.operations = operations,
+        ingest.feedback = feedback,
+        ingest.attachments = attachments,
+        ingest.decoded_bytes = decoded_bytes,
+        "accepted trace data"
+    );
+    Ok((StatusCode::ACCEPTED, Json(Ingested { message })))
+}
+
+/// A header's text. One that is there twice could be read in two ways.
+fn text(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ApiError> {
+    let mut values = headers.get_all(name).iter();
+    let (first, second) = (values.next(), values.next());
+    if second.is_some() {
+        return Err(ApiError::bad_request(format!(
+            "the header {name} was sent more than once"
+        )));
+    }
+    let unreadable = |_| ApiError::bad_request(format!("the header {name} cannot be read"));
+    first
+        .map(|value| value.to_str().map(str::to_owned).map_err(unreadable))
+        .transpose()
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> Self {
+        let status = match refusal.kind() {
+            RefusalKind::Unsupported => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            RefusalKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            RefusalKind::Malformed => StatusCode::BAD_REQUEST,
+            RefusalKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+        };
+        Self::new(status, refusal.to_string())
+    }
+}
+
+/// The log has told operators why; senders learn when to come back. The official clients try a few more times at the
+/// pace of `Retry-After`, and give up after three seconds without it.
+impl From<AppendError> for ApiError {
+    fn from(error: AppendError) -> Self {
+        let text = error.to_string();
+        match error {
+            AppendError::Overloaded { retry_after } => Self::too_many(text, retry_after),
+            AppendError::Full => Self::unavailable(text, Duration::from_secs(30)),
+            AppendError::Unavailable(_) | AppendError::Closed => Self::unavailable(text, Duration::from_secs(2)),
+        }
+    }
+}

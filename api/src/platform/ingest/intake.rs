@@ -1,0 +1,118 @@
+//! The mouth of ingest: how much memory and how many threads bodies under way may take together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+
+use crate::errors::ApiError;
+
+/// Memory is counted in these.
+const GRAIN_BYTES: usize = 4096;
+/// A sender that is silent for longer has gone away; its memory is needed.
+const SILENCE: Duration = Duration::from_secs(20);
+/// Told to a sender whose body found no memory. Long enough for what is under way to be written.
+const RETRY_AFTER: Duration = Duration::from_secs(2);
+
+/// Guards memory and threads of ingest.
+pub struct Intake {
+    memory: Arc<Semaphore>,
+    /// Checking a body unpacks it, which may take many times its size: so many at once.
+    checks: Semaphore,
+}
+
+/// Stands for the memory of one body; given back when dropped.
+#[derive(Default)]
+pub struct Place(Option<OwnedSemaphorePermit>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let grains = self.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        metrics::gauge!("towpath_ingest_memory_bytes").decrement((grains * GRAIN_BYTES) as f64);
+    }
+}
+
+impl Intake {
+    /// Bodies under way take at most `memory_bytes` together.
+    #[must_use]
+    pub fn new(memory_bytes: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        Self {
+            memory: Arc::new(Semaphore::new(memory_bytes.div_ceil(GRAIN_BYTES))),
+            checks: Semaphore::new(cores),
+        }
+    }
+
+    /// Reads a body of at most `limit_bytes`, as sent.
+    pub(super) async fn read(&self, mut body: Body, limit_bytes: usize) -> Result<(Bytes, Place), ApiError> {
+        // Where the length is known, a body too large or without room is refused before any of it is read.
+        let hint = body.size_hint();
+        let known = usize::try_from(hint.lower()).unwrap_or(usize::MAX);
+        if known > limit_bytes {
+            return Err(ApiError::too_large(limit_bytes));
+        }
+        let mut place = Place::default();
+        self.reserve(&mut place, known)?;
+        let mut whole = BytesMut::with_capacity(known);
+        loop {
+            let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(None) => return Ok((whole.freeze(), place)),
+                Ok(Some(Err(_))) => return Err(ApiError::bad_request("the body broke off before its end")),
+                Err(_) => {
+                    let text = format!("nothing more of the body came for {} seconds", SILENCE.as_secs());
+                    return Err(ApiError::new(http::StatusCode::REQUEST_TIMEOUT, text));
+                }
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            let size = whole.len() + data.len();
+            if size > limit_bytes {
+                return Err(ApiError::too_large(limit_bytes));
+            }
+            self.reserve(&mut place, size)?;
+            whole.extend_from_slice(&data);
+        }
+    }
+
+    /// Makes `place` large enough for `bytes`. Refuses rather than waits: a body that waits for memory holds some.
+    fn reserve(&self, place: &mut Place, bytes: usize) -> Result<(), ApiError> {
+        let held = place.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = bytes.div_ceil(GRAIN_BYTES).saturating_sub(held);
+        if more == 0 {
+            return Ok(());
+        }
+        let grains = u32::try_from(more).unwrap_or(u32::MAX);
+        match Arc::clone(&self.memory).try_acquire_many_owned(grains) {
+            Ok(permit) => {
+                metrics::gauge!("towpath_ingest_memory_bytes").increment((more * GRAIN_BYTES) as f64);
+                match &mut place.0 {
+                    Some(all) => all.merge(permit),
+                    none => *none = Some(permit),
+                }
+                Ok(())
+            }
+            Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {
+                metrics::counter!("towpath_ingest_refused_total").increment(1);
+                Err(ApiError::too_many(
+                    "too much trace data is coming in at once",
+                    RETRY_AFTER,
+                ))
+            }
+        }
+    }
+
+    /// Runs a check of a body on a thread that may be busy.
+    pub(super) async fn check<T: Send + 'static>(
+        &self,
+        check: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let _turn = self.checks.acquire().await.expect("the semaphore is never closed");
+        tokio::task::spawn_blocking(check)
+            .await
+            .map_err(|error| ApiError::internal(&error))
+    }
+}

@@ -1,0 +1,134 @@
+//! Bulk exports and destinations over HTTP. What an export writes is the matter of `workflows`.
+
+use http::Method;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::world::{Call, World};
+
+impl World {
+    async fn destination(&self) -> Value {
+        let new = json!({"destination_type": "file", "display_name": "shelf", "config": {"prefix": "traces"}});
+        self.post("/api/v1/bulk-exports/destinations", &new).await.expect(200)
+    }
+
+    /// A request for an export that is in order.
+    async fn request(&self) -> Value {
+        let destination = self.destination().await;
+        let project = self.post("/sessions", &json!({"name": "canal"})).await.expect(200);
+        json!({
+            "bulk_export_destination_id": destination["id"],
+            "session_id": project["id"],
+            "start_time": "2026-02-01T00:00:00Z",
+            "end_time": "2026-02-03T00:00:00Z",
+        })
+    }
+
+    async fn cancel(&self, id: &str, status: &str) -> crate::world::Answer {
+        let call = Call::new(Method::PATCH, &format!("/api/v1/bulk-exports/{id}")).in_workspace(self.tenant);
+        self.call(call.json(&json!({"status": status}))).await
+    }
+}
+
+#[tokio::test]
+async fn an_export_is_recorded_shown_and_cancelled() {
+    let world = World::new().await;
+    let request = world.request().await;
+    let export = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    assert_eq!(export["status"], "CREATED");
+    assert_eq!(export["compression"], "zstandard");
+    let id = export["id"].as_str().unwrap();
+    assert_eq!(world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200), export);
+    assert_eq!(world.get("/api/v1/bulk-exports").await.expect(200), json!([export]));
+    assert_eq!(world.get(&format!("/api/v1/bulk-exports/{id}/runs")).await.expect(200), json!([]));
+
+    let wrong = world.cancel(id, "Paused").await.expect(422);
+    assert_eq!(wrong["detail"][0]["loc"], json!(["body", "status"]));
+    for status in ["Cancelled", "CANCELLED"] {
+        assert_eq!(world.cancel(id, status).await.expect(200)["status"], "CANCELLED");
+    }
+}
+
+#[tokio::test]
+async fn exports_of_another_workspace_are_not_there() {
+    let world = World::new().await;
+    let request = world.request().await;
+    let export = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    let other = world.second_workspace().await;
+    let id = export["id"].as_str().unwrap();
+    for path in [format!("/api/v1/bulk-exports/{id}"), format!("/api/v1/bulk-exports/{id}/runs")] {
+        let answer = world.call(Call::new(Method::GET, &path).in_workspace(other)).await.expect(404);
+        assert_eq!(answer, json!({"detail": "export not found"}));
+    }
+    let cancel = Call::new(Method::PATCH, &format!("/api/v1/bulk-exports/{id}")).in_workspace(other);
+    world.call(cancel.json(&json!({"status": "Cancelled"}))).await.expect(404);
+    // Neither its destination nor its project can be used from there.
+    let foreign = Call::new(Method::POST, "/api/v1/bulk-exports").in_workspace(other).json(&request);
+    world.call(foreign).await.expect(404);
+    assert_eq!(world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200)["status"], "CREATED");
+}
+
+#[tokio::test]
+async fn refusals_name_the_field() {
+    let world = World::new().await;
+    let request = world.request().await;
+    let with = |field: &str, value: Value| {
+        let mut request = request.clone();
+        request[field] = value;
+        request
+    };
+    for (status, field, value) in [
+        (422, "start_time", json!("yesterday")),
+        (422, "session_id", json!("x")),
+        (422, "unheard_of", json!(1)),
+        (422, "export_fields", json!(["no_such_field"])),
+        (422, "compression", json!("rar")),
+        (400, "end_time", json!("2026-01-01T00:00:00Z")),
+        (400, "filter", json!("eq(name, \"lock\")")),
+        (400, "interval_hours", json!(24)),
+        (400, "format_version", json!("v2_beta")),
+    ] {
+        let answer = world.post("/api/v1/bulk-exports", &with(field, value)).await.expect(status);
+        if status == 422 {
+            assert_eq!(answer["detail"][0]["loc"][1], field, "{answer}");
+        } else {
+            assert!(answer["detail"].as_str().unwrap().contains(field), "{field}: {answer}");
+        }
+    }
+    let unknown = world.post("/api/v1/bulk-exports", &with("session_id", json!(Uuid::from_u128(1)))).await;
+    unknown.expect(404);
+    let mut open = request.clone();
+    open.as_object_mut().unwrap().remove("session_id");
+    assert_eq!(
+        world.post("/api/v1/bulk-exports", &open).await.expect(422),
+        json!({"detail": [{"loc": ["body", "session_id"], "msg": "field required", "type": "missing"}]})
+    );
+    assert_eq!(world.get("/api/v1/bulk-exports").await.expect(200), json!([]));
+    let run = world.get(&format!("/api/v1/bulk-exports/{}/runs/x", Uuid::from_u128(1))).await.expect(422);
+    assert_eq!(run["detail"][0]["loc"], json!(["path", "run_id"]));
+}
+
+#[tokio::test]
+async fn no_answer_repeats_a_secret() {
+    let world = World::new().await;
+    let secret = "wJalrXUtnFEMI-K7MDENG";
+    let s3 = |credentials: Value| {
+        json!({
+            "destination_type": "s3",
+            "display_name": "bucket",
+            // Nobody listens there.
+            "config": {"bucket_name": "traces", "endpoint_url": "http://127.0.0.1:1"},
+            "credentials": credentials,
+        })
+    };
+    for (status, credentials) in [
+        (400, json!({"access_key_id": "AKIA", "secret_access_key": secret})),
+        (422, json!(secret)),
+        (422, json!({"access_key_id": [secret], "secret_access_key": secret})),
+    ] {
+        let answer = world.post("/api/v1/bulk-exports/destinations", &s3(credentials)).await;
+        assert!(!answer.text.contains(secret), "{}", answer.text);
+        answer.expect(status);
+    }
+    assert_eq!(world.get("/api/v1/bulk-exports/destinations").await.expect(200), json!([]));
+}

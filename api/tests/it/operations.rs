@@ -1,0 +1,149 @@
+//! Health, readiness, metrics.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use http::Method;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use towpath_api::{Health, Ops, health_router};
+use towpath_domain::JobId;
+use towpath_domain::job::JobState;
+use towpath_store::jobs::{self, NewJob};
+
+use crate::world::{Call, World, call, recorder};
+
+fn ops(health: Health) -> Router {
+    health_router(Ops::new(health, recorder().handle()))
+}
+
+#[tokio::test]
+async fn a_live_process_says_so_whatever_is_away() {
+    let health = Health::new(CancellationToken::new()).require(
+        "database",
+        Box::new(|| Box::pin(async { panic!("livez must not ask") })),
+    );
+    let router = ops(health);
+    for path in ["/livez", "/ok"] {
+        assert_eq!(
+            call(&router, Call::new(Method::GET, path)).await.expect(200),
+            json!({"ok": true})
+        );
+    }
+}
+
+#[tokio::test]
+async fn degraded_is_ready_and_a_missing_database_is_not() {
+    let up = Arc::new(AtomicBool::new(true));
+    let health = |database: &Arc<AtomicBool>| {
+        let database = Arc::clone(database);
+        Health::new(CancellationToken::new())
+            .require(
+                "database",
+                Box::new(move || {
+                    let up = database.load(Ordering::SeqCst);
+                    Box::pin(async move { if up { Ok(()) } else { Err("password in here".to_owned()) } })
+                }),
+            )
+            .want("redis", Box::new(|| Box::pin(async { Err("no route".to_owned()) })))
+    };
+    let router = ops(health(&up));
+    assert_eq!(
+        call(&router, Call::new(Method::GET, "/readyz")).await.expect(200),
+        json!({"status": "degraded"})
+    );
+    let verbose = call(&router, Call::new(Method::GET, "/readyz?verbose"))
+        .await
+        .expect(200);
+    assert_eq!(verbose["dependencies"]["redis"]["status"], "unavailable");
+    assert_eq!(verbose["dependencies"]["database"]["status"], "ok");
+
+    up.store(false, Ordering::SeqCst);
+    let router = ops(health(&up));
+    let answer = call(&router, Call::new(Method::GET, "/readyz?verbose=1")).await;
+    assert!(!answer.text.contains("password"), "{}", answer.text);
+    assert_eq!(answer.expect(503)["status"], "unavailable");
+}
+
+#[tokio::test]
+async fn a_draining_process_is_not_ready_and_still_alive() {
+    let draining = CancellationToken::new();
+    let router = ops(Health::new(draining.clone()));
+    call(&router, Call::new(Method::GET, "/readyz")).await.expect(200);
+    draining.cancel();
+    assert_eq!(
+        call(&router, Call::new(Method::GET, "/readyz")).await.expect(503),
+        json!({"status": "draining"})
+    );
+    call(&router, Call::new(Method::GET, "/livez")).await.expect(200);
+}
+
+#[test]
+fn metrics_name_the_route_not_the_path() {
+    let recorder = recorder();
+    let handle = recorder.handle();
+    metrics::with_local_recorder(&recorder, || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let world = World::new().await;
+            world
+                .get("/sessions/00000000-0000-0000-0000-000000000001")
+                .await
+                .expect(404);
+            world.open(Method::GET, "/private/path").await.expect(404);
+        });
+    });
+    let text = handle.render();
+    assert!(
+        text.contains(r#"towpath_http_requests_total{route="/sessions/{session_id}",method="GET",status="404"} 1"#),
+        "{text}"
+    );
+    assert!(text.contains(r#"route="none""#) && !text.contains("private"), "{text}");
+    assert!(text.contains("towpath_http_request_seconds"), "{text}");
+}
+
+#[tokio::test]
+async fn a_job_says_why_it_waits_and_to_its_workspace_only() {
+    let world = World::new().await;
+    let other = world.second_workspace().await;
+    let id = JobId::new();
+    let job = NewJob {
+        id,
+        tenant_id: world.tenant,
+        kind: "test",
+        pool: "tests",
+        priority: 0,
+        state: JobState::Scheduled,
+        run_at: world.clock.now().plus(Duration::from_secs(60)),
+        deadline_at: None,
+        input: json!({"inside": "private"}).to_string(),
+        lane: None,
+        lane_seq: None,
+        lane_held: false,
+        keep_place: false,
+        parent_id: None,
+        traceparent: None,
+    };
+    world.store.write(async |tx| jobs::insert(tx, &job).await).await.unwrap();
+
+    let path = format!("/internal/jobs/{id}");
+    let answer = world.get(&path).await;
+    assert!(!answer.text.contains("private"), "{}", answer.text);
+    let shown = answer.expect(200);
+    assert_eq!(shown["state"], "scheduled");
+    assert_eq!(shown["explanation"]["reason"], "scheduled");
+    assert!(shown["explanation"]["text"].is_string(), "{shown}");
+
+    let foreign = Call::new(Method::GET, &path).in_workspace(other);
+    assert_eq!(world.call(foreign).await.expect(404), json!({"detail": "job not found"}));
+    let nowhere = world.get("/internal/jobs/x").await.expect(422);
+    assert_eq!(nowhere["detail"][0]["loc"], json!(["path", "job_id"]));
+
+    let queues = world.get("/internal/queues").await.expect(200);
+    assert_eq!(queues, json!({"tests": {"jobs": {"scheduled": 1}, "oldest_ready": null}}));
+}

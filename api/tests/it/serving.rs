@@ -1,0 +1,126 @@
+//! Serving on a real listener, and stopping.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use towpath_api::serve;
+
+/// A route that answers when it is let, and says when somebody is inside.
+struct Gate {
+    inside: Arc<Semaphore>,
+    let_go: Arc<Semaphore>,
+}
+
+impl Gate {
+    fn new() -> (Self, Router) {
+        let gate = Self {
+            inside: Arc::new(Semaphore::new(0)),
+            let_go: Arc::new(Semaphore::new(0)),
+        };
+        let (inside, let_go) = (Arc::clone(&gate.inside), Arc::clone(&gate.let_go));
+        let handler = move || {
+            let (inside, let_go) = (Arc::clone(&inside), Arc::clone(&let_go));
+            async move {
+                inside.add_permits(1);
+                let _ = let_go.acquire().await.unwrap();
+                "done"
+            }
+        };
+        (gate, Router::new().route("/", get(handler)))
+    }
+}
+
+async fn connect(address: std::net::SocketAddr) -> TcpStream {
+    TcpStream::connect(address).await.unwrap()
+}
+
+const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+#[tokio::test]
+async fn a_request_in_flight_is_finished() {
+    let (gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let server = tokio::spawn(serve(listener, router, shutdown.clone(), Duration::from_secs(30)));
+
+    let mut idle = connect(address).await;
+    let mut busy = connect(address).await;
+    busy.write_all(REQUEST).await.unwrap();
+    let _ = gate.inside.acquire().await.unwrap();
+    shutdown.cancel();
+
+    // An idle connection ends at once, and nobody new gets in.
+    assert_eq!(idle.read(&mut [0; 16]).await.unwrap_or(0), 0);
+    assert!(TcpStream::connect(address).await.is_err());
+
+    gate.let_go.add_permits(1);
+    let mut answer = String::new();
+    busy.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.ends_with("done"),
+        "{answer}"
+    );
+    assert!(answer.contains("connection: close"), "{answer}");
+    assert_eq!(server.await.unwrap().unwrap(), 0);
+}
+
+#[tokio::test]
+async fn what_outlasts_the_grace_is_cut() {
+    let (gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let server = tokio::spawn(serve(listener, router, shutdown.clone(), Duration::from_millis(50)));
+
+    let mut busy = connect(address).await;
+    busy.write_all(REQUEST).await.unwrap();
+    let _ = gate.inside.acquire().await.unwrap();
+    shutdown.cancel();
+    assert_eq!(server.await.unwrap().unwrap(), 1);
+    let mut answer = Vec::new();
+    let _ = busy.read_to_end(&mut answer).await;
+    assert_eq!(answer, b"");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_ends_its_head_is_let_go() {
+    let (_gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let _server = tokio::spawn(serve(listener, router, shutdown, Duration::ZERO));
+    let mut slow = connect(address).await;
+    slow.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: ").await.unwrap();
+    // The stopped clock runs ahead as soon as everybody waits: the connection ends although no byte more was sent.
+    let mut rest = Vec::new();
+    let _ = slow.read_to_end(&mut rest).await;
+    assert!(
+        rest.is_empty() || rest.starts_with(b"HTTP/1.1 408"),
+        "{}",
+        String::from_utf8_lossy(&rest)
+    );
+}
+
+#[tokio::test]
+async fn too_many_header_lines_are_refused() {
+    let (_gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    let mut client = connect(address).await;
+    let lines: String = (0..200).map(|n| format!("x-{n}: 1\r\n")).collect();
+    client
+        .write_all(format!("GET / HTTP/1.1\r\nhost: x\r\n{lines}\r\n").as_bytes())
+        .await
+        .unwrap();
+    let mut answer = [0; 12];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 431");
+}

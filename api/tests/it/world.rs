@@ -1,0 +1,238 @@
+//! A surface in-process on a SQLite file of its own, with one workspace and one key.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt as _;
+use towpath_api::{App, Health, Ops, Parts, Settings, platform_router};
+use towpath_domain::{Clock, OrganizationId, Secret, TenantId, Timestamp};
+use towpath_outbound::{Guard, Policy};
+use towpath_queue::Queue;
+use towpath_store::access::{self, NewKey};
+use towpath_store::sealing::{Keys, Sealer};
+use towpath_store::{Options, Store};
+use towpath_traces::objects::Objects;
+use towpath_traces::wal::{self, Wal};
+
+/// The key of every world.
+pub const KEY: &str = "a key of the operator's own choice, long enough";
+
+pub struct World {
+    pub store: Store,
+    pub clock: Clock,
+    pub tenant: TenantId,
+    pub wal: Wal,
+    pub folder: tempfile::TempDir,
+    pub router: Router,
+}
+
+impl World {
+    pub async fn new() -> Self {
+        Self::with(Settings::default()).await
+    }
+
+    pub async fn with(settings: Settings) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
+        let uri = format!("sqlite://{}", folder.path().join("test.db").display());
+        let store = Store::open(
+            &uri,
+            Options {
+                clock: clock.clone(),
+                ..Options::default()
+            },
+        )
+        .await
+        .unwrap();
+        store.migrate().await.unwrap();
+        // Who ends a job must know how its kind ends.
+        towpath_workflows::registry().attach(&store);
+        let tenant = TenantId::new();
+        store
+            .write(async |tx| access::ensure_first(tx, &Secret::new(KEY), tenant).await)
+            .await
+            .unwrap();
+        let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
+        let parts = parts(&store, &clock, folder.path(), ops, settings);
+        let wal = parts.wal.clone();
+        Self {
+            store,
+            clock,
+            tenant,
+            wal,
+            folder,
+            router: platform_router(App::new(parts)),
+        }
+    }
+
+    /// The organisation of the first workspace.
+    pub async fn organization(&self) -> OrganizationId {
+        let workspace = self
+            .store
+            .read(async |tx| access::workspace(tx, self.tenant).await)
+            .await
+            .unwrap();
+        workspace.unwrap().organization_id
+    }
+
+    /// One more workspace of the same organisation, so that the key opens two.
+    pub async fn second_workspace(&self) -> TenantId {
+        let organization = self.organization().await;
+        let made = self
+            .store
+            .write(async |tx| access::create_workspace(tx, organization, "second").await)
+            .await;
+        // The surface may believe what it knows about the key for a while.
+        self.clock.advance(std::time::Duration::from_secs(60));
+        made.unwrap().id
+    }
+
+    /// One more key, named `test`.
+    pub async fn key(&self, workspace: Option<TenantId>) -> Secret {
+        let organization = self.organization().await;
+        let new = NewKey {
+            organization,
+            workspace,
+            name: "test",
+        };
+        self.store
+            .write(async |tx| access::create_key(tx, new).await)
+            .await
+            .unwrap()
+            .1
+    }
+
+    pub async fn call(&self, call: Call) -> Answer {
+        self::call(&self.router, call).await
+    }
+
+    /// Without a key.
+    pub async fn open(&self, method: Method, path: &str) -> Answer {
+        self.call(Call::new(method, path)).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.call(Call::new(Method::GET, path).in_workspace(self.tenant)).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.call(Call::new(Method::POST, path).in_workspace(self.tenant).json(body))
+            .await
+    }
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Call {
+    method: Method,
+    path: String,
+    headers: Vec<(String, String)>,
+    body: Bytes,
+}
+
+impl Call {
+    pub fn new(method: Method, path: &str) -> Self {
+        Self {
+            method,
+            path: path.to_owned(),
+            headers: Vec::new(),
+            body: Bytes::new(),
+        }
+    }
+
+    pub fn header(mut self, name: &str, value: &str) -> Self {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    pub fn in_workspace(self, tenant: TenantId) -> Self {
+        self.header("x-api-key", KEY).header("x-tenant-id", &tenant.to_string())
+    }
+
+    pub fn body(mut self, body: impl Into<Bytes>) -> Self {
+        self.body = body.into();
+        self
+    }
+
+    pub fn json(self, body: &Value) -> Self {
+        self.header("content-type", "application/json").body(body.to_string())
+    }
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub text: String,
+}
+
+impl Answer {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("not JSON: {self:?}"))
+    }
+
+    /// The body, if the status is this one.
+    #[track_caller]
+    pub fn expect(&self, status: u16) -> Value {
+        assert_eq!(self.status, status, "{}", self.text);
+        self.json()
+    }
+}
+
+pub async fn call(router: &Router, call: Call) -> Answer {
+    let mut request = Request::builder().method(call.method).uri(call.path);
+    for (name, value) in call.headers {
+        request = request.header(name, value);
+    }
+    let request = request.body(Body::from(call.body)).unwrap();
+    let response = router.clone().oneshot(request).await.unwrap();
+    let (head, body) = response.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    Answer {
+        status: head.status,
+        headers: head.headers,
+        text: String::from_utf8(body.to_vec()).unwrap(),
+    }
+}
+
+pub fn recorder() -> PrometheusRecorder {
+    PrometheusBuilder::new().build_recorder()
+}
+
+fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings) -> Parts {
+    let objects = Objects::folder(folder.join("objects")).unwrap();
+    let options = wal::Options::for_store(&objects);
+    // Nobody folds here: what was accepted stays in its units, where tests look for it.
+    let wal = Wal::new(
+        store.clone(),
+        objects,
+        options,
+        Arc::new(|_| Box::pin(async { Ok(()) })),
+    );
+    Parts {
+        store: store.clone(),
+        queue: Queue::local(),
+        wal,
+        sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
+        destinations: towpath_outbound::Settings {
+            guard: Guard::new(Policy {
+                loopback: true,
+                ..Policy::default()
+            }),
+            file_root: Some(folder.join("exports")),
+            environment_credentials: None,
+        },
+        clock: clock.clone(),
+        ops,
+        settings,
+    }
+}
