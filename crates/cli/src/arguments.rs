@@ -1,0 +1,290 @@
+//! The command line.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use towpath_domain::{KeyId, TenantId};
+
+use crate::config::{Flag, Inputs, Mode};
+
+/// Open, self-hosted platform for AI agents: durable jobs, traces, and exports of traces to Parquet.
+#[derive(Debug, Parser)]
+#[command(name = "towpath", version, max_term_width = 100, after_help = EXIT_CODES)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable.";
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show it all once: start a server, send trace runs, export them as Parquet, read the files back.
+    Demo(Demo),
+    /// Run everything in one process on this machine, kept in one folder.
+    Dev(Dev),
+    /// Run roles of a cluster.
+    Serve(Serve),
+    /// Bring the database's schema up to date.
+    Migrate(Migrate),
+    /// Make, list and revoke API keys.
+    Keys(Keys),
+    /// Show and check the settings.
+    Config(ConfigCommand),
+    /// Measure this machine, beside the same work done by hand.
+    Bench(Bench),
+    /// Print the version.
+    Version(Version),
+}
+
+/// Options every command that reads settings has.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Common {
+    /// Configuration file [default: $TOWPATH_CONFIG, else towpath.toml where there is one]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Folder for everything that is kept on this machine [default: .towpath]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// How much is logged, as in info or info,towpath_durable=debug [default: info]
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl Common {
+    /// Where settings come from when these options and `more` were given.
+    pub fn inputs(&self, mode: Mode, more: Vec<Flag>) -> Inputs {
+        let own = [
+            flag("data_dir", "--data-dir", self.data_dir.as_ref().map(|path| path.display())),
+            flag("log.filter", "--log", self.log.as_ref()),
+        ];
+        let flags = own.into_iter().flatten().chain(more).collect();
+        Inputs::of_process(mode, flags, self.config.clone())
+    }
+}
+
+/// A flag that was given, as a setting.
+pub fn flag(key: &'static str, name: &'static str, value: Option<impl ToString>) -> Option<Flag> {
+    value.map(|value| Flag { key, name, value: value.to_string() })
+}
+
+/// `towpath demo`
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Trace runs to send.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub runs: u64,
+    /// Connections that send at the same time.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub connections: u64,
+    /// Keep everything in this folder instead of a temporary one that is removed at the end.
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// How much is logged.
+    #[arg(long, value_name = "FILTER", default_value = "warn")]
+    pub log: String,
+}
+
+/// `towpath dev`
+#[derive(Debug, Args)]
+pub struct Dev {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// Address of the platform API [default: 127.0.0.1:8400]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// Address of the agent server [default: 127.0.0.1:8123]. Accepted and checked; this build has no agent server
+    /// to open there.
+    #[arg(long, value_name = "ADDR")]
+    pub agent_listen: Option<SocketAddr>,
+}
+
+/// `towpath serve`
+#[derive(Debug, Args)]
+pub struct Serve {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// What this process does, with commas between several.
+    #[arg(long, value_enum, value_delimiter = ',', required = true, num_args = 1..)]
+    pub role: Vec<Role>,
+    /// Address of the API, or of health and metrics without it [default: 127.0.0.1:8400; worker 8401, scheduler 8402]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+}
+
+/// What a process of a cluster does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Role {
+    /// Answers HTTP.
+    Api,
+    /// Performs jobs.
+    Worker,
+    /// Keeps the clock: due jobs, dead leases, deadlines.
+    Scheduler,
+    /// All of them.
+    All,
+}
+
+/// `towpath migrate`
+#[derive(Debug, Args)]
+pub struct Migrate {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `towpath keys`
+#[derive(Debug, Args)]
+pub struct Keys {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: KeysCommand,
+}
+
+/// What `towpath keys` does.
+#[derive(Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Make a key and print it, once. Makes the first organization and workspace where there is none.
+    Create {
+        /// What people call it.
+        #[arg(long, default_value = "cli")]
+        name: String,
+        /// The one workspace it shall open [default: all of its organization]
+        #[arg(long, value_name = "UUID")]
+        workspace: Option<TenantId>,
+        /// Table for people or JSON for programs.
+        #[arg(long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// List the keys, without their secrets.
+    List {
+        /// Table for people or JSON for programs.
+        #[arg(long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Take a key's power away, for good.
+    Revoke {
+        /// The key's id, as `keys list` shows it.
+        key: KeyId,
+    },
+}
+
+/// `towpath config`
+#[derive(Debug, Args)]
+pub struct ConfigCommand {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// The command whose settings are meant; a few defaults differ.
+    #[arg(long = "for", value_enum, default_value_t = For::Dev, global = true)]
+    pub command_of: For,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: ConfigVerb,
+}
+
+/// Whose settings.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum For {
+    /// `towpath dev`
+    Dev,
+    /// `towpath serve --role api` or `all`
+    Api,
+    /// `towpath serve --role worker`
+    Worker,
+    /// `towpath serve --role scheduler`
+    Scheduler,
+}
+
+/// What `towpath config` does.
+#[derive(Debug, Subcommand)]
+pub enum ConfigVerb {
+    /// Print each setting with where it comes from; secrets are hidden.
+    Show {
+        /// Table for people or JSON for programs.
+        #[arg(long, value_enum, default_value_t)]
+        output: Output,
+    },
+    /// Say what is wrong with the settings; exit code 2 when something is.
+    Check,
+}
+
+/// `towpath bench`
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// What `towpath bench` measures.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The engine: enqueue, drain, pick-up, steps, claim.
+    Engine(BenchEngine),
+}
+
+/// `towpath bench engine`
+#[derive(Debug, Args)]
+pub struct BenchEngine {
+    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    #[arg(long, value_name = "URI")]
+    pub database: Option<String>,
+    /// A Redis server for wake-ups [default: none]
+    #[arg(long, value_name = "URI")]
+    pub redis: Option<String>,
+    /// Jobs to drain at 64 and 256 slots.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub jobs: u64,
+    /// The longest backlog claims are timed against.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub backlog: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath version`
+#[derive(Debug, Args)]
+pub struct Version {
+    /// Text for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn roles_are_a_list() {
+        let arguments = Arguments::try_parse_from(["towpath", "serve", "--role", "api,worker"]).unwrap();
+        let Command::Serve(serve) = arguments.command else { panic!("{arguments:?}") };
+        assert_eq!(serve.role, [Role::Api, Role::Worker]);
+    }
+}

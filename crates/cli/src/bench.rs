@@ -1,0 +1,17 @@
+//! `towpath bench`: what this machine does, beside what the same work costs by hand in the same run.
+
+mod engine;
+mod report;
+mod workload;
+
+use crate::arguments::{Bench, BenchCommand};
+
+/// Runs a benchmark and prints its table.
+///
+/// # Errors
+/// When a database cannot be made, or a measurement loses a job.
+pub async fn run(command: Bench) -> anyhow::Result<()> {
+    match command.command {
+        BenchCommand::Engine(options) => engine::run(&options).await,
+    }
+}

@@ -1,0 +1,255 @@
+//! `towpath bench engine`.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use towpath_domain::{TenantId, WorkerId};
+use towpath_durable::{Engine, Lane, Registry, Settings, Start};
+use towpath_queue::Queue;
+use towpath_store::baseline::{self, Baseline};
+use towpath_store::{Options, Store, jobs};
+use towpath_workers::Workers;
+
+use super::report::Report;
+use super::workload::{Job, Meter, POOL};
+use crate::arguments::BenchEngine;
+
+/// Slots that are measured.
+const SLOTS: [usize; 4] = [1, 16, 64, 256];
+
+pub async fn run(options: &BenchEngine) -> anyhow::Result<()> {
+    let folder = tempfile::tempdir().context("making a temporary folder")?;
+    let name = format!("towpath_bench_{}", std::process::id());
+    let uri = match &options.database {
+        None => format!("sqlite://{}", folder.path().join("bench.db").display()),
+        Some(server) => baseline::make_database(server, &name).await.context("making a database for the benchmark")?,
+    };
+    let measured = measure(options, &uri).await;
+    if let Some(server) = &options.database {
+        baseline::drop_database(server, &name).await.context("dropping the benchmark's database")?;
+    }
+    measured?.print(options.output)
+}
+
+async fn measure(options: &BenchEngine, uri: &str) -> anyhow::Result<Report> {
+    let bench = Bench::open(uri, options.redis.as_deref()).await?;
+    let mut report = Report::default();
+    let jobs = i64::try_from(options.jobs)?;
+    by_hand(uri, jobs, &mut report).await?;
+    bench.enqueue(options.jobs, &mut report).await?;
+    for slots in SLOTS {
+        let jobs = share(options.jobs, slots);
+        let rate = bench.drain(jobs, slots, 1, 0).await?;
+        report.against(format!("drain, {slots} slots"), rate, "jobs/s", &format!("by hand, {slots} slots"));
+    }
+    for tenants in [50, 5000] {
+        let rate = bench.drain(options.jobs, 64, tenants, 0).await?;
+        report.against(format!("drain, 64 slots, {tenants} tenants"), rate, "jobs/s", "drain, 64 slots");
+    }
+    let rate = bench.drain(options.jobs / 4, 64, 1, 1000).await?;
+    report.against("drain, 64 slots, 1000 lanes of 1", rate, "jobs/s", "drain, 64 slots");
+    bench.pick_up(&mut report).await?;
+    for (workflows, steps) in [(1, 1000), (16, 250)] {
+        let rate = bench.steps(workflows, steps).await?;
+        report.against(format!("steps, {workflows} workflows"), rate, "steps/s", "plain commits, 1 connection");
+    }
+    for ready in [10_000, 100_000, options.backlog] {
+        let millis = bench.claim_time(i64::try_from(ready)?).await?;
+        report.against(format!("claim of 64, {ready} ready"), millis, "ms", "claim of 64, 10000 ready");
+    }
+    Ok(report)
+}
+
+/// Fewer jobs for few slots, so that a run takes minutes and not an hour.
+fn share(jobs: u64, slots: usize) -> u64 {
+    match slots {
+        1 => jobs / 20,
+        16 => jobs / 4,
+        _ => jobs,
+    }
+    .max(100)
+}
+
+async fn by_hand(uri: &str, jobs: i64, report: &mut Report) -> anyhow::Result<()> {
+    let mut baseline = Baseline::open(uri).await?;
+    let commits = 1000;
+    report.note("plain commits, 1 connection", rate(commits, baseline.commits(commits.try_into()?).await?), "commits/s");
+    for slots in SLOTS {
+        let jobs = i64::try_from(share(jobs.unsigned_abs(), slots))?;
+        let took = baseline.drain(jobs, i64::try_from(slots)?).await?;
+        report.note(format!("by hand, {slots} slots"), rate(jobs.unsigned_abs(), took), "jobs/s");
+    }
+    Ok(())
+}
+
+fn rate(n: u64, took: Duration) -> f64 {
+    n as f64 / took.as_secs_f64()
+}
+
+struct Bench {
+    uri: String,
+    store: Store,
+    queue: Queue,
+    engine: Engine,
+    registry: Arc<Registry<Meter>>,
+}
+
+impl Bench {
+    async fn open(uri: &str, redis: Option<&str>) -> anyhow::Result<Self> {
+        let store = Store::open(uri, Options { connections: 16, ..Options::default() }).await?;
+        store.migrate().await?;
+        let queue = match redis {
+            None => Queue::local(),
+            Some(uri) => Queue::redis(uri, towpath_queue::Options::default()).await?,
+        };
+        let hints = queue.clone();
+        store.on_hints(move |told| told.wakes.iter().for_each(|pool| hints.wake(pool)));
+        let mut registry = Registry::default().with::<Job>();
+        registry.attach(&store);
+        let engine = Engine::new(store.clone(), Settings::default());
+        Ok(Self { uri: uri.to_owned(), store, queue, engine, registry: Arc::new(registry) })
+    }
+
+    async fn clear(&self) -> anyhow::Result<()> {
+        self.store.write(async |tx| baseline::clear(tx).await).await?;
+        baseline::tidy(&self.uri).await?;
+        Ok(())
+    }
+
+    fn workers(&self, slots: usize, meter: &Arc<Meter>) -> anyhow::Result<Workers> {
+        let options = towpath_workers::Options::new([(POOL, slots)]);
+        Ok(Workers::start(self.engine.clone(), &self.queue, &self.registry, meter, &options)?)
+    }
+
+    async fn enqueue(&self, jobs: u64, report: &mut Report) -> anyhow::Result<()> {
+        for (callers, jobs) in [(1, jobs / 20), (64, jobs)] {
+            self.clear().await?;
+            let started = Instant::now();
+            let mut tasks = tokio::task::JoinSet::new();
+            for _ in 0..callers {
+                let (store, each) = (self.store.clone(), jobs / callers);
+                tasks.spawn(async move {
+                    let tenant = TenantId::new();
+                    for _ in 0..each {
+                        store.write(async |tx| towpath_durable::start(tx, &Job::default(), Start::new(tenant)).await).await?;
+                    }
+                    Ok::<_, towpath_store::Error>(())
+                });
+            }
+            while let Some(done) = tasks.join_next().await {
+                done??;
+            }
+            report.note(format!("enqueue, {callers} callers"), rate(jobs / callers * callers, started.elapsed()), "jobs/s");
+        }
+        Ok(())
+    }
+
+    /// Drains a backlog, from the start of the workers until the last row is written.
+    async fn drain(&self, jobs: u64, slots: usize, tenants: usize, lanes: u64) -> anyhow::Result<f64> {
+        self.clear().await?;
+        let owners: Vec<TenantId> = (0..tenants).map(|_| TenantId::new()).collect();
+        let jobs = if lanes == 0 {
+            let each = (jobs / tenants as u64).max(1);
+            let all = each * tenants as u64;
+            self.store.write(async |tx| baseline::backlog(tx, "bench", POOL, all.cast_signed(), &owners).await).await?;
+            all
+        } else {
+            for first in (0..jobs).step_by(200) {
+                let last = (first + 200).min(jobs);
+                self.store
+                    .write(async |tx| {
+                        for nth in first..last {
+                            let lane = Lane::new(format!("lane:{}", nth % lanes), 1);
+                            towpath_durable::start(tx, &Job::default(), Start::new(owners[0]).lane(lane)).await?;
+                        }
+                        Ok(())
+                    })
+                    .await?;
+            }
+            jobs
+        };
+        baseline::tidy(&self.uri).await?;
+        let meter = Arc::new(Meter::default());
+        let started = Instant::now();
+        let workers = self.workers(slots, &meter)?;
+        while meter.entered.load(Ordering::Relaxed) < jobs {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Ends when the rows of the last jobs are written.
+        while workers.at_work() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let took = started.elapsed();
+        workers.drain(Duration::from_secs(30)).await;
+        let left = self.store.read(async |tx| baseline::open_jobs(tx).await).await?;
+        ensure!(left == 0, "{left} of {jobs} jobs are not over");
+        ensure!(meter.entered.load(Ordering::Relaxed) == jobs, "jobs ran more than once");
+        Ok(rate(jobs, took))
+    }
+
+    async fn pick_up(&self, report: &mut Report) -> anyhow::Result<()> {
+        self.clear().await?;
+        let meter = Arc::new(Meter::default());
+        let workers = self.workers(16, &meter)?;
+        let tenant = TenantId::new();
+        for _ in 0..200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let enqueued = u64::try_from(meter.start.elapsed().as_nanos())?;
+            let job = Job { steps: 0, enqueued };
+            self.store.write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await).await?;
+        }
+        workers.drain(Duration::from_secs(30)).await;
+        let mut latencies = std::mem::take(&mut *meter.latencies.lock().expect("no holder of it panics"));
+        ensure!(latencies.len() == 200, "{} of 200 jobs were picked up", latencies.len());
+        latencies.sort_unstable();
+        let commit = report.value("plain commits, 1 connection").map_or(0.0, |rate| 1000.0 / rate);
+        report.note("2 plain commits", 2.0 * commit, "ms");
+        for (name, nth) in [("p50", 100), ("p99", 198)] {
+            report.against(format!("pick-up {name}"), latencies[nth].as_secs_f64() * 1000.0, "ms", "2 plain commits");
+        }
+        Ok(())
+    }
+
+    async fn steps(&self, workflows: u64, steps: u32) -> anyhow::Result<f64> {
+        self.clear().await?;
+        let meter = Arc::new(Meter::default());
+        let tenant = TenantId::new();
+        for _ in 0..workflows {
+            let job = Job { steps, enqueued: 0 };
+            self.store.write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await).await?;
+        }
+        let started = Instant::now();
+        let workers = self.workers(usize::try_from(workflows)?, &meter)?;
+        while meter.entered.load(Ordering::Relaxed) < workflows || workers.at_work() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let took = started.elapsed();
+        workers.drain(Duration::from_secs(30)).await;
+        let left = self.store.read(async |tx| baseline::open_jobs(tx).await).await?;
+        ensure!(left == 0, "{left} of {workflows} workflows are not over");
+        Ok(rate(workflows * u64::from(steps), took))
+    }
+
+    /// The median time of a claim of 64 with so many jobs ready.
+    async fn claim_time(&self, ready: i64) -> anyhow::Result<f64> {
+        self.clear().await?;
+        let tenant = TenantId::new();
+        self.store.write(async |tx| baseline::backlog(tx, "bench", POOL, ready, &[tenant]).await).await?;
+        baseline::tidy(&self.uri).await?;
+        let mut took = Vec::new();
+        for _ in 0..50 {
+            let started = Instant::now();
+            let lease = Duration::from_secs(15);
+            let claimed = self
+                .store
+                .write(async |tx| jobs::claim(tx, POOL, WorkerId::new(), lease, 64, TenantId::nil()).await)
+                .await?;
+            took.push(started.elapsed());
+            ensure!(claimed.len() == 64, "a claim found {} of 64", claimed.len());
+        }
+        took.sort_unstable();
+        Ok(took[took.len() / 2].as_secs_f64() * 1000.0)
+    }
+}

@@ -1,0 +1,139 @@
+//! Settings: where each value comes from and what it must look like.
+//!
+//! A value is taken from a flag, else the environment, else the configuration file, else its default. Keys that do
+//! not exist are errors in the file and warnings in the environment, each with the nearest key that does. This
+//! module is the only place of the project that reads the environment.
+
+mod environment;
+mod file;
+mod keys;
+mod kind;
+mod settings;
+mod values;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use towpath_domain::Secret;
+
+pub use keys::KEYS;
+pub use settings::{LogFormat, Settings};
+pub use values::{Origin, Resolved};
+
+/// Which command the settings are for; a few defaults differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `towpath dev` and `towpath demo`: everything in one process on this machine.
+    Dev,
+    /// `towpath serve` with the API among its roles.
+    Api,
+    /// `towpath serve --role worker`, perhaps with the scheduler.
+    Worker,
+    /// `towpath serve --role scheduler`.
+    Scheduler,
+}
+
+/// A value given on the command line.
+#[derive(Clone, Debug)]
+pub struct Flag {
+    /// The key it sets.
+    pub key: &'static str,
+    /// As it is written on the command line.
+    pub name: &'static str,
+    /// Its value.
+    pub value: String,
+}
+
+/// Everything settings are made from. Tests fill it by hand; [`Inputs::of_process`] takes the real ones.
+#[derive(Clone, Debug)]
+pub struct Inputs {
+    /// Decides a few defaults.
+    pub mode: Mode,
+    /// From the command line.
+    pub flags: Vec<Flag>,
+    /// The environment.
+    pub environment: Vec<(String, String)>,
+    /// The configuration file, where one is read.
+    pub file: Option<PathBuf>,
+}
+
+impl Inputs {
+    /// The environment of this process, and the file named by `--config`, else by `TOWPATH_CONFIG`, else
+    /// `towpath.toml` in the current folder where there is one.
+    pub fn of_process(mode: Mode, flags: Vec<Flag>, config: Option<PathBuf>) -> Self {
+        let environment = environment::read();
+        let named = || environment.iter().find(|(name, _)| name == environment::CONFIG).map(|(_, file)| file.into());
+        let usual = || Some(PathBuf::from("towpath.toml")).filter(|file| file.is_file());
+        let file = config.or_else(named).or_else(usual);
+        Self { mode, flags, environment, file }
+    }
+
+    /// Defaults and flags alone: what `towpath demo` runs with, so that nothing on the machine can change it.
+    pub fn closed(mode: Mode, flags: Vec<Flag>) -> Self {
+        Self { mode, flags, environment: Vec::new(), file: None }
+    }
+}
+
+/// The settings of this process and the story of each.
+#[derive(Debug)]
+pub struct Config {
+    /// Which command they are for.
+    pub mode: Mode,
+    /// Ready to use.
+    pub settings: Settings,
+    /// Each key's value and origin, in the order of [`KEYS`].
+    pub resolved: Vec<Resolved>,
+    /// What looks wrong but stops nothing.
+    pub warnings: Vec<String>,
+    /// Where a test wants the process to die, see `domain::failpoint`.
+    pub failpoint: Option<String>,
+    /// The usual AWS variables, for `s3://` objects and for destinations that may use them.
+    pub aws: BTreeMap<String, Secret>,
+}
+
+impl Config {
+    /// Reads and checks everything.
+    ///
+    /// # Errors
+    /// All problems at once: unknown keys, values of the wrong kind, a file that cannot be read.
+    pub fn load(inputs: &Inputs) -> Result<Self, Problems> {
+        let mut problems = Vec::new();
+        let (environment, warnings) = environment::layer(&inputs.environment);
+        let file = inputs.file.as_deref().map(|path| file::layer(path, &mut problems)).unwrap_or_default();
+        let resolved = values::resolve(inputs, &environment, &file);
+        problems.extend(resolved.iter().filter_map(Resolved::problem));
+        if !problems.is_empty() {
+            return Err(Problems(problems));
+        }
+        let aws = inputs.environment.iter().filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty());
+        let aws = aws.map(|(name, value)| (name.clone(), Secret::new(value))).collect();
+        let failpoint = inputs.environment.iter().find(|(name, _)| name == environment::FAILPOINT);
+        let failpoint = failpoint.map(|(_, point)| point.clone());
+        Ok(Self { mode: inputs.mode, settings: Settings::from_checked(&resolved), resolved, warnings, failpoint, aws })
+    }
+}
+
+/// Why the settings cannot be used, one sentence each.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Problems(pub Vec<String>);
+
+impl std::error::Error for Problems {}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+/// The name in `known` that `wrong` was probably meant to be.
+fn nearest<'n>(wrong: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+    known
+        .map(|name| (strsim::normalized_damerau_levenshtein(wrong, name), name))
+        .filter(|(likeness, _)| *likeness > 0.6)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Every setting there is. `docs/configuration.md` lists the same keys; a test compares them.
+
+use super::Mode;
+use super::kind::Kind;
+
+/// One setting.
+#[derive(Debug)]
+pub struct Key {
+    /// Dotted, as in the configuration file. A number carries its unit in its name.
+    pub name: &'static str,
+    /// Names in the environment that are fixed by use, most important first. Each key is also read from
+    /// [`Key::derived_environment_name`].
+    pub environment: &'static [&'static str],
+    /// Where nobody says anything.
+    pub default: Fallback,
+    /// What it must look like.
+    pub kind: Kind,
+    /// A sentence for people.
+    pub about: &'static str,
+}
+
+/// A default.
+#[derive(Debug)]
+pub enum Fallback {
+    /// The setting may be absent.
+    Absent,
+    /// Always the same.
+    Text(&'static str),
+    /// Depends on the command.
+    ByMode(fn(Mode) -> &'static str),
+    /// A place below the data folder.
+    BelowData {
+        /// Before the absolute path of the data folder.
+        scheme: &'static str,
+        /// After it.
+        file: &'static str,
+    },
+}
+
+impl Key {
+    /// `exports.file_root` is also `TOWPATH_EXPORTS_FILE_ROOT`.
+    pub fn derived_environment_name(&self) -> String {
+        format!("TOWPATH_{}", self.name.replace('.', "_").to_uppercase())
+    }
+
+    /// Every name the environment may use for it, most important first.
+    pub fn environment_names(&self) -> impl Iterator<Item = String> {
+        let derived = self.derived_environment_name();
+        let fixed = self.environment.iter().map(|name| (*name).to_owned());
+        let also = (!self.environment.contains(&derived.as_str())).then_some(derived);
+        fixed.chain(also)
+    }
+}
+
+/// The settings, in the order `towpath config show` prints them.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "data_dir",
+        environment: &[],
+        default: Fallback::Text(".towpath"),
+        kind: Kind::Path,
+        about: "folder for everything that is kept on this machine",
+    },
+    Key {
+        name: "database_uri",
+        environment: &["DATABASE_URI", "POSTGRES_URI"],
+        default: Fallback::BelowData { scheme: "sqlite://", file: "towpath.db" },
+        kind: Kind::Uri(&["sqlite", "postgres", "postgresql"]),
+        about: "the database: sqlite:///path/file.db or postgres://user:password@host/name",
+    },
+    Key {
+        name: "database_connections",
+        environment: &[],
+        default: Fallback::Text("16"),
+        kind: Kind::Count { least: 2, most: 1000 },
+        about: "connections of this process to the database",
+    },
+    Key {
+        name: "redis_uri",
+        environment: &["REDIS_URI"],
+        default: Fallback::Absent,
+        kind: Kind::Uri(&["redis", "rediss", "unix", "redis+unix"]),
+        about: "Redis for wake-ups between processes; without it they find work by looking",
+    },
+    Key {
+        name: "objects",
+        environment: &["TOWPATH_OBJECTS"],
+        default: Fallback::BelowData { scheme: "file://", file: "objects" },
+        kind: Kind::Uri(&["file", "s3"]),
+        about: "where trace data lies: file:///folder or s3://bucket/prefix with the usual AWS variables",
+    },
+    Key {
+        name: "listen",
+        environment: &["TOWPATH_LISTEN"],
+        default: Fallback::ByMode(|mode| match mode {
+            Mode::Dev | Mode::Api => "127.0.0.1:8400",
+            Mode::Worker => "127.0.0.1:8401",
+            Mode::Scheduler => "127.0.0.1:8402",
+        }),
+        kind: Kind::Address,
+        about: "address of the platform API, or of health and metrics where this process serves no API",
+    },
+    Key {
+        name: "agent_listen",
+        environment: &[],
+        default: Fallback::Text("127.0.0.1:8123"),
+        kind: Kind::Address,
+        about: "address of dev's agent server; kept for the build that has one, opened by none so far",
+    },
+    Key {
+        name: "encryption_key",
+        environment: &["TOWPATH_ENCRYPTION_KEY"],
+        default: Fallback::Absent,
+        kind: Kind::EncryptionKey,
+        about: "32 bytes as base64 or hex that seal stored credentials; absent: a key file in the data folder. With commas between several, the first seals and all open",
+    },
+    Key {
+        name: "api_key",
+        environment: &["TOWPATH_API_KEY"],
+        default: Fallback::Absent,
+        kind: Kind::ApiKey,
+        about: "becomes the first API key at the first start; at least 32 characters",
+    },
+    Key {
+        name: "tenant_id",
+        environment: &["TOWPATH_TENANT_ID"],
+        default: Fallback::Absent,
+        kind: Kind::Uuid,
+        about: "becomes the first workspace at the first start",
+    },
+    Key {
+        name: "engine.lease_seconds",
+        environment: &[],
+        default: Fallback::Text("15"),
+        kind: Kind::Count { least: 1, most: 3600 },
+        about: "how long a silent worker keeps its jobs; it renews every third of this",
+    },
+    Key {
+        name: "engine.drain_grace_seconds",
+        environment: &[],
+        default: Fallback::Text("10"),
+        kind: Kind::Count { least: 0, most: 3600 },
+        about: "time running jobs get to finish at shutdown before they are handed back",
+    },
+    Key {
+        name: "workers.slots",
+        environment: &["N_JOBS_PER_WORKER"],
+        default: Fallback::Text("10"),
+        kind: Kind::Count { least: 1, most: 4096 },
+        about: "jobs of one pool that this process performs at a time",
+    },
+    Key {
+        name: "workers.pool_slots",
+        environment: &[],
+        default: Fallback::Text(""),
+        kind: Kind::PoolSlots,
+        about: "pools with another number, as pool=count",
+    },
+    Key {
+        name: "exports.file_root",
+        environment: &[],
+        default: Fallback::BelowData { scheme: "", file: "exports" },
+        kind: Kind::Path,
+        about: "folder that `file` destinations write below",
+    },
+    Key {
+        name: "exports.environment_credentials",
+        environment: &[],
+        default: Fallback::ByMode(|mode| if mode == Mode::Dev { "true" } else { "false" }),
+        kind: Kind::Switch,
+        about: "whether a destination without credentials may use this process's own AWS ones",
+    },
+    Key {
+        name: "exports.file_size_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count { least: 1, most: 4096 },
+        about: "a file of an export is closed at about this size",
+    },
+    Key {
+        name: "http.requests",
+        environment: &[],
+        default: Fallback::Text("1024"),
+        kind: Kind::Count { least: 1, most: 65_536 },
+        about: "requests worked on at once; more are answered 503",
+    },
+    Key {
+        name: "ingest.body_limit_mb",
+        environment: &[],
+        default: Fallback::Text("24"),
+        kind: Kind::Count { least: 1, most: 1024 },
+        about: "largest ingest body as it is sent, compressed or not",
+    },
+    Key {
+        name: "ingest.memory_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count { least: 16, most: 65_536 },
+        about: "memory that ingest bodies under way may take together; more are answered 503",
+    },
+    Key {
+        name: "outbound.allow",
+        environment: &[],
+        default: Fallback::Text(""),
+        kind: Kind::Allowed,
+        about: "private addresses that destinations may have: host, host:port, address, 10.0.0.0/8, or :port",
+    },
+    Key {
+        name: "log.filter",
+        environment: &["TOWPATH_LOG", "RUST_LOG"],
+        default: Fallback::Text("info"),
+        kind: Kind::LogFilter,
+        about: "how much is logged, as in info or info,towpath_durable=debug",
+    },
+    Key {
+        name: "log.format",
+        environment: &[],
+        default: Fallback::Text("auto"),
+        kind: Kind::Choice(&["auto", "text", "json"]),
+        about: "text for people, json for programs; auto asks whether the output is a terminal",
+    },
+];

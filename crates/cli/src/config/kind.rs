@@ -1,0 +1,132 @@
+//! What a value must look like, and how it may be shown.
+
+use std::net::SocketAddr;
+
+use towpath_outbound::Allowed;
+use towpath_store::sealing::Keys;
+use tracing_subscriber::EnvFilter;
+use url::Url;
+use uuid::Uuid;
+
+/// Shapes of values. Every value is text until [`super::Settings`] reads it, so that its shape is checked at one
+/// place whichever source it comes from.
+#[derive(Debug)]
+pub enum Kind {
+    /// A file or folder.
+    Path,
+    /// A URI of one of these schemes; a password in it is never shown.
+    Uri(&'static [&'static str]),
+    /// `host:port` with a numeric host.
+    Address,
+    /// A whole number.
+    Count {
+        /// Smallest allowed.
+        least: u64,
+        /// Largest allowed.
+        most: u64,
+    },
+    /// `true` or `false`.
+    Switch,
+    /// One of these.
+    Choice(&'static [&'static str]),
+    /// Entries of `outbound.allow` with commas between them.
+    Allowed,
+    /// `pool=count` with commas between them.
+    PoolSlots,
+    /// A UUID.
+    Uuid,
+    /// At least 32 characters; never shown.
+    ApiKey,
+    /// 32 bytes as base64 or hex, several with commas between them; never shown.
+    EncryptionKey,
+    /// Directives of `tracing`.
+    LogFilter,
+}
+
+impl Kind {
+    /// What is wrong with `text`, as the end of "expected …".
+    pub fn complaint(&self, text: &str) -> Option<String> {
+        match self {
+            Self::Path => text.is_empty().then(|| "a path".to_owned()),
+            Self::Uri(schemes) => {
+                let scheme = text.split_once("://").map(|(scheme, _)| scheme);
+                let known = scheme.is_some_and(|scheme| schemes.contains(&scheme));
+                (!known).then(|| format!("a URI that begins with {}", alternatives(schemes, "://")))
+            }
+            Self::Address => {
+                text.parse::<SocketAddr>().is_err().then(|| "an address such as 127.0.0.1:8400".to_owned())
+            }
+            Self::Count { least, most } => {
+                let inside = text.parse::<u64>().is_ok_and(|count| (*least..=*most).contains(&count));
+                (!inside).then(|| format!("a whole number from {least} to {most}"))
+            }
+            Self::Switch => text.parse::<bool>().is_err().then(|| "true or false".to_owned()),
+            Self::Choice(choices) => (!choices.contains(&text)).then(|| alternatives(choices, "")),
+            Self::Allowed => {
+                let broken = items(text).find(|item| item.parse::<Allowed>().is_err());
+                broken.map(|_| "hosts, addresses, networks (10.0.0.0/8) or ports (:9000), with commas between".to_owned())
+            }
+            Self::PoolSlots => {
+                let broken = items(text).any(|item| pool_slots(item).is_none());
+                broken.then(|| "pool=count, with commas between several".to_owned())
+            }
+            Self::Uuid => text.parse::<Uuid>().is_err().then(|| "a UUID".to_owned()),
+            Self::ApiKey => (text.chars().count() < 32).then(|| "at least 32 characters".to_owned()),
+            Self::EncryptionKey => {
+                Keys::parse(text).is_err().then(|| "32 bytes as base64 or as 64 hex digits".to_owned())
+            }
+            Self::LogFilter => EnvFilter::try_new(text).is_err().then(|| "log directives such as info".to_owned()),
+        }
+    }
+
+    /// `text` without what must not be seen.
+    pub fn shown(&self, text: &str) -> String {
+        match self {
+            Self::ApiKey | Self::EncryptionKey => "***".to_owned(),
+            Self::Uri(_) => without_password(text),
+            _ => text.to_owned(),
+        }
+    }
+}
+
+/// The parts of a list, without blanks and empty ones.
+pub fn items(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty())
+}
+
+/// Reads `pool=count`.
+pub fn pool_slots(item: &str) -> Option<(&str, usize)> {
+    let (pool, count) = item.split_once('=')?;
+    let count = count.trim().parse().ok().filter(|count| (1..=4096).contains(count))?;
+    Some((pool.trim(), count)).filter(|(pool, _)| !pool.is_empty())
+}
+
+fn alternatives(choices: &[&str], ending: &str) -> String {
+    let choices: Vec<_> = choices.iter().map(|choice| format!("{choice}{ending}")).collect();
+    choices.join(" or ")
+}
+
+fn without_password(text: &str) -> String {
+    // A text that is no URI has no place to look for its password, so none of it is shown.
+    let Ok(mut uri) = Url::parse(text) else {
+        return if text.contains('@') { "***".to_owned() } else { text.to_owned() };
+    };
+    let secret_pair = |name: &str| name.contains("password") || name.contains("secret") || name.contains("token");
+    if uri.password().is_none() && !uri.query_pairs().any(|(name, _)| secret_pair(&name)) {
+        return text.to_owned();
+    }
+    if uri.password().is_some() && uri.set_password(Some("***")).is_err() {
+        return "***".to_owned();
+    }
+    let pairs: Vec<(String, String)> = uri
+        .query_pairs()
+        .map(|(name, value)| {
+            let value = if secret_pair(&name) { "***".into() } else { value };
+            (name.into_owned(), value.into_owned())
+        })
+        .collect();
+    if !pairs.is_empty() {
+        uri.query_pairs_mut().clear().extend_pairs(pairs);
+    }
+    uri.to_string()
+}

@@ -1,0 +1,135 @@
+//! The settings as the rest of the program uses them.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use towpath_domain::{Secret, TenantId};
+use towpath_outbound::Allowed;
+
+use super::kind;
+use super::values::Resolved;
+
+/// Typed values of every key.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Absolute.
+    pub data_dir: PathBuf,
+    /// May hold a password.
+    pub database_uri: Secret,
+    /// Connections of this process to the database.
+    pub database_connections: u32,
+    /// May hold a password.
+    pub redis_uri: Option<Secret>,
+    /// `file:///…` or `s3://…`.
+    pub objects: String,
+    /// The platform API, or health and metrics of a process without it.
+    pub listen: SocketAddr,
+    /// Dev's agent server.
+    pub agent_listen: SocketAddr,
+    /// Seals stored credentials, as `store::sealing::Keys` reads it.
+    pub encryption_key: Option<Secret>,
+    /// The first API key.
+    pub api_key: Option<Secret>,
+    /// The first workspace.
+    pub tenant_id: Option<TenantId>,
+    /// How long a silent worker keeps its jobs.
+    pub lease: Duration,
+    /// What running jobs get at shutdown.
+    pub drain_grace: Duration,
+    /// Jobs of one pool at a time.
+    pub slots: usize,
+    /// Pools with another number.
+    pub pool_slots: BTreeMap<String, usize>,
+    /// `file` destinations write below it.
+    pub file_root: PathBuf,
+    /// Whether destinations may use this process's own credentials.
+    pub environment_credentials: bool,
+    /// A file of an export is closed at about this many bytes.
+    pub export_file_bytes: u64,
+    /// Requests worked on at once.
+    pub requests: usize,
+    /// Largest ingest body as sent, in bytes.
+    pub ingest_body_bytes: usize,
+    /// Memory that ingest bodies under way may take together, in bytes.
+    pub ingest_memory_bytes: usize,
+    /// Private or local addresses that destinations may have.
+    pub outbound_allow: Vec<Allowed>,
+    /// Directives of `tracing`.
+    pub log_filter: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    /// For people.
+    Text,
+    /// For programs, one object a line.
+    Json,
+}
+
+impl Settings {
+    /// Reads values whose kinds were checked before.
+    pub(super) fn from_checked(resolved: &[Resolved]) -> Self {
+        let values = Checked(resolved);
+        Self {
+            data_dir: values.path("data_dir"),
+            database_uri: Secret::new(values.text("database_uri")),
+            database_connections: values.number("database_connections"),
+            redis_uri: values.optional("redis_uri").map(Secret::new),
+            objects: values.text("objects").to_owned(),
+            listen: values.number("listen"),
+            agent_listen: values.number("agent_listen"),
+            encryption_key: values.optional("encryption_key").map(Secret::new),
+            api_key: values.optional("api_key").map(Secret::new),
+            tenant_id: values.optional("tenant_id").and_then(|id| id.parse().ok()),
+            lease: Duration::from_secs(values.number("engine.lease_seconds")),
+            drain_grace: Duration::from_secs(values.number("engine.drain_grace_seconds")),
+            slots: values.number("workers.slots"),
+            pool_slots: kind::items(values.text("workers.pool_slots"))
+                .filter_map(kind::pool_slots)
+                .map(|(pool, slots)| (pool.to_owned(), slots))
+                .collect(),
+            file_root: values.path("exports.file_root"),
+            environment_credentials: values.number("exports.environment_credentials"),
+            export_file_bytes: values.number::<u64>("exports.file_size_mb") << 20,
+            requests: values.number("http.requests"),
+            ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
+            ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
+            outbound_allow: kind::items(values.text("outbound.allow")).filter_map(|item| item.parse().ok()).collect(),
+            log_filter: values.text("log.filter").to_owned(),
+            log_format: match values.text("log.format") {
+                "text" => LogFormat::Text,
+                "json" => LogFormat::Json,
+                _ => LogFormat::Auto,
+            },
+        }
+    }
+}
+
+struct Checked<'a>(&'a [Resolved]);
+
+impl<'a> Checked<'a> {
+    fn optional(&self, name: &str) -> Option<&'a str> {
+        self.0.iter().find(|value| value.key.name == name)?.text.as_deref()
+    }
+
+    fn text(&self, name: &str) -> &'a str {
+        self.optional(name).expect("the table of keys gives this one a default")
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        let path = PathBuf::from(self.text(name));
+        std::path::absolute(&path).unwrap_or(path)
+    }
+
+    fn number<T: FromStr>(&self, name: &str) -> T {
+        self.text(name).parse().ok().expect("its kind was checked before")
+    }
+}

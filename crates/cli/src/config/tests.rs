@@ -1,0 +1,199 @@
+//! Precedence, provenance, unknown names, and what may be seen.
+
+use std::path::PathBuf;
+
+use super::*;
+
+fn flag(key: &'static str, value: &str) -> Flag {
+    Flag { key, name: "--test", value: value.to_owned() }
+}
+
+fn inputs() -> Inputs {
+    Inputs::closed(Mode::Dev, Vec::new())
+}
+
+fn set(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+}
+
+/// A file that lives as long as its folder.
+fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("towpath.toml");
+    std::fs::write(&path, text).unwrap();
+    (folder, path)
+}
+
+fn origin(config: &Config, key: &str) -> Origin {
+    config.resolved.iter().find(|value| value.key.name == key).unwrap().origin.clone()
+}
+
+fn problems(inputs: &Inputs) -> Vec<String> {
+    Config::load(inputs).unwrap_err().0
+}
+
+#[test]
+fn flag_beats_environment_beats_file_beats_default() {
+    let (_folder, path) = file("listen = \"127.0.0.1:3\"\n");
+    let mut inputs = inputs();
+    assert_eq!(Config::load(&inputs).unwrap().settings.listen.port(), 8400);
+    inputs.file = Some(path.clone());
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.listen.port(), 3);
+    assert_eq!(origin(&config, "listen"), Origin::File { path, line: 1 });
+    inputs.environment = set(&[("TOWPATH_LISTEN", "127.0.0.1:2")]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.listen.port(), 2);
+    assert_eq!(origin(&config, "listen"), Origin::Environment("TOWPATH_LISTEN".into()));
+    inputs.flags = vec![flag("listen", "127.0.0.1:1")];
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.listen.port(), 1);
+    assert_eq!(origin(&config, "listen"), Origin::Flag("--test"));
+}
+
+#[test]
+fn what_lies_below_the_data_folder_follows_it() {
+    let mut inputs = inputs();
+    inputs.flags = vec![flag("data_dir", "/srv/towpath")];
+    let settings = Config::load(&inputs).unwrap().settings;
+    assert_eq!(settings.database_uri.reveal(), "sqlite:///srv/towpath/towpath.db");
+    assert_eq!(settings.objects, "file:///srv/towpath/objects");
+    assert_eq!(settings.file_root, PathBuf::from("/srv/towpath/exports"));
+}
+
+#[test]
+fn roles_have_ports_of_their_own() {
+    let port = |mode| Config::load(&Inputs::closed(mode, Vec::new())).unwrap().settings.listen.port();
+    assert_eq!([port(Mode::Api), port(Mode::Worker), port(Mode::Scheduler)], [8400, 8401, 8402]);
+}
+
+#[test]
+fn only_dev_lends_its_own_credentials() {
+    let lends = |mode| Config::load(&Inputs::closed(mode, Vec::new())).unwrap().settings.environment_credentials;
+    assert_eq!([lends(Mode::Dev), lends(Mode::Api), lends(Mode::Worker)], [true, false, false]);
+}
+
+#[test]
+fn aliases_give_way_to_the_name_before_them() {
+    let mut inputs = inputs();
+    inputs.environment = set(&[("POSTGRES_URI", "postgres://b/b"), ("DATABASE_URI", "postgres://a/a")]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.database_uri.reveal(), "postgres://a/a");
+    inputs.environment = set(&[("POSTGRES_URI", "postgres://b/b"), ("DATABASE_URI", "")]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.database_uri.reveal(), "postgres://b/b", "an empty variable is not set");
+}
+
+#[test]
+fn every_key_has_a_name_in_the_environment() {
+    let mut inputs = inputs();
+    inputs.environment = set(&[("TOWPATH_ENGINE_LEASE_SECONDS", "3"), ("N_JOBS_PER_WORKER", "7")]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.lease.as_secs(), 3);
+    assert_eq!(config.settings.slots, 7);
+    assert_eq!(config.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn unknown_keys_of_the_file_are_errors_that_say_what_was_meant() {
+    let (_folder, path) = file("# first\nlissten = \"127.0.0.1:1\"\n[exports]\nfile_rot = \"x\"\n[nonsense]\na = 1\n");
+    let mut inputs = inputs();
+    inputs.file = Some(path.clone());
+    let at = |line: usize, text: &str| format!("{}:{line}: {text}", path.display());
+    let mut found = problems(&inputs);
+    found.sort();
+    let mut expected = [
+        at(2, "unknown key lissten; did you mean listen?"),
+        at(4, "unknown key exports.file_rot; did you mean exports.file_root?"),
+        at(5, "unknown key nonsense"),
+    ];
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_file_that_is_no_toml_names_its_line() {
+    let (_folder, path) = file("listen = \"127.0.0.1:1\"\nworkers = = 3\n");
+    let mut inputs = inputs();
+    inputs.file = Some(path.clone());
+    let found = problems(&inputs);
+    assert_eq!(found.len(), 1);
+    assert!(found[0].starts_with(&format!("{}:2: ", path.display())), "{}", found[0]);
+}
+
+#[test]
+fn lists_and_numbers_of_the_file_are_read() {
+    let (_folder, path) = file(
+        "[workers]\nslots = 3\npool_slots = [\"exports=2\", \"folds=1\"]\n[outbound]\nallow = [\"10.0.0.0/8\", \"minio:9000\"]\n",
+    );
+    let mut inputs = inputs();
+    inputs.file = Some(path);
+    let settings = Config::load(&inputs).unwrap().settings;
+    assert_eq!(settings.slots, 3);
+    assert_eq!(settings.pool_slots, [("exports".to_owned(), 2), ("folds".to_owned(), 1)].into());
+    assert_eq!(settings.outbound_allow.len(), 2);
+}
+
+#[test]
+fn unknown_names_in_the_environment_are_warnings() {
+    let mut inputs = inputs();
+    inputs.environment = set(&[
+        ("TOWPATH_LISTN", "x"),
+        ("TOWPATH_SERVICE_HOST", "10.0.0.1"),
+        ("TOWPATH_PORT_8400_TCP", "tcp://10.0.0.1:8400"),
+        ("TOWPATH_TEST_POSTGRES", "postgres://…"),
+        ("HOME", "/home/somebody"),
+    ]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(
+        config.warnings,
+        ["environment variable TOWPATH_LISTN is not a setting; did you mean TOWPATH_LISTEN?"]
+    );
+}
+
+#[test]
+fn every_wrong_value_is_named_with_its_origin() {
+    let mut inputs = inputs();
+    inputs.environment = set(&[("TOWPATH_LISTEN", "8400"), ("N_JOBS_PER_WORKER", "0"), ("TOWPATH_API_KEY", "short")]);
+    assert_eq!(
+        problems(&inputs),
+        [
+            "listen: expected an address such as 127.0.0.1:8400, got \"8400\" (environment TOWPATH_LISTEN)",
+            "api_key: expected at least 32 characters, got \"***\" (environment TOWPATH_API_KEY)",
+            "workers.slots: expected a whole number from 1 to 4096, got \"0\" (environment N_JOBS_PER_WORKER)",
+        ]
+    );
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let key = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+    let mut inputs = inputs();
+    inputs.environment = set(&[
+        ("DATABASE_URI", "postgres://towpath:hunter2@db:5432/towpath?sslmode=require&sslpassword=hunter3"),
+        ("REDIS_URI", "redis://:hunter4@cache:6379/0"),
+        ("TOWPATH_ENCRYPTION_KEY", key),
+        ("TOWPATH_API_KEY", key),
+    ]);
+    let config = Config::load(&inputs).unwrap();
+    let shown: Vec<String> = config.resolved.iter().filter_map(Resolved::shown).collect();
+    for secret in ["hunter2", "hunter3", "hunter4", key] {
+        assert!(!shown.iter().any(|text| text.contains(secret)), "{shown:?}");
+        assert!(!format!("{:?}", config.settings).contains(secret), "settings print a secret");
+    }
+    assert!(shown.iter().any(|text| text.starts_with("postgres://towpath:***@db:5432/towpath?sslmode=require")));
+    assert!(config.settings.encryption_key.is_some());
+}
+
+#[test]
+fn the_reference_lists_every_key() {
+    let reference = include_str!("../../../../docs/configuration.md");
+    for key in KEYS {
+        assert!(reference.contains(&format!("| `{}` |", key.name)), "docs/configuration.md lacks {}", key.name);
+        for name in key.environment {
+            assert!(reference.contains(&format!("`{name}`")), "docs/configuration.md lacks {name}");
+        }
+    }
+    let rows = reference.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(rows, KEYS.len(), "docs/configuration.md has a row for something that is no setting");
+}

@@ -1,0 +1,116 @@
+//! Layers of values and the one that wins.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use url::Url;
+
+use super::keys::{Fallback, KEYS, Key};
+use super::{Inputs, Mode};
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody said anything.
+    Default,
+    /// The configuration file.
+    File {
+        /// As it was named.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+    },
+    /// A variable of the environment.
+    Environment(String),
+    /// The command line.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Self::Environment(name) => write!(f, "environment {name}"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+/// A value and where it comes from.
+#[derive(Clone, Debug)]
+pub struct Value {
+    /// As text, whatever its kind.
+    pub text: String,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+/// The values of one source, by key.
+pub type Layer = BTreeMap<&'static str, Value>;
+
+/// What a key came to.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// Which.
+    pub key: &'static Key,
+    /// Absent where it has no value and needs none.
+    pub text: Option<String>,
+    /// Where it comes from.
+    pub origin: Origin,
+}
+
+impl Resolved {
+    /// The value as it may be seen.
+    pub fn shown(&self) -> Option<String> {
+        self.text.as_deref().map(|text| self.key.kind.shown(text))
+    }
+
+    /// What is wrong with it, if anything, naming the key, what was expected and where the value stands.
+    pub fn problem(&self) -> Option<String> {
+        let text = self.text.as_deref()?;
+        let expected = self.key.kind.complaint(text)?;
+        let shown = self.key.kind.shown(text);
+        Some(format!("{}: expected {expected}, got \"{shown}\" ({})", self.key.name, self.origin))
+    }
+}
+
+/// One value for each key: flag, else environment, else file, else default.
+pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<Resolved> {
+    let mut resolved: Vec<Resolved> = Vec::with_capacity(KEYS.len());
+    let mut data_dir = PathBuf::new();
+    for key in KEYS {
+        let flag = inputs.flags.iter().rev().find(|flag| flag.key == key.name);
+        let given = flag
+            .map(|flag| Value { text: flag.value.clone(), origin: Origin::Flag(flag.name) })
+            .or_else(|| environment.get(key.name).cloned())
+            .or_else(|| file.get(key.name).cloned());
+        let (text, origin) = match given {
+            Some(value) => (Some(value.text), value.origin),
+            None => (fallback(key, inputs.mode, &data_dir), Origin::Default),
+        };
+        if key.name == "data_dir" {
+            // The first key of all, because defaults further down lie below it.
+            data_dir = absolute(Path::new(text.as_deref().unwrap_or_default()));
+        }
+        resolved.push(Resolved { key, text, origin });
+    }
+    resolved
+}
+
+fn fallback(key: &Key, mode: Mode, data_dir: &Path) -> Option<String> {
+    match key.default {
+        Fallback::Absent => None,
+        Fallback::Text(text) => Some(text.to_owned()),
+        Fallback::ByMode(choose) => Some(choose(mode).to_owned()),
+        // A folder's name may hold what means something else in a URL.
+        Fallback::BelowData { scheme: "file://", file } => Url::from_file_path(data_dir.join(file)).ok().map(Into::into),
+        Fallback::BelowData { scheme, file } => Some(format!("{scheme}{}", data_dir.join(file).display())),
+    }
+}
+
+/// Absolute without touching the disk, so that a message names a folder that people can find.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

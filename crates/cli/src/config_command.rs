@@ -1,0 +1,58 @@
+//! `towpath config`: where each setting comes from.
+
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+
+use crate::arguments::{ConfigCommand, ConfigVerb, For, Output};
+use crate::config::{Config, Mode, Origin, Resolved};
+
+/// Shows or checks the settings of this process.
+///
+/// # Errors
+/// All problems of the settings.
+pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
+    let mode = match command.command_of {
+        For::Dev => Mode::Dev,
+        For::Api => Mode::Api,
+        For::Worker => Mode::Worker,
+        For::Scheduler => Mode::Scheduler,
+    };
+    let config = Config::load(&command.common.inputs(mode, Vec::new()))?;
+    for warning in &config.warnings {
+        eprintln!("warning: {warning}");
+    }
+    match command.command {
+        ConfigVerb::Check => println!("the settings are fine"),
+        ConfigVerb::Show { output: Output::Table } => println!("{}", table(&config)),
+        ConfigVerb::Show { output: Output::Json } => {
+            let entries: Vec<Value> = config.resolved.iter().map(entry).collect();
+            println!("{}", serde_json::to_string_pretty(&entries)?);
+        }
+    }
+    Ok(())
+}
+
+fn table(config: &Config) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["setting", "value", "from"]);
+    for value in &config.resolved {
+        table.add_row([value.key.name.to_owned(), value.shown().unwrap_or_else(|| "-".to_owned()), value.origin.to_string()]);
+    }
+    table
+}
+
+fn entry(value: &Resolved) -> Value {
+    let mut entry = json!({
+        "key": value.key.name,
+        "value": value.shown(),
+        "environment": value.key.environment_names().collect::<Vec<_>>(),
+        "about": value.key.about,
+    });
+    entry["origin"] = match &value.origin {
+        Origin::Default => json!({ "source": "default" }),
+        Origin::File { path, line } => json!({ "source": "file", "path": path, "line": line }),
+        Origin::Environment(name) => json!({ "source": "environment", "name": name }),
+        Origin::Flag(name) => json!({ "source": "flag", "name": name }),
+    };
+    entry
+}

@@ -1,0 +1,132 @@
+//! The data folder: one process at a time, and the files it begins with.
+//!
+//! ```text
+//! .towpath/
+//!   lock             held by the process that uses the folder
+//!   towpath.db       SQLite
+//!   encryption.key   32 bytes as hex, 0600: seals stored credentials
+//!   api.key          the first API key of `towpath dev`, 0600
+//!   objects/         write-ahead log and segments of traces
+//!   exports/         what `file` destinations write
+//! ```
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use towpath_domain::Secret;
+
+/// A data folder that this process alone uses, until it is dropped.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// The lock goes with the file: also when the process is killed.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Makes the folder where it is missing and takes its lock.
+    ///
+    /// # Errors
+    /// When another process holds it, or the folder cannot be written.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let shown = path.display();
+        // Only for its owner: traces and keys lie in it.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| format!("folder {shown}"))?;
+        let lock = path.join("lock");
+        let mut lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .read(true)
+            .open(&lock)
+            .with_context(|| format!("file {}", lock.display()))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default();
+                let holder = holder.trim();
+                let who = if holder.is_empty() { String::new() } else { format!(" (process {holder})") };
+                bail!(
+                    "another towpath process{who} is using {shown}; stop it, or give this one a folder of its own with --data-dir"
+                );
+            }
+            Err(TryLockError::Error(why)) => return Err(why).with_context(|| format!("locking {shown}")),
+        }
+        lock.set_len(0)?;
+        writeln!(lock, "{}", std::process::id())?;
+        Ok(Self { path: path.to_owned(), _lock: lock })
+    }
+
+    /// Where `towpath dev` keeps the first API key.
+    pub fn api_key_file(&self) -> PathBuf {
+        self.path.join("api.key")
+    }
+
+    /// The first API key, where one was kept.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub fn api_key(&self) -> anyhow::Result<Option<Secret>> {
+        Ok(read(&self.api_key_file())?.map(Secret::new))
+    }
+
+    /// Keeps the first API key.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub fn keep_api_key(&self, key: &Secret) -> anyhow::Result<()> {
+        create(&self.api_key_file(), key.reveal())
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Option<String>> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(why) if why.kind() == ErrorKind::NotFound => Ok(None),
+        Err(why) => Err(why).with_context(|| format!("file {}", path.display())),
+    }
+}
+
+/// Written beside its place and moved there, so that a crash leaves the whole file or none.
+fn create(path: &Path, text: &str) -> anyhow::Result<()> {
+    let draft = path.with_extension("new");
+    let write = || {
+        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
+        writeln!(file, "{text}")?;
+        file.sync_all()?;
+        std::fs::rename(&draft, path)?;
+        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    };
+    write().with_context(|| format!("file {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_second_process_is_told_who_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = DataDir::open(folder.path()).unwrap();
+        let refusal = DataDir::open(folder.path()).unwrap_err().to_string();
+        assert!(refusal.contains(&format!("(process {})", std::process::id())), "{refusal}");
+        drop(first);
+        DataDir::open(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn the_first_key_is_kept_for_its_owner_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = DataDir::open(folder.path()).unwrap();
+        assert_eq!(data.api_key().unwrap(), None);
+        let key = Secret::new("a key of more than thirty-two characters");
+        data.keep_api_key(&key).unwrap();
+        assert_eq!(data.api_key().unwrap(), Some(key));
+        assert_eq!(std::fs::metadata(data.api_key_file()).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,65 @@
+//! How a command ends: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable.
+
+use std::process::ExitCode;
+
+use crate::config::Problems;
+
+/// Wrong usage that the command line parser cannot see. Exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// A database or server did not answer. Exit code 3.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unreachable(pub String);
+
+/// Prints the error with its causes and gives the exit code that belongs to it.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    let mut lines = error.to_string();
+    for cause in error.chain().skip(1) {
+        let cause = cause.to_string();
+        // Transparent errors repeat their source word for word.
+        if !lines.contains(&cause) {
+            lines.push_str(": ");
+            lines.push_str(&cause);
+        }
+    }
+    for line in lines.lines() {
+        eprintln!("error: {line}");
+    }
+    ExitCode::from(code(error))
+}
+
+fn code(error: &anyhow::Error) -> u8 {
+    let of = |cause: &(dyn std::error::Error + 'static)| {
+        if cause.is::<Usage>() || cause.is::<Problems>() {
+            Some(2)
+        } else if cause.is::<Unreachable>() || is_unavailable(cause) {
+            Some(3)
+        } else {
+            None
+        }
+    };
+    error.chain().find_map(of).unwrap_or(1)
+}
+
+fn is_unavailable(cause: &(dyn std::error::Error + 'static)) -> bool {
+    matches!(cause.downcast_ref(), Some(towpath_store::Error::Unavailable(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    use super::*;
+
+    #[test]
+    fn causes_decide_the_code() {
+        assert_eq!(code(&anyhow::anyhow!("anything")), 1);
+        assert_eq!(code(&Problems(vec!["x".into()]).into()), 2);
+        assert_eq!(code(&anyhow::Error::from(Usage("x".into())).context("around it")), 2);
+        let refused: Result<(), _> = Err(Unreachable("x".into()));
+        assert_eq!(code(&refused.context("around it").unwrap_err()), 3);
+    }
+}

@@ -1,0 +1,73 @@
+//! The one binary: configuration, wiring, signals. What it starts stands in the other crates.
+
+#![expect(clippy::print_stdout, reason = "a command talks to people and programs through its output")]
+
+mod arguments;
+mod bench;
+mod config;
+mod config_command;
+mod data_dir;
+mod demo;
+mod dev;
+mod exit;
+mod first_key;
+mod keys;
+mod migrate;
+mod serve;
+mod signals;
+mod storage;
+mod telemetry;
+mod wiring;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use arguments::{Arguments, Command};
+
+/// Short-lived buffers of many sizes on many threads (bodies in, Parquet out) suit it better than the system's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    // First of all: the tree holds one TLS provider, and whoever opens a connection finds it installed.
+    if rustls::crypto::ring::default_provider().install_default().is_err() {
+        eprintln!("error: a TLS provider was installed already");
+        return ExitCode::FAILURE;
+    }
+    let arguments = Arguments::parse();
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn run(arguments: Arguments) -> anyhow::Result<()> {
+    match arguments.command {
+        Command::Config(command) => config_command::run(&command),
+        Command::Version(command) => version(command.output),
+        Command::Demo(command) => block_on(demo::run(command)),
+        Command::Dev(command) => block_on(dev::run(command)),
+        Command::Serve(command) => block_on(serve::run(command)),
+        Command::Migrate(command) => block_on(migrate::run(command)),
+        Command::Keys(command) => block_on(keys::run(command)),
+        Command::Bench(command) => block_on(bench::run(command)),
+    }
+}
+
+fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(command);
+    // A blocking call that hangs, such as a slow name look-up, must not hold up an exit that has drained already.
+    runtime.shutdown_timeout(std::time::Duration::from_millis(100));
+    result
+}
+
+fn version(output: arguments::Output) -> anyhow::Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    match output {
+        arguments::Output::Table => println!("towpath {version}"),
+        arguments::Output::Json => println!("{}", serde_json::json!({ "name": "towpath", "version": version })),
+    }
+    Ok(())
+}

@@ -1,0 +1,80 @@
+//! `towpath serve`: roles of a cluster.
+
+use anyhow::{Context as _, bail};
+use towpath_store::{Dialect, Store, access};
+
+use crate::arguments::{Role, Serve, flag};
+use crate::config::{Config, Mode, Settings};
+use crate::exit::Usage;
+use crate::first_key;
+use crate::signals::Signals;
+use crate::storage::Storage;
+use crate::telemetry;
+use crate::wiring::{Roles, Server};
+
+/// Runs until it is asked to stop.
+///
+/// # Errors
+/// When something cannot be started, or breaks.
+pub async fn run(command: Serve) -> anyhow::Result<()> {
+    let roles = roles(&command.role);
+    let flags = flag("listen", "--listen", command.listen).into_iter().collect();
+    let config = Config::load(&command.common.inputs(mode(roles), flags))?;
+    telemetry::start_logging(&config)?;
+    let metrics = telemetry::start_metrics()?;
+    let storage = Storage::open(&config.settings).await?;
+    if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
+        bail!(Usage(
+            "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
+        ));
+    }
+    if roles.api {
+        first_key::of_serve(&storage.store, &config.settings).await?;
+        check_exposed(&storage.store, &config.settings).await?;
+    }
+    let signals = Signals::listen()?;
+    let server = Server::start(&config, roles, storage, metrics).await?;
+    tracing::info!(listen = %server.address(), roles = %roles, "ready");
+    server.run(signals).await
+}
+
+fn roles(given: &[Role]) -> Roles {
+    let has = |role| given.contains(&role) || given.contains(&Role::All);
+    Roles { api: has(Role::Api), worker: has(Role::Worker), scheduler: has(Role::Scheduler) }
+}
+
+const fn mode(roles: Roles) -> Mode {
+    match roles {
+        Roles { api: true, .. } => Mode::Api,
+        Roles { worker: true, .. } => Mode::Worker,
+        _ => Mode::Scheduler,
+    }
+}
+
+/// Outside loopback nothing is served that nobody could call with right, and that somebody might call without.
+async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()> {
+    if settings.listen.ip().is_loopback() {
+        return Ok(());
+    }
+    if store.read(async |tx| access::has_keys(tx).await).await.context("looking for API keys")? {
+        return Ok(());
+    }
+    bail!(Usage(format!(
+        "{} can be reached from outside and there is no API key: make one with `towpath keys create`, or give \
+         TOWPATH_API_KEY and TOWPATH_TENANT_ID",
+        settings.listen
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn roles_decide_the_defaults() {
+        assert_eq!(mode(roles(&[Role::All])), Mode::Api);
+        assert_eq!(mode(roles(&[Role::Scheduler, Role::Worker])), Mode::Worker);
+        assert_eq!(mode(roles(&[Role::Scheduler])), Mode::Scheduler);
+        assert_eq!(roles(&[Role::Api, Role::Worker, Role::Scheduler]), Roles::ALL);
+    }
+}

@@ -1,0 +1,156 @@
+//! Puts the rooms together for the roles of this process, and takes them apart again.
+
+mod housekeeping;
+mod parts;
+mod roles;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use towpath_api::{Health, Ops};
+use towpath_durable::Engine;
+use towpath_scheduler::Scheduler;
+use towpath_store::Store;
+use towpath_traces::wal::Wal;
+use towpath_workers::Workers;
+
+use crate::config::Config;
+use crate::signals::Signals;
+use crate::storage::Storage;
+use parts::Shared;
+
+pub use roles::Roles;
+
+/// A process at work.
+pub struct Server {
+    address: SocketAddr,
+    grace: Duration,
+    store: Store,
+    /// Cancelled: take nothing more.
+    draining: CancellationToken,
+    http: JoinHandle<std::io::Result<usize>>,
+    wal: Option<Wal>,
+    workers: Option<Workers>,
+    scheduler: Option<Scheduler>,
+    upkeep: JoinHandle<()>,
+    /// The folder's lock, given back last.
+    _data: Option<crate::data_dir::DataDir>,
+}
+
+impl Server {
+    /// Starts the roles. When this returns, the process answers.
+    ///
+    /// # Errors
+    /// When a part cannot be made, or the address is taken.
+    pub async fn start(
+        config: &Config,
+        roles: Roles,
+        storage: Storage,
+        metrics: PrometheusHandle,
+    ) -> anyhow::Result<Self> {
+        if let Some(point) = &config.failpoint {
+            tracing::warn!(point, "this process was told to die at a point");
+            towpath_domain::failpoint::arm(point);
+        }
+        let settings = &config.settings;
+        let Storage { store, data } = storage;
+        // Bound first: a taken port is the commonest mistake, and must not cost a claimed job.
+        let listener = TcpListener::bind(settings.listen).await;
+        let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
+        let address = listener.local_addr()?;
+
+        let shared = Shared::open(config, store.clone()).await?;
+        // Every process that ends jobs must know how they end: also one that only takes requests.
+        let mut registry = towpath_workflows::registry();
+        registry.attach(&store);
+
+        let draining = CancellationToken::new();
+        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone());
+        let wal = roles.api.then(|| shared.wal());
+        let router = match &wal {
+            Some(wal) => towpath_api::platform_router(shared.app(settings, wal.clone(), ops)),
+            None => towpath_api::health_router(ops),
+        };
+        let grace = settings.drain_grace;
+        let http = tokio::spawn(towpath_api::serve(listener, router, draining.clone(), grace));
+
+        // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
+        let scheduler = if roles.scheduler { Some(Scheduler::start(&store, parts::scheduler(settings)).await?) } else { None };
+        let workers = if roles.worker {
+            let engine = Engine::new(store.clone(), parts::engine(settings));
+            let options = parts::pools(settings, &registry.pools());
+            let world = Arc::new(shared.world(settings)?);
+            Some(Workers::start(engine, &shared.queue, &Arc::new(registry), &world, &options)?)
+        } else {
+            None
+        };
+        let upkeep = tokio::spawn(housekeeping::run(store.clone(), shared.objects.clone(), metrics, roles.worker));
+        Ok(Self { address, grace, store, draining, http, wal, workers, scheduler, upkeep, _data: data })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.
+    ///
+    /// # Errors
+    /// When serving breaks, or draining fails.
+    pub async fn run(mut self, mut signals: Signals) -> anyhow::Result<()> {
+        let broken = tokio::select! {
+            number = signals.next() => {
+                tracing::info!(signal = number, grace_seconds = self.grace.as_secs(), "draining");
+                None
+            }
+            ended = &mut self.http => Some(ended),
+        };
+        signals.end_at_next();
+        if let Some(ended) = broken {
+            let why = match ended {
+                Ok(Ok(_)) => anyhow!("it ended by itself"),
+                Ok(Err(error)) => error.into(),
+                Err(error) => error.into(),
+            };
+            // Work in hand is still given back well.
+            self.http = tokio::spawn(async { Ok(0) });
+            self.drain().await?;
+            return Err(why.context("serving HTTP"));
+        }
+        self.drain().await
+    }
+
+    /// Takes nothing more, lets what is under way finish for the grace time, hands back the rest.
+    ///
+    /// # Errors
+    /// When a part of the process had panicked.
+    pub async fn drain(self) -> anyhow::Result<()> {
+        self.draining.cancel();
+        self.upkeep.abort();
+        let workers = async {
+            if let Some(workers) = self.workers {
+                let drained = workers.drain(self.grace).await;
+                tracing::info!(jobs.at_work = drained.at_work, jobs.handed_back = drained.handed_back, "workers drained");
+            }
+        };
+        // Together: both have the same grace.
+        let ((), served) = tokio::join!(workers, self.http);
+        if let Some(scheduler) = self.scheduler {
+            scheduler.stop().await;
+        }
+        // After the last request: what was promised is written.
+        if let Some(wal) = self.wal {
+            wal.close().await;
+        }
+        self.store.close().await;
+        served.context("serving HTTP")?.context("serving HTTP")?;
+        tracing::info!("drained");
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! The parts, made from settings.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use towpath_api::{App, Health, Ops, Parts};
+use towpath_domain::export::Credentials;
+use towpath_domain::{Clock, Secret};
+use towpath_outbound::{Guard, Policy};
+use towpath_queue::Queue;
+use towpath_store::sealing::Sealer;
+use towpath_store::{Store, jobs};
+use towpath_traces::objects::Objects;
+use towpath_traces::wal::{self, Wal};
+use towpath_workflows::heavy::Heavy;
+use towpath_workflows::world::{Sizes, World};
+use towpath_workflows::fold_units;
+
+use crate::config::{Config, Mode, Settings};
+use crate::storage;
+
+/// What several roles use.
+pub struct Shared {
+    store: Store,
+    /// Wakes and cancel signals.
+    pub queue: Queue,
+    /// Units and segments.
+    pub objects: Objects,
+    sealer: Sealer,
+    destinations: towpath_outbound::Settings,
+}
+
+impl Shared {
+    /// Opens what lies outside of the database.
+    ///
+    /// # Errors
+    /// When settings do not fit. A Redis that is away is no error: it is found when it comes back.
+    pub async fn open(config: &Config, store: Store) -> anyhow::Result<Self> {
+        let settings = &config.settings;
+        let queue = match &settings.redis_uri {
+            None => Queue::local(),
+            Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default()).await.context("redis_uri")?,
+        };
+        let hints = queue.clone();
+        store.on_hints(move |told| {
+            for pool in &told.wakes {
+                hints.wake(pool);
+            }
+            if !told.cancels.is_empty() {
+                hints.cancel(&told.cancels);
+            }
+        });
+        let aws = config.aws.iter().map(|(name, value)| (name.clone(), value.reveal().to_owned())).collect();
+        let objects = Objects::open(&settings.objects, &aws).context("objects")?;
+        let sealer = storage::sealer(settings, store.dialect())?;
+        let destinations = towpath_outbound::Settings {
+            guard: Guard::new(Policy { loopback: config.mode == Mode::Dev, allow: settings.outbound_allow.clone() }),
+            file_root: Some(settings.file_root.clone()),
+            environment_credentials: own_credentials(&config.aws).filter(|_| settings.environment_credentials),
+        };
+        Ok(Self { store, queue, objects, sealer, destinations })
+    }
+
+    /// The write-ahead log of ingest.
+    pub fn wal(&self) -> Wal {
+        let options = wal::Options::for_store(&self.objects);
+        Wal::new(self.store.clone(), self.objects.clone(), options, fold_units::on_registered())
+    }
+
+    /// The platform surface.
+    pub fn app(&self, settings: &Settings, wal: Wal, ops: Ops) -> App {
+        App::new(Parts {
+            store: self.store.clone(),
+            queue: self.queue.clone(),
+            wal,
+            sealer: self.sealer.clone(),
+            destinations: self.destinations.clone(),
+            clock: Clock::system(),
+            ops,
+            settings: towpath_api::Settings {
+                requests: settings.requests,
+                ingest_body_bytes: settings.ingest_body_bytes,
+                ingest_memory_bytes: settings.ingest_memory_bytes,
+            },
+        })
+    }
+
+    /// What workflows need.
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn world(&self, settings: &Settings) -> anyhow::Result<World> {
+        Ok(World {
+            store: self.store.clone(),
+            objects: self.objects.clone(),
+            sealer: self.sealer.clone(),
+            destinations: self.destinations.clone(),
+            heavy: Heavy::new().context("threads for heavy work")?,
+            sizes: Sizes { file_bytes: settings.export_file_bytes, ..Sizes::default() },
+        })
+    }
+
+    /// What readiness asks for: the database must answer; Redis only makes things faster.
+    pub fn health(&self, health: Health) -> Health {
+        let store = self.store.clone();
+        let health = health.require(
+            "database",
+            Box::new(move || {
+                let store = store.clone();
+                Box::pin(async move {
+                    let asked = store.read(async |tx| jobs::db_now(tx).await).await;
+                    asked.map(drop).map_err(|error| error.to_string())
+                })
+            }),
+        );
+        let queue = self.queue.clone();
+        health.want(
+            "redis",
+            Box::new(move || {
+                let state = queue.health().state;
+                Box::pin(async move {
+                    match state {
+                        towpath_queue::State::Down { error, .. } => Err(error),
+                        _ => Ok(()),
+                    }
+                })
+            }),
+        )
+    }
+}
+
+/// Times of the engine.
+pub fn engine(settings: &Settings) -> towpath_durable::Settings {
+    towpath_durable::Settings { lease: settings.lease, ..towpath_durable::Settings::default() }
+}
+
+/// Times of the scheduler.
+pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {
+    towpath_scheduler::Settings { lease: settings.lease, ..towpath_scheduler::Settings::default() }
+}
+
+/// Which pools this process serves, and with how many slots.
+pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Options {
+    for pool in settings.pool_slots.keys().filter(|pool| !known.contains(&pool.as_str())) {
+        tracing::warn!(pool, known = known.join(" "), "workers.pool_slots names a pool that no kind of job uses");
+    }
+    let slots = |pool: &str| settings.pool_slots.get(pool).copied().unwrap_or(settings.slots);
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    towpath_workers::Options {
+        host: host.unwrap_or_else(|| "localhost".to_owned()),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        fallback: Duration::from_secs(1),
+        ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, slots(pool))))
+    }
+}
+
+/// The credentials of this process's own environment, where it has any.
+fn own_credentials(aws: &BTreeMap<String, Secret>) -> Option<Credentials> {
+    Some(Credentials {
+        access_key_id: aws.get("AWS_ACCESS_KEY_ID")?.clone(),
+        secret_access_key: aws.get("AWS_SECRET_ACCESS_KEY")?.clone(),
+        session_token: aws.get("AWS_SESSION_TOKEN").cloned(),
+    })
+}
