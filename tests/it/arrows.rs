@@ -1,0 +1,136 @@
+//! Which crate may stand on which: the picture of ARCHITECTURE.md. An arrow that is not listed here is a decision to
+//! be made, not a line to be added in passing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::tree;
+
+const EVERY: &[&str] = &[
+    "api",
+    "domain",
+    "durable",
+    "outbound",
+    "queue",
+    "scheduler",
+    "store",
+    "traces",
+    "workers",
+    "workflows",
+];
+
+/// Each crate and what it may depend on, also in its tests.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("domain", &[]),
+    ("store", &["domain"]),
+    ("queue", &["domain"]),
+    ("outbound", &["domain"]),
+    ("durable", &["domain", "queue", "store"]),
+    ("traces", &["domain", "store"]),
+    ("workflows", &["domain", "durable", "outbound", "store", "traces"]),
+    ("workers", &["domain", "durable", "queue", "store"]),
+    ("scheduler", &["domain", "durable", "queue", "store"]),
+    (
+        "api",
+        &["domain", "durable", "outbound", "queue", "store", "traces", "workflows"],
+    ),
+    ("cli", EVERY),
+    ("tests", EVERY),
+];
+
+#[test]
+fn crates_stand_only_on_crates_below_them() {
+    let allowed: BTreeMap<&str, &[&str]> = ARROWS.iter().copied().collect();
+    let mut wrong = Vec::new();
+    let mut seen = BTreeSet::new();
+    for manifest in tree::files()
+        .iter()
+        .filter(|file| file.ends_with("Cargo.toml") && *file != "Cargo.toml")
+    {
+        let parsed: toml::Table = tree::read(manifest)
+            .parse()
+            .unwrap_or_else(|error| panic!("{manifest}: {error}"));
+        let name = parsed["package"]["name"].as_str().expect("a package has a name");
+        let from = short(name).unwrap_or_else(|| panic!("{manifest}: {name} is not named after Towpath"));
+        let Some(below) = allowed.get(from) else {
+            wrong.push(format!("{manifest}: {from} is not in the picture"));
+            continue;
+        };
+        seen.insert(from.to_owned());
+        for to in dependencies(&parsed) {
+            // A crate's own tests may name it again to switch a feature on.
+            if to != from && !below.contains(&to.as_str()) {
+                wrong.push(format!("{manifest}: {from} → {to}"));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "arrows that the picture does not have:\n{}",
+        wrong.join("\n")
+    );
+    let drawn: BTreeSet<String> = ARROWS.iter().map(|(name, _)| (*name).to_owned()).collect();
+    assert_eq!(seen, drawn, "crates of the workspace and of the picture");
+}
+
+#[test]
+fn versions_stand_in_the_root_manifest_only() {
+    let mut wrong = Vec::new();
+    for manifest in tree::files()
+        .iter()
+        .filter(|file| file.ends_with("Cargo.toml") && *file != "Cargo.toml")
+    {
+        let parsed: toml::Table = tree::read(manifest)
+            .parse()
+            .unwrap_or_else(|error| panic!("{manifest}: {error}"));
+        for (section, table) in dependency_tables(&parsed) {
+            for (name, value) in table {
+                if value.get("workspace").and_then(toml::Value::as_bool) != Some(true) {
+                    wrong.push(format!("{manifest}: [{section}] {name}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "not `workspace = true`:\n{}", wrong.join("\n"));
+}
+
+/// `towpath-store` → `store`; the binary's package is called `towpath` and lives in `cli`.
+fn short(package: &str) -> Option<&str> {
+    if package == "towpath" {
+        Some("cli")
+    } else {
+        package.strip_prefix("towpath-")
+    }
+}
+
+fn dependencies(manifest: &toml::Table) -> BTreeSet<String> {
+    let tables = dependency_tables(manifest);
+    tables
+        .iter()
+        .flat_map(|(_, table)| table.keys())
+        .filter_map(|name| short(name))
+        .map(str::to_owned)
+        .collect()
+}
+
+fn dependency_tables(manifest: &toml::Table) -> Vec<(String, &toml::Table)> {
+    const SECTIONS: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
+    let mut tables = Vec::new();
+    let targets = manifest.get("target").and_then(toml::Value::as_table);
+    let targets = targets
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, value)| Some((name.as_str(), value.as_table()?)));
+    for (target, holder) in std::iter::once(("", manifest)).chain(targets) {
+        for section in SECTIONS {
+            if let Some(table) = holder.get(section).and_then(toml::Value::as_table) {
+                let prefix = if target.is_empty() {
+                    String::new()
+                } else {
+                    format!("target.{target}.")
+                };
+                tables.push((format!("{prefix}{section}"), table));
+            }
+        }
+    }
+    tables
+}

@@ -1,0 +1,13 @@
+//! End-to-end tests of the real binary, and rules about the source tree.
+
+mod aftermath;
+mod arrows;
+mod dependencies;
+mod hints;
+mod kill;
+mod load;
+mod redis_faults;
+mod serving;
+mod sharing;
+mod sources;
+mod tree;

@@ -1,0 +1,259 @@
+"""Starts the real binary in one of its two shapes and speaks to it as any client would."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+
+KEY = "e2e-key-0123456789abcdef0123456789abcdef"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEDOUT")
+
+
+def binary() -> str:
+    """The `towpath` under test: `TOWPATH_BIN`, else the one in cargo's target folder."""
+    target = os.environ.get("CARGO_TARGET_DIR", ROOT / "target")
+    path = os.environ.get("TOWPATH_BIN", str(pathlib.Path(target) / "debug" / "towpath"))
+    assert os.access(path, os.X_OK), f"{path} is not there: run `cargo build -p towpath` first"
+    return path
+
+
+def until(what, ask, limit_s=60.0):
+    """Asks until there is an answer that is not None; fails when `limit_s` is over."""
+    pause = threading.Event()
+    deadline = time.monotonic() + limit_s
+    while True:
+        answer = ask()
+        if answer is not None:
+            return answer
+        assert time.monotonic() < deadline, f"waited {limit_s} s in vain: {what}"
+        pause.wait(0.02)
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Process:
+    """A child with its log. It inherits nothing but PATH, HOME and the mark of the test run."""
+
+    def __init__(self, name, command, env, folder, address=None):
+        self.name, self.command, self.env, self.folder, self.address = name, command, env, folder, address
+        self.log = folder / f"{name}.log"
+        self.start()
+
+    def start(self):
+        inherited = {k: os.environ[k] for k in ("PATH", "HOME", "TMPDIR", "TOWPATH_TEST_RUN") if k in os.environ}
+        with self.log.open("ab") as log:
+            self.child = subprocess.Popen(
+                self.command,
+                cwd=self.folder,
+                env=inherited | {"RUST_BACKTRACE": "1"} | self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
+
+    def ready(self):
+        def ask():
+            code = self.child.poll()
+            assert code is None, f"{self.name} ended with {code} before it was ready:\n{self.log_tail()}"
+            with contextlib.suppress(OSError):
+                return urllib.request.urlopen(f"http://{self.address}/readyz", timeout=2).status
+            return None
+
+        until(f"{self.name} to become ready, see\n{self.log_tail()}", ask)
+        return self
+
+    def succeed(self):
+        code = self.child.wait(timeout=60)
+        assert code == 0, f"{self.name} ended with {code}:\n{self.log_tail()}"
+
+    def kill(self):
+        self.child.kill()
+        self.child.wait()
+
+    def terminate(self):
+        """SIGTERM; the process has to drain and end with 0."""
+        self.child.send_signal(signal.SIGTERM)
+        code = self.child.wait(timeout=30)
+        assert code == 0, f"{self.name} did not drain, ended with {code}:\n{self.log_tail()}"
+
+
+class World:
+    """The product running, with everything it stands on."""
+
+    def __init__(self, layout: str):
+        self.layout = layout
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-e2e."))
+        self.tenant = str(uuid.uuid4())
+        self.processes = []
+        self.redis = None
+        self.database = None
+        self.data = self.folder / "data"
+        self.exports = self.data / "exports"
+        self.exports.mkdir(parents=True)
+        self.env = {
+            "TOWPATH_API_KEY": KEY,
+            "TOWPATH_TENANT_ID": self.tenant,
+            "TOWPATH_DATA_DIR": str(self.data),
+            # What an S3 client finds in its environment; the stand-in accepts any.
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test-secret",
+            "AWS_REGION": "us-east-1",
+        }
+        try:
+            self.start_embedded() if layout == "embedded" else self.start_cluster(workers=2)
+        except BaseException:
+            self.drop()
+            raise
+
+    def start_embedded(self):
+        self.api = free_address()
+        self.serve("dev", ["dev", "--data-dir", str(self.data), "--agent-listen", free_address()], self.api)
+        self.processes[0].ready()
+
+    def start_cluster(self, workers):
+        self.database = create_database()
+        self.redis, redis = start_redis(self.folder)
+        self.env |= {
+            "DATABASE_URI": self.database,
+            "REDIS_URI": f"redis://{redis}",
+            "TOWPATH_OBJECTS": f"file://{self.data}/objects",
+            "TOWPATH_OUTBOUND_ALLOW": "127.0.0.1",
+        }
+        Process("migrate", [binary(), "migrate"], self.env, self.folder).succeed()
+        self.api = free_address()
+        self.serve("api", ["serve", "--role", "api"], self.api)
+        for n in range(workers):
+            self.serve(f"worker-{n}", ["serve", "--role", "worker"], free_address())
+        self.serve("scheduler", ["serve", "--role", "scheduler"], free_address())
+        for process in self.processes:
+            process.ready()
+
+    def serve(self, name, args, address):
+        command = [binary(), *args, "--listen", address]
+        self.processes.append(Process(name, command, self.env, self.folder, address))
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, parsed body). `body` is sent as JSON unless it is bytes."""
+        send = {"X-API-Key": KEY, "X-Tenant-Id": self.tenant} | (headers or {})
+        data = body
+        if body is not None and not isinstance(body, bytes):
+            data = json.dumps(body).encode()
+            send.setdefault("Content-Type", "application/json")
+        send = {name: value for name, value in send.items() if value is not None}
+        request = urllib.request.Request(f"http://{self.api}{path}", data=data, headers=send, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                status, text = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, text = error.code, error.read()
+        try:
+            return status, json.loads(text)
+        except ValueError:
+            return status, text.decode(errors="replace")
+
+    def call(self, method, path, body=None, status=200):
+        got, answer = self.request(method, path, body)
+        assert got == status, f"{method} {path}: {got} {answer}"
+        return answer
+
+    def project(self, name) -> str:
+        found = self.call("GET", f"/sessions?name={name}")
+        assert len(found) == 1, f"project {name}: {found}"
+        return found[0]["id"]
+
+    def file_destination(self, prefix) -> str:
+        body = {"destination_type": "file", "display_name": "test", "config": {"prefix": prefix}}
+        return self.call("POST", "/api/v1/bulk-exports/destinations", body)["id"]
+
+    def export(self, destination, project, start, end, **more) -> str:
+        body = {"bulk_export_destination_id": destination, "session_id": project, "start_time": start, "end_time": end}
+        return self.call("POST", "/api/v1/bulk-exports", body | more)["id"]
+
+    def ended(self, export, limit_s=120) -> dict:
+        """The record of an export that is over."""
+
+        def ask():
+            record = self.call("GET", f"/api/v1/bulk-exports/{export}")
+            return record if record["status"] in FINAL else None
+
+        return until(f"export {export} to end", ask, limit_s)
+
+    def completed(self, export) -> dict:
+        record = self.ended(export)
+        runs = self.call("GET", f"/api/v1/bulk-exports/{export}/runs")
+        assert record["status"] == "COMPLETED", f"{record}\n{runs}"
+        assert {run["status"] for run in runs} <= {"COMPLETED"}, runs
+        return record
+
+    def logs(self) -> str:
+        return "\n".join(f"---- {process.name}\n{process.log_tail()}" for process in self.processes)
+
+    def stop(self):
+        """Every process has to drain and end with 0."""
+        try:
+            for process in self.processes:
+                process.terminate()
+        finally:
+            self.drop()
+
+    def drop(self):
+        for process in self.processes:
+            if process.child.poll() is None:
+                process.kill()
+        if self.redis is not None:
+            self.redis.kill()
+            self.redis.wait()
+        if self.database is not None:
+            psql(f'DROP DATABASE IF EXISTS "{self.database.rsplit("/", 1)[1]}" WITH (FORCE)')
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def psql(statement):
+    admin = os.environ["TOWPATH_TEST_POSTGRES"]
+    command = ["psql", admin, "--no-psqlrc", "--quiet", "-v", "ON_ERROR_STOP=1", "-c", statement]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def create_database() -> str:
+    """A database of this world's own in the test server; its address."""
+    name = f"e2e_{uuid.uuid4().hex}"
+    psql(f'CREATE DATABASE "{name}"')
+    return os.environ["TOWPATH_TEST_POSTGRES"].rsplit("/", 1)[0] + f"/{name}"
+
+
+def start_redis(folder):
+    """A Redis of this world's own: (process, address)."""
+    address = free_address()
+    host, port = address.split(":")
+    command = ["redis-server", "--bind", host, "--port", port, "--save", "", "--appendonly", "no"]
+    with (folder / "redis.log").open("wb") as log:
+        child = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def ask():
+        assert child.poll() is None, "redis-server ended at once"
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=2) as stream:
+            stream.sendall(b"PING\r\n")
+            return True if stream.recv(16).startswith(b"+PONG") else None
+        return None
+
+    until("redis to answer", ask, 10)
+    return child, address

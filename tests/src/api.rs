@@ -1,0 +1,175 @@
+//! The platform's HTTP API as a client sees it.
+
+use std::net::SocketAddr;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::{Method, StatusCode};
+use serde_json::Value;
+
+use crate::until;
+
+/// One HTTP client for all worlds.
+///
+/// # Panics
+/// If it cannot be built.
+pub(crate) fn http() -> reqwest::Client {
+    static HTTP: OnceLock<()> = OnceLock::new();
+    HTTP.get_or_init(|| {
+        // reqwest is built without a provider of its own; a second call finds the first one's.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+    // A client per caller: connections belong to the runtime of the test that opened them.
+    reqwest::Client::builder()
+        .no_proxy()
+        .build()
+        .expect("a client without special wishes")
+}
+
+/// A workspace's access to one platform.
+#[derive(Clone, Debug)]
+pub struct Api {
+    http: reqwest::Client,
+    base: String,
+    key: String,
+    tenant: String,
+}
+
+/// An answer, body read.
+#[derive(Clone, Debug)]
+pub struct Reply {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// The body, `Null` when it is empty or no JSON.
+    pub body: Value,
+}
+
+impl Reply {
+    /// The body, if the status is `status`.
+    ///
+    /// # Panics
+    /// If it is another one.
+    pub fn expect(self, status: u16) -> Value {
+        assert_eq!(self.status.as_u16(), status, "{}", self.body);
+        self.body
+    }
+}
+
+impl Api {
+    /// Access to the platform at `address`.
+    #[must_use]
+    pub fn new(address: SocketAddr, key: &str, tenant: &str) -> Self {
+        Self {
+            http: http(),
+            base: format!("http://{address}"),
+            key: key.to_owned(),
+            tenant: tenant.to_owned(),
+        }
+    }
+
+    /// Where the platform is: `http://…`.
+    #[must_use]
+    pub fn base(&self) -> &str {
+        &self.base
+    }
+
+    /// One request; an error is one of the connection, not of the answer.
+    ///
+    /// # Errors
+    /// If the server is not there, or goes away before it has answered.
+    pub async fn request(&self, method: Method, path: &str, body: Option<&Value>) -> reqwest::Result<Reply> {
+        let mut request = self.authorised(method, path).timeout(Duration::from_secs(60));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        reply(request.send().await?).await
+    }
+
+    /// GET.
+    ///
+    /// # Panics
+    /// If the server is not there.
+    pub async fn get(&self, path: &str) -> Reply {
+        self.request(Method::GET, path, None)
+            .await
+            .unwrap_or_else(|error| panic!("GET {path}: {error:?}"))
+    }
+
+    /// POST of JSON.
+    ///
+    /// # Panics
+    /// If the server is not there.
+    pub async fn post(&self, path: &str, body: &Value) -> Reply {
+        self.request(Method::POST, path, Some(body))
+            .await
+            .unwrap_or_else(|error| panic!("POST {path}: {error:?}"))
+    }
+
+    /// PATCH of JSON.
+    ///
+    /// # Panics
+    /// If the server is not there.
+    pub async fn patch(&self, path: &str, body: &Value) -> Reply {
+        self.request(Method::PATCH, path, Some(body))
+            .await
+            .unwrap_or_else(|error| panic!("PATCH {path}: {error:?}"))
+    }
+
+    /// POST of bytes as they are, for ingest bodies. `headers` are sent beside the key's.
+    ///
+    /// # Errors
+    /// If the server is not there, or goes away before it has answered.
+    pub async fn send(&self, path: &str, headers: &[(&str, &str)], body: Bytes) -> reqwest::Result<Reply> {
+        let mut request = self
+            .authorised(Method::POST, path)
+            .timeout(Duration::from_secs(60))
+            .body(body);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        reply(request.send().await?).await
+    }
+
+    /// Makes a `file` destination below the configured folder and gives its id.
+    ///
+    /// # Panics
+    /// If the platform refuses.
+    pub async fn file_destination(&self, prefix: &str) -> String {
+        let body = serde_json::json!({
+            "destination_type": "file", "display_name": "test", "config": { "prefix": prefix },
+        });
+        let answer = self.post("/api/v1/bulk-exports/destinations", &body).await.expect(200);
+        answer["id"].as_str().expect("a destination has an id").to_owned()
+    }
+
+    /// Waits until an export is over and gives its record; survives restarts of the server meanwhile.
+    ///
+    /// # Panics
+    /// If it is not over within `limit`.
+    pub async fn export_ended(&self, export: &str, limit: Duration) -> Value {
+        let path = format!("/api/v1/bulk-exports/{export}");
+        until(&format!("export {export} to end"), limit, async || {
+            let reply = self.request(Method::GET, &path, None).await.ok()?;
+            let over = ["COMPLETED", "FAILED", "CANCELLED", "TIMEDOUT"].contains(&reply.body["status"].as_str()?);
+            over.then_some(reply.body)
+        })
+        .await
+    }
+
+    fn authorised(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        self.http
+            .request(method, format!("{}{path}", self.base))
+            .header("X-API-Key", &self.key)
+            .header("X-Tenant-Id", &self.tenant)
+    }
+}
+
+async fn reply(response: reqwest::Response) -> reqwest::Result<Reply> {
+    let status = response.status();
+    let bytes = response.bytes().await?;
+    Ok(Reply {
+        status,
+        body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+    })
+}

@@ -1,0 +1,33 @@
+//! The harness of the end-to-end tests: it starts the real `towpath` binary, alone on SQLite ([`World::embedded`]) or
+//! as a cluster of processes on PostgreSQL and Redis ([`World::cluster`]), speaks to it over HTTP as any client
+//! would, and kills, stops and restarts it.
+//!
+//! It promises that every process it starts is gone when the world is dropped, that every server listens on loopback
+//! only, and that nothing waits without a bound. It knows no crate of the product: what it sees is what users see.
+
+mod api;
+mod binary;
+mod columns;
+mod database;
+mod dice;
+mod environment;
+pub mod fault_proxy;
+mod generator;
+mod process;
+mod proxy;
+mod redis_server;
+mod wait;
+mod world;
+
+pub use api::{Api, Reply};
+pub use binary::towpath;
+pub use columns::{COLUMNS, Columns, differences, parquet_files, read_rows};
+pub use database::Database;
+pub use dice::Dice;
+pub use environment::environment;
+pub use generator::{Body, Generated, generate};
+pub use process::{Exit, Process, Program, run_to_end};
+pub use proxy::{Fault, Proxy};
+pub use redis_server::RedisServer;
+pub use wait::{free_address, until};
+pub use world::{Layout, Plan, World};

@@ -1,0 +1,280 @@
+//! The product running, in one of its two shapes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use crate::{Api, Database, Exit, Process, Program, Proxy, RedisServer, free_address};
+
+/// The first key of every world; any text of at least 32 characters will do.
+const KEY: &str = "e2e-key-0123456789abcdef0123456789abcdef";
+
+/// Which shape the product runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// `towpath dev`: one process on SQLite.
+    Embedded,
+    /// PostgreSQL and Redis, one process per role and this many workers.
+    Cluster {
+        /// Worker processes.
+        workers: usize,
+    },
+}
+
+/// The product and everything it stands on, made for one test. Dropping it kills every process and removes every
+/// file; [`World::stop`] also drops the database.
+#[derive(Debug)]
+pub struct World {
+    /// Access as the first key of the first workspace.
+    pub api: Api,
+    /// The running processes, by role: `dev`, or `api`, `worker-0`…, `scheduler`.
+    pub processes: Vec<Process>,
+    /// The cluster's Redis.
+    pub redis: Option<RedisServer>,
+    /// What the processes take for Redis, where the plan wanted a proxy.
+    pub redis_proxy: Option<Proxy>,
+    /// The cluster's PostgreSQL database.
+    pub database: Option<Database>,
+    /// The workspace.
+    pub tenant: Uuid,
+    // Last: its files go after the processes that write them.
+    folder: TempDir,
+}
+
+/// What a world is made of before it runs; changed by a test that needs something special.
+#[derive(Debug)]
+pub struct Plan {
+    layout: Layout,
+    env: Vec<(String, String)>,
+    proxied: bool,
+}
+
+impl World {
+    /// `towpath dev` on SQLite, ready.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub async fn embedded() -> Self {
+        Self::plan(Layout::Embedded)
+            .start()
+            .await
+            .expect("the embedded world needs no server")
+    }
+
+    /// A cluster with `workers` worker processes, ready; `None`, said in one line, where the test servers are not given.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub async fn cluster(workers: usize) -> Option<Self> {
+        Self::plan(Layout::Cluster { workers }).start().await
+    }
+
+    /// A world to be started with changes.
+    #[must_use]
+    pub fn plan(layout: Layout) -> Plan {
+        Plan {
+            layout,
+            env: Vec::new(),
+            proxied: false,
+        }
+    }
+
+    /// Where exports to a `file` destination go.
+    #[must_use]
+    pub fn exports(&self) -> std::path::PathBuf {
+        self.folder.path().join("data/exports")
+    }
+
+    /// The data folder shared by all processes of this world.
+    #[must_use]
+    pub fn data(&self) -> std::path::PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// The process of that name.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn process(&mut self, name: &str) -> &mut Process {
+        self.processes
+            .iter_mut()
+            .find(|process| process.program().name == name)
+            .expect("a process of this world")
+    }
+
+    /// Starts every process again that is over, and waits until they are ready.
+    ///
+    /// # Panics
+    /// If one does not start.
+    pub async fn revive(&mut self) {
+        for process in &mut self.processes {
+            if process.ended().is_some() {
+                *process = Process::spawn(&process.program().clone());
+            }
+        }
+        for process in &mut self.processes {
+            process.ready().await;
+        }
+    }
+
+    /// SIGTERM to every process: each has to drain and exit with 0.
+    ///
+    /// # Panics
+    /// If one does not.
+    pub async fn stop(mut self) {
+        for process in &mut self.processes {
+            let exit = process.terminate(Duration::from_secs(30)).await;
+            assert_eq!(
+                exit,
+                Exit::Code(0),
+                "{} did not drain:\n{}",
+                process.program().name,
+                process.log_text()
+            );
+        }
+        self.processes.clear();
+        if let Some(database) = self.database.take() {
+            database.remove().await;
+        }
+    }
+}
+
+impl Plan {
+    /// Sets a variable for every process.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.env.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Puts a [`Proxy`] between every process and Redis.
+    #[must_use]
+    pub fn redis_behind_proxy(mut self) -> Self {
+        self.proxied = true;
+        self
+    }
+
+    /// Starts everything and waits until it is ready. `None`, said in one line, where a server that the layout needs
+    /// is not given.
+    ///
+    /// # Panics
+    /// If a process does not start.
+    pub async fn start(self) -> Option<World> {
+        let folder = tempfile::Builder::new()
+            .prefix("towpath-e2e.")
+            .tempdir()
+            .expect("a temporary folder");
+        let tenant = Uuid::now_v7();
+        let (database, redis) = match self.layout {
+            Layout::Embedded => (None, None),
+            Layout::Cluster { .. } => {
+                let Some(database) = Database::create().await else {
+                    eprintln!("skipped: TOWPATH_TEST_POSTGRES is not set");
+                    return None;
+                };
+                let Some(redis) = RedisServer::start(folder.path()).await else {
+                    eprintln!("skipped: redis-server is not installed");
+                    database.remove().await;
+                    return None;
+                };
+                (Some(database), Some(redis))
+            }
+        };
+        let mut env = common_env(folder.path(), tenant);
+        let mut redis_proxy = None;
+        if let (Some(database), Some(redis)) = (&database, &redis) {
+            let mut address = redis.address();
+            if self.proxied {
+                let proxy = Proxy::start(address).await;
+                address = proxy.address();
+                redis_proxy = Some(proxy);
+            }
+            env.push(("DATABASE_URI".into(), database.uri.clone()));
+            env.push(("REDIS_URI".into(), format!("redis://{address}")));
+        }
+        env.extend(self.env);
+        let programs = programs(self.layout, folder.path(), &env);
+        let address = programs[0].address.expect("the first program serves the API");
+        if database.is_some() {
+            let migrate = Program {
+                name: "migrate".into(),
+                args: vec!["migrate".into()],
+                address: None,
+                ..programs[0].clone()
+            };
+            let mut process = Process::spawn(&migrate);
+            let exit = process.wait(Duration::from_secs(60)).await;
+            assert_eq!(exit, Exit::Code(0), "migrate failed:\n{}", process.log_text());
+        }
+        let mut processes: Vec<Process> = programs.iter().map(Process::spawn).collect();
+        for process in &mut processes {
+            process.ready().await;
+        }
+        let api = Api::new(address, KEY, &tenant.to_string());
+        Some(World {
+            api,
+            processes,
+            redis,
+            redis_proxy,
+            database,
+            tenant,
+            folder,
+        })
+    }
+}
+
+fn common_env(folder: &Path, tenant: Uuid) -> Vec<(String, String)> {
+    let data = folder.join("data");
+    std::fs::create_dir_all(data.join("exports")).expect("the world's folder is ours");
+    vec![
+        ("TOWPATH_API_KEY".into(), KEY.into()),
+        ("TOWPATH_TENANT_ID".into(), tenant.to_string()),
+        ("TOWPATH_DATA_DIR".into(), data.display().to_string()),
+    ]
+}
+
+/// The first one serves the API.
+fn programs(layout: Layout, folder: &Path, env: &[(String, String)]) -> Vec<Program> {
+    let data = folder.join("data");
+    let program = |name: &str, args: &[&str]| {
+        let address = free_address();
+        let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        args.extend(["--listen".to_owned(), address.to_string()]);
+        Program {
+            name: name.into(),
+            args,
+            env: env.to_vec(),
+            address: Some(address),
+            folder: folder.to_owned(),
+        }
+    };
+    match layout {
+        Layout::Embedded => {
+            let data = data.display().to_string();
+            vec![program(
+                "dev",
+                &[
+                    "dev",
+                    "--data-dir",
+                    &data,
+                    "--agent-listen",
+                    &free_address().to_string(),
+                ],
+            )]
+        }
+        Layout::Cluster { workers } => {
+            let mut programs = vec![program("api", &["serve", "--role", "api"])];
+            programs.extend((0..workers).map(|n| program(&format!("worker-{n}"), &["serve", "--role", "worker"])));
+            programs.push(program("scheduler", &["serve", "--role", "scheduler"]));
+            // Objects lie in a folder that all of them share; an object store would do the same.
+            for program in &mut programs {
+                program
+                    .env
+                    .push(("TOWPATH_OBJECTS".into(), format!("file://{}/objects", data.display())));
+            }
+            programs
+        }
+    }
+}
