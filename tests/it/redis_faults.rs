@@ -36,7 +36,7 @@ impl Rig {
     async fn in_mode(mode: Mode) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let Some(server) = RedisServer::start(folder.path()).await else {
-            println!("skipped: redis-server is not installed");
+            eprintln!("skipped: redis-server is not installed");
             return None;
         };
         let proxy = FaultProxy::start(server.address()).await;

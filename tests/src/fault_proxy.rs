@@ -184,7 +184,7 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut mode: watch::Rec
 /// Returns when connections are to be reset.
 async fn reset(mode: &mut watch::Receiver<Mode>) {
     if mode.wait_for(|mode| *mode == Mode::ResetAll).await.is_err() {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 
@@ -275,7 +275,7 @@ async fn give(to: &mut WriteHalf<'_>, bytes: Vec<u8>, way: Way, mut mode: watch:
 async fn swallow(mut from: ReadHalf<'_>) {
     let mut chunk = vec![0; CHUNK_BYTES];
     while matches!(from.read(&mut chunk).await, Ok(1..)) {}
-    std::future::pending().await
+    std::future::pending::<()>().await;
 }
 
 #[cfg(test)]
