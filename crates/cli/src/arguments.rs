@@ -44,13 +44,13 @@ pub enum Command {
 #[derive(Debug, Clone, Default, Args)]
 pub struct Common {
     /// Configuration file [default: $TOWPATH_CONFIG, else towpath.toml where there is one]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     pub config: Option<PathBuf>,
     /// Folder for everything that is kept on this machine [default: .towpath]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     pub data_dir: Option<PathBuf>,
-    /// How much is logged, as in info or info,towpath_durable=debug [default: info]
-    #[arg(long, value_name = "FILTER")]
+    /// How much is logged, as in info or info,towpath_durable=debug [default: info,apalis_core=warn,sqlx=warn]
+    #[arg(long, value_name = "FILTER", global = true)]
     pub log: Option<String>,
 }
 
@@ -58,7 +58,11 @@ impl Common {
     /// Where settings come from when these options and `more` were given.
     pub fn inputs(&self, mode: Mode, more: Vec<Flag>) -> Inputs {
         let own = [
-            flag("data_dir", "--data-dir", self.data_dir.as_ref().map(|path| path.display())),
+            flag(
+                "data_dir",
+                "--data-dir",
+                self.data_dir.as_ref().map(|path| path.display()),
+            ),
             flag("log.filter", "--log", self.log.as_ref()),
         ];
         let flags = own.into_iter().flatten().chain(more).collect();
@@ -68,7 +72,11 @@ impl Common {
 
 /// A flag that was given, as a setting.
 pub fn flag(key: &'static str, name: &'static str, value: Option<impl ToString>) -> Option<Flag> {
-    value.map(|value| Flag { key, name, value: value.to_string() })
+    value.map(|value| Flag {
+        key,
+        name,
+        value: value.to_string(),
+    })
 }
 
 /// `towpath demo`
@@ -284,7 +292,9 @@ mod tests {
     #[test]
     fn roles_are_a_list() {
         let arguments = Arguments::try_parse_from(["towpath", "serve", "--role", "api,worker"]).unwrap();
-        let Command::Serve(serve) = arguments.command else { panic!("{arguments:?}") };
+        let Command::Serve(serve) = arguments.command else {
+            panic!("{arguments:?}")
+        };
         assert_eq!(serve.role, [Role::Api, Role::Worker]);
     }
 }

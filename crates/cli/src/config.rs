@@ -17,7 +17,6 @@ use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
-pub use keys::KEYS;
 pub use settings::{LogFormat, Settings};
 pub use values::{Origin, Resolved};
 
@@ -63,15 +62,30 @@ impl Inputs {
     /// `towpath.toml` in the current folder where there is one.
     pub fn of_process(mode: Mode, flags: Vec<Flag>, config: Option<PathBuf>) -> Self {
         let environment = environment::read();
-        let named = || environment.iter().find(|(name, _)| name == environment::CONFIG).map(|(_, file)| file.into());
+        let named = || {
+            environment
+                .iter()
+                .find(|(name, _)| name == environment::CONFIG)
+                .map(|(_, file)| file.into())
+        };
         let usual = || Some(PathBuf::from("towpath.toml")).filter(|file| file.is_file());
         let file = config.or_else(named).or_else(usual);
-        Self { mode, flags, environment, file }
+        Self {
+            mode,
+            flags,
+            environment,
+            file,
+        }
     }
 
     /// Defaults and flags alone: what `towpath demo` runs with, so that nothing on the machine can change it.
     pub fn closed(mode: Mode, flags: Vec<Flag>) -> Self {
-        Self { mode, flags, environment: Vec::new(), file: None }
+        Self {
+            mode,
+            flags,
+            environment: Vec::new(),
+            file: None,
+        }
     }
 }
 
@@ -100,17 +114,34 @@ impl Config {
     pub fn load(inputs: &Inputs) -> Result<Self, Problems> {
         let mut problems = Vec::new();
         let (environment, warnings) = environment::layer(&inputs.environment);
-        let file = inputs.file.as_deref().map(|path| file::layer(path, &mut problems)).unwrap_or_default();
+        let file = inputs
+            .file
+            .as_deref()
+            .map(|path| file::layer(path, &mut problems))
+            .unwrap_or_default();
         let resolved = values::resolve(inputs, &environment, &file);
         problems.extend(resolved.iter().filter_map(Resolved::problem));
         if !problems.is_empty() {
             return Err(Problems(problems));
         }
-        let aws = inputs.environment.iter().filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty());
+        let aws = inputs
+            .environment
+            .iter()
+            .filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty());
         let aws = aws.map(|(name, value)| (name.clone(), Secret::new(value))).collect();
-        let failpoint = inputs.environment.iter().find(|(name, _)| name == environment::FAILPOINT);
+        let failpoint = inputs
+            .environment
+            .iter()
+            .find(|(name, _)| name == environment::FAILPOINT);
         let failpoint = failpoint.map(|(_, point)| point.clone());
-        Ok(Self { mode: inputs.mode, settings: Settings::from_checked(&resolved), resolved, warnings, failpoint, aws })
+        Ok(Self {
+            mode: inputs.mode,
+            settings: Settings::from_checked(&resolved),
+            resolved,
+            warnings,
+            failpoint,
+            aws,
+        })
     }
 }
 

@@ -34,9 +34,15 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
 
 fn table(config: &Config) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["setting", "value", "from"]);
+    table
+        .load_preset(presets::NOTHING)
+        .set_header(["setting", "value", "from"]);
     for value in &config.resolved {
-        table.add_row([value.key.name.to_owned(), value.shown().unwrap_or_else(|| "-".to_owned()), value.origin.to_string()]);
+        table.add_row([
+            value.key.name.to_owned(),
+            value.shown().unwrap_or_else(|| "-".to_owned()),
+            value.origin.to_string(),
+        ]);
     }
     table
 }

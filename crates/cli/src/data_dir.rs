@@ -34,7 +34,11 @@ impl DataDir {
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         // Only for its owner: traces and keys lie in it.
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(|| format!("folder {shown}"))?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .with_context(|| format!("folder {shown}"))?;
         let lock = path.join("lock");
         let mut lock = OpenOptions::new()
             .create(true)
@@ -48,7 +52,11 @@ impl DataDir {
             Err(TryLockError::WouldBlock) => {
                 let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default();
                 let holder = holder.trim();
-                let who = if holder.is_empty() { String::new() } else { format!(" (process {holder})") };
+                let who = if holder.is_empty() {
+                    String::new()
+                } else {
+                    format!(" (process {holder})")
+                };
                 bail!(
                     "another towpath process{who} is using {shown}; stop it, or give this one a folder of its own with --data-dir"
                 );
@@ -57,7 +65,10 @@ impl DataDir {
         }
         lock.set_len(0)?;
         writeln!(lock, "{}", std::process::id())?;
-        Ok(Self { path: path.to_owned(), _lock: lock })
+        Ok(Self {
+            path: path.to_owned(),
+            _lock: lock,
+        })
     }
 
     /// Where `towpath dev` keeps the first API key.
@@ -94,7 +105,12 @@ fn read(path: &Path) -> anyhow::Result<Option<String>> {
 fn create(path: &Path, text: &str) -> anyhow::Result<()> {
     let draft = path.with_extension("new");
     let write = || {
-        let mut file = OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
+        let mut file = OpenOptions::new()
+            .create(true)
+            .truncate(true)
+            .write(true)
+            .mode(0o600)
+            .open(&draft)?;
         writeln!(file, "{text}")?;
         file.sync_all()?;
         std::fs::rename(&draft, path)?;
@@ -114,7 +130,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = DataDir::open(folder.path()).unwrap();
         let refusal = DataDir::open(folder.path()).unwrap_err().to_string();
-        assert!(refusal.contains(&format!("(process {})", std::process::id())), "{refusal}");
+        assert!(
+            refusal.contains(&format!("(process {})", std::process::id())),
+            "{refusal}"
+        );
         drop(first);
         DataDir::open(folder.path()).unwrap();
     }
@@ -127,6 +146,9 @@ mod tests {
         let key = Secret::new("a key of more than thirty-two characters");
         data.keep_api_key(&key).unwrap();
         assert_eq!(data.api_key().unwrap(), Some(key));
-        assert_eq!(std::fs::metadata(data.api_key_file()).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(
+            std::fs::metadata(data.api_key_file()).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
     }
 }

@@ -41,7 +41,11 @@ pub async fn run(command: Demo) -> anyhow::Result<()> {
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;
     let mut signals = Signals::listen()?;
     let server = Server::start(&config, Roles::ALL, storage, metrics).await?;
-    println!("a server listens on http://{}, its data lies in {}", server.address(), folder.path().display());
+    println!(
+        "a server listens on http://{}, its data lies in {}",
+        server.address(),
+        folder.path().display()
+    );
 
     let told = tokio::select! {
         told = tell(&command, &server, &first, &config.settings.file_root) => told,
@@ -55,7 +59,9 @@ pub async fn run(command: Demo) -> anyhow::Result<()> {
 
 async fn tell(command: &Demo, server: &Server, first: &FirstKey, file_root: &Path) -> anyhow::Result<()> {
     let client = Client::new(server.address(), &first.key, first.tenant)?;
-    let sent = ingest::send(&client, command.runs, command.connections).await.context("sending trace runs")?;
+    let sent = ingest::send(&client, command.runs, command.connections)
+        .await
+        .context("sending trace runs")?;
     let export = export::make(&client, &sent).await.context("exporting")?;
 
     let folder = export.folder(file_root);
@@ -63,29 +69,47 @@ async fn tell(command: &Demo, server: &Server, first: &FirstKey, file_root: &Pat
     println!("\nread back from the files:");
     for (path, rows, bytes) in &contents.files {
         let name = path.strip_prefix(file_root).unwrap_or(path);
-        println!("  {:>9} rows  {:>11} bytes  {}", grouped(*rows), grouped(*bytes), name.display());
+        println!(
+            "  {:>9} rows  {:>11} bytes  {}",
+            grouped(*rows),
+            grouped(*bytes),
+            name.display()
+        );
     }
-    println!("  {:>9} rows in {} files, {} different ids", grouped(contents.rows), contents.files.len(), grouped(contents.ids));
+    println!(
+        "  {:>9} rows in {} files, {} different ids",
+        grouped(contents.rows),
+        contents.files.len(),
+        grouped(contents.ids)
+    );
     if (contents.rows, contents.ids) != (command.runs, command.runs) {
-        bail!("sent {} trace runs, but the files hold {} rows with {} ids", command.runs, contents.rows, contents.ids);
+        bail!(
+            "sent {} trace runs, but the files hold {} rows with {} ids",
+            command.runs,
+            contents.rows,
+            contents.ids
+        );
     }
-    println!("  as many as were sent, each once\n\n{}", by_hand(&export, &sent));
+    println!("  as many as were sent, each once\n");
+    println!("{}", by_hand(command.data_dir.as_deref(), &export, &sent));
     Ok(())
 }
 
-/// The same with `curl`, against `towpath dev`.
-fn by_hand(export: &export::Export, sent: &ingest::Sent) -> String {
-    let ingest::Sent { project, from, until, .. } = sent;
-    let prefix = &export.prefix;
+/// The same with `curl`: on the data of this demo where they are kept, else on whatever was traced into a new folder.
+fn by_hand(kept: Option<&Path>, export: &export::Export, sent: &ingest::Sent) -> String {
+    let ingest::Sent { from, until, .. } = sent;
+    let folder = kept.unwrap_or(Path::new(".towpath")).display();
+    let session = if kept.is_some() { &export.session } else { "…" };
+    let traced = if kept.is_some() { "" } else { ", trace into it" };
     format!(
-        r#"To do it by hand, start `towpath dev`, trace into it, and:
+        r#"To do it by hand, start `towpath dev --data-dir {folder}`{traced}, and put each id where the dots are:
   url=http://127.0.0.1:8400
-  key=(-H "X-API-Key: $(cat .towpath/api.key)" -H 'Content-Type: application/json')
-  curl -s "${{key[@]}}" "$url/api/v1/sessions?name={project}"                 # its id is the session_id below
-  curl -s "${{key[@]}}" "$url/api/v1/bulk-exports/destinations" -d '{{"destination_type": "file", "display_name": "files", "config": {{"prefix": "{prefix}"}}}}'
-  curl -s "${{key[@]}}" "$url/api/v1/bulk-exports" -d '{{"bulk_export_destination_id": "…", "session_id": "…", "start_time": "{from}", "end_time": "{until}"}}'
+  key=(-H "X-API-Key: $(cat '{folder}/api.key')" -H 'Content-Type: application/json')
+  curl -s "${{key[@]}}" "$url/api/v1/sessions"
+  curl -s "${{key[@]}}" "$url/api/v1/bulk-exports/destinations" -d '{{"destination_type": "file", "display_name": "files", "config": {{"prefix": "mine"}}}}'
+  curl -s "${{key[@]}}" "$url/api/v1/bulk-exports" -d '{{"bulk_export_destination_id": "…", "session_id": "{session}", "start_time": "{from}", "end_time": "{until}"}}'
   curl -s "${{key[@]}}" "$url/api/v1/bulk-exports/…/runs"
-  ls -R .towpath/exports/{prefix}"#
+  find '{folder}/exports/mine'"#
     )
 }
 

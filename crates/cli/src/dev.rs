@@ -18,7 +18,10 @@ use crate::wiring::{Roles, Server};
 /// When something cannot be started, or breaks.
 pub async fn run(command: Dev) -> anyhow::Result<()> {
     let started = Instant::now();
-    let flags = [flag("listen", "--listen", command.listen), flag("agent_listen", "--agent-listen", command.agent_listen)];
+    let flags = [
+        flag("listen", "--listen", command.listen),
+        flag("agent_listen", "--agent-listen", command.agent_listen),
+    ];
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
     telemetry::start_logging(&config)?;
     if command.agent_listen.is_some() {
@@ -29,10 +32,17 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let storage = Storage::open(&config.settings).await?;
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;
     let signals = Signals::listen()?;
-    let key_file = storage.data.as_ref().filter(|_| first.kept).map(crate::data_dir::DataDir::api_key_file);
+    let key_file = storage
+        .data
+        .as_ref()
+        .filter(|_| first.kept)
+        .map(crate::data_dir::DataDir::api_key_file);
     let server = Server::start(&config, Roles::ALL, storage, metrics).await?;
     println!("towpath dev is ready after {} ms\n", started.elapsed().as_millis());
-    println!("{}", banner(server.address(), &config.settings.data_dir, &first, key_file.as_deref()));
+    println!(
+        "{}",
+        banner(server.address(), &config.settings.data_dir, &first, key_file.as_deref())
+    );
     server.run(signals).await
 }
 
@@ -42,7 +52,10 @@ fn banner(address: SocketAddr, data_dir: &Path, first: &FirstKey, key_file: Opti
     let (shown, pasted) = match key_file {
         Some(file) => {
             let file = file.display();
-            (format!("{} (kept in {file})", first.key.reveal()), format!("$(cat '{file}')"))
+            (
+                format!("{} (kept in {file})", first.key.reveal()),
+                format!("$(cat '{file}')"),
+            )
         }
         None => ("as given in TOWPATH_API_KEY".to_owned(), "$TOWPATH_API_KEY".to_owned()),
     };

@@ -26,20 +26,45 @@ pub struct FirstKey {
 /// # Errors
 /// When the operator's key and workspace do not go together, or the folder or the database cannot be written.
 pub async fn of_dev(store: &Store, settings: &Settings, data: Option<&DataDir>) -> anyhow::Result<FirstKey> {
-    let first = store.read(async |tx| access::list_workspaces(tx, None).await).await?.into_iter().next();
-    let tenant = settings.tenant_id.or(first.map(|workspace| workspace.id)).unwrap_or_else(TenantId::new);
-    let ensure = async |key: &Secret| store.write(async |tx| access::ensure_first(tx, key, tenant).await).await;
+    let first = store
+        .read(async |tx| access::list_workspaces(tx, None).await)
+        .await?
+        .into_iter()
+        .next();
+    let tenant = settings
+        .tenant_id
+        .or(first.map(|workspace| workspace.id))
+        .unwrap_or_else(TenantId::new);
+    let ensure = async |key: &Secret| {
+        store
+            .write(async |tx| access::ensure_first(tx, key, tenant).await)
+            .await
+    };
     if let Some(key) = &settings.api_key {
         ensure(key).await.map_err(refused)?;
-        return Ok(FirstKey { key: key.clone(), tenant, kept: false });
+        return Ok(FirstKey {
+            key: key.clone(),
+            tenant,
+            kept: false,
+        });
     }
     let Some(data) = data else {
-        bail!(Usage("on PostgreSQL give the first key as TOWPATH_API_KEY, with its workspace as TOWPATH_TENANT_ID".into()));
+        bail!(Usage(
+            "on PostgreSQL give the first key as TOWPATH_API_KEY, with its workspace as TOWPATH_TENANT_ID".into()
+        ));
     };
     if let Some(key) = data.api_key()? {
         match ensure(&key).await {
-            Ok(_) => return Ok(FirstKey { key, tenant, kept: true }),
-            Err(Error::Rejected(why)) => tracing::info!(%why, "the key in the data folder is of no use; making another"),
+            Ok(_) => {
+                return Ok(FirstKey {
+                    key,
+                    tenant,
+                    kept: true,
+                });
+            }
+            Err(Error::Rejected(why)) => {
+                tracing::info!(%why, "the key in the data folder is of no use; making another");
+            }
             Err(error) => return Err(error.into()),
         }
     }
@@ -48,7 +73,11 @@ pub async fn of_dev(store: &Store, settings: &Settings, data: Option<&DataDir>) 
     let key = Secret::new(access::new_secret());
     data.keep_api_key(&key)?;
     ensure(&key).await.map_err(refused)?;
-    Ok(FirstKey { key, tenant, kept: true })
+    Ok(FirstKey {
+        key,
+        tenant,
+        kept: true,
+    })
 }
 
 /// For `towpath serve`: the operator's pair, where it is given.
@@ -59,11 +88,16 @@ pub async fn of_serve(store: &Store, settings: &Settings) -> anyhow::Result<()> 
     match (&settings.api_key, settings.tenant_id) {
         (None, None) => Ok(()),
         (Some(key), Some(tenant)) => {
-            store.write(async |tx| access::ensure_first(tx, key, tenant).await).await.map_err(refused)?;
+            store
+                .write(async |tx| access::ensure_first(tx, key, tenant).await)
+                .await
+                .map_err(refused)?;
             Ok(())
         }
         // Several API processes that start together would each make a workspace of their own.
-        _ => bail!(Usage("TOWPATH_API_KEY and TOWPATH_TENANT_ID belong together: give both or none".into())),
+        _ => bail!(Usage(
+            "TOWPATH_API_KEY and TOWPATH_TENANT_ID belong together: give both or none".into()
+        )),
     }
 }
 

@@ -22,7 +22,11 @@ pub async fn run(command: Keys) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let storage = Storage::open(&config.settings).await?;
     let done = match command.command {
-        KeysCommand::Create { name, workspace, output } => create(&storage.store, &name, workspace, output).await,
+        KeysCommand::Create {
+            name,
+            workspace,
+            output,
+        } => create(&storage.store, &name, workspace, output).await,
         KeysCommand::List { output } => list(&storage.store, output).await,
         KeysCommand::Revoke { key } => revoke(&storage.store, key).await,
     };
@@ -34,7 +38,15 @@ async fn create(store: &Store, name: &str, workspace: Option<TenantId>, output: 
     let made = store
         .write(async |tx| {
             let (organization, tenant) = owner(tx, workspace).await?;
-            let (key, secret) = access::create_key(tx, NewKey { organization, workspace, name }).await?;
+            let (key, secret) = access::create_key(
+                tx,
+                NewKey {
+                    organization,
+                    workspace,
+                    name,
+                },
+            )
+            .await?;
             Ok((key, secret, tenant))
         })
         .await;
@@ -61,7 +73,9 @@ async fn create(store: &Store, name: &str, workspace: Option<TenantId>, output: 
 /// new ones.
 async fn owner(tx: &mut Tx<'_>, wanted: Option<TenantId>) -> towpath_store::Result<(OrganizationId, TenantId)> {
     if let Some(tenant) = wanted {
-        let workspace = access::workspace(tx, tenant).await?.ok_or(towpath_store::Error::NotFound)?;
+        let workspace = access::workspace(tx, tenant)
+            .await?
+            .ok_or(towpath_store::Error::NotFound)?;
         return Ok((workspace.organization_id, tenant));
     }
     if let Some(first) = access::list_workspaces(tx, None).await?.into_iter().next() {
@@ -75,12 +89,19 @@ async fn owner(tx: &mut Tx<'_>, wanted: Option<TenantId>) -> towpath_store::Resu
 async fn list(store: &Store, output: Output) -> anyhow::Result<()> {
     let keys = store.read(async |tx| all(tx).await).await.context("listing keys")?;
     match output {
-        Output::Json => println!("{}", serde_json::to_string_pretty(&keys.iter().map(entry).collect::<Vec<_>>())?),
+        Output::Json => println!(
+            "{}",
+            serde_json::to_string_pretty(&keys.iter().map(entry).collect::<Vec<_>>())?
+        ),
         Output::Table => {
             let mut table = Table::new();
-            table.load_preset(presets::NOTHING).set_header(["id", "name", "begins with", "opens", "made", "revoked"]);
+            table
+                .load_preset(presets::NOTHING)
+                .set_header(["id", "name", "begins with", "opens", "made", "revoked"]);
             for key in &keys {
-                let opens = key.workspace_id.map_or_else(|| "all workspaces".to_owned(), |id| id.to_string());
+                let opens = key
+                    .workspace_id
+                    .map_or_else(|| "all workspaces".to_owned(), |id| id.to_string());
                 let revoked = key.revoked_at.map(|at| at.to_string()).unwrap_or_default();
                 table.add_row([
                     key.id.to_string(),
@@ -98,9 +119,18 @@ async fn list(store: &Store, output: Output) -> anyhow::Result<()> {
 }
 
 async fn revoke(store: &Store, id: KeyId) -> anyhow::Result<()> {
-    let keys = store.read(async |tx| all(tx).await).await.context("looking for the key")?;
-    let key = keys.into_iter().find(|key| key.id == id).ok_or_else(|| anyhow!("there is no key {id}"))?;
-    store.write(async |tx| access::revoke_key(tx, key.organization_id, id).await).await.context("revoking the key")?;
+    let keys = store
+        .read(async |tx| all(tx).await)
+        .await
+        .context("looking for the key")?;
+    let key = keys
+        .into_iter()
+        .find(|key| key.id == id)
+        .ok_or_else(|| anyhow!("there is no key {id}"))?;
+    store
+        .write(async |tx| access::revoke_key(tx, key.organization_id, id).await)
+        .await
+        .context("revoking the key")?;
     println!("revoked {id}; running servers refuse it within seconds");
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! The one binary: configuration, wiring, signals. What it starts stands in the other crates.
 
-#![expect(clippy::print_stdout, reason = "a command talks to people and programs through its output")]
+#![expect(
+    clippy::print_stdout,
+    reason = "a command talks to people and programs through its output"
+)]
 
 mod arguments;
 mod bench;

@@ -40,7 +40,11 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
 
 fn roles(given: &[Role]) -> Roles {
     let has = |role| given.contains(&role) || given.contains(&Role::All);
-    Roles { api: has(Role::Api), worker: has(Role::Worker), scheduler: has(Role::Scheduler) }
+    Roles {
+        api: has(Role::Api),
+        worker: has(Role::Worker),
+        scheduler: has(Role::Scheduler),
+    }
 }
 
 const fn mode(roles: Roles) -> Mode {
@@ -56,7 +60,11 @@ async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()>
     if settings.listen.ip().is_loopback() {
         return Ok(());
     }
-    if store.read(async |tx| access::has_keys(tx).await).await.context("looking for API keys")? {
+    if store
+        .read(async |tx| access::has_keys(tx).await)
+        .await
+        .context("looking for API keys")?
+    {
         return Ok(());
     }
     bail!(Usage(format!(

@@ -14,7 +14,10 @@ impl Signals {
     /// # Errors
     /// When the system refuses.
     pub fn listen() -> std::io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
 
     /// Waits for one of them and gives its number.

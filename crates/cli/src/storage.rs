@@ -22,8 +22,14 @@ impl Storage {
     /// When another process uses the data folder, or the database cannot be opened or migrated.
     pub async fn open(settings: &Settings) -> anyhow::Result<Self> {
         let uri = settings.database_uri.reveal();
-        let data = uri.starts_with("sqlite:").then(|| DataDir::open(&settings.data_dir)).transpose()?;
-        let options = Options { connections: settings.database_connections, ..Options::default() };
+        let data = uri
+            .starts_with("sqlite:")
+            .then(|| DataDir::open(&settings.data_dir))
+            .transpose()?;
+        let options = Options {
+            connections: settings.database_connections,
+            ..Options::default()
+        };
         let store = Store::open(uri, options).await.context("opening the database")?;
         store.migrate().await.context("migrating the database")?;
         Ok(Self { store, data })

@@ -81,17 +81,43 @@ impl Server {
         let http = tokio::spawn(towpath_api::serve(listener, router, draining.clone(), grace));
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
-        let scheduler = if roles.scheduler { Some(Scheduler::start(&store, parts::scheduler(settings)).await?) } else { None };
+        let scheduler = if roles.scheduler {
+            Some(Scheduler::start(&store, parts::scheduler(settings)).await?)
+        } else {
+            None
+        };
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
             let options = parts::pools(settings, &registry.pools());
             let world = Arc::new(shared.world(settings)?);
-            Some(Workers::start(engine, &shared.queue, &Arc::new(registry), &world, &options)?)
+            Some(Workers::start(
+                engine,
+                &shared.queue,
+                &Arc::new(registry),
+                &world,
+                &options,
+            )?)
         } else {
             None
         };
-        let upkeep = tokio::spawn(housekeeping::run(store.clone(), shared.objects.clone(), metrics, roles.worker));
-        Ok(Self { address, grace, store, draining, http, wal, workers, scheduler, upkeep, _data: data })
+        let upkeep = tokio::spawn(housekeeping::run(
+            store.clone(),
+            shared.objects.clone(),
+            metrics,
+            roles.worker,
+        ));
+        Ok(Self {
+            address,
+            grace,
+            store,
+            draining,
+            http,
+            wal,
+            workers,
+            scheduler,
+            upkeep,
+            _data: data,
+        })
     }
 
     /// Where it listens.
@@ -136,7 +162,11 @@ impl Server {
         let workers = async {
             if let Some(workers) = self.workers {
                 let drained = workers.drain(self.grace).await;
-                tracing::info!(jobs.at_work = drained.at_work, jobs.handed_back = drained.handed_back, "workers drained");
+                tracing::info!(
+                    jobs.at_work = drained.at_work,
+                    jobs.handed_back = drained.handed_back,
+                    "workers drained"
+                );
             }
         };
         // Together: both have the same grace.

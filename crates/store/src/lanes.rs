@@ -104,18 +104,21 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
     if free <= 0 {
         return Ok(Vec::new());
     }
-    let promoted: Vec<Promoted> = on!(tx, |conn| {
-        sqlx::query_as(
-            "UPDATE job SET state = 'ready', lane_held = (1 = 1)
-             WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
-                          ORDER BY lane_seq, id LIMIT $2)
-             RETURNING id, pool",
-        )
+    let text = sql!(tx,
+        sqlite: "UPDATE job SET state = 'ready', lane_held = 1
+                 WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
+                              ORDER BY lane_seq, id LIMIT $2)
+                 RETURNING id, pool",
+        // An array, not a join: see `postgres.rs`.
+        postgres: "UPDATE job SET state = 'ready', lane_held = true
+                   WHERE id = ANY (ARRAY (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL
+                                          AND state = 'blocked' ORDER BY lane_seq, id LIMIT $2))
+                   RETURNING id, pool");
+    let promoted: Vec<Promoted> = on!(tx, |conn| sqlx::query_as(text)
         .bind(&lane.key)
         .bind(free)
         .fetch_all(conn)
-        .await
-    })?;
+        .await)?;
     lane.held += i64::try_from(promoted.len()).unwrap_or(i64::MAX);
     Ok(promoted)
 }

@@ -95,17 +95,26 @@ pub async fn advance(
     })? == 1)
 }
 
-/// Names the job recorded for the instant the schedule stands at, if that is still `seen`.
+/// Names the job recorded for the instant the schedule stands at, if that is still `seen` and `before` is still the
+/// job named for it. Answers whether it is; if not, somebody else was faster and the transaction must record nothing.
 ///
 /// # Errors
 /// As every statement.
-pub async fn set_spawn(tx: &mut Tx<'_>, id: ScheduleId, seen: Timestamp, spawn_job: JobId) -> Result<bool> {
+pub async fn set_spawn(
+    tx: &mut Tx<'_>,
+    id: ScheduleId,
+    seen: Timestamp,
+    before: Option<JobId>,
+    spawn_job: JobId,
+) -> Result<bool> {
     Ok(on!(tx, |conn| {
         sqlx::query(
-            "UPDATE schedule SET spawn_job = $3 WHERE id = $1 AND next_at = $2 AND ended_at IS NULL AND NOT paused",
+            "UPDATE schedule SET spawn_job = $4
+             WHERE id = $1 AND next_at = $2 AND spawn_job IS NOT DISTINCT FROM $3 AND ended_at IS NULL AND NOT paused",
         )
         .bind(id)
         .bind(seen)
+        .bind(before)
         .bind(spawn_job)
         .execute(conn)
         .await
@@ -130,17 +139,20 @@ pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
     Ok(())
 }
 
-/// Active schedules that have no open spawn job: it was never recorded, or it ended without advancing them.
+/// Active schedules that have no spawn job: it was never recorded, it is gone, or it ended before `rested` without
+/// advancing them. One that ended later is left alone for now: a spawn that fails at once must not be repeated as fast
+/// as somebody looks.
 ///
 /// # Errors
 /// As every statement.
-pub async fn without_spawn(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Schedule>> {
+pub async fn without_spawn(tx: &mut Tx<'_>, rested: Timestamp, limit: i64) -> Result<Vec<Schedule>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "SELECT s.* FROM schedule s LEFT JOIN job j ON j.id = s.spawn_job
-             WHERE s.ended_at IS NULL AND NOT s.paused AND (j.id IS NULL OR j.finished_at IS NOT NULL)
-             ORDER BY s.next_at LIMIT $1",
+             WHERE s.ended_at IS NULL AND NOT s.paused AND (j.id IS NULL OR j.finished_at < $1)
+             ORDER BY s.next_at LIMIT $2",
         )
+        .bind(rested)
         .bind(limit)
         .fetch_all(conn)
         .await

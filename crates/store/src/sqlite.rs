@@ -362,3 +362,6 @@ fn refuse_network_file_system(path: &std::path::Path) -> Result<()> {
 fn refuse_network_file_system(_: &std::path::Path) -> Result<()> {
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

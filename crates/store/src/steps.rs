@@ -91,7 +91,7 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
                      SELECT j.id, j.fence, j.lost_leases FROM job j
                      JOIN (SELECT DISTINCT id, fence FROM wanted) w
                        ON j.id = w.id AND j.fence = w.fence AND j.state = 'running'
-                     ORDER BY j.id FOR UPDATE OF j
+                     WHERE j.id = ANY($1) ORDER BY j.id FOR UPDATE OF j
                  ),
                  written AS (
                      INSERT INTO step (job_id, name, output, fence, at)
@@ -99,7 +99,8 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
                      ON CONFLICT (job_id, name) DO NOTHING
                  ),
                  progressed AS (
-                     UPDATE job SET lost_leases = 0 FROM locked WHERE job.id = locked.id AND locked.lost_leases > 0
+                     UPDATE job SET lost_leases = 0
+                     WHERE id = ANY (ARRAY (SELECT id FROM locked WHERE lost_leases > 0))
                  )
                  SELECT id, fence FROM locked",
             )

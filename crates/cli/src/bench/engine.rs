@@ -24,11 +24,15 @@ pub async fn run(options: &BenchEngine) -> anyhow::Result<()> {
     let name = format!("towpath_bench_{}", std::process::id());
     let uri = match &options.database {
         None => format!("sqlite://{}", folder.path().join("bench.db").display()),
-        Some(server) => baseline::make_database(server, &name).await.context("making a database for the benchmark")?,
+        Some(server) => baseline::make_database(server, &name)
+            .await
+            .context("making a database for the benchmark")?,
     };
     let measured = measure(options, &uri).await;
     if let Some(server) = &options.database {
-        baseline::drop_database(server, &name).await.context("dropping the benchmark's database")?;
+        baseline::drop_database(server, &name)
+            .await
+            .context("dropping the benchmark's database")?;
     }
     measured?.print(options.output)
 }
@@ -42,22 +46,42 @@ async fn measure(options: &BenchEngine, uri: &str) -> anyhow::Result<Report> {
     for slots in SLOTS {
         let jobs = share(options.jobs, slots);
         let rate = bench.drain(jobs, slots, 1, 0).await?;
-        report.against(format!("drain, {slots} slots"), rate, "jobs/s", &format!("by hand, {slots} slots"));
+        report.against(
+            format!("drain, {slots} slots"),
+            rate,
+            "jobs/s",
+            &format!("by hand, {slots} slots"),
+        );
     }
     for tenants in [50, 5000] {
         let rate = bench.drain(options.jobs, 64, tenants, 0).await?;
-        report.against(format!("drain, 64 slots, {tenants} tenants"), rate, "jobs/s", "drain, 64 slots");
+        report.against(
+            format!("drain, 64 slots, {tenants} tenants"),
+            rate,
+            "jobs/s",
+            "drain, 64 slots",
+        );
     }
     let rate = bench.drain(options.jobs / 4, 64, 1, 1000).await?;
     report.against("drain, 64 slots, 1000 lanes of 1", rate, "jobs/s", "drain, 64 slots");
     bench.pick_up(&mut report).await?;
     for (workflows, steps) in [(1, 1000), (16, 250)] {
         let rate = bench.steps(workflows, steps).await?;
-        report.against(format!("steps, {workflows} workflows"), rate, "steps/s", "plain commits, 1 connection");
+        report.against(
+            format!("steps, {workflows} workflows"),
+            rate,
+            "steps/s",
+            "plain commits, 1 connection",
+        );
     }
     for ready in [10_000, 100_000, options.backlog] {
         let millis = bench.claim_time(i64::try_from(ready)?).await?;
-        report.against(format!("claim of 64, {ready} ready"), millis, "ms", "claim of 64, 10000 ready");
+        report.against(
+            format!("claim of 64, {ready} ready"),
+            millis,
+            "ms",
+            "claim of 64, 10000 ready",
+        );
     }
     Ok(report)
 }
@@ -75,11 +99,19 @@ fn share(jobs: u64, slots: usize) -> u64 {
 async fn by_hand(uri: &str, jobs: i64, report: &mut Report) -> anyhow::Result<()> {
     let mut baseline = Baseline::open(uri).await?;
     let commits = 1000;
-    report.note("plain commits, 1 connection", rate(commits, baseline.commits(commits.try_into()?).await?), "commits/s");
+    report.note(
+        "plain commits, 1 connection",
+        rate(commits, baseline.commits(commits.try_into()?).await?),
+        "commits/s",
+    );
     for slots in SLOTS {
         let jobs = i64::try_from(share(jobs.unsigned_abs(), slots))?;
         let took = baseline.drain(jobs, i64::try_from(slots)?).await?;
-        report.note(format!("by hand, {slots} slots"), rate(jobs.unsigned_abs(), took), "jobs/s");
+        report.note(
+            format!("by hand, {slots} slots"),
+            rate(jobs.unsigned_abs(), took),
+            "jobs/s",
+        );
     }
     Ok(())
 }
@@ -98,7 +130,14 @@ struct Bench {
 
 impl Bench {
     async fn open(uri: &str, redis: Option<&str>) -> anyhow::Result<Self> {
-        let store = Store::open(uri, Options { connections: 16, ..Options::default() }).await?;
+        let store = Store::open(
+            uri,
+            Options {
+                connections: 16,
+                ..Options::default()
+            },
+        )
+        .await?;
         store.migrate().await?;
         let queue = match redis {
             None => Queue::local(),
@@ -109,7 +148,13 @@ impl Bench {
         let mut registry = Registry::default().with::<Job>();
         registry.attach(&store);
         let engine = Engine::new(store.clone(), Settings::default());
-        Ok(Self { uri: uri.to_owned(), store, queue, engine, registry: Arc::new(registry) })
+        Ok(Self {
+            uri: uri.to_owned(),
+            store,
+            queue,
+            engine,
+            registry: Arc::new(registry),
+        })
     }
 
     async fn clear(&self) -> anyhow::Result<()> {
@@ -120,7 +165,13 @@ impl Bench {
 
     fn workers(&self, slots: usize, meter: &Arc<Meter>) -> anyhow::Result<Workers> {
         let options = towpath_workers::Options::new([(POOL, slots)]);
-        Ok(Workers::start(self.engine.clone(), &self.queue, &self.registry, meter, &options)?)
+        Ok(Workers::start(
+            self.engine.clone(),
+            &self.queue,
+            &self.registry,
+            meter,
+            &options,
+        )?)
     }
 
     async fn enqueue(&self, jobs: u64, report: &mut Report) -> anyhow::Result<()> {
@@ -133,7 +184,9 @@ impl Bench {
                 tasks.spawn(async move {
                     let tenant = TenantId::new();
                     for _ in 0..each {
-                        store.write(async |tx| towpath_durable::start(tx, &Job::default(), Start::new(tenant)).await).await?;
+                        store
+                            .write(async |tx| towpath_durable::start(tx, &Job::default(), Start::new(tenant)).await)
+                            .await?;
                     }
                     Ok::<_, towpath_store::Error>(())
                 });
@@ -141,7 +194,11 @@ impl Bench {
             while let Some(done) = tasks.join_next().await {
                 done??;
             }
-            report.note(format!("enqueue, {callers} callers"), rate(jobs / callers * callers, started.elapsed()), "jobs/s");
+            report.note(
+                format!("enqueue, {callers} callers"),
+                rate(jobs / callers * callers, started.elapsed()),
+                "jobs/s",
+            );
         }
         Ok(())
     }
@@ -153,7 +210,9 @@ impl Bench {
         let jobs = if lanes == 0 {
             let each = (jobs / tenants as u64).max(1);
             let all = each * tenants as u64;
-            self.store.write(async |tx| baseline::backlog(tx, "bench", POOL, all.cast_signed(), &owners).await).await?;
+            self.store
+                .write(async |tx| baseline::backlog(tx, "bench", POOL, all.cast_signed(), &owners).await)
+                .await?;
             all
         } else {
             for first in (0..jobs).step_by(200) {
@@ -198,16 +257,25 @@ impl Bench {
             tokio::time::sleep(Duration::from_millis(20)).await;
             let enqueued = u64::try_from(meter.start.elapsed().as_nanos())?;
             let job = Job { steps: 0, enqueued };
-            self.store.write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await).await?;
+            self.store
+                .write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await)
+                .await?;
         }
         workers.drain(Duration::from_secs(30)).await;
         let mut latencies = std::mem::take(&mut *meter.latencies.lock().expect("no holder of it panics"));
         ensure!(latencies.len() == 200, "{} of 200 jobs were picked up", latencies.len());
         latencies.sort_unstable();
-        let commit = report.value("plain commits, 1 connection").map_or(0.0, |rate| 1000.0 / rate);
+        let commit = report
+            .value("plain commits, 1 connection")
+            .map_or(0.0, |rate| 1000.0 / rate);
         report.note("2 plain commits", 2.0 * commit, "ms");
         for (name, nth) in [("p50", 100), ("p99", 198)] {
-            report.against(format!("pick-up {name}"), latencies[nth].as_secs_f64() * 1000.0, "ms", "2 plain commits");
+            report.against(
+                format!("pick-up {name}"),
+                latencies[nth].as_secs_f64() * 1000.0,
+                "ms",
+                "2 plain commits",
+            );
         }
         Ok(())
     }
@@ -218,7 +286,9 @@ impl Bench {
         let tenant = TenantId::new();
         for _ in 0..workflows {
             let job = Job { steps, enqueued: 0 };
-            self.store.write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await).await?;
+            self.store
+                .write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await)
+                .await?;
         }
         let started = Instant::now();
         let workers = self.workers(usize::try_from(workflows)?, &meter)?;
@@ -236,7 +306,9 @@ impl Bench {
     async fn claim_time(&self, ready: i64) -> anyhow::Result<f64> {
         self.clear().await?;
         let tenant = TenantId::new();
-        self.store.write(async |tx| baseline::backlog(tx, "bench", POOL, ready, &[tenant]).await).await?;
+        self.store
+            .write(async |tx| baseline::backlog(tx, "bench", POOL, ready, &[tenant]).await)
+            .await?;
         baseline::tidy(&self.uri).await?;
         let mut took = Vec::new();
         for _ in 0..50 {

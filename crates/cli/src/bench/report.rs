@@ -42,7 +42,13 @@ impl Report {
 
     fn row(&mut self, what: String, value: f64, unit: &'static str, ratio: Option<f64>, against: &str) {
         eprintln!("{what}: {} {unit}", number(value));
-        self.rows.push(Row { what, value, unit, ratio, against: against.to_owned() });
+        self.rows.push(Row {
+            what,
+            value,
+            unit,
+            ratio,
+            against: against.to_owned(),
+        });
     }
 
     /// Prints it.
@@ -51,7 +57,9 @@ impl Report {
             Output::Json => println!("{}", serde_json::to_string_pretty(self)?),
             Output::Table => {
                 let mut table = Table::new();
-                table.load_preset(presets::UTF8_BORDERS_ONLY).set_header(["measured", "value", "unit", "ratio", "to"]);
+                table
+                    .load_preset(presets::UTF8_BORDERS_ONLY)
+                    .set_header(["measured", "value", "unit", "ratio", "to"]);
                 for row in &self.rows {
                     let ratio = row.ratio.map_or_else(String::new, |ratio| format!("{ratio:.2}"));
                     table.add_row([row.what.as_str(), &number(row.value), row.unit, &ratio, &row.against]);
@@ -64,5 +72,9 @@ impl Report {
 }
 
 fn number(value: f64) -> String {
-    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+    if value >= 100.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.2}")
+    }
 }

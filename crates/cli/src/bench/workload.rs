@@ -24,7 +24,11 @@ pub struct Meter {
 
 impl Default for Meter {
     fn default() -> Self {
-        Self { start: Instant::now(), entered: AtomicU64::new(0), latencies: Mutex::default() }
+        Self {
+            start: Instant::now(),
+            entered: AtomicU64::new(0),
+            latencies: Mutex::default(),
+        }
     }
 }
 
@@ -46,7 +50,10 @@ impl Workflow for Job {
 
     async fn run(&self, ctx: &mut Ctx, meter: &Meter) -> Outcome {
         if self.enqueued > 0 {
-            let latency = meter.start.elapsed().saturating_sub(Duration::from_nanos(self.enqueued));
+            let latency = meter
+                .start
+                .elapsed()
+                .saturating_sub(Duration::from_nanos(self.enqueued));
             meter.latencies.lock().expect("no holder of it panics").push(latency);
         }
         meter.entered.fetch_add(1, Ordering::Relaxed);

@@ -12,7 +12,9 @@ pub const FAILPOINT: &str = "TOWPATH_FAILPOINT";
 /// The environment of this process. Entries that are not UTF-8 are left out: no setting of ours can be one.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub fn read() -> Vec<(String, String)> {
-    std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?))).collect()
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
 }
 
 /// The settings the environment holds, and a warning for each name that looks like one and is not.
@@ -24,13 +26,26 @@ pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
         // An empty variable is how shells and compose files say "not set".
         let found = key.environment_names().find_map(|name| {
             let set = |(set, value): &&(String, String)| *set == name && !value.is_empty();
-            environment.iter().find(set).map(|(_, value)| (name.clone(), value.clone()))
+            environment
+                .iter()
+                .find(set)
+                .map(|(_, value)| (name.clone(), value.clone()))
         });
         if let Some((name, text)) = found {
-            layer.insert(key.name, Value { text, origin: Origin::Environment(name) });
+            layer.insert(
+                key.name,
+                Value {
+                    text,
+                    origin: Origin::Environment(name),
+                },
+            );
         }
     }
-    let known: Vec<String> = KEYS.iter().flat_map(Key::environment_names).chain([CONFIG.to_owned(), FAILPOINT.to_owned()]).collect();
+    let known: Vec<String> = KEYS
+        .iter()
+        .flat_map(Key::environment_names)
+        .chain([CONFIG.to_owned(), FAILPOINT.to_owned()])
+        .collect();
     let ours = |name: &str| name.starts_with("TOWPATH_") && !name.starts_with("TOWPATH_TEST_");
     let warnings = environment
         .iter()
@@ -46,5 +61,8 @@ pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
 
 /// Kubernetes adds such names to every container that runs beside a service called `towpath…`.
 fn is_service_link(name: &str) -> bool {
-    name.ends_with("_SERVICE_HOST") || name.contains("_SERVICE_PORT") || name.ends_with("_PORT") || name.contains("_PORT_")
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.ends_with("_PORT")
+        || name.contains("_PORT_")
 }

@@ -26,7 +26,12 @@ pub fn layer(path: &Path, problems: &mut Vec<String>) -> Layer {
             return Layer::new();
         }
     };
-    let mut reader = Reader { path, text: &text, layer: Layer::new(), problems };
+    let mut reader = Reader {
+        path,
+        text: &text,
+        layer: Layer::new(),
+        problems,
+    };
     reader.table("", table.get_ref());
     reader.layer
 }
@@ -42,11 +47,18 @@ impl Reader<'_> {
     fn table(&mut self, prefix: &str, table: &DeTable<'_>) {
         for (name, value) in table {
             let line = line_of(self.text, name.span().start);
-            let name = if prefix.is_empty() { name.get_ref().to_string() } else { format!("{prefix}.{}", name.get_ref()) };
+            let name = if prefix.is_empty() {
+                name.get_ref().to_string()
+            } else {
+                format!("{prefix}.{}", name.get_ref())
+            };
             match (KEYS.iter().find(|key| key.name == name), value.get_ref()) {
                 (Some(key), value) => match plain(value) {
                     Some(text) => {
-                        let origin = Origin::File { path: self.path.to_owned(), line };
+                        let origin = Origin::File {
+                            path: self.path.to_owned(),
+                            line,
+                        };
                         self.layer.insert(key.name, Value { text, origin });
                     }
                     None => self.complain(line, &format!("{name}: {UNUSABLE}")),
@@ -82,13 +94,22 @@ fn plain(value: &DeValue<'_>) -> Option<String> {
 }
 
 fn is_section(name: &str) -> bool {
-    KEYS.iter().any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
+    KEYS.iter()
+        .any(|key| key.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')))
 }
 
 fn known_names() -> impl Iterator<Item = &'static str> {
-    KEYS.iter().map(|key| key.name).chain(KEYS.iter().filter_map(|key| key.name.split_once('.')).map(|(section, _)| section))
+    KEYS.iter().map(|key| key.name).chain(
+        KEYS.iter()
+            .filter_map(|key| key.name.split_once('.'))
+            .map(|(section, _)| section),
+    )
 }
 
 fn line_of(text: &str, offset: usize) -> usize {
-    text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
+    text.as_bytes()[..offset.min(text.len())]
+        .iter()
+        .filter(|byte| **byte == b'\n')
+        .count()
+        + 1
 }

@@ -64,7 +64,10 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "database_uri",
         environment: &["DATABASE_URI", "POSTGRES_URI"],
-        default: Fallback::BelowData { scheme: "sqlite://", file: "towpath.db" },
+        default: Fallback::BelowData {
+            scheme: "sqlite://",
+            file: "towpath.db",
+        },
         kind: Kind::Uri(&["sqlite", "postgres", "postgresql"]),
         about: "the database: sqlite:///path/file.db or postgres://user:password@host/name",
     },
@@ -85,7 +88,10 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "objects",
         environment: &["TOWPATH_OBJECTS"],
-        default: Fallback::BelowData { scheme: "file://", file: "objects" },
+        default: Fallback::BelowData {
+            scheme: "file://",
+            file: "objects",
+        },
         kind: Kind::Uri(&["file", "s3"]),
         about: "where trace data lies: file:///folder or s3://bucket/prefix with the usual AWS variables",
     },
@@ -159,7 +165,10 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "exports.file_root",
         environment: &[],
-        default: Fallback::BelowData { scheme: "", file: "exports" },
+        default: Fallback::BelowData {
+            scheme: "",
+            file: "exports",
+        },
         kind: Kind::Path,
         about: "folder that `file` destinations write below",
     },
@@ -195,7 +204,10 @@ pub const KEYS: &[Key] = &[
         name: "ingest.memory_mb",
         environment: &[],
         default: Fallback::Text("256"),
-        kind: Kind::Count { least: 16, most: 65_536 },
+        kind: Kind::Count {
+            least: 16,
+            most: 65_536,
+        },
         about: "memory that ingest bodies under way may take together; more are answered 503",
     },
     Key {
@@ -208,7 +220,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "log.filter",
         environment: &["TOWPATH_LOG", "RUST_LOG"],
-        default: Fallback::Text("info"),
+        default: Fallback::Text("info,apalis_core=warn,sqlx=warn"),
         kind: Kind::LogFilter,
         about: "how much is logged, as in info or info,towpath_durable=debug",
     },

@@ -53,9 +53,10 @@ impl Kind {
                 let known = scheme.is_some_and(|scheme| schemes.contains(&scheme));
                 (!known).then(|| format!("a URI that begins with {}", alternatives(schemes, "://")))
             }
-            Self::Address => {
-                text.parse::<SocketAddr>().is_err().then(|| "an address such as 127.0.0.1:8400".to_owned())
-            }
+            Self::Address => text
+                .parse::<SocketAddr>()
+                .is_err()
+                .then(|| "an address such as 127.0.0.1:8400".to_owned()),
             Self::Count { least, most } => {
                 let inside = text.parse::<u64>().is_ok_and(|count| (*least..=*most).contains(&count));
                 (!inside).then(|| format!("a whole number from {least} to {most}"))
@@ -64,7 +65,8 @@ impl Kind {
             Self::Choice(choices) => (!choices.contains(&text)).then(|| alternatives(choices, "")),
             Self::Allowed => {
                 let broken = items(text).find(|item| item.parse::<Allowed>().is_err());
-                broken.map(|_| "hosts, addresses, networks (10.0.0.0/8) or ports (:9000), with commas between".to_owned())
+                broken
+                    .map(|_| "hosts, addresses, networks (10.0.0.0/8) or ports (:9000), with commas between".to_owned())
             }
             Self::PoolSlots => {
                 let broken = items(text).any(|item| pool_slots(item).is_none());
@@ -72,10 +74,12 @@ impl Kind {
             }
             Self::Uuid => text.parse::<Uuid>().is_err().then(|| "a UUID".to_owned()),
             Self::ApiKey => (text.chars().count() < 32).then(|| "at least 32 characters".to_owned()),
-            Self::EncryptionKey => {
-                Keys::parse(text).is_err().then(|| "32 bytes as base64 or as 64 hex digits".to_owned())
-            }
-            Self::LogFilter => EnvFilter::try_new(text).is_err().then(|| "log directives such as info".to_owned()),
+            Self::EncryptionKey => Keys::parse(text)
+                .is_err()
+                .then(|| "32 bytes as base64 or as 64 hex digits".to_owned()),
+            Self::LogFilter => EnvFilter::try_new(text)
+                .is_err()
+                .then(|| "log directives such as info".to_owned()),
         }
     }
 
@@ -109,7 +113,11 @@ fn alternatives(choices: &[&str], ending: &str) -> String {
 fn without_password(text: &str) -> String {
     // A text that is no URI has no place to look for its password, so none of it is shown.
     let Ok(mut uri) = Url::parse(text) else {
-        return if text.contains('@') { "***".to_owned() } else { text.to_owned() };
+        return if text.contains('@') {
+            "***".to_owned()
+        } else {
+            text.to_owned()
+        };
     };
     let secret_pair = |name: &str| name.contains("password") || name.contains("secret") || name.contains("token");
     if uri.password().is_none() && !uri.query_pairs().any(|(name, _)| secret_pair(&name)) {

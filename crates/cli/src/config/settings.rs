@@ -102,7 +102,9 @@ impl Settings {
             requests: values.number("http.requests"),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
-            outbound_allow: kind::items(values.text("outbound.allow")).filter_map(|item| item.parse().ok()).collect(),
+            outbound_allow: kind::items(values.text("outbound.allow"))
+                .filter_map(|item| item.parse().ok())
+                .collect(),
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {
                 "text" => LogFormat::Text,

@@ -2,10 +2,15 @@
 
 use std::path::PathBuf;
 
+use super::keys::KEYS;
 use super::*;
 
 fn flag(key: &'static str, value: &str) -> Flag {
-    Flag { key, name: "--test", value: value.to_owned() }
+    Flag {
+        key,
+        name: "--test",
+        value: value.to_owned(),
+    }
 }
 
 fn inputs() -> Inputs {
@@ -13,7 +18,10 @@ fn inputs() -> Inputs {
 }
 
 fn set(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
-    pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    pairs
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 /// A file that lives as long as its folder.
@@ -25,7 +33,13 @@ fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
 }
 
 fn origin(config: &Config, key: &str) -> Origin {
-    config.resolved.iter().find(|value| value.key.name == key).unwrap().origin.clone()
+    config
+        .resolved
+        .iter()
+        .find(|value| value.key.name == key)
+        .unwrap()
+        .origin
+        .clone()
 }
 
 fn problems(inputs: &Inputs) -> Vec<String> {
@@ -63,14 +77,31 @@ fn what_lies_below_the_data_folder_follows_it() {
 
 #[test]
 fn roles_have_ports_of_their_own() {
-    let port = |mode| Config::load(&Inputs::closed(mode, Vec::new())).unwrap().settings.listen.port();
-    assert_eq!([port(Mode::Api), port(Mode::Worker), port(Mode::Scheduler)], [8400, 8401, 8402]);
+    let port = |mode| {
+        Config::load(&Inputs::closed(mode, Vec::new()))
+            .unwrap()
+            .settings
+            .listen
+            .port()
+    };
+    assert_eq!(
+        [port(Mode::Api), port(Mode::Worker), port(Mode::Scheduler)],
+        [8400, 8401, 8402]
+    );
 }
 
 #[test]
 fn only_dev_lends_its_own_credentials() {
-    let lends = |mode| Config::load(&Inputs::closed(mode, Vec::new())).unwrap().settings.environment_credentials;
-    assert_eq!([lends(Mode::Dev), lends(Mode::Api), lends(Mode::Worker)], [true, false, false]);
+    let lends = |mode| {
+        Config::load(&Inputs::closed(mode, Vec::new()))
+            .unwrap()
+            .settings
+            .environment_credentials
+    };
+    assert_eq!(
+        [lends(Mode::Dev), lends(Mode::Api), lends(Mode::Worker)],
+        [true, false, false]
+    );
 }
 
 #[test]
@@ -81,7 +112,11 @@ fn aliases_give_way_to_the_name_before_them() {
     assert_eq!(config.settings.database_uri.reveal(), "postgres://a/a");
     inputs.environment = set(&[("POSTGRES_URI", "postgres://b/b"), ("DATABASE_URI", "")]);
     let config = Config::load(&inputs).unwrap();
-    assert_eq!(config.settings.database_uri.reveal(), "postgres://b/b", "an empty variable is not set");
+    assert_eq!(
+        config.settings.database_uri.reveal(),
+        "postgres://b/b",
+        "an empty variable is not set"
+    );
 }
 
 #[test]
@@ -130,7 +165,10 @@ fn lists_and_numbers_of_the_file_are_read() {
     inputs.file = Some(path);
     let settings = Config::load(&inputs).unwrap().settings;
     assert_eq!(settings.slots, 3);
-    assert_eq!(settings.pool_slots, [("exports".to_owned(), 2), ("folds".to_owned(), 1)].into());
+    assert_eq!(
+        settings.pool_slots,
+        [("exports".to_owned(), 2), ("folds".to_owned(), 1)].into()
+    );
     assert_eq!(settings.outbound_allow.len(), 2);
 }
 
@@ -154,7 +192,11 @@ fn unknown_names_in_the_environment_are_warnings() {
 #[test]
 fn every_wrong_value_is_named_with_its_origin() {
     let mut inputs = inputs();
-    inputs.environment = set(&[("TOWPATH_LISTEN", "8400"), ("N_JOBS_PER_WORKER", "0"), ("TOWPATH_API_KEY", "short")]);
+    inputs.environment = set(&[
+        ("TOWPATH_LISTEN", "8400"),
+        ("N_JOBS_PER_WORKER", "0"),
+        ("TOWPATH_API_KEY", "short"),
+    ]);
     assert_eq!(
         problems(&inputs),
         [
@@ -170,7 +212,10 @@ fn secrets_are_not_shown() {
     let key = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     let mut inputs = inputs();
     inputs.environment = set(&[
-        ("DATABASE_URI", "postgres://towpath:hunter2@db:5432/towpath?sslmode=require&sslpassword=hunter3"),
+        (
+            "DATABASE_URI",
+            "postgres://towpath:hunter2@db:5432/towpath?sslmode=require&sslpassword=hunter3",
+        ),
         ("REDIS_URI", "redis://:hunter4@cache:6379/0"),
         ("TOWPATH_ENCRYPTION_KEY", key),
         ("TOWPATH_API_KEY", key),
@@ -179,9 +224,16 @@ fn secrets_are_not_shown() {
     let shown: Vec<String> = config.resolved.iter().filter_map(Resolved::shown).collect();
     for secret in ["hunter2", "hunter3", "hunter4", key] {
         assert!(!shown.iter().any(|text| text.contains(secret)), "{shown:?}");
-        assert!(!format!("{:?}", config.settings).contains(secret), "settings print a secret");
+        assert!(
+            !format!("{:?}", config.settings).contains(secret),
+            "settings print a secret"
+        );
     }
-    assert!(shown.iter().any(|text| text.starts_with("postgres://towpath:***@db:5432/towpath?sslmode=require")));
+    assert!(
+        shown
+            .iter()
+            .any(|text| text.starts_with("postgres://towpath:***@db:5432/towpath?sslmode=require"))
+    );
     assert!(config.settings.encryption_key.is_some());
 }
 
@@ -189,11 +241,22 @@ fn secrets_are_not_shown() {
 fn the_reference_lists_every_key() {
     let reference = include_str!("../../../../docs/configuration.md");
     for key in KEYS {
-        assert!(reference.contains(&format!("| `{}` |", key.name)), "docs/configuration.md lacks {}", key.name);
+        assert!(
+            reference.contains(&format!("| `{}` |", key.name)),
+            "docs/configuration.md lacks {}",
+            key.name
+        );
         for name in key.environment {
-            assert!(reference.contains(&format!("`{name}`")), "docs/configuration.md lacks {name}");
+            assert!(
+                reference.contains(&format!("`{name}`")),
+                "docs/configuration.md lacks {name}"
+            );
         }
     }
     let rows = reference.lines().filter(|line| line.starts_with("| `")).count();
-    assert_eq!(rows, KEYS.len(), "docs/configuration.md has a row for something that is no setting");
+    assert_eq!(
+        rows,
+        KEYS.len(),
+        "docs/configuration.md has a row for something that is no setting"
+    );
 }

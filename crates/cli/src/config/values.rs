@@ -72,7 +72,10 @@ impl Resolved {
         let text = self.text.as_deref()?;
         let expected = self.key.kind.complaint(text)?;
         let shown = self.key.kind.shown(text);
-        Some(format!("{}: expected {expected}, got \"{shown}\" ({})", self.key.name, self.origin))
+        Some(format!(
+            "{}: expected {expected}, got \"{shown}\" ({})",
+            self.key.name, self.origin
+        ))
     }
 }
 
@@ -83,7 +86,10 @@ pub fn resolve(inputs: &Inputs, environment: &Layer, file: &Layer) -> Vec<Resolv
     for key in KEYS {
         let flag = inputs.flags.iter().rev().find(|flag| flag.key == key.name);
         let given = flag
-            .map(|flag| Value { text: flag.value.clone(), origin: Origin::Flag(flag.name) })
+            .map(|flag| Value {
+                text: flag.value.clone(),
+                origin: Origin::Flag(flag.name),
+            })
             .or_else(|| environment.get(key.name).cloned())
             .or_else(|| file.get(key.name).cloned());
         let (text, origin) = match given {
@@ -105,7 +111,10 @@ fn fallback(key: &Key, mode: Mode, data_dir: &Path) -> Option<String> {
         Fallback::Text(text) => Some(text.to_owned()),
         Fallback::ByMode(choose) => Some(choose(mode).to_owned()),
         // A folder's name may hold what means something else in a URL.
-        Fallback::BelowData { scheme: "file://", file } => Url::from_file_path(data_dir.join(file)).ok().map(Into::into),
+        Fallback::BelowData {
+            scheme: "file://",
+            file,
+        } => Url::from_file_path(data_dir.join(file)).ok().map(Into::into),
         Fallback::BelowData { scheme, file } => Some(format!("{scheme}{}", data_dir.join(file).display())),
     }
 }

@@ -39,7 +39,10 @@ impl Client {
             .tls_built_in_root_certs(false)
             .timeout(Duration::from_secs(60))
             .build()?;
-        Ok(Self { http, base: format!("http://{address}") })
+        Ok(Self {
+            http,
+            base: format!("http://{address}"),
+        })
     }
 
     /// GET.
@@ -75,7 +78,10 @@ impl Client {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
                     tokio::time::sleep(retry_after(&answer)).await;
                 }
-                status => bail!("POST {path} answered {status}: {}", answer.text().await.unwrap_or_default()),
+                status => bail!(
+                    "POST {path} answered {status}: {}",
+                    answer.text().await.unwrap_or_default()
+                ),
             }
         }
         bail!("POST {path}: the server was still too busy after {TRIES} tries")
@@ -97,6 +103,9 @@ async fn json(request: RequestBuilder, path: &str) -> anyhow::Result<Value> {
 }
 
 fn retry_after(answer: &Response) -> Duration {
-    let seconds = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let seconds = answer
+        .headers()
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
     Duration::from_secs(seconds.unwrap_or(1).min(10))
 }

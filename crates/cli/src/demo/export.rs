@@ -17,6 +17,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub struct Export {
     /// Its id.
     pub id: String,
+    /// The project's id.
+    pub session: String,
     /// Below the folder of `file` destinations.
     pub prefix: String,
 }
@@ -37,8 +39,11 @@ pub async fn make(client: &Client, sent: &Sent) -> anyhow::Result<Export> {
     let sessions = client.get(&format!("/api/v1/sessions?name={}", sent.project)).await?;
     let session = text(&sessions[0], "id").context("the project made by ingest")?;
     let destination = json!({ "destination_type": "file", "display_name": "demo", "config": { "prefix": prefix } });
-    let destination = text(&client.post("/api/v1/bulk-exports/destinations", &destination).await?, "id")?;
-    let progress = Progress::start("exported", sent.runs);
+    let destination = text(
+        &client.post("/api/v1/bulk-exports/destinations", &destination).await?,
+        "id",
+    )?;
+    let progress = Progress::start("exporting", "exported", sent.runs);
     let export = json!({
         "bulk_export_destination_id": destination,
         "session_id": session,
@@ -48,19 +53,30 @@ pub async fn make(client: &Client, sent: &Sent) -> anyhow::Result<Export> {
     let id = text(&client.post("/api/v1/bulk-exports", &export).await?, "id")?;
     follow(client, &id, &progress).await?;
     progress.finish();
-    Ok(Export { id, prefix })
+    Ok(Export { id, session, prefix })
 }
 
 async fn follow(client: &Client, id: &str, progress: &Progress) -> anyhow::Result<()> {
     loop {
         let runs = client.get(&format!("/api/v1/bulk-exports/{id}/runs")).await?;
-        progress.set(runs.as_array().into_iter().flatten().filter_map(|run| run["rows_exported"].as_u64()).sum());
+        progress.set(
+            runs.as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|run| run["rows_exported"].as_u64())
+                .sum(),
+        );
         let status = text(&client.get(&format!("/api/v1/bulk-exports/{id}")).await?, "status")?;
         match status.as_str() {
             "COMPLETED" => return Ok(()),
             "CREATED" | "RUNNING" => tokio::time::sleep(LOOK_EVERY).await,
             ended => {
-                let errors: Vec<String> = runs.as_array().into_iter().flatten().map(|run| run["errors"].to_string()).collect();
+                let errors: Vec<String> = runs
+                    .as_array()
+                    .into_iter()
+                    .flatten()
+                    .map(|run| run["errors"].to_string())
+                    .collect();
                 bail!("the export ended as {ended}: {}", errors.join(" "));
             }
         }
@@ -68,5 +84,8 @@ async fn follow(client: &Client, id: &str, progress: &Progress) -> anyhow::Resul
 }
 
 fn text(value: &Value, field: &str) -> anyhow::Result<String> {
-    value[field].as_str().map(str::to_owned).with_context(|| format!("no {field} in {value}"))
+    value[field]
+        .as_str()
+        .map(str::to_owned)
+        .with_context(|| format!("no {field} in {value}"))
 }

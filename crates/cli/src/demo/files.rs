@@ -51,7 +51,11 @@ fn read_file(path: &Path, ids: &mut HashSet<u128>) -> anyhow::Result<(u64, u64)>
         let column = batch.column(0).as_string_opt::<i32>().context("column id is no text")?;
         rows += column.len() as u64;
         for id in column.iter().flatten() {
-            ids.insert(uuid::Uuid::parse_str(id).with_context(|| format!("id {id:?}"))?.as_u128());
+            ids.insert(
+                uuid::Uuid::parse_str(id)
+                    .with_context(|| format!("id {id:?}"))?
+                    .as_u128(),
+            );
         }
     }
     Ok((rows, bytes))

@@ -39,20 +39,36 @@ pub async fn send(client: &Client, runs: u64, connections: u64) -> anyhow::Resul
     // Another demo in the same folder must not send the same ids again.
     let seed: u64 = rand::random();
     let project = format!("demo-{:08x}", seed >> 32);
-    let sample = Arc::new(Sample::new(Plan { seed, project: project.clone(), first_day, days: DAYS }));
+    let sample = Arc::new(Sample::new(Plan {
+        seed,
+        project: project.clone(),
+        first_day,
+        days: DAYS,
+    }));
 
-    let progress = Arc::new(Progress::start("sent", runs));
+    let progress = Arc::new(Progress::start("sending", "sent", runs));
     let next = Arc::new(AtomicU64::new(0));
     let mut senders = JoinSet::new();
     for _ in 0..connections {
-        senders.spawn(sender(client.clone(), sample.clone(), next.clone(), runs, progress.clone()));
+        senders.spawn(sender(
+            client.clone(),
+            sample.clone(),
+            next.clone(),
+            runs,
+            progress.clone(),
+        ));
     }
     while let Some(sender) = senders.join_next().await {
         sender??;
     }
     progress.finish();
     let from = Timestamp::start_of(first_day);
-    Ok(Sent { project, runs, from, until: Timestamp::start_of(today) })
+    Ok(Sent {
+        project,
+        runs,
+        from,
+        until: Timestamp::start_of(today),
+    })
 }
 
 /// Takes the next body until all are sent.

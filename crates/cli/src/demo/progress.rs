@@ -8,24 +8,35 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 /// Work with a known size.
 pub struct Progress {
     bar: ProgressBar,
-    verb: &'static str,
+    done: &'static str,
     started: Instant,
     total: u64,
 }
 
 impl Progress {
-    /// Begins; `verb` is what is done to the rows.
-    pub fn start(verb: &'static str, total: u64) -> Self {
+    /// Begins; `doing` and `done` say what happens to the rows (sending, sent).
+    pub fn start(doing: &'static str, done: &'static str, total: u64) -> Self {
         let terminal = std::io::stdout().is_terminal();
-        let target = if terminal { ProgressDrawTarget::stdout() } else { ProgressDrawTarget::hidden() };
+        let target = if terminal {
+            ProgressDrawTarget::stdout()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         let style = ProgressStyle::with_template("{msg:>9} [{bar:40}] {human_pos}/{human_len} trace runs, {per_sec}")
             .expect("the template is fixed and valid")
             .progress_chars("=> ");
-        let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style).with_message(verb);
+        let bar = ProgressBar::with_draw_target(Some(total), target)
+            .with_style(style)
+            .with_message(doing);
         if !terminal {
-            println!("{verb} {} trace runs", grouped(total));
+            println!("{doing} {} trace runs …", grouped(total));
         }
-        Self { bar, verb, started: Instant::now(), total }
+        Self {
+            bar,
+            done,
+            started: Instant::now(),
+            total,
+        }
     }
 
     /// So many more.
@@ -42,12 +53,22 @@ impl Progress {
     pub fn finish(&self) {
         self.bar.finish_and_clear();
         let seconds = self.started.elapsed().as_secs_f64().max(1e-6);
-        println!("{}: {} trace runs in {seconds:.2} s, {}/s", self.verb, grouped(self.total), rate(self.total, seconds));
+        println!(
+            "{} {} trace runs in {seconds:.2} s ({}/s)",
+            self.done,
+            grouped(self.total),
+            rate(self.total, seconds)
+        );
     }
 }
 
 /// Rows per second.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "for people")]
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "for people"
+)]
 fn rate(rows: u64, seconds: f64) -> String {
     grouped((rows as f64 / seconds) as u64)
 }
@@ -71,6 +92,9 @@ mod tests {
 
     #[test]
     fn thousands_have_commas() {
-        assert_eq!([0, 12, 123, 1234, 123_456, 1_234_567].map(grouped), ["0", "12", "123", "1,234", "123,456", "1,234,567"]);
+        assert_eq!(
+            [0, 12, 123, 1234, 123_456, 1_234_567].map(grouped),
+            ["0", "12", "123", "1,234", "123,456", "1,234,567"]
+        );
     }
 }

@@ -40,21 +40,32 @@ pub async fn run(store: Store, objects: Objects, metrics: PrometheusHandle, swee
 
 async fn sweep_objects(store: &Store, objects: &Objects) -> anyhow::Result<()> {
     let now = store.clock().now();
-    let old = store.read(async |tx| units::folded_before(tx, now.minus(KEEP_FOLDED), BATCH).await).await?;
+    let old = store
+        .read(async |tx| units::folded_before(tx, now.minus(KEEP_FOLDED), BATCH).await)
+        .await?;
     let gone = wal::sweep::folded(objects, &old).await.context("folded units")?;
     if !gone.is_empty() {
         store.write(async |tx| units::forget(tx, &gone).await).await?;
     }
     let abandoned = now.minus(ABANDONED);
-    wal::sweep::orphans(store, objects, abandoned).await.context("units without a row")?;
+    wal::sweep::orphans(store, objects, abandoned)
+        .await
+        .context("units without a row")?;
     objects.sweep_unfinished(abandoned).await.context("unfinished files")?;
 
-    store.write(async |tx| segments::abandon(tx, abandoned, BATCH).await).await?;
+    store
+        .write(async |tx| segments::abandon(tx, abandoned, BATCH).await)
+        .await?;
     let deleting = store.read(async |tx| segments::deleting(tx, BATCH).await).await?;
     // Whoever began to write it may still be at it; an object that comes after its row is gone would stay for ever.
     for old in deleting.into_iter().filter(|old| old.changed_at < abandoned) {
-        objects.delete(&Path::from(old.path.as_str())).await.context("an abandoned segment")?;
-        store.write(async |tx| segments::forget(tx, old.tenant_id, old.id).await).await?;
+        objects
+            .delete(&Path::from(old.path.as_str()))
+            .await
+            .context("an abandoned segment")?;
+        store
+            .write(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
+            .await?;
     }
     Ok(())
 }

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use object_store::ObjectStoreExt as _;
+use object_store::path::Path;
+use towpath_api::ops::Probe;
 use towpath_api::{App, Health, Ops, Parts};
 use towpath_domain::export::Credentials;
 use towpath_domain::{Clock, Secret};
@@ -13,9 +16,9 @@ use towpath_store::sealing::Sealer;
 use towpath_store::{Store, jobs};
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
+use towpath_workflows::fold_units;
 use towpath_workflows::heavy::Heavy;
 use towpath_workflows::world::{Sizes, World};
-use towpath_workflows::fold_units;
 
 use crate::config::{Config, Mode, Settings};
 use crate::storage;
@@ -40,7 +43,9 @@ impl Shared {
         let settings = &config.settings;
         let queue = match &settings.redis_uri {
             None => Queue::local(),
-            Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default()).await.context("redis_uri")?,
+            Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default())
+                .await
+                .context("redis_uri")?,
         };
         let hints = queue.clone();
         store.on_hints(move |told| {
@@ -51,21 +56,39 @@ impl Shared {
                 hints.cancel(&told.cancels);
             }
         });
-        let aws = config.aws.iter().map(|(name, value)| (name.clone(), value.reveal().to_owned())).collect();
+        let aws = config
+            .aws
+            .iter()
+            .map(|(name, value)| (name.clone(), value.reveal().to_owned()))
+            .collect();
         let objects = Objects::open(&settings.objects, &aws).context("objects")?;
         let sealer = storage::sealer(settings, store.dialect())?;
         let destinations = towpath_outbound::Settings {
-            guard: Guard::new(Policy { loopback: config.mode == Mode::Dev, allow: settings.outbound_allow.clone() }),
+            guard: Guard::new(Policy {
+                loopback: config.mode == Mode::Dev,
+                allow: settings.outbound_allow.clone(),
+            }),
             file_root: Some(settings.file_root.clone()),
             environment_credentials: own_credentials(&config.aws).filter(|_| settings.environment_credentials),
         };
-        Ok(Self { store, queue, objects, sealer, destinations })
+        Ok(Self {
+            store,
+            queue,
+            objects,
+            sealer,
+            destinations,
+        })
     }
 
     /// The write-ahead log of ingest.
     pub fn wal(&self) -> Wal {
         let options = wal::Options::for_store(&self.objects);
-        Wal::new(self.store.clone(), self.objects.clone(), options, fold_units::on_registered())
+        Wal::new(
+            self.store.clone(),
+            self.objects.clone(),
+            options,
+            fold_units::on_registered(),
+        )
     }
 
     /// The platform surface.
@@ -97,53 +120,86 @@ impl Shared {
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             heavy: Heavy::new().context("threads for heavy work")?,
-            sizes: Sizes { file_bytes: settings.export_file_bytes, ..Sizes::default() },
+            sizes: Sizes {
+                file_bytes: settings.export_file_bytes,
+                ..Sizes::default()
+            },
         })
     }
 
-    /// What readiness asks for: the database must answer; Redis only makes things faster.
+    /// What readiness asks for: the database must answer. Without the others the process still does part of its work.
     pub fn health(&self, health: Health) -> Health {
         let store = self.store.clone();
-        let health = health.require(
-            "database",
-            Box::new(move || {
-                let store = store.clone();
-                Box::pin(async move {
-                    let asked = store.read(async |tx| jobs::db_now(tx).await).await;
-                    asked.map(drop).map_err(|error| error.to_string())
-                })
-            }),
-        );
+        let database = probe(move || {
+            let store = store.clone();
+            async move {
+                let asked = store.read(async |tx| jobs::db_now(tx).await).await;
+                asked.map(drop).map_err(|error| error.to_string())
+            }
+        });
+        let objects = self.objects.clone();
+        let objects = probe(move || {
+            let objects = objects.clone();
+            async move {
+                // Not being there is an answer too.
+                match objects.store().head(&Path::from("ready")).await {
+                    Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                    Err(error) => Err(error.to_string()),
+                }
+            }
+        });
+        let health = health.require("database", database).want("objects", objects);
         let queue = self.queue.clone();
-        health.want(
-            "redis",
-            Box::new(move || {
-                let state = queue.health().state;
-                Box::pin(async move {
-                    match state {
-                        towpath_queue::State::Down { error, .. } => Err(error),
-                        _ => Ok(()),
-                    }
-                })
-            }),
-        )
+        if queue.health().state == towpath_queue::State::Local {
+            return health;
+        }
+        let redis = probe(move || {
+            let state = queue.health().state;
+            async move {
+                match state {
+                    towpath_queue::State::Down { error, .. } => Err(error),
+                    _ => Ok(()),
+                }
+            }
+        });
+        health.want("redis", redis)
     }
+}
+
+fn probe<F: Future<Output = Result<(), String>> + Send + 'static>(
+    ask: impl Fn() -> F + Send + Sync + 'static,
+) -> Probe {
+    Box::new(move || Box::pin(ask()))
 }
 
 /// Times of the engine.
 pub fn engine(settings: &Settings) -> towpath_durable::Settings {
-    towpath_durable::Settings { lease: settings.lease, ..towpath_durable::Settings::default() }
+    towpath_durable::Settings {
+        lease: settings.lease,
+        ..towpath_durable::Settings::default()
+    }
 }
 
 /// Times of the scheduler.
 pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {
-    towpath_scheduler::Settings { lease: settings.lease, ..towpath_scheduler::Settings::default() }
+    towpath_scheduler::Settings {
+        lease: settings.lease,
+        ..towpath_scheduler::Settings::default()
+    }
 }
 
 /// Which pools this process serves, and with how many slots.
 pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Options {
-    for pool in settings.pool_slots.keys().filter(|pool| !known.contains(&pool.as_str())) {
-        tracing::warn!(pool, known = known.join(" "), "workers.pool_slots names a pool that no kind of job uses");
+    for pool in settings
+        .pool_slots
+        .keys()
+        .filter(|pool| !known.contains(&pool.as_str()))
+    {
+        tracing::warn!(
+            pool,
+            known = known.join(" "),
+            "workers.pool_slots names a pool that no kind of job uses"
+        );
     }
     let slots = |pool: &str| settings.pool_slots.get(pool).copied().unwrap_or(settings.slots);
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());

@@ -15,13 +15,25 @@ pub struct Roles {
 
 impl Roles {
     /// Everything.
-    pub const ALL: Self = Self { api: true, worker: true, scheduler: true };
+    pub const ALL: Self = Self {
+        api: true,
+        worker: true,
+        scheduler: true,
+    };
 }
 
 impl fmt::Display for Roles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = [(self.api, "api"), (self.worker, "worker"), (self.scheduler, "scheduler")];
-        let names: Vec<_> = names.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+        let names = [
+            (self.api, "api"),
+            (self.worker, "worker"),
+            (self.scheduler, "scheduler"),
+        ];
+        let names: Vec<_> = names
+            .into_iter()
+            .filter(|(has, _)| *has)
+            .map(|(_, name)| name)
+            .collect();
         f.write_str(&names.join(","))
     }
 }

@@ -56,6 +56,7 @@ CREATE INDEX job_lease ON job (lease_until) WHERE state = 'running';
 CREATE INDEX job_lane ON job (lane, lane_seq) WHERE lane IS NOT NULL AND finished_at IS NULL;
 CREATE INDEX job_parent ON job (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX job_deadline ON job (deadline_at) WHERE deadline_at IS NOT NULL AND finished_at IS NULL;
+CREATE INDEX job_waiting ON job (pool) WHERE state = 'waiting';
 CREATE INDEX job_dead ON job (finished_at) WHERE dead;
 
 -- A limit on how many jobs of one key may be at work, and their order.

@@ -1,7 +1,8 @@
 //! Statements for many jobs at once: the hot path of renewing and completing.
 //!
 //! Each locks its job rows in the order of their ids and sees fence and state as they are *once locked*: under READ
-//! COMMITTED a row that changed meanwhile is read again before it counts as locked.
+//! COMMITTED a row that changed meanwhile is read again before it counts as locked. `= ANY` is what keeps the cached
+//! plans from reading the table: see `postgres.rs`.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -57,11 +58,11 @@ pub async fn renew(tx: &mut Tx<'_>, held: &[Fenced], lease: Duration) -> Result<
                 "WITH locked AS MATERIALIZED (
                      SELECT j.id FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
                      JOIN job j ON j.id = held.id AND j.fence = held.fence AND j.state = 'running'
-                     ORDER BY j.id FOR UPDATE OF j
+                     WHERE j.id = ANY($1) ORDER BY j.id FOR UPDATE OF j
                  )
                  UPDATE job SET lease_until = towpath_now($3) + $4 * interval '1 millisecond'
-                 FROM locked WHERE job.id = locked.id
-                 RETURNING job.id, cancel_at IS NOT NULL AS cancel",
+                 WHERE id = ANY (ARRAY (SELECT id FROM locked))
+                 RETURNING id, cancel_at IS NOT NULL AS cancel",
             )
             .bind(ids)
             .bind(fences)
@@ -93,7 +94,8 @@ pub async fn look(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Renewed>> {
             let (ids, fences) = as_arrays(held);
             sqlx::query_as(
                 "SELECT job.id, cancel_at IS NOT NULL AS cancel FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
-                 JOIN job ON job.id = held.id AND job.fence = held.fence AND job.state = 'running'",
+                 JOIN job ON job.id = held.id AND job.fence = held.fence AND job.state = 'running'
+                 WHERE job.id = ANY($1)",
             )
             .bind(ids)
             .bind(fences)
@@ -130,10 +132,10 @@ pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Fenced>> {
                      SELECT j.id FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
                      JOIN job j ON j.id = held.id AND j.fence = held.fence AND j.state = 'running'
                                    AND j.cancel_at IS NULL
-                     ORDER BY j.id FOR UPDATE OF j
+                     WHERE j.id = ANY($1) ORDER BY j.id FOR UPDATE OF j
                  )
                  UPDATE job SET state = 'succeeded', finished_at = $3, worker_id = NULL, lease_until = NULL
-                 FROM locked WHERE job.id = locked.id
+                 WHERE id = ANY (ARRAY (SELECT id FROM locked))
                  RETURNING job.id, job.fence",
             )
             .bind(ids)

@@ -83,7 +83,7 @@ pub async fn claim(
          WHERE id IN (SELECT id FROM picked) AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
          RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id, attempt,
                    failures, fence, cancel_at, traceparent, created_at",
-        // SKIP LOCKED, so that claimers pass one another.
+        // SKIP LOCKED, so that claimers pass one another. An array, not a join: see `postgres.rs`.
         postgres:
         "WITH RECURSIVE
          above AS (
@@ -118,8 +118,8 @@ pub async fn claim(
          UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $3,
                         lease_until = towpath_now($1) + $4 * interval '1 millisecond',
                         started_at = coalesce(started_at, towpath_now($1))
-         FROM picked WHERE job.id = picked.id
-         RETURNING job.id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
+         WHERE id = ANY (ARRAY (SELECT id FROM picked))
+         RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
                    attempt, failures, fence, cancel_at, traceparent, created_at");
     let now = tx.now_param();
     let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);

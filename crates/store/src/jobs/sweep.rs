@@ -39,9 +39,9 @@ pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
                      ORDER BY run_at LIMIT $2)
                  RETURNING pool",
         // SKIP LOCKED: several schedulers share the work instead of waiting for one another.
-        postgres: "UPDATE job SET state = 'ready' WHERE id IN (
+        postgres: "UPDATE job SET state = 'ready' WHERE id = ANY (ARRAY (
                        SELECT id FROM job WHERE state = 'scheduled' AND run_at <= towpath_now($1) AND lane IS NULL
-                       ORDER BY run_at LIMIT $2 FOR UPDATE SKIP LOCKED)
+                       ORDER BY run_at LIMIT $2 FOR UPDATE SKIP LOCKED))
                    RETURNING pool");
     let now = tx.now_param();
     let pools: Vec<String> = on!(tx, |conn| sqlx::query_scalar(text)

@@ -10,7 +10,7 @@ async fn a_full_database_refuses_and_recovers() {
     database.store.write(async |tx| note(tx, "first").await).await.unwrap();
     database
         .store
-        .write(async |tx| run(tx, "PRAGMA max_page_count = 12").await)
+        .write(async |tx| run(tx, "PRAGMA max_page_count = 60").await)
         .await
         .unwrap();
     let large = "x".repeat(20_000);

@@ -1,0 +1,121 @@
+//! Organisations, workspaces and keys.
+
+use towpath_domain::{OrganizationId, Secret, TenantId};
+use towpath_store::Error;
+use towpath_store::access::{self, KeyHash, NewKey};
+
+use crate::database::Database;
+
+const FIRST: &str = "the operator's own key, long enough";
+
+async fn keys_open_what_they_should(database: Database) {
+    let store = &database.store;
+    store.migrate().await.unwrap();
+    let tenant = TenantId::new();
+    assert!(!store.read(access::has_keys).await.unwrap());
+
+    // Several processes that start at once on an empty database come to one organisation, workspace and key.
+    let starts = (0..8).map(|_| async {
+        let start = store.write(async |tx| access::ensure_first(tx, &Secret::new(FIRST), tenant).await);
+        start.await.unwrap()
+    });
+    let principals = futures::future::join_all(starts).await;
+    assert!(
+        principals.iter().all(|principal| *principal == principals[0]),
+        "{principals:?}"
+    );
+    let organization = principals[0].organization;
+    assert_eq!(principals[0].workspaces, [tenant]);
+    assert_eq!(
+        store
+            .read(async |tx| access::list_keys(tx, organization).await)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
+    assert!(store.read(access::has_keys).await.unwrap());
+
+    let (second, wide, bound) = store
+        .write(async |tx| {
+            let second = access::create_workspace(tx, organization, "second").await?;
+            let wide = access::create_key(
+                tx,
+                NewKey {
+                    organization,
+                    workspace: None,
+                    name: "wide",
+                },
+            )
+            .await?;
+            let bound = NewKey {
+                organization,
+                workspace: Some(second.id),
+                name: "bound",
+            };
+            Ok((second.id, wide, access::create_key(tx, bound).await?))
+        })
+        .await
+        .unwrap();
+    let opens = async |secret: &Secret| {
+        let hash = KeyHash::of(secret.reveal().as_bytes());
+        let principal = store
+            .read(async |tx| access::authenticate(tx, &hash).await)
+            .await
+            .unwrap();
+        principal.map(|principal| principal.workspaces)
+    };
+    let mut both = vec![tenant, second];
+    both.sort();
+    assert_eq!(opens(&wide.1).await, Some(both));
+    assert_eq!(opens(&bound.1).await, Some(vec![second]));
+    assert_eq!(opens(&Secret::new("tp_unknown")).await, None);
+
+    let revoked = store
+        .write(async |tx| access::revoke_key(tx, organization, wide.0.id).await)
+        .await
+        .unwrap();
+    let again = store
+        .write(async |tx| access::revoke_key(tx, organization, wide.0.id).await)
+        .await
+        .unwrap();
+    assert_eq!(revoked.revoked_at, again.revoked_at);
+    assert_eq!(opens(&wide.1).await, None);
+    // A revoked key does not come back through the operator's environment.
+    let back = store
+        .write(async |tx| access::ensure_first(tx, &wide.1, tenant).await)
+        .await;
+    assert!(matches!(back, Err(Error::Rejected(_))), "{back:?}");
+
+    let foreign = OrganizationId::new();
+    let tried = store
+        .write(async |tx| access::revoke_key(tx, foreign, bound.0.id).await)
+        .await;
+    assert!(matches!(tried, Err(Error::NotFound)));
+    let tried = store
+        .write(async |tx| access::create_workspace(tx, foreign, "x").await.map(drop))
+        .await;
+    assert!(matches!(tried, Err(Error::NotFound)));
+    let new = NewKey {
+        organization: foreign,
+        workspace: None,
+        name: "x",
+    };
+    let tried = store
+        .write(async |tx| access::create_key(tx, new).await.map(drop))
+        .await;
+    assert!(matches!(tried, Err(Error::NotFound)));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn keys_open_what_they_should_on_sqlite() {
+    keys_open_what_they_should(Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn keys_open_what_they_should_on_postgres() {
+    if let Some(database) = Database::postgres().await {
+        keys_open_what_they_should(database).await;
+    }
+}
