@@ -113,6 +113,12 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, format!("{noun} not found"))
     }
 
+    /// 408: the body did not come in time.
+    #[must_use]
+    pub fn too_slow() -> Self {
+        Self::new(StatusCode::REQUEST_TIMEOUT, "the body came too slowly")
+    }
+
     /// 409: it exists already, or is in the way.
     pub fn conflict(text: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, text)

@@ -20,6 +20,9 @@ use crate::errors::{ApiError, Place};
 /// The most bytes a JSON body of an ordinary route may have. (Trace ingest has its own limit.)
 pub const JSON_BODY_BYTES: usize = 1024 * 1024;
 
+/// A JSON body that takes longer holds a place others could use.
+const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+
 /// A JSON body; as an answer, one too. Nesting deeper than 128 is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Json<T>(pub T);
@@ -60,8 +63,13 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
             return Err(ApiError::internal(&problem));
         };
         // axum does not always say which one; the one that is no UUID is at fault.
-        let all = RawPathParams::from_request_parts(parts, state).await.map_err(|error| ApiError::internal(&error))?;
-        let wrong = all.iter().find(|(_, value)| value.parse::<uuid::Uuid>().is_err()).or_else(|| all.iter().next());
+        let all = RawPathParams::from_request_parts(parts, state)
+            .await
+            .map_err(|error| ApiError::internal(&error))?;
+        let wrong = all
+            .iter()
+            .find(|(_, value)| value.parse::<uuid::Uuid>().is_err())
+            .or_else(|| all.iter().next());
         let name = wrong.map(|(name, _)| name.to_owned()).unwrap_or_default();
         tracing::debug!(error = %problem, "a path parameter cannot be read");
         let loc = vec![Place::from("path"), Place::Name(name)];
@@ -107,10 +115,11 @@ pub(crate) fn is_json<B>(request: &http::Request<B>) -> bool {
 
 /// Reads a whole body of at most `limit_bytes`.
 pub(crate) async fn read_body(body: axum::body::Body, limit_bytes: usize) -> Result<Bytes, ApiError> {
-    match Limited::new(body, limit_bytes).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(problem) if problem.is::<LengthLimitError>() => Err(ApiError::too_large(limit_bytes)),
-        Err(_) => Err(ApiError::bad_request("the body broke off before its end")),
+    match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, limit_bytes).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(problem)) if problem.is::<LengthLimitError>() => Err(ApiError::too_large(limit_bytes)),
+        Ok(Err(_)) => Err(ApiError::bad_request("the body broke off before its end")),
+        Err(_) => Err(ApiError::too_slow()),
     }
 }
 

@@ -65,16 +65,16 @@ pub(crate) struct Queue {
     params(("job_id" = Uuid, Path, description = "The job")),
     responses((status = 200, description = "The job", body = Job),
               (status = 404, description = "No such job in this workspace"), ApiError))]
-pub(crate) async fn job(
-    State(app): State<App>,
-    tenant: Tenant,
-    Path(id): Path<JobId>,
-) -> Result<Json<Job>, ApiError> {
+pub(crate) async fn job(State(app): State<App>, tenant: Tenant, Path(id): Path<JobId>) -> Result<Json<Job>, ApiError> {
     let missing = || ApiError::not_found("job");
     let found = app.store.read(async |tx| {
-        let Some(job) = jobs::get(tx, id).await?.filter(|job| job.tenant_id == tenant.id) else { return Ok(None) };
+        let Some(job) = jobs::get(tx, id).await?.filter(|job| job.tenant_id == tenant.id) else {
+            return Ok(None);
+        };
         // It may be pruned between the two.
-        Ok(towpath_durable::explain(tx, id).await?.map(|explanation| (job, explanation)))
+        Ok(towpath_durable::explain(tx, id)
+            .await?
+            .map(|explanation| (job, explanation)))
     });
     let (job, explanation) = found.await?.ok_or_else(missing)?;
     Ok(Json(Job {
@@ -98,15 +98,18 @@ pub(crate) async fn job(
 /// How many jobs wait, by pool and state, over all workspaces: numbers only.
 #[utoipa::path(get, path = "/internal/queues", tag = "operations",
     responses((status = 200, description = "Pools by name", body = BTreeMap<String, Queue>), ApiError))]
-pub(crate) async fn queues(
-    State(app): State<App>,
-    _tenant: Tenant,
-) -> Result<Json<BTreeMap<String, Queue>>, ApiError> {
-    let (depths, oldest) =
-        app.store.read(async |tx| Ok((pools::depths(tx).await?, pools::oldest_ready(tx).await?))).await?;
+pub(crate) async fn queues(State(app): State<App>, _tenant: Tenant) -> Result<Json<BTreeMap<String, Queue>>, ApiError> {
+    let (depths, oldest) = app
+        .store
+        .read(async |tx| Ok((pools::depths(tx).await?, pools::oldest_ready(tx).await?)))
+        .await?;
     let mut queues: BTreeMap<String, Queue> = BTreeMap::new();
     for depth in depths {
-        queues.entry(depth.pool).or_default().jobs.insert(depth.state, depth.jobs);
+        queues
+            .entry(depth.pool)
+            .or_default()
+            .jobs
+            .insert(depth.state, depth.jobs);
     }
     for oldest in oldest {
         queues.entry(oldest.pool).or_default().oldest_ready = Some(oldest.run_at);

@@ -7,6 +7,8 @@ pub mod info;
 pub mod ingest;
 pub mod sessions;
 
+use std::collections::HashSet;
+
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use utoipa::OpenApi as _;
@@ -27,9 +29,7 @@ pub fn platform_router(app: App) -> Router {
 
 /// The API description without a server: what `/openapi.json` says.
 fn described(app: &App) -> (Router<App>, OpenApi) {
-    let keyed = bulk_exports()
-        .merge(internal::routes())
-        .merge(both_places(traces()));
+    let keyed = bulk_exports().merge(internal::routes()).merge(both_places(traces()));
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
     let open = both_places(OpenApiRouter::default().routes(routes!(info::get)));
@@ -68,35 +68,29 @@ fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api/v1", router)
 }
 
-/// Operation ids must be unique in a document, and one handler stands at two paths.
+/// Operation ids must be unique in a document. Handlers are named alike in every module, so the tag goes in front;
+/// one that stands at two paths says which of them.
 fn unique_operations(document: &mut OpenApi) {
-    let mut seen = std::collections::HashSet::new();
+    let paths: HashSet<String> = document.paths.paths.keys().cloned().collect();
     for (path, item) in &mut document.paths.paths {
+        let twice = path.strip_prefix("/api/v1").is_some_and(|bare| paths.contains(bare));
         let operations = [
             &mut item.get,
             &mut item.post,
             &mut item.put,
             &mut item.patch,
             &mut item.delete,
-        ]
-        .into_iter()
-        .flatten();
-        for operation in operations {
-            let name = operation.operation_id.clone().unwrap_or_default();
+        ];
+        for operation in operations.into_iter().flatten() {
+            let name = operation.operation_id.take().unwrap_or_default();
             let tag = operation
                 .tags
                 .as_ref()
                 .and_then(|tags| tags.first())
-                .cloned()
+                .map(String::as_str)
                 .unwrap_or_default();
-            let place = if path.starts_with("/api/v1") && seen.contains(&format!("{tag}_{name}")) {
-                "_api_v1"
-            } else {
-                ""
-            };
-            let id = format!("{tag}_{name}{place}").replace('-', "_");
-            seen.insert(format!("{tag}_{name}"));
-            operation.operation_id = Some(id);
+            let place = if twice { "_api_v1" } else { "" };
+            operation.operation_id = Some(format!("{tag}_{name}{place}").replace('-', "_"));
         }
     }
 }

@@ -157,10 +157,16 @@ impl Config {
             return unsupported("aws_role_arn");
         }
         let kwargs = match self.config_kwargs_s3 {
-            Some(Kwargs { use_accelerate_endpoint: Some(true), .. }) => {
+            Some(Kwargs {
+                use_accelerate_endpoint: Some(true),
+                ..
+            }) => {
                 return unsupported("config_kwargs_s3.use_accelerate_endpoint");
             }
-            Some(Kwargs { us_east_1_regional_endpoint: Some(kind), .. }) if kind != "regional" => {
+            Some(Kwargs {
+                us_east_1_regional_endpoint: Some(kind),
+                ..
+            }) if kind != "regional" => {
                 return unsupported("config_kwargs_s3.us_east_1_regional_endpoint");
             }
             Some(kwargs) => Some(S3Options {
@@ -198,7 +204,10 @@ pub async fn create(
     request.admit()?;
     test(&app, request.kind, &request.config, request.credentials.as_ref()).await?;
     let id = DestinationId::new();
-    let sealed = request.credentials.as_ref().map(|given| seal(&app, tenant.id, id, given));
+    let sealed = request
+        .credentials
+        .as_ref()
+        .map(|given| seal(&app, tenant.id, id, given));
     let row = NewDestination {
         id,
         kind: request.kind,
@@ -206,7 +215,10 @@ pub async fn create(
         config: &request.config,
         credentials: sealed,
     };
-    let made = app.store.write(async |tx| destinations::insert(tx, tenant.id, row).await).await?;
+    let made = app
+        .store
+        .write(async |tx| destinations::insert(tx, tenant.id, row).await)
+        .await?;
     Ok(Json(made.try_into()?))
 }
 
@@ -219,8 +231,13 @@ pub async fn list(
     Query(page): Query<Page>,
 ) -> Result<Json<Vec<Destination>>, ApiError> {
     let (limit, offset) = page.admit()?;
-    let rows = app.store.read(async |tx| destinations::list(tx, tenant.id, limit, offset).await).await?;
-    Ok(Json(rows.into_iter().map(Destination::try_from).collect::<Result<_, _>>()?))
+    let rows = app
+        .store
+        .read(async |tx| destinations::list(tx, tenant.id, limit, offset).await)
+        .await?;
+    Ok(Json(
+        rows.into_iter().map(Destination::try_from).collect::<Result<_, _>>()?,
+    ))
 }
 
 /// One destination.
@@ -260,14 +277,23 @@ pub async fn update(
     if request.credentials.is_some() {
         test(&app, kind, &request.config, request.credentials.as_ref()).await?;
     }
-    let sealed = request.credentials.as_ref().map(|given| seal(&app, tenant.id, id, given));
+    let sealed = request
+        .credentials
+        .as_ref()
+        .map(|given| seal(&app, tenant.id, id, given));
     let name = Some(request.display_name.as_str());
-    let changed = app.store.write(async |tx| destinations::update(tx, tenant.id, id, name, sealed).await).await;
+    let changed = app
+        .store
+        .write(async |tx| destinations::update(tx, tenant.id, id, name, sealed).await)
+        .await;
     Ok(Json(changed.map_err(missing)?.try_into()?))
 }
 
 async fn read(app: &App, tenant: Tenant, id: DestinationId) -> Result<destinations::Destination, ApiError> {
-    app.store.read(async |tx| destinations::get(tx, tenant.id, id).await).await.map_err(missing)
+    app.store
+        .read(async |tx| destinations::get(tx, tenant.id, id).await)
+        .await
+        .map_err(missing)
 }
 
 fn missing(error: towpath_store::Error) -> ApiError {
@@ -289,7 +315,9 @@ async fn test(
     credentials: Option<&Credentials>,
 ) -> Result<(), ApiError> {
     if kind == DestinationKind::File && app.destinations.file_root.is_none() {
-        return Err(Rejection::unsupported("destination_type", "a file destination (exports.file_root is not set)").into());
+        return Err(
+            Rejection::unsupported("destination_type", "a file destination (exports.file_root is not set)").into(),
+        );
     }
     let file = prefix(config)?.test_file(&Uuid::now_v7().to_string());
     let open = towpath_outbound::Destination::open(&app.destinations, kind, config, credentials);

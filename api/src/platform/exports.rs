@@ -138,7 +138,11 @@ impl Page {
     pub fn admit(&self) -> Result<(i64, i64), ApiError> {
         let (limit, offset) = (self.limit.unwrap_or(1000), self.offset.unwrap_or(0));
         let refuse = |field: &str, msg: &str| {
-            Err(ApiError::invalid_at(vec!["query".into(), field.into()], "value_error", msg))
+            Err(ApiError::invalid_at(
+                vec!["query".into(), field.into()],
+                "value_error",
+                msg,
+            ))
         };
         match (limit, offset) {
             (limit, _) if !(1..=1000).contains(&limit) => refuse("limit", "expected 1 to 1000"),
@@ -229,7 +233,10 @@ impl ExportRun {
                     exported_files: written.map(|file| file.path.clone()).collect(),
                     export_path: row.prefix.clone(),
                     latest_cursor: row.latest_cursor.map(|text| json("latest_cursor", text)).transpose()?,
-                    pending_upload: row.pending_upload.map(|text| json("pending_upload", text)).transpose()?,
+                    pending_upload: row
+                        .pending_upload
+                        .map(|text| json("pending_upload", text))
+                        .transpose()?,
                 },
                 prefix: row.prefix,
             },
@@ -268,7 +275,10 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<New>
         export_fields: new.export_fields,
     };
     let asked = asked.admit()?;
-    let export = app.store.write(async |tx| run_export::start(tx, tenant.id, &asked).await).await?;
+    let export = app
+        .store
+        .write(async |tx| run_export::start(tx, tenant.id, &asked).await)
+        .await?;
     Ok(Json(export.try_into()?))
 }
 
@@ -281,7 +291,10 @@ pub async fn list(
     Query(page): Query<Page>,
 ) -> Result<Json<Vec<Export>>, ApiError> {
     let (limit, offset) = page.admit()?;
-    let rows = app.store.read(async |tx| exports::list(tx, tenant.id, limit, offset).await).await?;
+    let rows = app
+        .store
+        .read(async |tx| exports::list(tx, tenant.id, limit, offset).await)
+        .await?;
     Ok(Json(rows.into_iter().map(Export::try_from).collect::<Result<_, _>>()?))
 }
 
@@ -291,7 +304,11 @@ pub async fn list(
     responses((status = 200, description = "The export", body = Export),
               (status = 404, description = "No such export in this workspace"), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<ExportId>) -> Result<Json<Export>, ApiError> {
-    let row = app.store.read(async |tx| exports::get(tx, tenant.id, id).await).await.map_err(missing)?;
+    let row = app
+        .store
+        .read(async |tx| exports::get(tx, tenant.id, id).await)
+        .await
+        .map_err(missing)?;
     Ok(Json(row.try_into()?))
 }
 
@@ -309,7 +326,11 @@ pub async fn update(
 ) -> Result<Json<Export>, ApiError> {
     ExportStatus::admit_change(&change.status)?;
     // Whatever is at work is told through the hints of this transaction.
-    let row = app.store.write(async |tx| run_export::cancel(tx, tenant.id, id).await).await.map_err(missing)?;
+    let row = app
+        .store
+        .write(async |tx| run_export::cancel(tx, tenant.id, id).await)
+        .await
+        .map_err(missing)?;
     Ok(Json(row.try_into()?))
 }
 
@@ -325,10 +346,17 @@ pub async fn list_runs(
 ) -> Result<Json<Vec<ExportRun>>, ApiError> {
     let read = app.store.read(async |tx| {
         exports::get(tx, tenant.id, id).await?;
-        Ok((runs::list(tx, tenant.id, id).await?, files::list(tx, tenant.id, id).await?))
+        Ok((
+            runs::list(tx, tenant.id, id).await?,
+            files::list(tx, tenant.id, id).await?,
+        ))
     });
     let (rows, written) = read.await.map_err(missing)?;
-    Ok(Json(rows.into_iter().map(|row| ExportRun::of(row, &written)).collect::<Result<_, _>>()?))
+    Ok(Json(
+        rows.into_iter()
+            .map(|row| ExportRun::of(row, &written))
+            .collect::<Result<_, _>>()?,
+    ))
 }
 
 /// One run of a bulk export.
@@ -342,7 +370,10 @@ pub async fn get_run(
     Path((export, id)): Path<(ExportId, ExportRunId)>,
 ) -> Result<Json<ExportRun>, ApiError> {
     let read = app.store.read(async |tx| {
-        Ok((runs::get(tx, tenant.id, export, id).await?, files::list(tx, tenant.id, export).await?))
+        Ok((
+            runs::get(tx, tenant.id, export, id).await?,
+            files::list(tx, tenant.id, export).await?,
+        ))
     });
     let (row, written) = read.await.map_err(missing)?;
     Ok(Json(ExportRun::of(row, &written)?))

@@ -46,7 +46,7 @@ struct Flags {
 }
 
 /// Versions and abilities of this server. Needs no key.
-#[utoipa::path(get, path = "/info", tag = "traces", security(()),
+#[utoipa::path(get, path = "/info", tag = "server", security(()),
     responses((status = 200, description = "Versions and abilities", body = Info)))]
 pub async fn get(State(app): State<App>) -> Json<Info> {
     Json(Info {

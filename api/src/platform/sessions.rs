@@ -70,6 +70,7 @@ pub struct NewSession {
 pub struct Upsert {
     /// Change the project of that name in place of refusing with 409.
     #[serde(default)]
+    #[param(value_type = Option<bool>)]
     upsert: Flag,
 }
 
@@ -86,12 +87,12 @@ pub struct Which {
     offset: Option<i64>,
     /// Accepted, and without effect: there are no statistics yet.
     #[serde(default, rename = "include_stats")]
+    #[param(value_type = Option<bool>)]
     _include_stats: Flag,
 }
 
 /// A yes or no as the clients write it: Python sends `True`, JavaScript `true`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, utoipa::ToSchema)]
-#[schema(value_type = bool)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flag(bool);
 
 impl<'de> Deserialize<'de> for Flag {

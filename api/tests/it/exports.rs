@@ -38,9 +38,15 @@ async fn an_export_is_recorded_shown_and_cancelled() {
     assert_eq!(export["status"], "CREATED");
     assert_eq!(export["compression"], "zstandard");
     let id = export["id"].as_str().unwrap();
-    assert_eq!(world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200), export);
+    assert_eq!(
+        world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200),
+        export
+    );
     assert_eq!(world.get("/api/v1/bulk-exports").await.expect(200), json!([export]));
-    assert_eq!(world.get(&format!("/api/v1/bulk-exports/{id}/runs")).await.expect(200), json!([]));
+    assert_eq!(
+        world.get(&format!("/api/v1/bulk-exports/{id}/runs")).await.expect(200),
+        json!([])
+    );
 
     let wrong = world.cancel(id, "Paused").await.expect(422);
     assert_eq!(wrong["detail"][0]["loc"], json!(["body", "status"]));
@@ -56,16 +62,30 @@ async fn exports_of_another_workspace_are_not_there() {
     let export = world.post("/api/v1/bulk-exports", &request).await.expect(200);
     let other = world.second_workspace().await;
     let id = export["id"].as_str().unwrap();
-    for path in [format!("/api/v1/bulk-exports/{id}"), format!("/api/v1/bulk-exports/{id}/runs")] {
-        let answer = world.call(Call::new(Method::GET, &path).in_workspace(other)).await.expect(404);
+    for path in [
+        format!("/api/v1/bulk-exports/{id}"),
+        format!("/api/v1/bulk-exports/{id}/runs"),
+    ] {
+        let answer = world
+            .call(Call::new(Method::GET, &path).in_workspace(other))
+            .await
+            .expect(404);
         assert_eq!(answer, json!({"detail": "export not found"}));
     }
     let cancel = Call::new(Method::PATCH, &format!("/api/v1/bulk-exports/{id}")).in_workspace(other);
-    world.call(cancel.json(&json!({"status": "Cancelled"}))).await.expect(404);
+    world
+        .call(cancel.json(&json!({"status": "Cancelled"})))
+        .await
+        .expect(404);
     // Neither its destination nor its project can be used from there.
-    let foreign = Call::new(Method::POST, "/api/v1/bulk-exports").in_workspace(other).json(&request);
+    let foreign = Call::new(Method::POST, "/api/v1/bulk-exports")
+        .in_workspace(other)
+        .json(&request);
     world.call(foreign).await.expect(404);
-    assert_eq!(world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200)["status"], "CREATED");
+    assert_eq!(
+        world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200)["status"],
+        "CREATED"
+    );
 }
 
 #[tokio::test]
@@ -88,14 +108,19 @@ async fn refusals_name_the_field() {
         (400, "interval_hours", json!(24)),
         (400, "format_version", json!("v2_beta")),
     ] {
-        let answer = world.post("/api/v1/bulk-exports", &with(field, value)).await.expect(status);
+        let answer = world
+            .post("/api/v1/bulk-exports", &with(field, value))
+            .await
+            .expect(status);
         if status == 422 {
             assert_eq!(answer["detail"][0]["loc"][1], field, "{answer}");
         } else {
             assert!(answer["detail"].as_str().unwrap().contains(field), "{field}: {answer}");
         }
     }
-    let unknown = world.post("/api/v1/bulk-exports", &with("session_id", json!(Uuid::from_u128(1)))).await;
+    let unknown = world
+        .post("/api/v1/bulk-exports", &with("session_id", json!(Uuid::from_u128(1))))
+        .await;
     unknown.expect(404);
     let mut open = request.clone();
     open.as_object_mut().unwrap().remove("session_id");
@@ -104,7 +129,10 @@ async fn refusals_name_the_field() {
         json!({"detail": [{"loc": ["body", "session_id"], "msg": "field required", "type": "missing"}]})
     );
     assert_eq!(world.get("/api/v1/bulk-exports").await.expect(200), json!([]));
-    let run = world.get(&format!("/api/v1/bulk-exports/{}/runs/x", Uuid::from_u128(1))).await.expect(422);
+    let run = world
+        .get(&format!("/api/v1/bulk-exports/{}/runs/x", Uuid::from_u128(1)))
+        .await
+        .expect(422);
     assert_eq!(run["detail"][0]["loc"], json!(["path", "run_id"]));
 }
 
@@ -130,5 +158,8 @@ async fn no_answer_repeats_a_secret() {
         assert!(!answer.text.contains(secret), "{}", answer.text);
         answer.expect(status);
     }
-    assert_eq!(world.get("/api/v1/bulk-exports/destinations").await.expect(200), json!([]));
+    assert_eq!(
+        world.get("/api/v1/bulk-exports/destinations").await.expect(200),
+        json!([])
+    );
 }

@@ -129,7 +129,11 @@ async fn a_job_says_why_it_waits_and_to_its_workspace_only() {
         parent_id: None,
         traceparent: None,
     };
-    world.store.write(async |tx| jobs::insert(tx, &job).await).await.unwrap();
+    world
+        .store
+        .write(async |tx| jobs::insert(tx, &job).await)
+        .await
+        .unwrap();
 
     let path = format!("/internal/jobs/{id}");
     let answer = world.get(&path).await;
@@ -140,10 +144,16 @@ async fn a_job_says_why_it_waits_and_to_its_workspace_only() {
     assert!(shown["explanation"]["text"].is_string(), "{shown}");
 
     let foreign = Call::new(Method::GET, &path).in_workspace(other);
-    assert_eq!(world.call(foreign).await.expect(404), json!({"detail": "job not found"}));
+    assert_eq!(
+        world.call(foreign).await.expect(404),
+        json!({"detail": "job not found"})
+    );
     let nowhere = world.get("/internal/jobs/x").await.expect(422);
     assert_eq!(nowhere["detail"][0]["loc"], json!(["path", "job_id"]));
 
     let queues = world.get("/internal/queues").await.expect(200);
-    assert_eq!(queues, json!({"tests": {"jobs": {"scheduled": 1}, "oldest_ready": null}}));
+    assert_eq!(
+        queues,
+        json!({"tests": {"jobs": {"scheduled": 1}, "oldest_ready": null}})
+    );
 }

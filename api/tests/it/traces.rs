@@ -232,3 +232,36 @@ async fn twice_the_same_header_is_no_guess() {
         .header("content-encoding", "zstd");
     world.call(twice).await.expect(400);
 }
+
+/// What official clients really sent, headers and all; `crates/traces/tests/data/README.md` says how it was recorded.
+#[tokio::test]
+async fn recorded_requests_of_official_clients_are_accepted() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/traces/tests/data");
+    let world = World::new().await;
+    let mut sent = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let head = entry.unwrap().path();
+        if head.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        let body = std::fs::read(head.with_extension("bin")).unwrap();
+        let head: Value = serde_json::from_slice(&std::fs::read(&head).unwrap()).unwrap();
+        let method = Method::from_bytes(head["method"].as_str().unwrap().as_bytes()).unwrap();
+        let path = head["path"].as_str().unwrap();
+        let mut call = Call::new(method, path).in_workspace(world.tenant).body(body);
+        for name in ["content-type", "content-encoding"] {
+            let given = head["headers"]
+                .as_object()
+                .unwrap()
+                .iter()
+                .find(|(key, _)| key.eq_ignore_ascii_case(name));
+            if let Some((_, value)) = given {
+                call = call.header(name, value.as_str().unwrap());
+            }
+        }
+        world.call(call).await.expect(202);
+        sent += 1;
+    }
+    assert!(sent > 0, "there are no recorded requests in {}", folder.display());
+    assert_eq!(world.accepted().await.len(), sent);
+}

@@ -209,7 +209,7 @@ pub fn recorder() -> PrometheusRecorder {
 }
 
 fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings) -> Parts {
-    let objects = Objects::folder(folder.join("objects")).unwrap();
+    let objects = Objects::folder(&folder.join("objects")).unwrap();
     let options = wal::Options::for_store(&objects);
     // Nobody folds here: what was accepted stays in its units, where tests look for it.
     let wal = Wal::new(

@@ -84,7 +84,7 @@ impl Objects {
         let address = |why: &str| ObjectsError::Address(format!("object store address `{url}`: {why}"));
         let parsed = url::Url::parse(url).map_err(|error| address(&error.to_string()))?;
         match parsed.scheme() {
-            "file" => Self::folder(parsed.to_file_path().map_err(|()| address("expected file:///folder"))?),
+            "file" => Self::folder(&parsed.to_file_path().map_err(|()| address("expected file:///folder"))?),
             "s3" => {
                 let bucket = parsed.host_str().filter(|bucket| !bucket.is_empty());
                 let bucket = bucket.ok_or_else(|| address("expected s3://bucket/prefix"))?;
@@ -99,8 +99,8 @@ impl Objects {
     ///
     /// # Errors
     /// [`ObjectsError::File`] when it cannot be made.
-    pub fn folder(root: PathBuf) -> Result<Self, ObjectsError> {
-        let made = std::fs::create_dir_all(&root).and_then(|()| root.canonicalize());
+    pub fn folder(root: &std::path::Path) -> Result<Self, ObjectsError> {
+        let made = std::fs::create_dir_all(root).and_then(|()| root.canonicalize());
         let root = made.map_err(|source| ObjectsError::file(&Path::default(), source))?;
         let files = Arc::new(LocalFileSystem::new_with_prefix(&root)?);
         Ok(Self {
@@ -327,7 +327,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_dead_writer_left_is_swept() {
         let folder = tempfile::tempdir().unwrap();
-        let objects = Objects::folder(folder.path().to_owned()).unwrap();
+        let objects = Objects::folder(folder.path()).unwrap();
         std::fs::create_dir(folder.path().join(UNFINISHED)).unwrap();
         std::fs::write(folder.path().join(UNFINISHED).join("half"), b"x").unwrap();
         let long_ago = towpath_domain::Timestamp::from_micros(0);

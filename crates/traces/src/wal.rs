@@ -23,7 +23,7 @@ use futures::future::BoxFuture;
 use object_store::path::Path;
 use tokio::task::JoinHandle;
 use towpath_domain::trace::ProjectRef;
-use towpath_domain::{ProjectId, TenantId, UnitId};
+use towpath_domain::{ProjectId, TenantId, UnitId, failpoint};
 use towpath_store::{Store, Tx, projects, units};
 
 use crate::accept::Accepted;
@@ -217,12 +217,17 @@ impl Shared {
         let path = unit_path(id);
         let pieces = unit::write(batch.iter().map(|entry| &entry.accepted.frame));
         let bytes = pieces.iter().map(bytes::Bytes::len).sum::<usize>();
+        failpoint::hit("ingest.before_write");
         self.objects.put(&path, pieces).await.map_err(|error| match error {
             ObjectsError::Full => AppendError::Full,
             other => AppendError::Unavailable(Arc::new(other)),
         })?;
+        failpoint::hit("ingest.unit_written");
         match self.register(id, &path, bytes, batch).await {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                failpoint::hit("ingest.registered");
+                Ok(())
+            }
             Err(error) => self.settle(id, &path, error).await,
         }
     }

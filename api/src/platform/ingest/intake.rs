@@ -8,6 +8,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
+use tokio::time::Instant;
 
 use crate::errors::ApiError;
 
@@ -15,6 +16,8 @@ use crate::errors::ApiError;
 const GRAIN_BYTES: usize = 4096;
 /// A sender that is silent for longer has gone away; its memory is needed.
 const SILENCE: Duration = Duration::from_secs(20);
+/// However steadily it sends: who needs longer for one body holds memory that others could use.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// Told to a sender whose body found no memory. Long enough for what is under way to be written.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 
@@ -58,15 +61,13 @@ impl Intake {
         let mut place = Place::default();
         self.reserve(&mut place, known)?;
         let mut whole = BytesMut::with_capacity(known);
+        let latest = Instant::now() + PATIENCE;
         loop {
-            let frame = match tokio::time::timeout(SILENCE, body.frame()).await {
+            let frame = match tokio::time::timeout_at(latest.min(Instant::now() + SILENCE), body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
                 Ok(None) => return Ok((whole.freeze(), place)),
                 Ok(Some(Err(_))) => return Err(ApiError::bad_request("the body broke off before its end")),
-                Err(_) => {
-                    let text = format!("nothing more of the body came for {} seconds", SILENCE.as_secs());
-                    return Err(ApiError::new(http::StatusCode::REQUEST_TIMEOUT, text));
-                }
+                Err(_) => return Err(ApiError::too_slow()),
             };
             let Ok(data) = frame.into_data() else { continue };
             let size = whole.len() + data.len();

@@ -165,11 +165,11 @@ impl<'a> Draft<'a> {
     pub fn project(&self) -> Result<Option<NamedProject<'a>>, Refusal> {
         let Some(head) = &self.head else { return Ok(None) };
         // Where both are sent the id is the exact one.
-        if let Some(id) = uuid(&self.place(), "session_id", head.session_id)? {
+        if let Some(id) = uuid(self.place(), "session_id", head.session_id)? {
             return Ok(Some(NamedProject::Id(id.into())));
         }
         for (field, raw) in [("session_name", head.session_name), ("address", head.address)] {
-            let name = text(&self.place(), field, raw)?.filter(|name| !name.is_empty());
+            let name = text(self.place(), field, raw)?.filter(|name| !name.is_empty());
             if let Some(name) = name {
                 check_project_name(&name).map_err(|error| self.bad(field, error))?;
                 return Ok(Some(NamedProject::Name(name)));

@@ -158,13 +158,11 @@ async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
 async fn closing_writes_what_waits_and_takes_no_more(world: World) {
     let wal = world.wal();
     let accepted = world.accept(&sample(6).body(0..1, Which::Both, Encoding::Identity));
-    let waiting = tokio::spawn({
-        let (wal, accepted) = (wal.clone(), accepted.clone());
-        async move { wal.append(accepted).await }
-    });
-    tokio::task::yield_now().await;
+    // Polled once it is in the queue.
+    let mut waiting = std::pin::pin!(wal.append(accepted.clone()));
+    assert!(futures::poll!(&mut waiting).is_pending());
     wal.close().await;
-    waiting.await.unwrap().unwrap();
+    waiting.await.unwrap();
     assert!(matches!(wal.append(accepted).await, Err(AppendError::Closed)));
     assert_eq!(world.open_units().await, 1);
 }

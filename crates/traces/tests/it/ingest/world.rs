@@ -58,6 +58,7 @@ impl World {
 
     /// On a database of its own in the server that `TOWPATH_TEST_POSTGRES` names.
     #[expect(
+        clippy::print_stdout,
         clippy::disallowed_methods,
         reason = "tests learn from the environment which servers there are"
     )]
@@ -78,7 +79,7 @@ impl World {
     async fn open(uri: &str, folder: tempfile::TempDir) -> Self {
         let store = Store::open(uri, towpath_store::Options::default()).await.unwrap();
         store.migrate().await.unwrap();
-        let objects = Objects::folder(folder.path().join("objects")).unwrap();
+        let objects = Objects::folder(&folder.path().join("objects")).unwrap();
         Self {
             store,
             objects,
