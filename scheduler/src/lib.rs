@@ -25,6 +25,8 @@ pub struct Settings {
     pub deadline_grace: Duration,
     /// How long jobs that are over are kept. Dead letters stay.
     pub keep_jobs: Duration,
+    /// How long after a spawn job ended without advancing its schedule another one is recorded.
+    pub spawn_rest: Duration,
 }
 
 impl Default for Settings {
@@ -34,6 +36,7 @@ impl Default for Settings {
             tick: Duration::from_millis(500),
             deadline_grace: Duration::from_secs(10),
             keep_jobs: Duration::from_secs(14 * 24 * 3600),
+            spawn_rest: Duration::from_secs(60),
         }
     }
 }
@@ -80,6 +83,13 @@ impl Scheduler {
                     .await
                     .map(drop)
             },
+        ));
+        loops.spawn(every(
+            "schedules",
+            tick * 4,
+            stop.clone(),
+            store.clone(),
+            async move |store: &Store| towpath_durable::respawn(store, settings.spawn_rest).await.map(drop),
         ));
         if store.dialect() == Dialect::Postgres {
             loops.spawn(rescue(store.clone(), settings, stop.clone()));

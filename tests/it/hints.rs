@@ -7,7 +7,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use sqlx::PgConnection;
 use tokio::time::interval;
-use towpath_tests::{Dice, Fault, Layout, World, generate};
+use towpath_tests::fault_proxy::{Mode, Way};
+use towpath_tests::{Dice, Layout, World, generate};
 
 use crate::{aftermath, load};
 
@@ -38,17 +39,21 @@ async fn redis_may_vanish_at_any_time() {
         round(&mut world, &destination, &mut dice, &mut connection, Trouble::Flushed).await,
     ));
 
-    world.redis_proxy.as_ref().expect("asked for").set(Fault::HalfOpen);
+    world
+        .redis_proxy
+        .as_ref()
+        .expect("asked for")
+        .set(Mode::HalfOpen(Way::Both));
     table.push((
         "half-open",
         round(&mut world, &destination, &mut dice, &mut connection, Trouble::None).await,
     ));
-    world.redis_proxy.as_ref().expect("asked for").set(Fault::Reset);
+    world.redis_proxy.as_ref().expect("asked for").set(Mode::ResetAll);
     table.push((
         "connections reset",
         round(&mut world, &destination, &mut dice, &mut connection, Trouble::None).await,
     ));
-    world.redis_proxy.as_ref().expect("asked for").set(Fault::None);
+    world.redis_proxy.as_ref().expect("asked for").set(Mode::Pass);
 
     world.redis.as_mut().expect("a cluster has a Redis").stop().await;
     let before = world.redis_proxy.as_ref().expect("asked for").accepted();
@@ -90,7 +95,7 @@ async fn round(
     connection: &mut PgConnection,
     trouble: Trouble,
 ) -> Vec<f64> {
-    let generated = generate(dice.next(), 10, 2);
+    let generated = generate(dice.roll(), 10, 2);
     let api = world.api.clone();
     let work = async {
         load::send(&api, &generated.bodies).await;

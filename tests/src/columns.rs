@@ -172,3 +172,37 @@ pub fn differences(rows: &[Columns], wanted: &BTreeMap<String, Columns>) -> Vec<
     }
     wrong
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(id: &str, name: Value) -> Columns {
+        BTreeMap::from([("id".to_owned(), json!(id)), ("name".to_owned(), name)])
+    }
+
+    #[test]
+    fn every_kind_of_difference_is_seen() {
+        let wanted = BTreeMap::from([
+            ("a".to_owned(), row("a", json!("x"))),
+            ("b".to_owned(), row("b", json!("y"))),
+        ]);
+        let (a, b) = (row("a", json!("x")), row("b", json!("y")));
+        assert_eq!(differences(&[b.clone(), a.clone()], &wanted), Vec::<String>::new());
+        for (rows, said) in [
+            (vec![a.clone()], "row b is missing"),
+            (vec![a.clone(), b.clone(), a.clone()], "row a came twice"),
+            (
+                vec![a.clone(), b.clone(), row("c", Value::Null)],
+                "row c was never sent",
+            ),
+            (
+                vec![a.clone(), row("b", json!("z"))],
+                "row b, name: got \"z\", wanted \"y\"",
+            ),
+            (vec![a, row("b", Value::Null)], "row b, name: got null, wanted \"y\""),
+        ] {
+            assert_eq!(differences(&rows, &wanted), [said]);
+        }
+    }
+}

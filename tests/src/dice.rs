@@ -12,7 +12,7 @@ impl Dice {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,7 +22,7 @@ impl Dice {
 
     /// A number below `limit`, which must not be 0.
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
+        self.roll() % limit
     }
 
     /// One of them.

@@ -90,7 +90,7 @@ struct Run {
 
 impl Run {
     fn new(dice: &mut Dice, start: i64, above: &[&Self]) -> Self {
-        let bits = (u128::from(dice.next()) << 64) | u128::from(dice.next());
+        let bits = (u128::from(dice.roll()) << 64) | u128::from(dice.roll());
         let id = uuid::Builder::from_random_bytes(bits.to_be_bytes()).into_uuid();
         let own = format!("{}{id}", compact(start));
         let dotted_order = above
@@ -115,7 +115,7 @@ impl Run {
         let run_type = *dice.pick(&["chain", "llm", "tool"]);
         let trace = self.ancestors.first().copied().unwrap_or(id);
         let parent = self.ancestors.last().copied();
-        let inputs = json!({ "question": dice.next().to_string(), "n": dice.below(1 << 50), "x": 0.25, "none": null });
+        let inputs = json!({ "question": dice.roll().to_string(), "n": dice.below(1 << 50), "x": 0.25, "none": null });
         let mut place =
             json!({ "id": id, "trace_id": trace, "dotted_order": self.dotted_order, "session_name": project });
         if let Some(parent) = parent {
@@ -173,7 +173,7 @@ impl Run {
         let end = self.start + 1 + below(dice, 60_000_000);
         let error = (dice.below(5) == 0).then(|| format!("boom {}", dice.below(10)));
         merge(&mut patch, &json!({ "end_time": rfc3339(end) }));
-        let mut outputs = json!({ "answer": dice.next().to_string(), "list": [1, 2.5, "three", false] });
+        let mut outputs = json!({ "answer": dice.roll().to_string(), "list": [1, 2.5, "three", false] });
         let token = self.start + 7;
         let mut events = vec![json!({ "name": "start", "time": rfc3339(self.start) })];
         if run_type == "llm" {

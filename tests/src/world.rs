@@ -6,7 +6,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use uuid::Uuid;
 
-use crate::{Api, Database, Exit, Process, Program, Proxy, RedisServer, free_address};
+use crate::fault_proxy::FaultProxy;
+use crate::{Api, Database, Exit, Process, Program, RedisServer, free_address};
 
 /// The first key of every world; any text of at least 32 characters will do.
 const KEY: &str = "e2e-key-0123456789abcdef0123456789abcdef";
@@ -34,7 +35,7 @@ pub struct World {
     /// The cluster's Redis.
     pub redis: Option<RedisServer>,
     /// What the processes take for Redis, where the plan wanted a proxy.
-    pub redis_proxy: Option<Proxy>,
+    pub redis_proxy: Option<FaultProxy>,
     /// The cluster's PostgreSQL database.
     pub database: Option<Database>,
     /// The workspace.
@@ -149,7 +150,7 @@ impl Plan {
         self
     }
 
-    /// Puts a [`Proxy`] between every process and Redis.
+    /// Puts a [`FaultProxy`] between every process and Redis.
     #[must_use]
     pub fn redis_behind_proxy(mut self) -> Self {
         self.proxied = true;
@@ -187,8 +188,8 @@ impl Plan {
         if let (Some(database), Some(redis)) = (&database, &redis) {
             let mut address = redis.address();
             if self.proxied {
-                let proxy = Proxy::start(address).await;
-                address = proxy.address();
+                let proxy = FaultProxy::start(address).await;
+                address = proxy.addr();
                 redis_proxy = Some(proxy);
             }
             env.push(("DATABASE_URI".into(), database.uri.clone()));

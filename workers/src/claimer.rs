@@ -17,6 +17,9 @@ use crate::{Assignment, Place};
 /// The most one claim takes; more slots are filled by several claims.
 const LARGEST: usize = 256;
 
+/// The longest a free slot waits for company.
+const LONGEST_WAIT: Duration = Duration::from_millis(5);
+
 pub(crate) struct Claimer {
     pub(crate) engine: Engine,
     pub(crate) pool: String,
@@ -35,18 +38,25 @@ impl Claimer {
         // Tenants take turns; where the last claim ended, the next begins.
         let mut after = TenantId::nil();
         let mut trouble = Duration::ZERO;
+        // How long the last claim took, if it left a backlog behind.
+        let mut backlog = None;
         loop {
             // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
-            let Some(permits) = self.free_slots().await else { return };
+            let Some(permits) = self.free_slots(backlog).await else {
+                return;
+            };
             let wanted = permits.len();
+            let started = Instant::now();
             match self.claim(wanted, after).await {
                 Ok(claimed) if claimed.is_empty() => {
                     drop(permits);
                     trouble = Duration::ZERO;
+                    backlog = None;
                     self.idle(Duration::ZERO).await;
                 }
                 Ok(claimed) => {
                     trouble = Duration::ZERO;
+                    backlog = (claimed.len() == wanted).then(|| started.elapsed());
                     // The tenant served last, in the order of their turns.
                     after = last_in_turn(&claimed, after);
                     self.assign(claimed, permits).await;
@@ -65,7 +75,10 @@ impl Claimer {
     }
 
     /// Waits for one free slot and takes all that are free; `None` when the worker leaves.
-    async fn free_slots(&self) -> Option<Vec<OwnedSemaphorePermit>> {
+    ///
+    /// While there is a backlog, a claim of one job costs as much as a claim of many. So it waits for a quarter of
+    /// the slots then, but no longer than the last claim took: slots that long jobs hold are not waited for.
+    async fn free_slots(&self, backlog: Option<Duration>) -> Option<Vec<OwnedSemaphorePermit>> {
         let first = tokio::select! {
             biased;
             () = self.draining.cancelled() => return None,
@@ -73,6 +86,12 @@ impl Claimer {
         };
         // Jobs that were completed in one statement give their slots back one after another: let them.
         tokio::task::yield_now().await;
+        let quarter = u32::try_from(self.slots / 4).unwrap_or(u32::MAX);
+        if let Some(patience) = backlog.filter(|_| quarter > 1) {
+            let more = self.permits.clone().acquire_many_owned(quarter - 1);
+            // Given back at once: what is free is taken below.
+            drop(tokio::time::timeout(patience.min(LONGEST_WAIT), more).await);
+        }
         let mut permits = vec![first];
         while permits.len() < LARGEST.min(self.slots) {
             match self.permits.clone().try_acquire_owned() {
@@ -90,7 +109,7 @@ impl Claimer {
         let started = Instant::now();
         let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
         let claimed = store
-            .write(async |tx| jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await)
+            .write_one(async |tx| jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await)
             .await?;
         // On SQLite this process is all there is, and its leases are not rescued by time.
         let until = (store.dialect() == Dialect::Postgres).then(|| started + safe_part(lease));

@@ -3,6 +3,7 @@
 //! No handler, however it blocks, and no busy pool can keep a renewal waiting. When renewals fail, the keeper stops
 //! the handlers by its own monotonic clock before the database would give their jobs to somebody else.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,7 @@ const CHUNK: usize = 1000;
 pub(crate) struct Keeper {
     stop: CancellationToken,
     stopped: oneshot::Receiver<()>,
+    held: Arc<Held>,
 }
 
 struct Work {
@@ -58,7 +60,7 @@ impl Keeper {
         let work = Work {
             store,
             lease,
-            held,
+            held: held.clone(),
             row,
             draining,
             stop: stop.clone(),
@@ -70,12 +72,21 @@ impl Keeper {
                 let _ = done.send(());
             })
             .map_err(StartError::Thread)?;
-        Ok(Self { stop, stopped })
+        Ok(Self { stop, stopped, held })
     }
 
-    pub(crate) async fn stop(self) {
+    pub(crate) async fn stop(mut self) {
         self.stop.cancel();
-        let _ = self.stopped.await;
+        let _ = (&mut self.stopped).await;
+    }
+}
+
+impl Drop for Keeper {
+    /// Workers that are dropped without a drain give back what they have as far as they still can, and keep no lease
+    /// alive behind anybody's back.
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.held.tell_all(Signal::HandBack);
     }
 }
 
@@ -141,29 +152,40 @@ impl Work {
 
     /// Renews every lease, says that this worker is alive, and hears whether it should leave.
     async fn round(&self) -> store::Result<()> {
-        // On SQLite one process is all there is: no lease of its own boot is rescued by time, so none is renewed.
-        if self.store.dialect() == Dialect::Postgres {
-            for chunk in self.held.list().chunks(CHUNK) {
-                let started = Instant::now();
-                let renewed = self
-                    .store
-                    .write(async |tx| jobs::renew(tx, chunk, self.lease).await)
-                    .await?;
-                let until = started + safe_part(self.lease);
-                for job in chunk {
-                    match renewed.iter().find(|row| row.id == job.id) {
-                        None => self.held.lost(*job),
-                        Some(row) => {
+        // On SQLite one process is all there is: no lease of its own boot is rescued by time, so none is renewed. The
+        // rows are looked at all the same: a signal to stop may have come before the job was known here.
+        let renews = self.store.dialect() == Dialect::Postgres;
+        for chunk in self.held.list().chunks(CHUNK) {
+            let started = Instant::now();
+            let ours = if renews {
+                self.store
+                    .write_one(async |tx| jobs::renew(tx, chunk, self.lease).await)
+                    .await?
+            } else {
+                self.store.read(async |tx| jobs::look(tx, chunk).await).await?
+            };
+            let until = started + safe_part(self.lease);
+            let ours: HashMap<_, _> = ours.into_iter().map(|row| (row.id, row.cancel)).collect();
+            for job in chunk {
+                match ours.get(&job.id) {
+                    None => self.held.lost(*job),
+                    Some(cancel) => {
+                        if renews {
                             self.held.renewed(*job, until);
-                            if row.cancel {
-                                self.held.tell(job.id, Signal::Cancel);
-                            }
+                        }
+                        if *cancel {
+                            self.held.tell(job.id, Signal::Cancel);
                         }
                     }
                 }
             }
         }
-        if self.store.write(async |tx| workers::seen(tx, &self.row).await).await? && !self.draining.is_cancelled() {
+        if self
+            .store
+            .write_one(async |tx| workers::seen(tx, &self.row).await)
+            .await?
+            && !self.draining.is_cancelled()
+        {
             tracing::info!(worker.id = %self.row.id, "asked to drain; claiming nothing more");
             self.draining.cancel();
         }

@@ -27,6 +27,9 @@ use crate::claimer::Claimer;
 use crate::held::Held;
 use crate::keeper::Keeper;
 
+/// How long a worker that leaves waits for its jobs to be handed back.
+const HAND_BACK: Duration = Duration::from_secs(5);
+
 /// What a worker process serves.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -175,10 +178,19 @@ impl Workers {
         if finished.is_err() {
             tracing::info!(jobs = handed_back, "the grace is over; handing jobs back");
             self.held.tell_all(Signal::HandBack);
-            // Handing back is one short transaction each. A database that is away must not keep us: the leases end.
-            let _ = tokio::time::timeout(Duration::from_secs(5), self.held.empty()).await;
+            // Handing back is one short transaction each. A database that is away must not keep us, nor a handler
+            // that blocks its thread: the leases end.
+            let _ = tokio::time::timeout(HAND_BACK, self.held.empty()).await;
         }
-        while self.runtimes.join_next().await.is_some() {}
+        if self.held.len() == 0 {
+            while self.runtimes.join_next().await.is_some() {}
+        } else {
+            tracing::warn!(
+                jobs = self.held.len(),
+                "left jobs behind; they are taken over when their leases end"
+            );
+            self.runtimes.shutdown().await;
+        }
         self.keeper.stop().await;
         let gone = self.engine.store().clock().now().minus(Duration::from_secs(3600));
         let signed_off = self

@@ -204,7 +204,8 @@ impl ExportPart {
             let Some(sealed) = sealed else { return Ok(()) };
             feed = fed;
             if cursor.pending.is_none() {
-                self.save_pending(ctx, destination, &mut cursor, sealed.written()).await?;
+                self.save_pending(ctx, destination, &mut cursor, sealed.written())
+                    .await?;
             }
             let written = sealed.complete().await.map_err(|error| failed(&error))?;
             failpoint::hit("export.file_visible");

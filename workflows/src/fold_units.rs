@@ -188,7 +188,9 @@ impl FoldUnits {
         let work = world.heavy.run_local(move || async move {
             let intend = async |tenant: TenantId, id: SegmentId, path: &Path| {
                 let (done, heard) = oneshot::channel();
-                ask.send((tenant, id, path.to_string(), done)).await.map_err(|_| Interrupted)?;
+                ask.send((tenant, id, path.to_string(), done))
+                    .await
+                    .map_err(|_| Interrupted)?;
                 heard.await.map_err(|_| Interrupted)
             };
             fold::fold(&store, &objects, &units, &Options::default(), intend).await

@@ -136,7 +136,10 @@ mod tests {
         begun.await.unwrap();
         drop(task);
         assert!(gone.await.is_err());
-        assert!(matches!(heavy.run_local(|| async { panic!("broken") }).await, Err(Failure::Retry(_))));
+        assert!(matches!(
+            heavy.run_local(|| async { panic!("broken") }).await,
+            Err(Failure::Retry(_))
+        ));
         assert!(matches!(
             heavy.run(async { panic!("broken") }).await,
             Err(Failure::Retry(_))

@@ -321,10 +321,13 @@ async fn test(
     }
     let file = prefix(config)?.test_file(&Uuid::now_v7().to_string());
     let open = towpath_outbound::Destination::open(&app.destinations, kind, config, credentials);
-    open.map_err(refused)?.test(&file).await.map_err(refused)
+    open.map_err(|failure| refused(&failure))?
+        .test(&file)
+        .await
+        .map_err(|failure| refused(&failure))
 }
 
-fn refused(failure: DestinationFailure) -> ApiError {
+fn refused(failure: &DestinationFailure) -> ApiError {
     match failure.reason() {
         Reason::Prefix => Rejection::invalid("config.prefix", failure.to_string()).into(),
         _ => ApiError::bad_request(failure.to_string()),

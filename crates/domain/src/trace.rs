@@ -126,13 +126,7 @@ mod tests {
     #[test]
     fn fractions_of_any_length_are_read() {
         let id = "01a1f87a-5922-751a-9e7b-b20ac5ab0dc2";
-        for (fraction, micros) in [
-            ("", 0),
-            ("5", 500_000),
-            ("210", 210_000),
-            ("210769999", 210_769),
-            (".25", 250_000),
-        ] {
+        for (fraction, micros) in [("", 0), ("5", 500_000), ("210", 210_000), ("210769999", 210_769)] {
             let link = own_link(&format!("20261120T102210{fraction}Z{id}")).unwrap();
             assert_eq!(link.start.micros() % 1_000_000, micros, "{fraction}");
         }

@@ -1,7 +1,8 @@
 //! Many callers, one statement.
 //!
 //! A flush starts when the previous one ends and takes whatever waits by then. There is no timer: one caller alone
-//! pays for one statement, sixty-four at once pay for one together.
+//! pays for one statement, sixty-four at once pay for one together. When the database refuses a group because of what
+//! one of them asks, each is asked alone, so that the others do not fail with it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ type Waiting<Q, A> = (Q, oneshot::Sender<store::Result<A>>);
 /// Gathers requests and hands them to one flush at a time.
 pub(crate) struct Batch<Q, A>(mpsc::Sender<Waiting<Q, A>>);
 
-impl<Q: Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
+impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
     /// `flush` answers its requests in their order.
     pub(crate) fn new<F, Fut>(flush: F) -> Self
     where
@@ -28,17 +29,31 @@ impl<Q: Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
         tokio::spawn(async move {
             let mut group = Vec::with_capacity(LARGEST);
             while receive.recv_many(&mut group, LARGEST).await > 0 {
+                // Tasks that are ready to run may be about to ask too: one turn of the runtime, no timer.
+                tokio::task::yield_now().await;
+                while group.len() < LARGEST
+                    && let Ok(one) = receive.try_recv()
+                {
+                    group.push(one);
+                }
                 let (requests, waiting): (Vec<_>, Vec<_>) = group.drain(..).unzip();
-                match flush(Arc::new(requests)).await {
+                let requests = Arc::new(requests);
+                match flush(requests.clone()).await {
                     Ok(answers) => {
                         for (caller, answer) in waiting.into_iter().zip(answers) {
                             let _ = caller.send(Ok(answer));
                         }
                     }
-                    Err(error) => {
-                        let error = Arc::new(error);
+                    Err(error) if error.is_transient() || requests.len() == 1 => {
                         for caller in waiting {
                             let _ = caller.send(Err(again(&error)));
+                        }
+                    }
+                    Err(_) => {
+                        for (request, caller) in requests.iter().zip(waiting) {
+                            let answer = flush(Arc::new(vec![request.clone()])).await;
+                            let alone = answer.and_then(|mut answers| answers.pop().ok_or_else(gone));
+                            let _ = caller.send(alone);
                         }
                     }
                 }
@@ -67,4 +82,27 @@ fn again(error: &store::Error) -> store::Error {
 
 fn gone() -> store::Error {
     store::Error::Open("the engine has stopped".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_that_is_refused_does_not_take_the_others_along() {
+        let batch: Batch<u32, u32> = Batch::new(async |group: Arc<Vec<u32>>| {
+            if group.contains(&13) {
+                return Err(store::Error::NotFound);
+            }
+            Ok(group.iter().map(|request| request * 2).collect())
+        });
+        let answers = futures::future::join_all((10..20).map(|request| batch.call(request))).await;
+        for (request, answer) in (10..20).zip(answers) {
+            if request == 13 {
+                assert!(answer.is_err());
+            } else {
+                assert_eq!(answer.unwrap(), request * 2);
+            }
+        }
+    }
 }

@@ -206,7 +206,7 @@ impl Ctx {
         lanes: &[Lane],
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<T>,
     ) -> Result<T, Failure> {
-        self.held(lanes, false, async |tx, _| f(tx).await).await
+        self.held(lanes, false, false, async |tx, _| f(tx).await).await
     }
 
     /// Ends the attempt by waiting for child jobs, which `f` starts with [`Start::child_of`](crate::Start::child_of)
@@ -218,7 +218,7 @@ impl Ctx {
     pub async fn wait(&mut self, lanes: &[Lane], f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
         let id = self.job.id;
         failpoint::hit("wait.before");
-        self.held(lanes, false, async |tx, hold| {
+        self.held(lanes, false, false, async |tx, hold| {
             f(tx).await?;
             let open = jobs::count_children(tx, id).await?;
             let mut to = Move::of(
@@ -320,7 +320,7 @@ impl Ctx {
     ) -> Outcome {
         let id = self.job.id;
         failpoint::hit("settle.before");
-        self.held(lanes, even_cancelled, async |tx, hold| {
+        self.held(lanes, even_cancelled, true, async |tx, hold| {
             f(tx).await?;
             hold.finish(tx, id, None, false).await
         })
@@ -329,11 +329,12 @@ impl Ctx {
         Ok(Done(End::Written))
     }
 
-    /// One transaction as the job's holder.
+    /// One transaction as the job's holder; with `family` its open descendants are locked too.
     async fn held<T>(
         &mut self,
         lanes: &[Lane],
         even_cancelled: bool,
+        family: bool,
         f: impl AsyncFnOnce(&mut Tx<'_>, &mut Hold) -> store::Result<T>,
     ) -> Result<T, Failure> {
         let fenced = self.fenced();
@@ -343,7 +344,7 @@ impl Ctx {
             .engine
             .store()
             .write(async |tx| {
-                let mut hold = match Hold::fenced(tx, fenced, lanes, true).await {
+                let mut hold = match Hold::fenced(tx, fenced, lanes, family).await {
                     Err(store::Error::Stale) => {
                         refused = Some(Failure::Lost);
                         return Err(store::Error::Stale);
@@ -362,6 +363,7 @@ impl Ctx {
 }
 
 /// What a failed store call means to a workflow that says nothing else.
+#[expect(clippy::needless_pass_by_value, reason = "it is handed to map_err as it is")]
 pub(crate) fn failure(error: store::Error) -> Failure {
     let cause = Cause::of(&error);
     match error {

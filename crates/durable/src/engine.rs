@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_domain::JobId;
 use towpath_store::jobs::{self, Fenced};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Store};
@@ -49,8 +48,8 @@ impl Engine {
             move |group: Arc<Vec<NewStep>>| {
                 let store = store.clone();
                 async move {
-                    let held = store.write(async |tx| steps::record(tx, &group).await).await?;
-                    Ok(among(held, group.iter().map(|step| step.job.id)))
+                    let held = store.write_one(async |tx| steps::record(tx, &group).await).await?;
+                    Ok(among(held, group.iter().map(|step| step.job)))
                 }
             }
         });
@@ -59,8 +58,8 @@ impl Engine {
             move |group: Arc<Vec<Fenced>>| {
                 let store = store.clone();
                 async move {
-                    let hit = store.write(async |tx| jobs::complete(tx, &group).await).await?;
-                    Ok(among(hit, group.iter().map(|job| job.id)))
+                    let hit = store.write_one(async |tx| jobs::complete(tx, &group).await).await?;
+                    Ok(among(hit, group.iter().copied()))
                 }
             }
         });
@@ -95,7 +94,8 @@ impl Engine {
     }
 }
 
-fn among(hit: Vec<JobId>, wanted: impl Iterator<Item = JobId>) -> Vec<bool> {
-    let hit: HashSet<JobId> = hit.into_iter().collect();
-    wanted.map(|id| hit.contains(&id)).collect()
+/// Told apart by fence too: an old holder of a job may stand in one group with the new one.
+fn among(hit: Vec<Fenced>, wanted: impl Iterator<Item = Fenced>) -> Vec<bool> {
+    let hit: HashSet<Fenced> = hit.into_iter().collect();
+    wanted.map(|job| hit.contains(&job)).collect()
 }

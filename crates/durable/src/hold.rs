@@ -26,45 +26,42 @@ impl Hold {
     /// Locks `id`, its parent, its lane and `more` lanes; with `family` also its open descendants and their lanes.
     /// `None` when there is no such job.
     pub(crate) async fn take(tx: &mut Tx<'_>, id: JobId, more: &[Lane], family: bool) -> store::Result<Option<Self>> {
-        let Some(job) = jobs::get(tx, id).await? else {
-            return Ok(None);
-        };
-        let mut wanted: BTreeMap<String, Option<i64>> =
-            more.iter().map(|lane| (lane.key.clone(), Some(lane.places))).collect();
-        let mut ids = vec![id];
-        ids.extend(job.parent_id);
-        if let Some(lane) = job.lane {
-            wanted.entry(lane).or_default();
+        if !family {
+            let Some(wanted) = Wanted::find(tx, id, more, false).await? else {
+                return Ok(None);
+            };
+            return wanted.lock(tx).await;
         }
-        if family {
-            let mut next = vec![id];
-            while let Some(parent) = next.pop() {
-                for child in jobs::children(tx, parent, true, FAMILY).await? {
-                    ids.push(child.id);
-                    next.push(child.id);
-                    if let Some(lane) = child.lane {
-                        wanted.entry(lane).or_default();
-                    }
-                }
+        // A parent may record children between the look and the locks. Then it is done again: locking them now
+        // would break the order.
+        jobs::mark(tx).await?;
+        loop {
+            let Some(wanted) = Wanted::find(tx, id, more, true).await? else {
+                return Ok(None);
+            };
+            let family = wanted.family.clone();
+            let hold = wanted.lock(tx).await?;
+            if !jobs::grew(tx, &family).await? {
+                return Ok(hold);
             }
+            jobs::let_go(tx).await?;
         }
-        for (key, places) in wanted {
-            match places {
-                Some(places) => drop(lanes::lock(tx, &key, places).await?),
-                None => drop(lanes::lock_existing(tx, &key).await?),
-            }
-        }
-        let jobs: BTreeMap<_, _> = jobs::lock(tx, &ids)
-            .await?
-            .into_iter()
-            .map(|job| (job.id, job))
-            .collect();
-        Ok(jobs.contains_key(&id).then_some(Self { jobs }))
     }
 
     /// As [`Hold::take`], for the job's holder: refused as stale unless it runs at `fence`.
     pub(crate) async fn fenced(tx: &mut Tx<'_>, job: jobs::Fenced, more: &[Lane], family: bool) -> store::Result<Self> {
-        let hold = Self::take(tx, job.id, more, family).await?.ok_or(store::Error::Stale)?;
+        let mut wanted = Wanted::find(tx, job.id, more, family)
+            .await?
+            .ok_or(store::Error::Stale)?;
+        // Only the holder records children, and this is the holder or nobody: no children, no growth. Grandchildren
+        // are recorded by others.
+        let hold = if family && wanted.family.len() > 1 {
+            Self::take(tx, job.id, more, true).await?
+        } else {
+            wanted.family.clear();
+            wanted.lock(tx).await?
+        };
+        let hold = hold.ok_or(store::Error::Stale)?;
         let row = hold.job(job.id);
         if row.state != JobState::Running || row.fence != job.fence {
             return Err(store::Error::Stale);
@@ -180,6 +177,13 @@ impl Hold {
     /// A place for a job about to be recorded: its number, and whether it may start.
     pub(crate) async fn reserve(tx: &mut Tx<'_>, lane: &Lane) -> store::Result<(i64, bool)> {
         let mut row = lanes::lock(tx, &lane.key, lane.places).await?;
+        if lane.places > row.places {
+            // Those who wait come first.
+            row.places = lane.places;
+            for promoted in lanes::promote(tx, &mut row).await? {
+                tx.wake(&promoted.pool);
+            }
+        }
         row.places = lane.places;
         let seq = row.next_seq;
         row.next_seq += 1;
@@ -189,7 +193,7 @@ impl Hold {
         Ok((seq, free))
     }
 
-    async fn leave_lane(&self, tx: &mut Tx<'_>, job: &Job) -> store::Result<()> {
+    async fn leave_lane(&mut self, tx: &mut Tx<'_>, job: &Job) -> store::Result<()> {
         let Some(key) = job.lane.as_ref().filter(|_| job.lane_held) else {
             return Ok(());
         };
@@ -199,6 +203,11 @@ impl Hold {
         lane.held -= 1;
         for promoted in lanes::promote(tx, &mut lane).await? {
             tx.wake(&promoted.pool);
+            // It may be one of ours, and about to leave the lane again.
+            if let Some(row) = self.jobs.get_mut(&promoted.id) {
+                row.state = JobState::Ready;
+                row.lane_held = true;
+            }
         }
         lanes::save(tx, &lane).await
     }
@@ -218,18 +227,23 @@ impl Hold {
         if row.state == JobState::Waiting && (row.open_children == 0 || badly) {
             let to = Move::of(row, JobState::Ready);
             self.move_to(tx, parent.id, to).await?;
+        } else if row.state == JobState::Ready {
+            // A worker that looked while the row was locked passed it by.
+            tx.wake(&parent.pool);
         }
         Ok(())
     }
 
     async fn cancel_children(&mut self, tx: &mut Tx<'_>, id: JobId) -> store::Result<()> {
-        let children: Vec<JobId> = self
+        let mut children: Vec<(bool, JobId)> = self
             .jobs
             .values()
             .filter(|job| job.parent_id == Some(id) && !job.state.is_final())
-            .map(|job| job.id)
+            .map(|job| (job.lane_held, job.id))
             .collect();
-        for child in children {
+        // Those without a place first, or each place given up would promote one that is about to end too.
+        children.sort_unstable();
+        for (_, child) in children {
             self.cancel(tx, child).await?;
         }
         Ok(())
@@ -247,6 +261,65 @@ impl Hold {
         row.error.clone_from(&to.error);
         row.worker_id = None;
         row.lease_until = None;
+    }
+}
+
+/// What is to be locked, found without locks.
+struct Wanted {
+    id: JobId,
+    /// Lanes, with their places where the caller knows them.
+    lanes: BTreeMap<String, Option<i64>>,
+    /// The job and its open descendants.
+    family: Vec<JobId>,
+    parent: Option<JobId>,
+}
+
+impl Wanted {
+    async fn find(tx: &mut Tx<'_>, id: JobId, more: &[Lane], family: bool) -> store::Result<Option<Self>> {
+        let Some(job) = jobs::get(tx, id).await? else {
+            return Ok(None);
+        };
+        let mut wanted = Self {
+            id,
+            lanes: more.iter().map(|lane| (lane.key.clone(), Some(lane.places))).collect(),
+            family: vec![id],
+            parent: job.parent_id,
+        };
+        if let Some(lane) = job.lane {
+            wanted.lanes.entry(lane).or_default();
+        }
+        if family {
+            let mut next = vec![id];
+            while let Some(parent) = next.pop() {
+                for child in jobs::children(tx, parent, true, FAMILY).await? {
+                    wanted.family.push(child.id);
+                    next.push(child.id);
+                    if let Some(lane) = child.lane {
+                        wanted.lanes.entry(lane).or_default();
+                    }
+                }
+            }
+        }
+        Ok(Some(wanted))
+    }
+
+    /// Lanes sorted by key, then jobs sorted by id.
+    async fn lock(self, tx: &mut Tx<'_>) -> store::Result<Option<Hold>> {
+        for (key, places) in &self.lanes {
+            match places {
+                Some(places) => drop(lanes::lock(tx, key, *places).await?),
+                None => drop(lanes::lock_existing(tx, key).await?),
+            }
+        }
+        let mut ids = self.family;
+        ids.push(self.id);
+        ids.extend(self.parent);
+        let jobs: BTreeMap<_, _> = jobs::lock(tx, &ids)
+            .await?
+            .into_iter()
+            .map(|job| (job.id, job))
+            .collect();
+        Ok(jobs.contains_key(&self.id).then_some(Hold { jobs }))
     }
 }
 

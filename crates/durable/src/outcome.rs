@@ -1,5 +1,7 @@
 //! Writing down how an attempt ended.
 
+use std::time::Duration;
+
 use towpath_domain::job::{Ended, JobState, MAX_LOST_LEASES, RetryPolicy};
 use towpath_store::jobs::{self, Fenced, Move};
 use towpath_store::{self as store, Tx};
@@ -72,11 +74,28 @@ pub(crate) async fn record(tx: &mut Tx<'_>, job: Fenced, failure: &Failure, poli
 
 /// Gives a job back as if it had not been claimed: its worker leaves.
 pub(crate) async fn hand_back(tx: &mut Tx<'_>, job: Fenced) -> store::Result<()> {
-    let mut hold = Hold::fenced(tx, job, &[], false).await?;
+    let family = jobs::get(tx, job.id).await?.is_some_and(|row| row.open_children > 0);
+    let mut hold = Hold::fenced(tx, job, &[], family).await?;
     let row = hold.job(job.id).clone();
+    if row.cancel_at.is_some() {
+        note_attempt(tx, &row, "cancelled", None, "cancelled").await?;
+        return hold.finish(tx, job.id, Some(Ended::Cancelled), false).await;
+    }
     let mut to = Move::of(&row, JobState::Ready);
     to.attempt -= 1;
     to.fence += 1;
+    hold.move_to(tx, job.id, to).await
+}
+
+/// Lets go of a job whose end cannot be written: its worker has nothing more to do with it, and on SQLite no lease
+/// would end. Touches nothing but the job and its lane, because something else is what failed.
+pub(crate) async fn put_off(tx: &mut Tx<'_>, job: Fenced, span: Duration, error: &str) -> store::Result<()> {
+    let mut hold = Hold::fenced(tx, job, &[], false).await?;
+    let row = hold.job(job.id).clone();
+    let mut to = Move::of(&row, JobState::Scheduled);
+    to.run_at = Some(jobs::db_now(tx).await?.plus(span));
+    to.lane_held = row.lane_held && row.keep_place;
+    to.error = Some(error.to_owned());
     hold.move_to(tx, job.id, to).await
 }
 

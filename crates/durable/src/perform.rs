@@ -79,7 +79,8 @@ async fn attempt<World: Send + Sync + 'static>(
             supervise(engine, run, signal, &token, limit, remaining).await
         }
     };
-    let bare = job.lane.is_none() && job.parent_id.is_none();
+    // Nothing but its own row changes. (It records children only by waiting for them, which ends the attempt.)
+    let bare = job.lane.is_none() && job.parent_id.is_none() && job.open_children == 0;
     let failure = match outcome {
         Ok(End::Written) => return,
         Ok(End::Bare) if bare => match engine.complete(fenced).await {
@@ -153,6 +154,9 @@ async fn supervise(
     }
 }
 
+/// How long a job rests whose end cannot be written. Somebody has to look at it, so it is not tried often.
+const PUT_OFF: Duration = Duration::from_secs(30);
+
 /// Marks the failure that is really a deadline; the row is ended as timed out.
 const DEADLINE: &str = "the deadline has passed";
 
@@ -192,7 +196,16 @@ async fn write_down(
                 }
             }
             Err(error) => {
-                tracing::error!(error = %Cause::of(&error), "cannot write down how the attempt ended; its lease will end");
+                let error = Cause::of(&error);
+                tracing::error!(error = %error, "cannot write down how the attempt ended; the job is put off");
+                let text = format!("cannot write down how the attempt ended: {error}");
+                let put_off = engine
+                    .store()
+                    .write(async |tx| outcome::put_off(tx, job, PUT_OFF, &text).await)
+                    .await;
+                if let Err(error) = put_off {
+                    tracing::error!(error = %Cause::of(&error), "cannot put the job off either; its lease will end");
+                }
                 return;
             }
         }

@@ -104,6 +104,27 @@ impl Start {
 pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store::Result<JobId> {
     let id = JobId::new();
     let input = serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?;
+    record(tx, id, W::KIND, W::POOL, input, W::KEEP_PLACE, how).await
+}
+
+/// As [`start`], for those who know a job's kind by name only: the scheduler, which re-creates what a schedule says.
+/// The job does not keep its place in a lane while it backs off.
+///
+/// # Errors
+/// As every statement.
+pub async fn start_raw(tx: &mut Tx<'_>, kind: &str, pool: &str, input: &str, how: Start) -> store::Result<JobId> {
+    record(tx, JobId::new(), kind, pool, input.to_owned(), false, how).await
+}
+
+async fn record(
+    tx: &mut Tx<'_>,
+    id: JobId,
+    kind: &str,
+    pool: &str,
+    input: String,
+    keep_place: bool,
+    how: Start,
+) -> store::Result<JobId> {
     let (run_at, due) = match how.when {
         When::Now => (tx.now(), true),
         When::At(time) => (time, time <= jobs::db_now(tx).await?),
@@ -127,8 +148,8 @@ pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store
     let job = NewJob {
         id,
         tenant_id: how.tenant,
-        kind: W::KIND,
-        pool: W::POOL,
+        kind,
+        pool,
         priority: how.priority,
         state,
         run_at,
@@ -137,14 +158,14 @@ pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store
         lane_held: how.lane.is_some() && state == JobState::Ready,
         lane: how.lane.map(|lane| lane.key),
         lane_seq,
-        keep_place: W::KEEP_PLACE,
+        keep_place,
         parent_id: how.parent,
         traceparent: how.traceparent,
     };
     jobs::insert(tx, &job).await?;
     if state == JobState::Ready {
-        tx.wake(W::POOL);
+        tx.wake(pool);
     }
-    metrics::counter!("towpath_jobs_enqueued_total", "pool" => W::POOL, "kind" => W::KIND).increment(1);
+    metrics::counter!("towpath_jobs_enqueued_total", "pool" => pool.to_owned(), "kind" => kind.to_owned()).increment(1);
     Ok(id)
 }

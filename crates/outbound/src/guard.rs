@@ -85,7 +85,11 @@ impl Guard {
     /// Outside of a tokio runtime.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
-        Self(Arc::new(Inner { policy, clients: Mutex::default(), runtime: Handle::current() }))
+        Self(Arc::new(Inner {
+            policy,
+            clients: Mutex::default(),
+            runtime: Handle::current(),
+        }))
     }
 
     fn runtime(&self) -> &Handle {

@@ -55,6 +55,10 @@ impl Error {
     }
 
     /// A stored value that cannot be read.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "ids are small, and read better without a reference"
+    )]
     pub fn corrupt(table: &'static str, column: &'static str, row: impl ToString) -> Self {
         Self::Corrupt {
             table,

@@ -73,6 +73,14 @@ impl Postgres {
         }
     }
 
+    pub(crate) async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let mut conn = self.pool.acquire().await?;
+        let mut tx = Tx::new(Conn::Postgres(&mut conn), &self.shared);
+        let value = f(&mut tx).await?;
+        self.shared.tell(tx.into_hints());
+        Ok(value)
+    }
+
     pub(crate) async fn migrate(&self) -> Result<()> {
         sqlx::migrate!("migrations/postgres")
             .run(&self.pool)

@@ -160,7 +160,10 @@ pub enum RefusalKind {
 }
 
 impl Refusal {
-    #[expect(clippy::needless_pass_by_value, reason = "callers hand over texts and errors they are done with")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "callers hand over texts and errors they are done with"
+    )]
     pub(crate) fn invalid(place: impl Into<String>, what: impl ToString) -> Self {
         Self::Invalid {
             place: place.into(),

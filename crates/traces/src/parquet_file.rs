@@ -36,12 +36,12 @@ use crate::row::Key;
 use crate::scan::{Scan, ScanBatch};
 use crate::schema::Selection;
 use crate::segment::{ZSTD, common_properties};
-use crate::upload::{PART_BYTES, Upload};
+use crate::upload::{Blocks, PART_BYTES, Upload};
 
 /// Most rows of a row group.
 const GROUP_ROWS: usize = 20_480;
 /// A row group ends early when it holds about this many encoded bytes.
-const GROUP_BYTES: usize = 24 << 20;
+const GROUP_BYTES: usize = 16 << 20;
 /// A file ends when it has about this many bytes.
 pub const FILE_BYTES: u64 = 256 << 20;
 
@@ -243,7 +243,7 @@ pub async fn write_file(
 }
 
 struct File {
-    encoder: ArrowWriter<Vec<u8>>,
+    encoder: ArrowWriter<Blocks>,
     upload: Upload,
     chunk: Chunk,
     rows: u64,
@@ -257,7 +257,7 @@ impl File {
             .with_properties(options.properties())
             .with_skip_arrow_metadata(true);
         let schema = options.selection.schema();
-        let encoder = ArrowWriter::try_new_with_options(Vec::new(), schema.clone(), how)?;
+        let encoder = ArrowWriter::try_new_with_options(Blocks::default(), schema.clone(), how)?;
         Ok(Self {
             encoder,
             upload,
@@ -337,8 +337,7 @@ impl File {
     }
 
     async fn send(&mut self) -> Result<()> {
-        let bytes = std::mem::take(self.encoder.inner_mut());
-        self.upload.write(&bytes).await
+        self.encoder.inner_mut().send(&mut self.upload).await
     }
 
     fn bytes(&self) -> u64 {

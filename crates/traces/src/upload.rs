@@ -164,6 +164,44 @@ impl Upload {
     }
 }
 
+/// What an encoder writes into between two awaits: blocks, since one growing buffer would for a moment hold everything
+/// twice.
+#[derive(Debug, Default)]
+pub(crate) struct Blocks(Vec<Vec<u8>>);
+
+impl Blocks {
+    const BYTES: usize = 1 << 20;
+
+    /// Hands everything on to an upload, block by block.
+    pub(crate) async fn send(&mut self, upload: &mut Upload) -> Result<()> {
+        for block in std::mem::take(&mut self.0) {
+            upload.write(&block).await?;
+        }
+        Ok(())
+    }
+}
+
+impl std::io::Write for Blocks {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self
+            .0
+            .last()
+            .is_none_or(|block| block.len() + bytes.len() > Self::BYTES)
+        {
+            self.0
+                .push(Vec::with_capacity(Self::BYTES.min(bytes.len().max(64 << 10))));
+        }
+        if let Some(block) = self.0.last_mut() {
+            block.extend_from_slice(bytes);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 impl Drop for Upload {
     fn drop(&mut self) {
         let Some(mut multipart) = self.multipart.take() else {

@@ -28,7 +28,10 @@ async fn cancelled_at_each_call_nothing_is_left_at_work() {
         }
         cancelled += 1;
         assert_eq!(home.read(export).await.status, ExportStatus::Cancelled, "call {call}");
-        assert!(home.runs(export).await.iter().all(|run| run.status.is_final()), "call {call}");
+        assert!(
+            home.runs(export).await.iter().all(|run| run.status.is_final()),
+            "call {call}"
+        );
         assert_eq!(home.manifest(export), None, "call {call}");
         home.assert_tidy().await;
     }
@@ -51,7 +54,14 @@ async fn a_queued_export_is_cancelled_at_once_and_stays_so() {
     home.cancel(export).await.unwrap();
     home.drain().await;
     let statuses: Vec<_> = home.runs(export).await.into_iter().map(|run| run.status).collect();
-    assert_eq!(statuses, [ExportStatus::Completed, ExportStatus::Cancelled, ExportStatus::Cancelled]);
+    assert_eq!(
+        statuses,
+        [
+            ExportStatus::Completed,
+            ExportStatus::Cancelled,
+            ExportStatus::Cancelled
+        ]
+    );
     assert_eq!(home.files(export).len(), 2, "finished files stay");
     assert_eq!(home.manifest(export), None);
 
@@ -72,10 +82,14 @@ async fn after_72_hours_at_work_it_is_timed_out() {
     let part = home.until("export_part").await;
     home.perform(part).await;
     home.clock.advance(EXPORT_LIMIT - Duration::from_secs(1));
-    towpath_durable::end_overdue(home.store(), Duration::ZERO).await.unwrap();
+    towpath_durable::end_overdue(home.store(), Duration::ZERO)
+        .await
+        .unwrap();
     assert_eq!(home.read(export).await.status, ExportStatus::Running);
     home.clock.advance(Duration::from_secs(1));
-    towpath_durable::end_overdue(home.store(), Duration::ZERO).await.unwrap();
+    towpath_durable::end_overdue(home.store(), Duration::ZERO)
+        .await
+        .unwrap();
     assert_eq!(home.read(export).await.status, ExportStatus::TimedOut);
     home.drain().await;
     let statuses: Vec<_> = home.runs(export).await.into_iter().map(|run| run.status).collect();

@@ -37,9 +37,17 @@ async fn killed_at_each_call_it_goes_on_where_it_was() {
             assert_eq!(home.read(export).await.status, ExportStatus::Completed, "{context}");
             assert!(home.files(export) == expected, "{context}");
             let manifest = home.manifest(export).unwrap();
-            assert_eq!(manifest["partitions"][0]["files"].as_array().unwrap().len(), 2, "{context}");
+            assert_eq!(
+                manifest["partitions"][0]["files"].as_array().unwrap().len(),
+                2,
+                "{context}"
+            );
             let run = home.runs(export).await.remove(0);
-            assert_eq!((run.files_written, run.retry_number, run.errors.as_str()), (2, 0, "{}"), "{context}");
+            assert_eq!(
+                (run.files_written, run.retry_number, run.errors.as_str()),
+                (2, 0, "{}"),
+                "{context}"
+            );
             home.assert_tidy().await;
         }
     }
@@ -62,7 +70,13 @@ async fn refused_at_each_call_it_tries_again_and_says_why() {
         let (method, rest) = call.split_once(' ').unwrap();
         let name = rest.rsplit_once('/').unwrap().1;
         let what = name.rsplit_once('-').map_or(name, |(_, number)| number);
-        let what = what.split("&uploadId").next().unwrap().split("uploadId").next().unwrap();
+        let what = what
+            .split("&uploadId")
+            .next()
+            .unwrap()
+            .split("uploadId")
+            .next()
+            .unwrap();
         if method == "DELETE" || !seen.insert(what.to_owned()) {
             continue;
         }
@@ -70,14 +84,21 @@ async fn refused_at_each_call_it_tries_again_and_says_why() {
             let export = home.export(1).await;
             // Four times is once more than the client repeats it by itself.
             let call: &'static str = Box::leak(what.to_owned().into_boxed_str());
-            home.s3.fail(Fault { done, ..Fault::new(call, 503, "SlowDown", 4) });
+            home.s3.fail(Fault {
+                done,
+                ..Fault::new(call, 503, "SlowDown", 4)
+            });
             home.drain().await;
             let context = format!("refused {method} {what}, done: {done}");
             assert_eq!(home.read(export).await.status, ExportStatus::Completed, "{context}");
             assert!(home.files(export) == expected, "{context}");
             let run = home.runs(export).await.remove(0);
             if !what.contains("manifest") {
-                assert!(run.errors.contains("retry_0") && run.errors.contains("SlowDown"), "{context}: {}", run.errors);
+                assert!(
+                    run.errors.contains("retry_0") && run.errors.contains("SlowDown"),
+                    "{context}: {}",
+                    run.errors
+                );
             }
             assert_eq!(run.files_written, 2, "{context}");
             home.assert_tidy().await;

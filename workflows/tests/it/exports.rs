@@ -12,7 +12,10 @@ use uuid::Uuid;
 use crate::home::{DAY_ROWS, FILE_ROWS, Home, time};
 
 fn batches(file: &Bytes) -> Vec<RecordBatch> {
-    let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone()).unwrap().build().unwrap();
+    let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone())
+        .unwrap()
+        .build()
+        .unwrap();
     reader.map(Result::unwrap).collect()
 }
 
@@ -32,7 +35,13 @@ fn cell(batch: &RecordBatch, column: &str, row: usize) -> Cell {
         }
         DataType::List(_) => {
             let texts = column.as_list::<i32>().value(row);
-            Cell::List(texts.as_string::<i32>().iter().map(|text| text.unwrap().to_owned()).collect())
+            Cell::List(
+                texts
+                    .as_string::<i32>()
+                    .iter()
+                    .map(|text| text.unwrap().to_owned())
+                    .collect(),
+            )
         }
         other => panic!("{other}"),
     }
@@ -49,20 +58,30 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
     assert_eq!(row.status, ExportStatus::Completed);
     assert!(row.started_at.is_some() && row.finished_at.is_some());
     let runs = home.runs(export).await;
-    assert!(runs.iter().all(|run| run.status == ExportStatus::Completed && run.pending_upload.is_none()));
+    assert!(
+        runs.iter()
+            .all(|run| run.status == ExportStatus::Completed && run.pending_upload.is_none())
+    );
     assert_eq!(runs.iter().map(|run| run.files_written).collect::<Vec<_>>(), [2, 2, 0]);
-    assert_eq!(runs.iter().map(|run| run.rows_written).sum::<i64>(), 2 * DAY_ROWS as i64);
+    assert_eq!(
+        runs.iter().map(|run| run.rows_written).sum::<i64>(),
+        2 * DAY_ROWS as i64
+    );
 
     let project = home.project().await;
-    let mut expected: HashMap<Uuid, _> =
-        (0..2 * DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project)).map(|run| (run.id, run)).collect();
+    let mut expected: HashMap<Uuid, _> = (0..2 * DAY_ROWS)
+        .map(|index| home.sample.expected(index, home.tenant, project))
+        .map(|run| (run.id, run))
+        .collect();
     for (name, file) in home.files(export) {
         let batches = batches(&file);
         let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
         assert!(rows as u64 <= FILE_ROWS, "{name}");
         for batch in batches {
             for row in 0..batch.num_rows() {
-                let Cell::Text(id) = cell(&batch, "id", row) else { panic!("no id") };
+                let Cell::Text(id) = cell(&batch, "id", row) else {
+                    panic!("no id")
+                };
                 let run = expected.remove(&id.parse::<Uuid>().unwrap()).expect("each run once");
                 assert!(name.contains(&format!("day={:02}", chrono::Datelike::day(&run.start.day()))));
                 for (column, value) in run.columns {
@@ -76,7 +95,11 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
     let manifest = home.manifest(export).unwrap();
     assert_eq!(manifest["rows"], 2 * DAY_ROWS);
     assert_eq!(manifest["fields"].as_array().unwrap().len(), 29);
-    let listed: Vec<_> = manifest["partitions"].as_array().unwrap().iter().flat_map(|part| part["files"].as_array().unwrap());
+    let listed = manifest["partitions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .flat_map(|part| part["files"].as_array().unwrap());
     let mut listed: Vec<_> = listed.map(|file| file["path"].as_str().unwrap().to_owned()).collect();
     listed.push(format!("p/q/export_id={export}/_manifest.json"));
     listed.sort();
@@ -99,14 +122,28 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
     let mut ids: Vec<String> = Vec::new();
     for file in home.files(export).values() {
         for batch in batches(file) {
-            let names: Vec<_> = batch.schema().fields().iter().map(|field| field.name().clone()).collect();
+            let names: Vec<_> = batch
+                .schema()
+                .fields()
+                .iter()
+                .map(|field| field.name().clone())
+                .collect();
             assert_eq!(names, ["id", "outputs"]);
-            ids.extend(batch.column(0).as_string::<i32>().iter().map(|id| id.unwrap().to_owned()));
+            ids.extend(
+                batch
+                    .column(0)
+                    .as_string::<i32>()
+                    .iter()
+                    .map(|id| id.unwrap().to_owned()),
+            );
         }
     }
     let project = home.project().await;
     let wanted = (0..DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project));
-    let mut wanted: Vec<_> = wanted.filter(|run| (from..to).contains(&run.start)).map(|run| run.id.to_string()).collect();
+    let mut wanted: Vec<_> = wanted
+        .filter(|run| (from..to).contains(&run.start))
+        .map(|run| run.id.to_string())
+        .collect();
     ids.sort();
     wanted.sort();
     assert_eq!(ids, wanted);
@@ -130,7 +167,9 @@ async fn what_comes_after_planning_is_for_the_next_export() {
     let project = home.project().await;
     for batch in home.files(second).values().flat_map(batches) {
         for row in 0..batch.num_rows() {
-            let Cell::Text(id) = cell(&batch, "id", row) else { panic!("no id") };
+            let Cell::Text(id) = cell(&batch, "id", row) else {
+                panic!("no id")
+            };
             let id: TraceRunId = id.parse().unwrap();
             let runs = (0..200).map(|index| home.sample.expected(index, home.tenant, project));
             let run = runs.into_iter().find(|run| run.id == id.0).unwrap();
@@ -146,15 +185,27 @@ async fn what_comes_after_planning_is_for_the_next_export() {
 async fn a_folder_gets_the_same_files_as_a_bucket() {
     let mut home = Home::new(1).await;
     let to_bucket = home.export(1).await;
-    let config = DestinationConfig { prefix: "team".to_owned(), ..DestinationConfig::default() };
+    let config = DestinationConfig {
+        prefix: "team".to_owned(),
+        ..DestinationConfig::default()
+    };
     home.destination = home.add_destination(DestinationKind::File, &config).await;
     let to_folder = home.export(1).await;
     home.drain().await;
 
     let run = home.runs(to_folder).await.remove(0);
     let root = home.folder.path().join("exports");
-    assert!(run.prefix.starts_with(&format!("team/export_id={to_folder}/tenant_id=")), "{}", run.prefix);
-    assert!(run.prefix.ends_with("/runs/year=2026/month=03/day=01"), "{}", run.prefix);
+    assert!(
+        run.prefix
+            .starts_with(&format!("team/export_id={to_folder}/tenant_id=")),
+        "{}",
+        run.prefix
+    );
+    assert!(
+        run.prefix.ends_with("/runs/year=2026/month=03/day=01"),
+        "{}",
+        run.prefix
+    );
     for (name, file) in home.files(to_bucket) {
         let (_, number) = name.split_once('/').unwrap();
         let path = root.join(&run.prefix).join(format!("{}-{number}", run.id));

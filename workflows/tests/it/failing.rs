@@ -14,15 +14,32 @@ async fn what_the_destination_forbids_fails_the_export_at_once() {
     let first = home.until("export_part").await;
     home.perform(first).await;
     home.s3.fail(Fault::new("parquet", 403, "AccessDenied", 1));
-    home.drive().await;
+    let second = home.until("export_part").await;
+    home.perform(second).await;
+    // The failing child readies its parent; the third has not begun.
+    let parent = home.claim_from("exports").await.unwrap();
+    home.perform(parent).await;
 
     let row = home.read(export).await;
     assert_eq!(row.status, ExportStatus::Failed);
-    assert!(row.error.unwrap().contains("Access denied: AccessDenied (403) for key p/q/export_id="));
+    assert!(
+        row.error
+            .unwrap()
+            .contains("Access denied: AccessDenied (403) for key p/q/export_id=")
+    );
     let runs = home.runs(export).await;
     let statuses: Vec<_> = runs.iter().map(|run| run.status).collect();
-    assert_eq!(statuses, [ExportStatus::Completed, ExportStatus::Failed, ExportStatus::Cancelled]);
-    assert!(runs[1].errors.starts_with(r#"{"retry_0":"Access denied: AccessDenied (403)"#), "{}", runs[1].errors);
+    assert_eq!(
+        statuses,
+        [ExportStatus::Completed, ExportStatus::Failed, ExportStatus::Cancelled]
+    );
+    assert!(
+        runs[1]
+            .errors
+            .starts_with(r#"{"retry_0":"Access denied: AccessDenied (403)"#),
+        "{}",
+        runs[1].errors
+    );
     home.drain().await;
     assert_eq!(home.files(export).len(), 2, "finished files stay");
     assert_eq!(home.manifest(export), None);
@@ -61,7 +78,12 @@ async fn a_destination_that_is_gone_fails_the_export() {
     let home = Home::new(1).await;
     let export = home.export(1).await;
     let part = home.until("export_part").await;
-    let gone = home.store().write(async |tx| Ok(on!(tx, |conn| sqlx::query("DELETE FROM destination").execute(conn).await.map(drop))?));
+    let gone = home.store().write(async |tx| {
+        Ok(on!(tx, |conn| sqlx::query("DELETE FROM destination")
+            .execute(conn)
+            .await
+            .map(drop))?)
+    });
     gone.await.unwrap();
     home.perform(part).await;
     home.drain().await;

@@ -23,8 +23,16 @@ async fn many_units_share_one_fold_and_none_is_left() {
     assert_eq!(home.count(OPEN_FOLDS).await, 2);
     home.perform(fold).await;
     home.drain().await;
-    assert_eq!(home.count("SELECT count(*) FROM wal_unit WHERE state <> 'folded'").await, 0);
-    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 110);
+    assert_eq!(
+        home.count("SELECT count(*) FROM wal_unit WHERE state <> 'folded'")
+            .await,
+        0
+    );
+    assert_eq!(
+        home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'")
+            .await,
+        110
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -34,17 +42,37 @@ async fn a_fold_that_ends_badly_gives_back_what_it_took() {
     home.clock.advance(std::time::Duration::from_secs(2));
     let fold = home.claim().await.unwrap();
     let id = fold.id;
-    home.store().write(async |tx| towpath_durable::cancel(tx, id).await).await.unwrap();
+    home.store()
+        .write(async |tx| towpath_durable::cancel(tx, id).await)
+        .await
+        .unwrap();
     home.perform(fold).await;
-    let state = home.store().read(async |tx| towpath_store::jobs::get(tx, id).await).await.unwrap().unwrap().state;
+    let state = home
+        .store()
+        .read(async |tx| towpath_store::jobs::get(tx, id).await)
+        .await
+        .unwrap()
+        .unwrap()
+        .state;
     assert_eq!(state, JobState::Cancelled);
-    assert_eq!(home.count("SELECT count(*) FROM wal_unit WHERE state = 'open' AND fold_job IS NULL").await, 1);
-    assert_eq!(home.count("SELECT count(*) FROM segment WHERE state = 'writing'").await, 0);
+    assert_eq!(
+        home.count("SELECT count(*) FROM wal_unit WHERE state = 'open' AND fold_job IS NULL")
+            .await,
+        1
+    );
+    assert_eq!(
+        home.count("SELECT count(*) FROM segment WHERE state = 'writing'").await,
+        0
+    );
 
     // The next one takes it along.
     home.send(10..20, Which::Both).await;
     home.drain().await;
-    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 20);
+    assert_eq!(
+        home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'")
+            .await,
+        20
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -62,11 +90,22 @@ async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
     home.send(10..20, Which::Both).await;
     home.clock.advance(std::time::Duration::from_secs(2));
     home.drive().await;
-    assert_eq!(home.count("SELECT count(*) FROM wal_unit WHERE state = 'open'").await, 1);
-    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 10);
+    assert_eq!(
+        home.count("SELECT count(*) FROM wal_unit WHERE state = 'open'").await,
+        1
+    );
+    assert_eq!(
+        home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'")
+            .await,
+        10
+    );
 
     // The folder is mounted again.
     home.world.objects.put(&path, vec![bytes]).await.unwrap();
     home.drain().await;
-    assert_eq!(home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'").await, 20);
+    assert_eq!(
+        home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'")
+            .await,
+        20
+    );
 }

@@ -5,12 +5,11 @@ use std::ops::Range;
 use std::time::Duration;
 
 use axum::body::Bytes;
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::export::{Compression, DestinationConfig, DestinationKind, ExportRequest};
-use towpath_domain::{
-    Clock, DestinationId, ExportId, ProjectId, TenantId, Timestamp, WorkerId,
-};
+use towpath_domain::{Clock, DestinationId, ExportId, ProjectId, TenantId, Timestamp, WorkerId};
 use towpath_durable::{Claimed, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
@@ -58,15 +57,51 @@ impl Home {
 
     pub async fn empty(days: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let clock = Clock::stopped(time("2026-03-10T12:00:00Z"));
-        let options = Options { clock: clock.clone(), ..Options::default() };
         let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
-        let store = Store::open(&uri, options).await.unwrap();
+        Self::over(&uri, folder, days).await
+    }
+
+    /// Over a fresh database in the server that `TOWPATH_TEST_POSTGRES` names. What is due there is due by the
+    /// database's clock, which this one cannot move.
+    #[expect(
+        clippy::disallowed_methods,
+        clippy::print_stdout,
+        reason = "tests learn from the environment which servers there are, and say which are not"
+    )]
+    pub async fn on_postgres(days: u32) -> Option<Self> {
+        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
+            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
+            return None;
+        };
+        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
+        let mut conn = PgConnection::connect(&admin).await.unwrap();
+        let text = AssertSqlSafe(format!("CREATE DATABASE {name}"));
+        conn.execute(text).await.unwrap();
+        let (server, query) = admin.split_once('?').unwrap_or((&admin, ""));
+        let (server, _) = server.rsplit_once('/').unwrap();
+        let uri = format!("{server}/{name}?{query}");
+        let home = Self::over(&uri, tempfile::tempdir().unwrap(), days).await;
+        home.send(0..DAY_ROWS * u64::from(days), Which::Both).await;
+        Some(home)
+    }
+
+    async fn over(uri: &str, folder: TempDir, days: u32) -> Self {
+        let clock = Clock::stopped(time("2026-03-10T12:00:00Z"));
+        let options = Options {
+            clock: clock.clone(),
+            ..Options::default()
+        };
+        let store = Store::open(uri, options).await.unwrap();
         store.migrate().await.unwrap();
         let mut registry = registry();
         registry.attach(&store);
         let objects = Objects::memory();
-        let wal = Wal::new(store.clone(), objects.clone(), wal::Options::for_store(&objects), fold_units::on_registered());
+        let wal = Wal::new(
+            store.clone(),
+            objects.clone(),
+            wal::Options::for_store(&objects),
+            fold_units::on_registered(),
+        );
         let world = World {
             store: store.clone(),
             objects,
@@ -77,11 +112,20 @@ impl Home {
                 environment_credentials: None,
             },
             heavy: Heavy::with_threads(1).unwrap(),
-            sizes: Sizes { file_rows: FILE_ROWS, part_bytes: 128 << 10, ..Sizes::default() },
+            sizes: Sizes {
+                file_rows: FILE_ROWS,
+                part_bytes: 12 << 10,
+                ..Sizes::default()
+            },
         };
         let s3 = S3::start().await;
         let tenant = TenantId::new();
-        let plan = Plan { seed: 7, project: PROJECT.to_owned(), first_day: time("2026-03-01").day(), days };
+        let plan = Plan {
+            seed: 7,
+            project: PROJECT.to_owned(),
+            first_day: time("2026-03-01").day(),
+            days,
+        };
         let mut home = Self {
             engine: Engine::new(store, towpath_durable::Settings::default()),
             sample: Sample::new(plan),
@@ -106,10 +150,22 @@ impl Home {
         let id = DestinationId::new();
         let credentials = (kind == DestinationKind::S3).then(|| {
             let given = S3::credentials();
-            (destinations::seal(&self.world.sealer, self.tenant, id, &given), given.keys())
+            (
+                destinations::seal(&self.world.sealer, self.tenant, id, &given),
+                given.keys(),
+            )
         });
-        let new = NewDestination { id, kind, display_name: "d", config, credentials };
-        self.store().write(async |tx| destinations::insert(tx, self.tenant, new).await).await.unwrap();
+        let new = NewDestination {
+            id,
+            kind,
+            display_name: "d",
+            config,
+            credentials,
+        };
+        self.store()
+            .write(async |tx| destinations::insert(tx, self.tenant, new).await)
+            .await
+            .unwrap();
         id
     }
 
@@ -134,7 +190,11 @@ impl Home {
     }
 
     pub async fn project(&self) -> ProjectId {
-        let found = self.store().read(async |tx| projects::by_name(tx, self.tenant, PROJECT).await).await.unwrap();
+        let found = self
+            .store()
+            .read(async |tx| projects::by_name(tx, self.tenant, PROJECT).await)
+            .await
+            .unwrap();
         found.expect("the sample was sent").id
     }
 
@@ -142,7 +202,8 @@ impl Home {
     pub async fn export(&self, days: u32) -> ExportId {
         let start = time("2026-03-01");
         let end = start.plus(Duration::from_secs(86_400 * u64::from(days)));
-        self.export_as(|asked| (asked.start_time, asked.end_time) = (start, Some(end))).await
+        self.export_as(|asked| (asked.start_time, asked.end_time) = (start, Some(end)))
+            .await
     }
 
     pub async fn export_as(&self, change: impl FnOnce(&mut ExportRequest)) -> ExportId {
@@ -161,20 +222,33 @@ impl Home {
         change(&mut asked);
         let asked = asked.admit().unwrap();
         assert!(asked.fields.is_some() || asked.compression == Compression::Zstandard);
-        self.store().write(async |tx| run_export::start(tx, self.tenant, &asked).await).await.unwrap().id
+        self.store()
+            .write(async |tx| run_export::start(tx, self.tenant, &asked).await)
+            .await
+            .unwrap()
+            .id
     }
 
     pub async fn cancel(&self, export: ExportId) -> towpath_store::Result<Export> {
-        self.store().write(async |tx| run_export::cancel(tx, self.tenant, export).await).await
+        self.store()
+            .write(async |tx| run_export::cancel(tx, self.tenant, export).await)
+            .await
     }
 
     pub async fn read(&self, export: ExportId) -> Export {
-        self.store().read(async |tx| exports::get(tx, self.tenant, export).await).await.unwrap()
+        self.store()
+            .read(async |tx| exports::get(tx, self.tenant, export).await)
+            .await
+            .unwrap()
     }
 
     /// The runs of an export, the first day first.
     pub async fn runs(&self, export: ExportId) -> Vec<ExportRun> {
-        let mut rows = self.store().read(async |tx| runs::list(tx, self.tenant, export).await).await.unwrap();
+        let mut rows = self
+            .store()
+            .read(async |tx| runs::list(tx, self.tenant, export).await)
+            .await
+            .unwrap();
         rows.reverse();
         rows
     }
@@ -190,13 +264,19 @@ impl Home {
     pub async fn claim(&self) -> Option<Claimed> {
         while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}
         for pool in self.registry.pools() {
-            let lease = self.engine.settings().lease;
-            let claimed = self.store().write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, self.tenant).await);
-            if let Some(job) = claimed.await.unwrap().pop() {
+            if let Some(job) = self.claim_from(pool).await {
                 return Some(job);
             }
         }
         None
+    }
+
+    pub async fn claim_from(&self, pool: &str) -> Option<Claimed> {
+        let lease = self.engine.settings().lease;
+        let claimed = self
+            .store()
+            .write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, self.tenant).await);
+        claimed.await.unwrap().pop()
     }
 
     /// Claims one job of this kind; performs whatever comes before it.
@@ -242,7 +322,12 @@ impl Home {
         tokio::select! {
             () = &mut work => {}
             () = self.s3.hung() => {
-                tell.send_replace(then().await);
+                // It goes on meanwhile, as far as it gets.
+                let signal = tokio::select! {
+                    () = &mut work => return,
+                    signal = then() => signal,
+                };
+                tell.send_replace(signal);
                 work.await;
             }
         }
@@ -255,7 +340,11 @@ impl Home {
 
     /// The finished files of an export as the bucket has them, by day and number.
     pub fn files(&self, export: ExportId) -> BTreeMap<String, Bytes> {
-        let keys = self.s3.keys().into_iter().filter(|key| key.contains(&export.to_string()) && key.ends_with(".parquet"));
+        let keys = self
+            .s3
+            .keys()
+            .into_iter()
+            .filter(|key| key.contains(&export.to_string()) && key.ends_with(".parquet"));
         keys.map(|key| {
             let (folder, name) = key.rsplit_once('/').unwrap();
             let (_, day) = folder.rsplit_once('/').unwrap();
@@ -276,15 +365,24 @@ impl Home {
             ("open jobs", "SELECT count(*) FROM job WHERE finished_at IS NULL"),
             ("pins", "SELECT count(*) FROM segment_pin"),
             ("uploads on record", "SELECT count(*) FROM export_upload"),
-            ("runs at work", "SELECT count(*) FROM export_run WHERE finished_at IS NULL"),
-            ("exports at work", "SELECT count(*) FROM export WHERE finished_at IS NULL"),
+            (
+                "runs at work",
+                "SELECT count(*) FROM export_run WHERE finished_at IS NULL",
+            ),
+            (
+                "exports at work",
+                "SELECT count(*) FROM export WHERE finished_at IS NULL",
+            ),
         ] {
             assert_eq!(self.count(text).await, 0, "{what}");
         }
         // A dropped upload gives itself up on a thread of its own.
         let patience = std::time::Instant::now();
         while self.s3.open_uploads() > 0 {
-            assert!(patience.elapsed() < Duration::from_secs(30), "an upload in parts is left");
+            assert!(
+                patience.elapsed() < Duration::from_secs(30),
+                "an upload in parts is left"
+            );
             tokio::task::yield_now().await;
         }
     }

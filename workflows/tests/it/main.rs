@@ -7,5 +7,6 @@ mod exports;
 mod failing;
 mod folds;
 mod home;
+mod postgres;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

@@ -261,6 +261,9 @@ impl Bench {
                 .write(async |tx| towpath_durable::start(tx, &job, Start::new(tenant)).await)
                 .await?;
         }
+        while meter.entered.load(Ordering::Relaxed) < 200 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         workers.drain(Duration::from_secs(30)).await;
         let mut latencies = std::mem::take(&mut *meter.latencies.lock().expect("no holder of it panics"));
         ensure!(latencies.len() == 200, "{} of 200 jobs were picked up", latencies.len());

@@ -59,3 +59,90 @@ on_each! {
         world.check_invariants().await;
     }
 }
+
+on_each! {
+    async fn cancelled_children_leave_no_place_behind(world) {
+        // One holds the place, two are blocked: the first one's end promotes the second while all of them end.
+        let lane = ("export:1".to_owned(), 1);
+        let children = ["b", "c", "d"].map(|name| Script::new(name, [])).to_vec();
+        let parent = world.start(Script::new("a", [Op::Children(children, Some(lane))])).await;
+        let claimed = world.claim(1).await.remove(0);
+        world.perform(claimed).await;
+        world.store.write(async |tx| cancel(tx, parent).await).await.unwrap();
+        assert_eq!(world.effects().await, ["a cancelled", "b cancelled", "c cancelled", "d cancelled"]);
+        assert_eq!(world.count("SELECT held FROM lane").await, 0);
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_mark_is_seen_without_any_signal(world) {
+        // As when the signal fell between the claim and the moment its worker knew of it.
+        let workers = world.workers(1);
+        let job = world.start(Script::new("a", [Op::Gate("never".into())])).await;
+        world.until_noted("a at never", 1).await;
+        world.store.write(async |tx| towpath_store::jobs::mark_cancel(tx, job).await).await.unwrap();
+        assert_eq!(world.until_over(job).await.state, JobState::Cancelled);
+        workers.drain(crate::support::PATIENCE).await;
+    }
+}
+
+on_each! {
+    async fn a_marked_job_that_is_handed_back_is_over(world) {
+        let workers = world.workers(1);
+        let job = world.start(Script::new("a", [Op::Gate("never".into())])).await;
+        world.until_noted("a at never", 1).await;
+        world.store.write(async |tx| towpath_store::jobs::mark_cancel(tx, job).await).await.unwrap();
+        workers.drain(std::time::Duration::ZERO).await;
+        assert_eq!(world.job(job).await.state, JobState::Cancelled);
+        assert_eq!(world.effects().await, ["a cancelled"]);
+    }
+}
+
+/// The parent starts its children while its cancel already waits for the row: they have to go with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn children_recorded_while_the_cancel_waits_are_cancelled_too() {
+    let Some(database) = crate::support::Database::postgres().await else {
+        return;
+    };
+    let world = crate::support::World::new(database).await;
+    let parent = world.start(Script::new("a", [])).await;
+    world.claim(1).await;
+    let (locked, release) = (
+        std::sync::Arc::new(tokio::sync::Notify::new()),
+        std::sync::Arc::new(tokio::sync::Notify::new()),
+    );
+    let waiting = tokio::spawn({
+        let (store, tenant, locked, release) = (world.store.clone(), world.tenant, locked.clone(), release.clone());
+        async move {
+            store
+                .write(async |tx| {
+                    let lane = towpath_durable::Lane::new("export:1", 1);
+                    towpath_store::lanes::lock(tx, lane.key(), 1).await?;
+                    let row = towpath_store::jobs::lock(tx, &[parent]).await?.remove(0);
+                    for name in ["b", "c"] {
+                        let start = towpath_durable::Start::new(tenant).child_of(parent).lane(lane.clone());
+                        towpath_durable::start(tx, &Script::new(name, []), start).await?;
+                    }
+                    towpath_store::jobs::count_children(tx, parent).await?;
+                    let to = towpath_store::jobs::Move::of(&row, JobState::Waiting);
+                    towpath_store::jobs::apply(tx, &row, &to).await?;
+                    locked.notify_one();
+                    release.notified().await;
+                    Ok(())
+                })
+                .await
+        }
+    });
+    locked.notified().await;
+    let cancelling = tokio::spawn({
+        let store = world.store.clone();
+        async move { store.write(async |tx| cancel(tx, parent).await).await }
+    });
+    world.until_somebody_waits_for_a_lock().await;
+    release.notify_one();
+    waiting.await.unwrap().unwrap();
+    assert_eq!(cancelling.await.unwrap().unwrap(), Cancelled::Ended);
+    assert_eq!(world.effects().await, ["a cancelled", "b cancelled", "c cancelled"]);
+    world.check_invariants().await;
+}

@@ -43,3 +43,16 @@ on_each! {
         world.check_invariants().await;
     }
 }
+
+on_each! {
+    async fn a_parent_with_nothing_to_write_takes_its_open_children_along(world) {
+        let workers = world.workers(3);
+        let children = vec![Script::new("bad", [Op::Fatal]), Script::new("slow", [Op::Gate("never".into())])];
+        let parent = world.start(Script::new("a", [Op::Children(children, None), Op::Done])).await;
+        assert_eq!(world.until_over(parent).await.state, JobState::Succeeded);
+        world.until_drained().await;
+        assert!(world.effects().await.contains(&"slow cancelled".to_owned()));
+        workers.drain(crate::support::PATIENCE).await;
+        world.check_invariants().await;
+    }
+}

@@ -29,6 +29,7 @@ on_each! {
         world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, false).await).await.unwrap();
 
         let workers = world.workers(1);
+        world.until_seen(&workers).await;
         world.until_noted("a at go", 1).await;
         assert!(matches!(why(&world, job).await, Why::Running { worker: Some(_), .. }));
         world.end_lease(job).await;

@@ -25,8 +25,7 @@ async fn taken_over(world: &World, ops: impl Into<Vec<Op>>) -> (Claimed, Claimed
 
 /// Lets the stale holder perform the whole script; answers what was committed.
 async fn perform_stale(world: &World, stale: Claimed) -> Vec<String> {
-    let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
-    perform(&world.engine, &world.registry, &*world.shared, stale, receiver).await;
+    world.perform(stale).await;
     world.effects().await
 }
 
@@ -178,7 +177,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
             })
         };
         // The write has to be waiting for the row before it is let go.
-        waits_for_a_lock(&world).await;
+        world.until_somebody_waits_for_a_lock().await;
         release.notify_one();
         taking.await.unwrap().unwrap();
         assert_eq!(writing.await.unwrap().unwrap(), 0, "{kind} slipped through");
@@ -202,31 +201,5 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
             })
             .await
             .unwrap();
-    }
-}
-
-async fn waits_for_a_lock(world: &World) {
-    let deadline = tokio::time::Instant::now() + crate::support::PATIENCE;
-    loop {
-        let waiting: i64 = world
-            .store
-            .read(async |tx| {
-                let towpath_store::Conn::Postgres(conn) = tx.conn() else {
-                    unreachable!("only called on PostgreSQL")
-                };
-                Ok(sqlx::query_scalar(
-                    "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'
-                     AND datname = current_database()",
-                )
-                .fetch_one(conn)
-                .await?)
-            })
-            .await
-            .unwrap();
-        if waiting > 0 {
-            return;
-        }
-        assert!(tokio::time::Instant::now() < deadline, "nothing waits for the row");
-        tokio::task::yield_now().await;
     }
 }

@@ -27,13 +27,7 @@ on_each! {
             });
         }
         producers.join_all().await;
-        let deadline = tokio::time::Instant::now() + PATIENCE * 3;
-        loop {
-            let open: i64 = world.store.read(async |tx| Ok(towpath_store::on!(tx, |conn| sqlx::query_scalar("SELECT count(*) FROM job WHERE finished_at IS NULL").fetch_one(conn).await)?)).await.unwrap();
-            if open == 0 { break }
-            assert!(tokio::time::Instant::now() < deadline, "{open} jobs are stranded");
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-        }
+        world.until_drained().await;
         workers.drain(PATIENCE).await;
         let rows: Vec<(String, i64, towpath_domain::Timestamp, towpath_domain::Timestamp)> = world.store.read(async |tx| Ok(towpath_store::on!(tx, |conn| sqlx::query_as(
             "SELECT lane, lane_seq, started_at, finished_at FROM job ORDER BY lane, lane_seq").fetch_all(conn).await)?)).await.unwrap();
@@ -94,6 +88,22 @@ on_each! {
         world.shared.open("go");
         world.until_over(failing).await;
         workers.drain(PATIENCE).await;
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_lane_that_grows_lets_in_those_who_waited_first(world) {
+        let lane = |places| Lane::new("export:1", places);
+        let start = async |name: &str, places| world.start_as(Script::new(name, []), Start::new(world.tenant).lane(lane(places))).await;
+        let first = start("first", 1).await;
+        let second = start("second", 1).await;
+        let third = start("third", 1).await;
+        let fourth = start("fourth", 3).await;
+        for job in [first, second, third] {
+            assert_eq!(world.job(job).await.state, JobState::Ready);
+        }
+        assert_eq!(world.job(fourth).await.state, JobState::Blocked, "it came last");
         world.check_invariants().await;
     }
 }

@@ -137,3 +137,24 @@ on_each! {
         assert_eq!(world.claim(1).await[0].id, urgent);
     }
 }
+
+on_each! {
+    async fn a_handler_that_blocks_its_thread_does_not_keep_the_worker_from_leaving(world) {
+        let workers = world.workers(1);
+        world.start(Script::new("a", [Op::Block("go".into())])).await;
+        world.until_noted("a blocks at go", 1).await;
+        let drained = tokio::time::timeout(PATIENCE, workers.drain(std::time::Duration::ZERO)).await;
+        world.shared.open("go");
+        assert_eq!(drained.expect("the drain ended").at_work, 1);
+    }
+}
+
+on_each! {
+    async fn workers_that_are_dropped_hand_back_what_they_have(world) {
+        let workers = world.workers(1);
+        let job = world.start(Script::new("a", [Op::Gate("never".into())])).await;
+        world.until_noted("a at never", 1).await;
+        drop(workers);
+        world.until_state(job, JobState::Ready).await;
+    }
+}

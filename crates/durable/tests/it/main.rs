@@ -1,13 +1,24 @@
 //! The engine against real databases. Every test runs on SQLite, and on PostgreSQL where `TOWPATH_TEST_POSTGRES`
 //! names one.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "tests say what was skipped, and the figures they saw"
+)]
+
 mod cancelling;
 mod children;
 mod ends;
 mod explaining;
 mod fences;
+mod history;
 mod lanes;
 mod leases;
+mod model;
+mod peers;
 mod retries;
 mod steps;
+mod storm;
 mod support;
+mod sweeps;
+mod wakes;

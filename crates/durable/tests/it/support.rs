@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 use towpath_domain::job::JobState;
@@ -13,9 +13,11 @@ use towpath_store::jobs::{self, Job};
 use towpath_store::{Options, Store, Tx, on};
 
 mod database;
+mod redis;
 mod script;
 
 pub use database::Database;
+pub use redis::RedisServer;
 pub use script::{Op, Script};
 
 /// Short enough for a test to see a lease end, long enough for a busy machine to renew it.
@@ -29,7 +31,6 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 macro_rules! on_each {
     ($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block) => {
         mod $name {
-            #[allow(unused_imports)]
             use super::*;
 
             async fn body($world: $crate::support::World) $body
@@ -53,23 +54,36 @@ macro_rules! on_each {
 /// What the scripts of one test share.
 #[derive(Default)]
 pub struct Shared {
-    log: Mutex<Vec<String>>,
+    log: Mutex<Vec<(Instant, String)>>,
     gates: Mutex<HashMap<String, Arc<Semaphore>>>,
     counts: Mutex<HashMap<String, u32>>,
 }
 
 impl Shared {
     pub fn note(&self, event: impl Into<String>) {
-        locked(&self.log).push(event.into());
+        locked(&self.log).push((Instant::now(), event.into()));
     }
 
     pub fn log(&self) -> Vec<String> {
-        locked(&self.log).clone()
+        locked(&self.log).iter().map(|(_, event)| event.clone()).collect()
+    }
+
+    /// Begins a new record.
+    pub fn forget(&self) {
+        locked(&self.log).clear();
+    }
+
+    /// When `event` was first noted.
+    pub fn noted_at(&self, event: &str) -> Option<Instant> {
+        locked(&self.log)
+            .iter()
+            .find(|(_, noted)| noted == event)
+            .map(|(at, _)| *at)
     }
 
     /// How often `event` was noted.
     pub fn count(&self, event: &str) -> usize {
-        locked(&self.log).iter().filter(|noted| *noted == event).count()
+        locked(&self.log).iter().filter(|(_, noted)| noted == event).count()
     }
 
     /// Counts up and answers the new count.
@@ -114,6 +128,11 @@ impl World {
     }
 
     pub async fn with_lease(database: Database, lease: Duration) -> Self {
+        Self::build(database, lease, Queue::local()).await
+    }
+
+    /// With a queue of its own: what is recorded here is told there.
+    pub async fn build(database: Database, lease: Duration, queue: Queue) -> Self {
         let store = Store::open(&database.uri, Options::default()).await.unwrap();
         store.migrate().await.unwrap();
         store
@@ -130,7 +149,6 @@ impl World {
             .unwrap();
         let mut registry = Registry::default().with::<Script>();
         registry.attach(&store);
-        let queue = Queue::local();
         store.on_hints({
             let queue = queue.clone();
             move |hints| {
@@ -158,10 +176,86 @@ impl World {
 
     /// Workers with so many slots.
     pub fn workers(&self, slots: usize) -> towpath_workers::Workers {
+        self.workers_with(slots, Duration::from_millis(200), &self.queue)
+    }
+
+    /// Workers that look of their own accord so seldom that only a wake explains what they do within a test.
+    pub fn patient_workers(&self, slots: usize) -> towpath_workers::Workers {
+        self.workers_with(slots, PATIENCE * 4, &self.queue)
+    }
+
+    pub fn workers_with(&self, slots: usize, fallback: Duration, queue: &Queue) -> towpath_workers::Workers {
         let mut options = towpath_workers::Options::new([(Script::POOL_NAME, slots)]);
-        options.fallback = Duration::from_millis(200);
-        towpath_workers::Workers::start(self.engine.clone(), &self.queue, &self.registry, &self.shared, &options)
+        options.fallback = fallback;
+        towpath_workers::Workers::start(self.engine.clone(), queue, &self.registry, &self.shared, &options).unwrap()
+    }
+
+    /// Waits until the workers have said that they are there.
+    pub async fn until_seen(&self, workers: &towpath_workers::Workers) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while self
+            .store
+            .read(async |tx| towpath_store::workers::get(tx, workers.id()).await)
+            .await
             .unwrap()
+            .is_none()
+        {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "the worker never said that it is there"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Counts with one statement.
+    pub async fn count(&self, text: &'static str) -> i64 {
+        self.store
+            .read(async |tx| Ok(on!(tx, |conn| sqlx::query_scalar(text).fetch_one(conn).await)?))
+            .await
+            .unwrap()
+    }
+
+    /// Runs one statement.
+    pub async fn execute(&self, text: &'static str) {
+        self.store
+            .write(async |tx| Ok(on!(tx, |conn| sqlx::query(text).execute(conn).await.map(drop))?))
+            .await
+            .unwrap();
+    }
+
+    /// Waits until no job is open.
+    pub async fn until_drained(&self) {
+        let deadline = tokio::time::Instant::now() + PATIENCE * 2;
+        loop {
+            let open = self.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await;
+            if open == 0 {
+                return;
+            }
+            assert!(tokio::time::Instant::now() < deadline, "{open} jobs are stranded");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Performs a claimed job here and now, as its worker would.
+    pub async fn perform(&self, job: towpath_durable::Claimed) {
+        let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
+        towpath_durable::perform(&self.engine, &self.registry, &*self.shared, job, receiver).await;
+    }
+
+    /// Waits until some session waits for a lock. Only on PostgreSQL.
+    pub async fn until_somebody_waits_for_a_lock(&self) {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        while self
+            .count(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+            )
+            .await
+            == 0
+        {
+            assert!(tokio::time::Instant::now() < deadline, "nothing waits for a lock");
+            tokio::task::yield_now().await;
+        }
     }
 
     pub async fn scheduler(&self) -> towpath_scheduler::Scheduler {
@@ -269,13 +363,20 @@ impl World {
             .unwrap();
     }
 
-    /// The invariants that hold in every committed state: lanes count their holders, nothing is stranded.
+    /// Nothing in the rows contradicts what holds in every committed state.
     pub async fn check_invariants(&self) {
-        let wrong: Vec<String> = self
-            .store
-            .read(async |tx| {
-                Ok(on!(tx, |conn| sqlx::query_scalar(
-                    "SELECT 'lane ' || l.key || ' counts wrong' FROM lane l
+        let broken = broken_invariants(&self.store).await;
+        assert!(broken.is_empty(), "{broken:?}");
+    }
+}
+
+/// What holds in every committed state: lanes count their holders, nothing is stranded, families end together.
+/// Answers what does not.
+pub async fn broken_invariants(store: &Store) -> Vec<String> {
+    store
+        .read(async |tx| {
+            Ok(on!(tx, |conn| sqlx::query_scalar(
+                "SELECT 'lane ' || l.key || ' counts wrong' FROM lane l
                      WHERE l.held <> (SELECT count(*) FROM job j WHERE j.lane = l.key AND j.lane_held)
                      UNION ALL
                      SELECT 'lane ' || l.key || ' is over its limit' FROM lane l WHERE l.held > l.places
@@ -290,14 +391,12 @@ impl World {
                      SELECT 'a parent that is over has open children' FROM job p WHERE p.finished_at IS NOT NULL
                        AND EXISTS (SELECT 1 FROM job c WHERE c.parent_id = p.id AND c.finished_at IS NULL
                                    AND c.cancel_at IS NULL)"
-                )
-                .fetch_all(conn)
-                .await)?)
-            })
-            .await
-            .unwrap();
-        assert!(wrong.is_empty(), "{wrong:?}");
-    }
+            )
+            .fetch_all(conn)
+            .await)?)
+        })
+        .await
+        .unwrap()
 }
 
 /// Writes an effect row, as a workflow's business row.

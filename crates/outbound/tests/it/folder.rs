@@ -26,9 +26,9 @@ fn files(root: &Path) -> Vec<PathBuf> {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path)
+                folders.push(path);
             } else {
-                found.push(path.strip_prefix(root).unwrap().to_owned())
+                found.push(path.strip_prefix(root).unwrap().to_owned());
             }
         }
     }

@@ -2,4 +2,5 @@
 
 mod bucket;
 mod folder;
+#[expect(dead_code, reason = "shared with the tests of workflows, which use all of it")]
 mod s3;

@@ -67,7 +67,6 @@ impl Drop for Inner {
     }
 }
 
-#[allow(dead_code, reason = "shared by the tests of two crates, each of which uses a part")]
 impl S3 {
     pub async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -172,7 +171,15 @@ async fn call(
     let Some(inner) = inner.upgrade() else {
         return error(503, "ServiceUnavailable");
     };
-    let answer = answer(&mut inner.state.lock().unwrap(), &method, &bucket, &key, &query, &headers, &body);
+    let answer = answer(
+        &mut inner.state.lock().unwrap(),
+        &method,
+        &bucket,
+        &key,
+        &query,
+        &headers,
+        &body,
+    );
     match answer {
         Some(answer) => answer,
         None => {
@@ -210,7 +217,7 @@ fn answer(
         Some((0, done)) => {
             state.hang = None;
             if done {
-                drop(perform(state, method, key, query, body));
+                unanswered(state, method, key, query, body);
             }
             return None;
         }
@@ -228,11 +235,20 @@ fn answer(
     Some(match fault {
         Some(fault) if !fault.done => error(fault.status, fault.code),
         Some(fault) => {
-            drop(perform(state, method, key, query, body));
+            unanswered(state, method, key, query, body);
             error(fault.status, fault.code)
         }
         None => perform(state, method, key, query, body),
     })
+}
+
+/// Does what was asked, for nobody to hear. An upload in parts whose id nobody was told is not held against anybody:
+/// only the bucket's own rules can remove it.
+fn unanswered(state: &mut Contents, method: &Method, key: &str, query: &BTreeMap<String, String>, body: &Bytes) {
+    drop(perform(state, method, key, query, body));
+    if query.contains_key("uploads") {
+        state.uploads.remove(&format!("upload-{}", state.begun));
+    }
 }
 
 fn perform(

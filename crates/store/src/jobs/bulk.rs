@@ -105,7 +105,7 @@ pub async fn look(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Renewed>> {
     })
 }
 
-/// Ends jobs well that have nothing else to write: no business rows, no lane, no parent. Returns those that hit; the
+/// Ends jobs well that have nothing else to write: no business rows, no lane, no parent, no open children. Returns those that hit; the
 /// others moved on, or were asked to stop.
 ///
 /// # Errors

@@ -22,6 +22,7 @@ pub struct Claimed {
     pub cursor: Option<String>,
     pub lane: Option<String>,
     pub parent_id: Option<JobId>,
+    pub open_children: i64,
     pub attempt: i64,
     pub failures: i64,
     pub fence: i64,
@@ -81,8 +82,8 @@ pub async fn claim(
          UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $3,
                         lease_until = $1 + $4 * 1000, started_at = coalesce(started_at, $1)
          WHERE id IN (SELECT id FROM picked) AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
-         RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id, attempt,
-                   failures, fence, cancel_at, traceparent, created_at",
+         RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
+                   open_children, attempt, failures, fence, cancel_at, traceparent, created_at",
         // SKIP LOCKED, so that claimers pass one another. An array, not a join: see `postgres.rs`.
         postgres:
         "WITH RECURSIVE
@@ -120,7 +121,7 @@ pub async fn claim(
                         started_at = coalesce(started_at, towpath_now($1))
          WHERE id = ANY (ARRAY (SELECT id FROM picked))
          RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
-                   attempt, failures, fence, cancel_at, traceparent, created_at");
+                   open_children, attempt, failures, fence, cancel_at, traceparent, created_at");
     let now = tx.now_param();
     let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
     let mut claimed: Vec<Claimed> = on!(tx, |conn| {

@@ -214,7 +214,7 @@ fn sort_times(batch: &RecordBatch) -> Option<&TimestampMicrosecondArray> {
         .as_primitive_opt::<TimestampMicrosecondType>()
 }
 
-fn value<'a>(column: Option<&'a StringArray>, index: usize) -> Option<&'a str> {
+fn value(column: Option<&StringArray>, index: usize) -> Option<&str> {
     column
         .filter(|column| column.is_valid(index))
         .map(|column| column.value(index))

@@ -15,7 +15,7 @@ use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties};
 use crate::columnar::{Error, Result};
 use crate::row::{Key, Row, RowsBuilder};
 use crate::schema::segment_schema;
-use crate::upload::Upload;
+use crate::upload::{Blocks, Upload};
 
 /// Rows turned into columns at once. Small, since a batch doubles what its rows hold.
 const BATCH_ROWS: usize = 1024;
@@ -49,7 +49,7 @@ pub async fn write(
 /// Writes a segment group by group, so that only one group has to lie in memory.
 pub struct SegmentWriter {
     tenant: TenantId,
-    file: ArrowWriter<Vec<u8>>,
+    file: ArrowWriter<Blocks>,
     upload: Upload,
     parts: Vec<Part>,
 }
@@ -60,7 +60,7 @@ impl SegmentWriter {
     /// # Errors
     /// Never in practice: the schema is fixed.
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, tenant: TenantId) -> Result<Self> {
-        let file = ArrowWriter::try_new(Vec::new(), segment_schema(), Some(properties()))?;
+        let file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
         Ok(Self {
             tenant,
             file,
@@ -110,8 +110,7 @@ impl SegmentWriter {
     /// The store refused; then nothing is visible.
     pub async fn finish(mut self) -> Result<Written> {
         self.file.finish()?;
-        let rest = std::mem::take(self.file.inner_mut());
-        self.upload.write(&rest).await?;
+        self.file.inner_mut().send(&mut self.upload).await?;
         let path = self.upload.path().clone();
         let bytes = self.upload.complete().await?;
         Ok(Written {
@@ -127,8 +126,7 @@ impl SegmentWriter {
             return Ok(());
         };
         self.file.flush()?;
-        let bytes = std::mem::take(self.file.inner_mut());
-        self.upload.write(&bytes).await?;
+        self.file.inner_mut().send(&mut self.upload).await?;
         self.parts.push(Part {
             row_group: self.parts.len(),
             project,

@@ -27,6 +27,8 @@ pub enum Op {
     Gate(String),
     /// As `Gate`, but blocks the thread it runs on until the gate opens.
     Block(String),
+    /// Is at work for so many milliseconds.
+    Work(u64),
     /// Fails the first so many times it is reached, over all attempts.
     Fail(u32),
     /// Fails for good.
@@ -45,6 +47,8 @@ pub enum Op {
 
 impl Script {
     pub const POOL_NAME: &'static str = "scripts";
+    /// A script of this name cannot be ended: its `end` fails, as that of a defect or of another version would.
+    pub const ENDLESS: &'static str = "endless";
 
     pub fn new(name: &str, ops: impl Into<Vec<Op>>) -> Self {
         Self {
@@ -90,10 +94,16 @@ impl Workflow for Script {
                 }
                 Op::Block(gate) => {
                     shared.note(format!("{name} blocks at {gate}"));
-                    while shared.gate(gate).try_acquire().map(|permit| permit.forget()).is_err() {
+                    while shared
+                        .gate(gate)
+                        .try_acquire()
+                        .map(tokio::sync::SemaphorePermit::forget)
+                        .is_err()
+                    {
                         std::thread::yield_now();
                     }
                 }
+                Op::Work(millis) => tokio::time::sleep(Duration::from_millis(*millis)).await,
                 Op::Fail(times) => {
                     if shared.nth(&format!("{name} {nth}")) <= *times {
                         return Err(Failure::retry(format!("{name} fails")));
@@ -151,6 +161,9 @@ impl Workflow for Script {
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+        if input.name == Self::ENDLESS {
+            return Err(store::Error::corrupt("effect", "name", &input.name));
+        }
         let what = match ended {
             Ended::Failed(_) => "failed",
             Ended::Cancelled => "cancelled",

@@ -11,13 +11,14 @@ use towpath_domain::{ExportId, ExportRunId, Timestamp, TraceRunId};
 use towpath_traces::columnar::Error;
 use towpath_traces::hive::{self, Prefix};
 use towpath_traces::manifest::{self, Manifest, Partition};
+use towpath_traces::operation::Verb;
 use towpath_traces::parquet_file::{Compression, End, Feed, FileOptions, FileWritten, file_name, write_file};
 use towpath_traces::row::Key;
 use towpath_traces::scan::Request;
 use towpath_traces::schema::Selection;
 use uuid::Uuid;
 
-use super::generate::operations;
+use super::generate::{Random, operations};
 use super::shown;
 use super::world::{PROJECT, TENANT, World, time};
 
@@ -189,6 +190,37 @@ async fn a_file_made_again_has_the_same_bytes() {
             assert!(world.bytes(&path(0)).await == world.bytes(&file.path).await, "{end:?}");
         }
         after = Some(file.last);
+    }
+}
+
+/// Rows of several pages a column, cut into other batches by another number of segments.
+#[tokio::test]
+async fn the_same_rows_out_of_other_segments_give_the_same_bytes() {
+    let mut random = Random::new(22);
+    let mut operations = operations(22, 3000, time("2026-05-01"), time("2026-05-02"));
+    for operation in &mut operations {
+        if operation.verb == Verb::Post {
+            let words: String = (0..300).map(|_| format!("{:x} ", random.next())).collect();
+            operation.fields.inputs = Some(format!("\"{words}\""));
+        }
+    }
+    for compression in [Compression::None, Compression::Zstandard] {
+        let options = FileOptions::new(Selection::all(), compression);
+        let mut made = Vec::new();
+        for folds in [1, 7] {
+            let world = World::of(operations.clone(), folds, 22).await;
+            let files = export(&world, &options, "one").await;
+            assert_eq!((files.len(), files[0].rows), (1, 3000));
+            let cuts: Vec<_> = world
+                .read(world.request())
+                .await
+                .iter()
+                .map(|batch| batch.keys.len())
+                .collect();
+            made.push((cuts, world.bytes(&files[0].path).await));
+        }
+        assert_ne!(made[0].0, made[1].0, "the batches were to differ");
+        assert!(made[0].1 == made[1].1, "{compression:?}");
     }
 }
 

@@ -1,0 +1,72 @@
+//! A Redis server of a test's own, so that it can be paused and emptied.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+
+pub struct RedisServer {
+    child: Child,
+    pub uri: String,
+}
+
+impl RedisServer {
+    /// Starts one where the program is installed.
+    pub async fn start() -> Option<Self> {
+        // Free now; a test that loses the race for it fails, which is seldom and plain.
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let spawned = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--port"])
+            .arg(port.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(child) = spawned else {
+            println!("skipped: redis-server is not installed");
+            return None;
+        };
+        let server = Self {
+            child,
+            uri: format!("redis://127.0.0.1:{port}"),
+        };
+        let deadline = tokio::time::Instant::now() + super::PATIENCE;
+        while redis::Client::open(server.uri.as_str())
+            .unwrap()
+            .get_multiplexed_async_connection()
+            .await
+            .is_err()
+        {
+            assert!(tokio::time::Instant::now() < deadline, "redis-server does not answer");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Some(server)
+    }
+
+    /// A queue as a process of its own would have it.
+    pub async fn queue(&self) -> towpath_queue::Queue {
+        towpath_queue::Queue::redis(&self.uri, towpath_queue::Options::default())
+            .await
+            .unwrap()
+    }
+
+    pub async fn command(&self, words: &[&str]) {
+        let client = redis::Client::open(self.uri.as_str()).unwrap();
+        let mut conn: MultiplexedConnection = client.get_multiplexed_async_connection().await.unwrap();
+        let mut command = redis::cmd(words[0]);
+        for word in &words[1..] {
+            command.arg(word);
+        }
+        command.query_async::<()>(&mut conn).await.unwrap();
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
