@@ -1,8 +1,8 @@
 //! Segments: immutable Parquet objects of trace runs.
 //!
 //! A segment belongs to one tenant. Each of its row groups holds rows of exactly one (project, UTC day), sorted by
-//! [`Key`](crate::row::Key), each id once; a large group of rows becomes several row groups, whose key ranges follow one another. The
-//! physical columns are the 29 exported ones in `v1` order and types, then the internal ones (see
+//! [`Key`](crate::row::Key), each id once; a large group of rows becomes several row groups, whose key ranges follow
+//! one another. The physical columns are the 29 exported ones in `v1` order and types, then the internal ones (see
 //! [`schema`](crate::schema)). A bloom filter on `id` finds trace runs by id alone. The catalog in SQL knows for each
 //! row group what [`Part`] says, so most questions are answered without opening the object.
 

@@ -8,7 +8,8 @@
 //! [int      newest - sequence of the post]                        with flag 1
 //! int       fields that come from the post, as bits
 //! int       fields that come from patches, as bits; of each:  int newest - sequence of the patch
-//! int       0 = every key of `extra` comes from the post, else count; of each key:  int 0 = post, else newest - seq + 1
+//! int       0 = every key of `extra` comes from the post, else their count; of each:
+//!             int 0 = post, else newest - sequence of the patch + 1
 //! int       fields whose column holds a derived value instead, as bits; of each:  int length, bytes as sent
 //! ```
 
