@@ -14,11 +14,11 @@ on_each! {
         assert_eq!(row.state, JobState::Succeeded);
         assert_eq!(row.attempt, 1, "waiting is no attempt");
         assert_eq!(world.shared.count("a/plan"), 1);
-        let log = world.shared.log();
-        let settled = log.iter().position(|event| event == "a settled").unwrap();
-        for nth in 0..5 {
-            let child = log.iter().position(|event| *event == format!("child {nth} settled")).unwrap();
-            assert!(child < settled);
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        assert_eq!(children.len(), 5);
+        for child in children {
+            assert_eq!(child.state, JobState::Succeeded);
+            assert!(child.finished_at <= row.finished_at);
         }
         workers.drain(crate::support::PATIENCE).await;
         world.check_invariants().await;

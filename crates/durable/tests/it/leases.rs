@@ -8,8 +8,8 @@ use crate::support::{Database, LEASE, Op, PATIENCE, Script, World};
 on_each! {
     async fn a_step_of_many_leases_runs_once(world) {
         // The handler blocks its thread the whole time; the renewals come from another.
-        let workers = world.workers(2);
         let _scheduler = world.scheduler().await;
+        let workers = world.workers(2);
         let job = world.start(Script::new("a", [Op::Block("go".into())])).await;
         world.until_noted("a blocks at go", 1).await;
         let until = tokio::time::Instant::now() + LEASE * 3;
@@ -33,8 +33,8 @@ async fn a_dead_workers_job_is_taken_over() {
     let job = world.start(Script::new("a", [Op::Step("one".into())])).await;
     // A worker claims it and is never heard of again.
     world.claim(1).await;
-    let workers = world.workers(1);
     let _scheduler = world.scheduler().await;
+    let workers = world.workers(1);
     let row = world.until_over(job).await;
     assert_eq!(row.state, JobState::Succeeded);
     assert_eq!(row.attempt, 2, "a lost lease counts as an attempt");

@@ -315,7 +315,10 @@ on_each! {
         let job = world.start(Script::new("a", [Op::Effect("before".into()), Op::Gate("go".into()), Op::Effect("after".into())])).await;
         world.until_noted("a at go", 1).await;
         let lost = world.job(job).await;
-        world.store.write(async |tx| worker_rows::drain(tx, first.id()).await).await.unwrap();
+        // It signs on with its first renewal, which may come after its first claim.
+        while !world.store.write(async |tx| worker_rows::drain(tx, first.id()).await).await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         first.draining().cancelled().await;
         world.end_lease(job).await;
         // The renewal may be faster than the rescue: then the lease has not ended.

@@ -8,8 +8,8 @@ use crate::support::{Op, Script};
 on_each! {
     async fn twenty_retries_then_the_job_has_failed(world) {
         let job = world.start(Script::new("a", [Op::Fail(1000)])).await;
-        let _workers = world.workers(1);
         let _scheduler = world.scheduler().await;
+        let _workers = world.workers(1);
         let row = world.until_over(job).await;
         assert_eq!(row.state, JobState::Failed);
         assert_eq!(row.failures, 21);
@@ -29,8 +29,8 @@ on_each! {
 on_each! {
     async fn attempts_are_at_least_the_delay_apart(world) {
         let job = world.start(Script::new("a", [Op::Fail(3)])).await;
-        let _workers = world.workers(1);
         let _scheduler = world.scheduler().await;
+        let _workers = world.workers(1);
         world.until_over(job).await;
         let attempts = world.store.read(async |tx| towpath_store::attempts::list(tx, job).await).await.unwrap();
         for pair in attempts.windows(2) {
@@ -42,8 +42,8 @@ on_each! {
 on_each! {
     async fn a_panic_is_a_failed_attempt(world) {
         let job = world.start(Script::new("a", [Op::Panic(1)])).await;
-        let _workers = world.workers(1);
         let _scheduler = world.scheduler().await;
+        let _workers = world.workers(1);
         let row = world.until_over(job).await;
         assert_eq!(row.state, JobState::Succeeded);
         assert_eq!(row.failures, 1);
@@ -54,8 +54,8 @@ on_each! {
 on_each! {
     async fn a_fatal_failure_is_not_repeated(world) {
         let job = world.start(Script::new("a", [Op::Fatal])).await;
-        let _workers = world.workers(1);
         let _scheduler = world.scheduler().await;
+        let _workers = world.workers(1);
         assert_eq!(world.until_over(job).await.state, JobState::Failed);
         assert_eq!(world.shared.count("a starts"), 1);
         assert!(world.effects().await.contains(&"a failed".to_owned()));
@@ -65,8 +65,8 @@ on_each! {
 on_each! {
     async fn a_snooze_is_no_attempt(world) {
         let job = world.start(Script::new("a", [Op::Snooze(3, 10)])).await;
-        let _workers = world.workers(1);
         let _scheduler = world.scheduler().await;
+        let _workers = world.workers(1);
         let row = world.until_over(job).await;
         assert_eq!((row.attempt, row.failures), (1, 0));
         assert_eq!(world.shared.count("a starts"), 4);

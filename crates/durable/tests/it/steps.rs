@@ -8,8 +8,8 @@ use crate::support::{Op, Script};
 on_each! {
     async fn a_finished_step_is_not_performed_again(world) {
         let job = world.start(Script::new("a", [Op::Step("one".into()), Op::Checkpoint(7), Op::Fail(2), Op::Step("two".into())])).await;
-        let workers = world.workers(2);
         let scheduler = world.scheduler().await;
+        let workers = world.workers(2);
         let row = world.until_over(job).await;
         assert_eq!(row.state, JobState::Succeeded);
         assert_eq!(world.shared.count("a starts"), 3);

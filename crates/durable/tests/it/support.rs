@@ -258,6 +258,7 @@ impl World {
         }
     }
 
+    /// On SQLite before any worker: what runs when a scheduler starts belongs to an earlier life of the process.
     pub async fn scheduler(&self) -> towpath_scheduler::Scheduler {
         let settings = towpath_scheduler::Settings {
             lease: self.engine.settings().lease,
