@@ -1,6 +1,9 @@
 //! The store against real databases. SQLite always; PostgreSQL where `TOWPATH_TEST_POSTGRES` names one.
 
-#![expect(clippy::print_stdout, reason = "tests say what was skipped, and the figures they saw")]
+#![expect(
+    clippy::print_stdout,
+    reason = "tests say what was skipped, and the figures they saw"
+)]
 
 mod access;
 mod database;
