@@ -143,6 +143,43 @@ async fn held_by(store: &Store, worker: WorkerId) -> i64 {
         .unwrap()
 }
 
+/// Makes some leases look ended while their holders are at work: they go on until they are told, or try to write.
+/// Answers how many.
+async fn end_leases(store: &Store, dice: &mut StdRng) -> i64 {
+    let mut ended = 0;
+    let held: Vec<JobId> = store
+        .read(async |tx| {
+            Ok(on!(tx, |conn| sqlx::query_scalar(
+                "SELECT id FROM job WHERE state = 'running' ORDER BY id"
+            )
+            .fetch_all(conn)
+            .await)?)
+        })
+        .await
+        .unwrap();
+    for job in held {
+        if dice.random_range(0..4) > 0 {
+            continue;
+        }
+        ended += 1;
+        store
+            .write(async |tx| {
+                let text = towpath_store::sql!(tx,
+                    sqlite: "UPDATE job SET lease_until = 1 WHERE id = $1 AND state = 'running'",
+                    postgres: "UPDATE job SET lease_until = 'epoch' WHERE id = $1 AND state = 'running'");
+                Ok(on!(tx, |conn| sqlx::query(text)
+                    .bind(job)
+                    .execute(conn)
+                    .await
+                    .map(drop))?)
+            })
+            .await
+            .unwrap();
+    }
+    towpath_durable::rescue(store).await.unwrap();
+    ended
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_killed_workers_leave_is_whole_on_postgres() {
     let Some(database) = Database::postgres().await else {
@@ -154,7 +191,7 @@ async fn what_killed_workers_leave_is_whole_on_postgres() {
     let mut dice = StdRng::seed_from_u64(1);
     let start = |record: &Arc<Record>| {
         let (uri, queue, record) = (database.uri.clone(), queue.clone(), record.clone());
-        tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), &record))
+        tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), |_| record))
     };
     let mut processes = Vec::new();
     for _ in 0..3 {
@@ -166,7 +203,7 @@ async fn what_killed_workers_leave_is_whole_on_postgres() {
         async move { cancel_some(&store, &asked, dice).await }
     });
     let (mut killed, mut left, mut held) = (HashSet::new(), HashSet::new(), 0);
-    let mut looks = 0;
+    let (mut looks, mut forced) = (0, 0);
     let deadline = tokio::time::Instant::now() + PATIENCE * 2;
     let mut next = tokio::time::Instant::now();
     loop {
@@ -195,6 +232,7 @@ async fn what_killed_workers_leave_is_whole_on_postgres() {
                 held += held_by(&store, id).await;
             }
             processes.push(start(&record).await.unwrap());
+            forced += end_leases(&store, &mut dice).await;
             next = tokio::time::Instant::now() + Duration::from_millis(dice.random_range(100..500));
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -213,6 +251,7 @@ async fn what_killed_workers_leave_is_whole_on_postgres() {
         killed,
         left,
         held,
+        forced,
         looks,
     };
     history.check(&store).await;
@@ -229,11 +268,11 @@ async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
         record_jobs(&store, &mut dice).await
     };
     // One process is all there is: it is killed as a whole, and its next life finds what the last one held.
-    let (mut killed, mut left, mut held, mut looks) = (HashSet::new(), HashSet::new(), 0, 0);
+    let (mut killed, mut left, mut held, mut looks, mut forced) = (HashSet::new(), HashSet::new(), 0, 0, 0);
     let mut cancelled = HashMap::new();
     for life in 0..8 {
         let (uri, queue, record) = (database.uri.clone(), queue.clone(), record.clone());
-        let process = tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), &record))
+        let process = tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), |_| record))
             .await
             .unwrap();
         let id = process.id;
@@ -251,6 +290,9 @@ async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
             let broken = broken_invariants(&store).await;
             assert!(broken.is_empty(), "{broken:?}");
             looks += 1;
+            if looks % 8 == 0 {
+                forced += end_leases(&store, &mut dice).await;
+            }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         drop(store);
@@ -274,6 +316,7 @@ async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
         killed,
         left,
         held,
+        forced,
         looks,
     };
     history.check(&store).await;

@@ -29,6 +29,8 @@ pub struct History {
     pub left: HashSet<WorkerId>,
     /// Leases held by the killed when they were.
     pub held: i64,
+    /// Leases ended by hand.
+    pub forced: i64,
     /// How often the rows were looked at meanwhile.
     pub looks: usize,
 }
@@ -98,7 +100,7 @@ impl History {
         let late = self.deadlines(&rows);
         let (lost, lost_by_living) = self.losses(&rows);
         println!(
-            "{:?}: {} jobs, {starts} attempts, {} killed, {} left, {} leases held by the killed, {lost} lost leases \
+            "{:?}: {} jobs, {starts} attempts, {} killed, {} left, {} leases held by the killed, {} ended by hand, {lost} lost leases \
              ({lost_by_living} of living workers); {effects} effects, {} steps, {bodies} bodies; {threads} pairs in \
              threads; {failures} failures, at most {most} of one job; {stops} cancels; latest deadline {late:?} late; \
              {} looks at the rows",
@@ -107,6 +109,7 @@ impl History {
             self.killed.len(),
             self.left.len(),
             self.held,
+            self.forced,
             rows.steps.len(),
             self.looks,
         );
@@ -135,7 +138,8 @@ impl History {
         for (job, ask) in &self.asked {
             let row = rows.jobs.iter().find(|row| row.id == *job).unwrap();
             if ask.endless && ask.deadline.is_none() {
-                assert_eq!(row.state, JobState::Cancelled);
+                // Or it was taken from its holders too often.
+                assert!(row.state == JobState::Cancelled || row.dead, "{row:?}");
             }
             let here = self
                 .events
@@ -158,7 +162,10 @@ impl History {
         for (job, ask) in &self.asked {
             let Some(deadline) = ask.deadline else { continue };
             let row = rows.jobs.iter().find(|row| row.id == *job).unwrap();
-            assert!(matches!(row.state, JobState::TimedOut | JobState::Cancelled), "{row:?}");
+            assert!(
+                matches!(row.state, JobState::TimedOut | JobState::Cancelled) || row.dead,
+                "{row:?}"
+            );
             latest = latest.max(row.finished_at.unwrap().since(deadline));
         }
         latest
@@ -177,11 +184,12 @@ impl History {
             if self.killed.contains(&worker) {
                 of_killed += 1;
             } else {
-                // A machine too busy to renew in time: allowed, and told apart.
+                // Ended by hand, or a machine too busy to renew in time: told apart.
                 of_living += 1;
             }
         }
-        assert!(of_killed <= self.held, "{of_killed} leases lost of {} held", self.held);
+        let ended = self.held + self.forced;
+        assert!(of_killed <= ended, "{of_killed} leases lost of {ended} that were ended");
         (usize::try_from(of_killed).unwrap() + of_living, of_living)
     }
 }

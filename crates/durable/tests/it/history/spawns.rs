@@ -25,7 +25,7 @@ struct Spawn {
 }
 
 struct World {
-    store: std::sync::OnceLock<Store>,
+    store: Store,
 }
 
 impl Workflow for Spawn {
@@ -35,8 +35,8 @@ impl Workflow for Spawn {
     type World = World;
 
     async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
-        let store = world.store.get().expect("set before anything runs");
-        let schedule = store
+        let schedule = world
+            .store
             .read(async |tx| schedules::get(tx, self.schedule).await)
             .await
             .retry()?
@@ -121,13 +121,11 @@ async fn schedule(store: &Store) -> Schedule {
 async fn each_instant_is_spawned_once(database: Database) {
     let queue = Queue::local();
     let registry = || Registry::default().with::<Spawn>();
-    let world = Arc::new(World {
-        store: std::sync::OnceLock::new(),
-    });
     // A process of its own on PostgreSQL; on SQLite one process is all there is.
     let start = || {
-        let (uri, queue, world) = (database.uri.clone(), queue.clone(), world.clone());
-        tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), &world))
+        let (uri, queue) = (database.uri.clone(), queue.clone());
+        let world = |store: &Store| Arc::new(World { store: store.clone() });
+        tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), world))
     };
     let mut processes = vec![start().await.unwrap()];
     let store = if processes[0].store.dialect() == Dialect::Postgres {
@@ -138,7 +136,6 @@ async fn each_instant_is_spawned_once(database: Database) {
     } else {
         processes[0].store.clone()
     };
-    assert!(world.store.set(store.clone()).is_ok());
     execute(&store, "CREATE TABLE fired (instant BIGINT NOT NULL)").await;
     let schedule = schedule(&store).await;
     let mut dice = StdRng::seed_from_u64(5);

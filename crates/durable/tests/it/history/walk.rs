@@ -227,7 +227,7 @@ impl Process {
         lease: Duration,
         queue: &towpath_queue::Queue,
         mut registry: Registry<World>,
-        world: &Arc<World>,
+        world: impl FnOnce(&store::Store) -> Arc<World>,
     ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -260,9 +260,11 @@ impl Process {
                 cancel_grace: Duration::from_millis(300),
             };
             let engine = towpath_durable::Engine::new(store.clone(), settings);
+            let world = world(&store);
             let mut options = towpath_workers::Options::new([(POOL, 6)]);
             options.fallback = Duration::from_millis(200);
-            let workers = towpath_workers::Workers::start(engine, queue, &Arc::new(registry), world, &options).unwrap();
+            let workers =
+                towpath_workers::Workers::start(engine, queue, &Arc::new(registry), &world, &options).unwrap();
             (store, scheduler, workers)
         });
         Self {

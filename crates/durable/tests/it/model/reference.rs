@@ -368,10 +368,15 @@ impl Model {
         }
     }
 
+    fn holds(&self, nth: usize) -> bool {
+        let Claim { job, fence, .. } = self.claims[nth];
+        self.jobs[job].state == JobState::Running && self.jobs[job].fence == fence
+    }
+
     fn act(&mut self, nth: usize, act: &Act) {
         self.acts += 1;
         let Claim { job, fence, .. } = self.claims[nth];
-        let ours = self.jobs[job].state == JobState::Running && self.jobs[job].fence == fence;
+        let ours = self.holds(nth);
         let marked = self.jobs[job].marked;
         match act {
             Act::Vanish => self.claims[nth].there = false,
@@ -491,9 +496,9 @@ impl Model {
         let lane = prop::option::of((0..2_usize, 1..3_u32));
         let model = self.clone();
         prop_oneof![
-            3 => Just(Act::Step(used)),
-            2 => Just(Act::Checkpoint(number)),
-            2 => Just(Act::Effect(number)),
+            4 => Just(Act::Step(used)),
+            3 => Just(Act::Checkpoint(number)),
+            3 => Just(Act::Effect(number)),
             1 => Just(Act::Renew),
             2 => Just(Act::Settle),
             2 => Just(Act::Done),
@@ -534,14 +539,16 @@ impl ReferenceStateMachine for Model {
         let always = prop_oneof![
             8 => start,
             8 => (1..5_usize).prop_map(Move::Claim),
-            4 => (1..4_u32).prop_map(Move::Advance),
-            2 => Just(Move::Rescue),
+            4 => prop_oneof![2 => 1..4_u32, 1 => Just(LEASE + 1)].prop_map(Move::Advance),
+            3 => Just(Move::Rescue),
             4 => Just(Move::Due),
             2 => Just(Move::Overdue),
             1 => any::<bool>().prop_map(Move::Pause),
             1 => Just(Move::Prune),
         ];
         let there: Vec<usize> = (0..state.claims.len()).filter(|nth| state.claims[*nth].there).collect();
+        // Those that believe they hold a job and do not.
+        let stale: Vec<usize> = there.iter().copied().filter(|nth| !state.holds(*nth)).collect();
         let open: Vec<usize> = (0..state.jobs.len())
             .filter(|job| !state.jobs[*job].state.is_final())
             .collect();
@@ -550,6 +557,11 @@ impl ReferenceStateMachine for Model {
             let model = state.clone();
             let act = select(there).prop_flat_map(move |nth| model.acts(nth).prop_map(move |act| Move::Act(nth, act)));
             all.push((6, act.boxed()));
+        }
+        if !stale.is_empty() {
+            let model = state.clone();
+            let act = select(stale).prop_flat_map(move |nth| model.acts(nth).prop_map(move |act| Move::Act(nth, act)));
+            all.push((2, act.boxed()));
         }
         if !open.is_empty() {
             all.push((1, select(open).prop_map(Move::Cancel).boxed()));
