@@ -76,7 +76,7 @@ impl Claimer {
 
     /// Waits for one free slot and takes all that are free; `None` when the worker leaves.
     ///
-    /// While there is a backlog, a claim of one job costs as much as a claim of many. So it waits for a quarter of
+    /// While there is a backlog, a claim of one job costs as much as a claim of many. So it waits for half of
     /// the slots then, but no longer than the last claim took: slots that long jobs hold are not waited for.
     async fn free_slots(&self, backlog: Option<Duration>) -> Option<Vec<OwnedSemaphorePermit>> {
         let first = tokio::select! {
@@ -86,9 +86,9 @@ impl Claimer {
         };
         // Jobs that were completed in one statement give their slots back one after another: let them.
         tokio::task::yield_now().await;
-        let quarter = u32::try_from(self.slots / 4).unwrap_or(u32::MAX);
-        if let Some(patience) = backlog.filter(|_| quarter > 1) {
-            let more = self.permits.clone().acquire_many_owned(quarter - 1);
+        let half = u32::try_from(self.slots / 2).unwrap_or(u32::MAX);
+        if let Some(patience) = backlog.filter(|_| half > 1) {
+            let more = self.permits.clone().acquire_many_owned(half - 1);
             // Given back at once: what is free is taken below.
             drop(tokio::time::timeout(patience.min(LONGEST_WAIT), more).await);
         }

@@ -29,12 +29,19 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
         tokio::spawn(async move {
             let mut group = Vec::with_capacity(LARGEST);
             while receive.recv_many(&mut group, LARGEST).await > 0 {
-                // Tasks that are ready to run may be about to ask too: one turn of the runtime, no timer.
-                tokio::task::yield_now().await;
-                while group.len() < LARGEST
-                    && let Ok(one) = receive.try_recv()
-                {
-                    group.push(one);
+                // Tasks that are ready to run may be about to ask too. No timer: a few turns of the runtime, for as
+                // long as each brings somebody, so that one caller alone waits for a single turn.
+                loop {
+                    let before = group.len();
+                    tokio::task::yield_now().await;
+                    while group.len() < LARGEST
+                        && let Ok(one) = receive.try_recv()
+                    {
+                        group.push(one);
+                    }
+                    if group.len() == before || group.len() == LARGEST {
+                        break;
+                    }
                 }
                 let (requests, waiting): (Vec<_>, Vec<_>) = group.drain(..).unzip();
                 let requests = Arc::new(requests);

@@ -329,7 +329,7 @@ impl Ctx {
         Ok(Done(End::Written))
     }
 
-    /// One transaction as the job's holder; with `family` its open descendants are locked too.
+    /// One transaction as the job's holder; with `family` its open descendants are locked too, if it has any.
     async fn held<T>(
         &mut self,
         lanes: &[Lane],
@@ -337,21 +337,28 @@ impl Ctx {
         family: bool,
         f: impl AsyncFnOnce(&mut Tx<'_>, &mut Hold) -> store::Result<T>,
     ) -> Result<T, Failure> {
-        let fenced = self.fenced();
+        let id = self.job.id;
+        // Children are recorded by waiting for them, which ends the attempt; so the claim knew of them all.
+        let family = family && self.job.open_children > 0;
         // Told apart from a stale business row, which is the workflow's own affair.
         let mut refused = None;
         let written = self
             .engine
             .store()
             .write(async |tx| {
-                let mut hold = match Hold::fenced(tx, fenced, lanes, family).await {
+                let taken = if family {
+                    Hold::fenced(tx, self.fenced(), lanes, true).await
+                } else {
+                    Hold::claimed(tx, &self.job, lanes).await
+                };
+                let mut hold = match taken {
                     Err(store::Error::Stale) => {
                         refused = Some(Failure::Lost);
                         return Err(store::Error::Stale);
                     }
                     hold => hold?,
                 };
-                if hold.job(fenced.id).cancel_at.is_some() && !even_cancelled {
+                if hold.job(id).cancel_at.is_some() && !even_cancelled {
                     refused = Some(Failure::Cancelled);
                     return Err(store::Error::Stale);
                 }

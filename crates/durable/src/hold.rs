@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use towpath_domain::JobId;
 use towpath_domain::job::{Ended, JobState};
-use towpath_store::jobs::{self, Job, Move};
+use towpath_store::jobs::{self, Claimed, Job, Move};
 use towpath_store::{self as store, Tx, attempts, lanes};
 
 use crate::lane::Lane;
@@ -61,12 +61,29 @@ impl Hold {
             wanted.family.clear();
             wanted.lock(tx).await?
         };
-        let hold = hold.ok_or(store::Error::Stale)?;
-        let row = hold.job(job.id);
-        if row.state != JobState::Running || row.fence != job.fence {
-            return Err(store::Error::Stale);
+        hold.ok_or(store::Error::Stale)?.at(job)
+    }
+
+    /// As [`Hold::fenced`] without the family, for a job as it was claimed: its lane and its parent never change, so
+    /// they need no look.
+    pub(crate) async fn claimed(tx: &mut Tx<'_>, job: &Claimed, more: &[Lane]) -> store::Result<Self> {
+        let mut wanted = Wanted::new(job.id, more);
+        wanted.parent = job.parent_id;
+        wanted.join(job.lane.clone());
+        let hold = wanted.lock(tx).await?;
+        hold.ok_or(store::Error::Stale)?.at(jobs::Fenced {
+            id: job.id,
+            fence: job.fence,
+        })
+    }
+
+    fn at(self, job: jobs::Fenced) -> store::Result<Self> {
+        let row = self.job(job.id);
+        if row.state == JobState::Running && row.fence == job.fence {
+            Ok(self)
+        } else {
+            Err(store::Error::Stale)
         }
-        Ok(hold)
     }
 
     pub(crate) fn job(&self, id: JobId) -> &Job {
@@ -197,11 +214,14 @@ impl Hold {
         let Some(key) = job.lane.as_ref().filter(|_| job.lane_held) else {
             return Ok(());
         };
-        let Some(mut lane) = lanes::lock_existing(tx, key).await? else {
+        let Some(mut lane) = lanes::leave(tx, key).await? else {
             return Ok(());
         };
-        lane.held -= 1;
-        for promoted in lanes::promote(tx, &mut lane).await? {
+        let promoted = lanes::promote(tx, &mut lane).await?;
+        if promoted.is_empty() {
+            return Ok(());
+        }
+        for promoted in promoted {
             tx.wake(&promoted.pool);
             // It may be one of ours, and about to leave the lane again.
             if let Some(row) = self.jobs.get_mut(&promoted.id) {
@@ -275,28 +295,35 @@ struct Wanted {
 }
 
 impl Wanted {
+    fn new(id: JobId, more: &[Lane]) -> Self {
+        Self {
+            id,
+            lanes: more.iter().map(|lane| (lane.key.clone(), Some(lane.places))).collect(),
+            family: vec![id],
+            parent: None,
+        }
+    }
+
+    fn join(&mut self, lane: Option<String>) {
+        if let Some(lane) = lane {
+            self.lanes.entry(lane).or_default();
+        }
+    }
+
     async fn find(tx: &mut Tx<'_>, id: JobId, more: &[Lane], family: bool) -> store::Result<Option<Self>> {
         let Some(job) = jobs::get(tx, id).await? else {
             return Ok(None);
         };
-        let mut wanted = Self {
-            id,
-            lanes: more.iter().map(|lane| (lane.key.clone(), Some(lane.places))).collect(),
-            family: vec![id],
-            parent: job.parent_id,
-        };
-        if let Some(lane) = job.lane {
-            wanted.lanes.entry(lane).or_default();
-        }
+        let mut wanted = Self::new(id, more);
+        wanted.parent = job.parent_id;
+        wanted.join(job.lane);
         if family {
             let mut next = vec![id];
             while let Some(parent) = next.pop() {
                 for child in jobs::children(tx, parent, true, FAMILY).await? {
                     wanted.family.push(child.id);
                     next.push(child.id);
-                    if let Some(lane) = child.lane {
-                        wanted.lanes.entry(lane).or_default();
-                    }
+                    wanted.join(child.lane);
                 }
             }
         }

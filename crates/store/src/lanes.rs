@@ -36,20 +36,20 @@ pub struct Promoted {
 /// # Errors
 /// As every statement.
 pub async fn lock(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Lane> {
-    loop {
-        if let Some(lane) = lock_existing(tx, key).await? {
-            return Ok(lane);
-        }
-        on!(tx, |conn| {
-            sqlx::query("INSERT INTO lane (key, places) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING")
-                .bind(key)
-                .bind(places)
-                .execute(conn)
-                .await
-                .map(drop)
-        })?;
-        // Pruned between the two by somebody else: once more.
+    if let Some(lane) = lock_existing(tx, key).await? {
+        return Ok(lane);
     }
+    // An update that changes nothing: somebody else may have made it in between, and DO NOTHING would lock nothing.
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+            "INSERT INTO lane (key, places) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET held = lane.held
+             RETURNING *",
+        )
+        .bind(key)
+        .bind(places)
+        .fetch_one(conn)
+        .await
+    })?)
 }
 
 /// Locks the lane if it is there.
@@ -64,6 +64,19 @@ pub async fn lock_existing(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
         .bind(key)
         .fetch_optional(conn)
         .await)?)
+}
+
+/// Gives one place of a locked lane back. `None` when there is no such lane.
+///
+/// # Errors
+/// As every statement.
+pub async fn leave(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as("UPDATE lane SET held = held - 1 WHERE key = $1 RETURNING *")
+            .bind(key)
+            .fetch_optional(conn)
+            .await
+    })?)
 }
 
 /// Reads a lane without locking it.

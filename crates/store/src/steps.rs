@@ -51,17 +51,22 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
         Conn::Sqlite(conn) => {
             let mut held = Vec::with_capacity(steps.len());
             for step in steps {
-                let progressed =
-                    sqlx::query("UPDATE job SET lost_leases = 0 WHERE id = $1 AND fence = $2 AND state = 'running'")
-                        .bind(step.job.id)
-                        .bind(step.job.fence)
-                        .execute(&mut *conn)
-                        .await?
-                        .rows_affected();
-                if progressed == 0 {
-                    continue;
-                }
+                // One writer, so what is read here is still so when the step is written.
+                let lost: Option<i64> = sqlx::query_scalar(
+                    "SELECT lost_leases FROM job WHERE id = $1 AND fence = $2 AND state = 'running'",
+                )
+                .bind(step.job.id)
+                .bind(step.job.fence)
+                .fetch_optional(&mut *conn)
+                .await?;
+                let Some(lost) = lost else { continue };
                 held.push(step.job);
+                if lost > 0 {
+                    sqlx::query("UPDATE job SET lost_leases = 0 WHERE id = $1")
+                        .bind(step.job.id)
+                        .execute(&mut *conn)
+                        .await?;
+                }
                 sqlx::query(
                     "INSERT INTO step (job_id, name, output, fence, at) VALUES ($1, $2, $3, $4, $5)
                      ON CONFLICT (job_id, name) DO NOTHING",
@@ -84,14 +89,12 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
             // The rows written come from the *locked* job rows: FOR UPDATE reads a row that changed meanwhile again,
             // so a holder that was replaced while this waited finds nothing.
             Ok(sqlx::query_as(
-                "WITH wanted AS (
+                "WITH wanted AS MATERIALIZED (
                      SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS w(id, fence, name, output)
                  ),
                  locked AS MATERIALIZED (
-                     SELECT j.id, j.fence, j.lost_leases FROM job j
-                     JOIN (SELECT DISTINCT id, fence FROM wanted) w
-                       ON j.id = w.id AND j.fence = w.fence AND j.state = 'running'
-                     WHERE j.id = ANY($1) ORDER BY j.id FOR UPDATE OF j
+                     SELECT id, fence, lost_leases FROM job WHERE id = ANY($1) AND state = 'running'
+                     ORDER BY id FOR UPDATE
                  ),
                  written AS (
                      INSERT INTO step (job_id, name, output, fence, at)
@@ -100,9 +103,9 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
                  ),
                  progressed AS (
                      UPDATE job SET lost_leases = 0
-                     WHERE id = ANY (ARRAY (SELECT id FROM locked WHERE lost_leases > 0))
+                     WHERE id = ANY (ARRAY (SELECT id FROM locked JOIN wanted USING (id, fence) WHERE lost_leases > 0))
                  )
-                 SELECT id, fence FROM locked",
+                 SELECT DISTINCT id, fence FROM locked JOIN wanted USING (id, fence)",
             )
             .bind(ids)
             .bind(fences)

@@ -84,7 +84,8 @@ pub async fn claim(
          WHERE id IN (SELECT id FROM picked) AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
          RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
                    open_children, attempt, failures, fence, cancel_at, traceparent, created_at",
-        // SKIP LOCKED, so that claimers pass one another. An array, not a join: see `postgres.rs`.
+        // SKIP LOCKED, so that claimers pass one another. An array, not a join: see `postgres.rs`. The clock is asked in a
+        // subselect, once and not per row.
         postgres:
         "WITH RECURSIVE
          above AS (
@@ -117,8 +118,8 @@ pub async fn claim(
              LIMIT $5
          )
          UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $3,
-                        lease_until = towpath_now($1) + $4 * interval '1 millisecond',
-                        started_at = coalesce(started_at, towpath_now($1))
+                        lease_until = (SELECT towpath_now($1)) + $4 * interval '1 millisecond',
+                        started_at = coalesce(started_at, (SELECT towpath_now($1)))
          WHERE id = ANY (ARRAY (SELECT id FROM picked))
          RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
                    open_children, attempt, failures, fence, cancel_at, traceparent, created_at");
