@@ -255,6 +255,9 @@ pub struct BenchEngine {
     /// The longest backlog claims are timed against.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub backlog: u64,
+    /// Measure only what begins with this, as in drain or "drain, 64"; the figures by hand are always measured.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
