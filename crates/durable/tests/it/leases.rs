@@ -1,6 +1,7 @@
 //! Leases, rescue, draining, pausing.
 
 use towpath_domain::job::{JobState, MAX_LOST_LEASES};
+use towpath_store::on;
 
 use crate::on_each;
 use crate::support::{Database, LEASE, Op, PATIENCE, Script, World};
@@ -40,6 +41,38 @@ async fn a_dead_workers_job_is_taken_over() {
     assert_eq!(row.attempt, 2, "a lost lease counts as an attempt");
     assert_eq!(row.failures, 0, "but not as a failure");
     workers.drain(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_cannot_renew_stops_its_handler_before_the_lease_ends() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    let workers = world.workers(1);
+    let job = world.start(Script::new("a", [Op::Gate("never".into())])).await;
+    world.until_noted("a at never", 1).await;
+    // Whoever holds the row keeps renewals waiting, and the rescue too.
+    let in_time = world
+        .store
+        .write(async |tx| {
+            on!(tx, |conn| sqlx::query("SELECT 1 FROM job WHERE id = $1 FOR UPDATE")
+                .bind(job)
+                .execute(conn)
+                .await
+                .map(drop))?;
+            world.until_noted("a dropped at never", 1).await;
+            Ok(on!(tx, |conn| sqlx::query_scalar::<_, bool>(
+                "SELECT lease_until > clock_timestamp() FROM job WHERE id = $1"
+            )
+            .bind(job)
+            .fetch_one(conn)
+            .await)?)
+        })
+        .await
+        .unwrap();
+    assert!(in_time, "the handler was at work when its lease had ended");
+    workers.drain(std::time::Duration::ZERO).await;
 }
 
 #[tokio::test]

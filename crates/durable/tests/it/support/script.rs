@@ -23,7 +23,7 @@ pub enum Op {
     Effect(String),
     /// Saves this cursor.
     Checkpoint(u32),
-    /// Notes that it is there, then waits for somebody to open the gate.
+    /// Notes that it is there, then waits for somebody to open the gate. Notes it when it is dropped there.
     Gate(String),
     /// As `Gate`, but blocks the thread it runs on until the gate opens.
     Block(String),
@@ -55,6 +55,14 @@ impl Script {
             name: name.to_owned(),
             ops: ops.into(),
         }
+    }
+}
+
+struct NoteWhenDropped<'a>(&'a Shared, String);
+
+impl Drop for NoteWhenDropped<'_> {
+    fn drop(&mut self) {
+        self.0.note(&*self.1);
     }
 }
 
@@ -90,7 +98,9 @@ impl Workflow for Script {
                 }
                 Op::Gate(gate) => {
                     shared.note(format!("{name} at {gate}"));
+                    let waits = NoteWhenDropped(shared, format!("{name} dropped at {gate}"));
                     shared.gate(gate).acquire().await.unwrap().forget();
+                    std::mem::forget(waits);
                 }
                 Op::Block(gate) => {
                     shared.note(format!("{name} blocks at {gate}"));
