@@ -11,11 +11,13 @@ use http::header::{HeaderName, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
-use towpath_domain::RequestId;
+use towpath_domain::{RequestId, Traceparent};
+use towpath_durable::trace;
 use tracing::Instrument as _;
-use tracing::field::Empty;
+use tracing::field::{Empty, display};
 
 use crate::errors::{ApiError, tracing_shape};
+use crate::metric;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -47,7 +49,10 @@ async fn no_such_method() -> ApiError {
 async fn limit(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
     match places.try_acquire() {
         Ok(_place) => next.run(request).await,
-        Err(_) => ApiError::unavailable("too many requests at once", Duration::from_secs(1)).into_response(),
+        Err(_) => {
+            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+            ApiError::unavailable("too many requests at once", Duration::from_secs(1)).into_response()
+        }
     }
 }
 
@@ -59,7 +64,7 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("unknown");
     tracing::error!(panic.message = text, "a handler panicked");
-    metrics::counter!("towpath_http_panics_total").increment(1);
+    metrics::counter!(metric::PANICS).increment(1);
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
 }
 
@@ -75,20 +80,31 @@ async fn observe(mut request: Request, next: Next) -> Response {
         .to_owned();
     let method = method(request.method());
     let in_tracing_shape = is_tracing(request.uri().path());
+    let given = trace_parent(request.headers());
+    let place = given.map_or_else(Traceparent::new, Traceparent::child);
     let span = tracing::info_span!(
         "http.request",
         http.method = method,
         http.route = %route,
+        http.status = Empty,
         request.id = id.to_str().unwrap_or_default(),
-        trace.parent = trace_parent(request.headers()),
         tenant.id = Empty,
+        trace_id = place.trace_id(),
+        span_id = place.span_id(),
+        parent_span_id = Empty,
+        trace_sampled = place.sampled() && (given.is_some() || !is_polled(&route)),
+        otel.kind = "server",
     );
+    if let Some(given) = given {
+        span.record("parent_span_id", display(given.span_id()));
+    }
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let in_flight = metrics::gauge!("towpath_http_requests_in_flight");
+    let in_flight = metrics::gauge!(metric::IN_FLIGHT);
     in_flight.increment(1.0);
     // A client that goes away drops this future in the middle.
     let _counted = Counted(in_flight);
-    let mut response = next.run(request).instrument(span.clone()).await;
+    // Jobs recorded meanwhile belong to this trace.
+    let mut response = trace::scope(place, next.run(request)).instrument(span.clone()).await;
     if in_tracing_shape {
         response = tracing_shape(response);
     }
@@ -99,10 +115,11 @@ async fn observe(mut request: Request, next: Next) -> Response {
 
     let duration = begun.elapsed();
     let status = response.status().as_u16();
-    metrics::counter!("towpath_http_requests_total",
-        "route" => route.clone(), "method" => method, "status" => status.to_string())
+    metrics::counter!(metric::REQUESTS,
+        "route" => route.clone(), "method" => method, "status" => class(status))
     .increment(1);
-    metrics::histogram!("towpath_http_request_seconds", "route" => route, "method" => method).record(duration);
+    span.record("http.status", status);
+    metrics::histogram!(metric::REQUEST_SECONDS, "route" => route, "method" => method).record(duration);
     let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     span.in_scope(|| tracing::debug!(http.status = status, duration_ms, "answered"));
     response
@@ -130,10 +147,25 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-/// The W3C `traceparent`, where it looks like one.
-fn trace_parent(headers: &HeaderMap) -> Option<&str> {
-    let text = headers.get("traceparent")?.to_str().ok()?;
-    (text.len() == 55 && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')).then_some(text)
+/// The W3C `traceparent`, where there is one.
+fn trace_parent(headers: &HeaderMap) -> Option<Traceparent> {
+    headers.get("traceparent")?.to_str().ok()?.parse().ok()
+}
+
+/// What probes, scrapers and open pages ask for again and again: not worth a trace of its own.
+fn is_polled(route: &str) -> bool {
+    matches!(route, "/livez" | "/readyz" | "/metrics" | "/ok" | "none") || route.starts_with("/ui")
+}
+
+/// A label for a status.
+const fn class(status: u16) -> &'static str {
+    match status {
+        100..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        _ => "5xx",
+    }
 }
 
 fn method(method: &Method) -> &'static str {
@@ -155,26 +187,6 @@ fn is_tracing(path: &str) -> bool {
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     matches!(first, "runs" | "sessions" | "feedback" | "info")
-}
-
-/// Says what the metrics of this room mean.
-pub fn describe_metrics() {
-    metrics::describe_counter!(
-        "towpath_http_requests_total",
-        "HTTP requests answered, by route template"
-    );
-    metrics::describe_histogram!(
-        "towpath_http_request_seconds",
-        metrics::Unit::Seconds,
-        "From the first byte of the body a handler may read to the head of the answer"
-    );
-    metrics::describe_gauge!("towpath_http_requests_in_flight", "HTTP requests being worked on");
-    metrics::describe_counter!("towpath_http_panics_total", "Handlers that panicked");
-    metrics::describe_gauge!("towpath_ingest_memory_bytes", "Memory held by ingest bodies under way");
-    metrics::describe_counter!(
-        "towpath_ingest_refused_total",
-        "Ingest requests refused because memory was short"
-    );
 }
 
 #[cfg(test)]

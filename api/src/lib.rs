@@ -9,6 +9,7 @@ pub mod auth;
 pub mod errors;
 pub mod extract;
 pub mod layers;
+pub mod metric;
 pub mod ops;
 pub mod platform;
 pub mod serve;

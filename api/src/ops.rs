@@ -17,6 +17,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::extract::Json;
+use crate::metric;
 
 /// A dependency that does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -28,6 +29,7 @@ const FRESH: Duration = Duration::from_secs(1);
 pub struct Ops {
     health: Arc<Health>,
     metrics: PrometheusHandle,
+    gauges: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Ops {
@@ -37,7 +39,15 @@ impl Ops {
         Self {
             health: Arc::new(health),
             metrics,
+            gauges: Arc::new(|| {}),
         }
+    }
+
+    /// Calls `gauges` before metrics are given out, to set what is only known by looking.
+    #[must_use]
+    pub fn looking(mut self, gauges: impl Fn() + Send + Sync + 'static) -> Self {
+        self.gauges = Arc::new(gauges);
+        self
     }
 }
 
@@ -110,6 +120,14 @@ impl Health {
             probe,
         });
         self
+    }
+
+    /// Records which dependencies answer.
+    async fn record(&self) {
+        for (name, state) in self.readiness().await.dependencies.unwrap_or_default() {
+            let up = if state.status == "ok" { 1.0 } else { 0.0 };
+            metrics::gauge!(metric::DEPENDENCY_UP, "dependency" => name).set(up);
+        }
     }
 
     /// Asks all dependencies at once, or gives the last answer where it is fresh.
@@ -229,6 +247,8 @@ pub(crate) async fn readyz(State(ops): State<Ops>, RawQuery(query): RawQuery) ->
 #[utoipa::path(get, path = "/metrics", tag = "operations", security(()),
     responses((status = 200, description = "Metrics", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(State(ops): State<Ops>) -> Response {
+    (ops.gauges)();
+    ops.health.record().await;
     (
         [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
         ops.metrics.render(),

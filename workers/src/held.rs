@@ -94,11 +94,11 @@ impl Held {
         }
     }
 
-    /// The lease of `job` is somebody else's.
-    pub(crate) fn lost(&self, job: Fenced) {
-        if let Some(entry) = self.jobs().get(&job.id).filter(|entry| entry.fence == job.fence) {
-            raise(&entry.signal, Signal::Lost);
-        }
+    /// The lease of `job` is somebody else's. Answers whether that is news: the job may be done, or told already.
+    pub(crate) fn lost(&self, job: Fenced) -> bool {
+        let jobs = self.jobs();
+        let entry = jobs.get(&job.id).filter(|entry| entry.fence == job.fence);
+        entry.is_some_and(|entry| raise(&entry.signal, Signal::Lost))
     }
 
     /// Stops every job whose lease may have ended by `now`. Returns how many.

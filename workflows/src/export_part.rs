@@ -33,6 +33,7 @@ use towpath_traces::schema::Selection;
 
 use crate::World;
 use crate::clean_export::{self, CleanExport};
+use crate::metric;
 pub(crate) use file::{compression, failed};
 
 /// Exports one day.
@@ -210,8 +211,9 @@ impl ExportPart {
             let written = sealed.complete().await.map_err(|error| failed(&error))?;
             failpoint::hit("export.file_visible");
             self.save_file(ctx, &mut cursor, &written).await?;
-            metrics::counter!("towpath_export_rows_total").increment(written.rows);
-            metrics::counter!("towpath_export_bytes_total").increment(written.bytes);
+            metrics::counter!(metric::EXPORT_ROWS).increment(written.rows);
+            metrics::counter!(metric::EXPORT_BYTES).increment(written.bytes);
+            metrics::counter!(metric::EXPORT_FILES).increment(1);
         }
     }
 

@@ -20,6 +20,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path};
+use crate::metric;
 
 pub use intake::Intake;
 
@@ -99,6 +100,7 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
     let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes).await?;
 
     let received_at = app.clock.now();
+    let sent_bytes = body.len() as u64;
     let small = body.len() <= SMALL_BYTES && encoding.is_none();
     let check = move || {
         let content_type = content_type.as_deref().unwrap_or(match route {
@@ -132,8 +134,10 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
         ("feedback", feedback),
         ("attachment", attachments),
     ] {
-        metrics::counter!("towpath_ingest_items_total", "kind" => kind).increment(count as u64);
+        metrics::counter!(metric::INGEST_ITEMS, "kind" => kind).increment(count as u64);
     }
+    metrics::counter!(metric::INGEST_BYTES).increment(sent_bytes);
+    metrics::counter!(metric::INGEST_DECODED).increment(decoded_bytes as u64);
     tracing::debug!(
         ingest.operations = operations,
         ingest.feedback = feedback,

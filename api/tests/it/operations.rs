@@ -100,7 +100,7 @@ fn metrics_name_the_route_not_the_path() {
     });
     let text = handle.render();
     assert!(
-        text.contains(r#"towpath_http_requests_total{route="/sessions/{session_id}",method="GET",status="404"} 1"#),
+        text.contains(r#"towpath_http_requests_total{route="/sessions/{session_id}",method="GET",status="4xx"} 1"#),
         "{text}"
     );
     assert!(text.contains(r#"route="none""#) && !text.contains("private"), "{text}");

@@ -23,7 +23,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         flag("agent_listen", "--agent-listen", command.agent_listen),
     ];
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
-    telemetry::start_logging(&config)?;
+    let spans = telemetry::start_logging(&config)?;
     if command.agent_listen.is_some() {
         let address = config.settings.agent_listen;
         tracing::info!(agent.listen = %address, "this build has no agent server; nothing is opened there");
@@ -43,7 +43,9 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         "{}",
         banner(server.address(), &config.settings.data_dir, &first, key_file.as_deref())
     );
-    server.run(signals).await
+    let ran = server.run(signals).await;
+    spans.close().await;
+    ran
 }
 
 fn banner(address: SocketAddr, data_dir: &Path, first: &FirstKey, key_file: Option<&Path>) -> String {

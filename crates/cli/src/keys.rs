@@ -19,7 +19,7 @@ use crate::telemetry;
 /// When the database cannot be opened (on SQLite: also while a server uses it), or there is no such key or workspace.
 pub async fn run(command: Keys) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Api, Vec::new()))?;
-    telemetry::start_logging(&config)?;
+    let _spans = telemetry::start_logging(&config)?;
     let storage = Storage::open(&config.settings).await?;
     let done = match command.command {
         KeysCommand::Create {

@@ -23,6 +23,7 @@ use towpath_workers::Workers;
 use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
+use crate::telemetry;
 use parts::Shared;
 
 pub use roles::Roles;
@@ -71,7 +72,8 @@ impl Server {
         registry.attach(&store);
 
         let draining = CancellationToken::new();
-        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone());
+        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
+            .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal());
         let router = match &wal {
             Some(wal) => towpath_api::platform_router(shared.app(settings, wal.clone(), ops)),

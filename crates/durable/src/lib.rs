@@ -16,10 +16,12 @@ mod explain;
 mod failure;
 mod hold;
 mod lane;
+pub mod metric;
 mod outcome;
 mod perform;
 mod start;
 mod sweep;
+pub mod trace;
 mod workflow;
 
 pub use cancel::{Cancelled, cancel};

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Executor, PgPool};
+use sqlx::{ConnectOptions, Connection as _, Executor, PgPool};
 
 use crate::error::{Error, Result};
+use crate::metric;
 use crate::open::Options;
 use crate::tx::{Conn, Shared, Tx};
 
@@ -50,12 +52,13 @@ impl Postgres {
     }
 
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.acquire().await?;
         f(&mut Tx::new(Conn::Postgres(&mut conn), &self.shared)).await
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut transaction = self.pool.begin().await?;
+        let mut conn = self.acquire().await?;
+        let mut transaction = conn.begin().await?;
         let mut tx = Tx::new(Conn::Postgres(&mut transaction), &self.shared);
         let result = f(&mut tx).await;
         let hints = tx.into_hints();
@@ -74,7 +77,7 @@ impl Postgres {
     }
 
     pub(crate) async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut conn = self.pool.acquire().await?;
+        let mut conn = self.acquire().await?;
         let mut tx = Tx::new(Conn::Postgres(&mut conn), &self.shared);
         let value = f(&mut tx).await?;
         self.shared.tell(tx.into_hints());
@@ -89,6 +92,17 @@ impl Postgres {
                 sqlx::migrate::MigrateError::Execute(error) => error.into(),
                 other => Error::Open(format!("cannot migrate the database: {other}")),
             })
+    }
+
+    async fn acquire(&self) -> Result<PoolConnection<sqlx::Postgres>> {
+        let asked = std::time::Instant::now();
+        let conn = self.pool.acquire().await?;
+        metrics::histogram!(metric::ACQUIRE, "of" => "pool").record(asked.elapsed());
+        Ok(conn)
+    }
+
+    pub(crate) fn connections(&self) -> (u32, usize) {
+        (self.pool.size(), self.pool.num_idle())
     }
 
     pub(crate) async fn close(&self) {

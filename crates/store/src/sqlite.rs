@@ -19,6 +19,7 @@ use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection, SqlitePool};
 use tokio::sync::{Mutex, Notify, oneshot};
 
 use crate::error::{Error, Result};
+use crate::metric;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, Shared, Tx};
 
@@ -127,12 +128,16 @@ impl Sqlite {
     }
 
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let asked = std::time::Instant::now();
         let mut conn = self.readers.acquire().await?;
+        metrics::histogram!(metric::ACQUIRE, "of" => "pool").record(asked.elapsed());
         f(&mut Tx::new(Conn::Sqlite(&mut conn), &self.shared)).await
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let asked = std::time::Instant::now();
         let mut guard = self.writer.lock().await;
+        metrics::histogram!(metric::ACQUIRE, "of" => "writer").record(asked.elapsed());
         let writer = &mut *guard;
         writer.enter().await?;
         let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared);
@@ -167,6 +172,10 @@ impl Sqlite {
             .run(&mut guard.conn)
             .await
             .map_err(|error| Error::Open(format!("cannot migrate {}: {error}", self.path.display())))
+    }
+
+    pub(crate) fn connections(&self) -> (u32, usize) {
+        (self.readers.size(), self.readers.num_idle())
     }
 
     pub(crate) async fn close(&self) {
@@ -269,8 +278,8 @@ impl Writer {
     async fn commit(&mut self) -> Result<(), Refused> {
         let started = std::time::Instant::now();
         let result = self.conn.execute("COMMIT").await;
-        metrics::histogram!("towpath_store_commit_seconds").record(started.elapsed());
-        metrics::histogram!("towpath_store_commit_group").record(self.waiting.len() as f64);
+        metrics::histogram!(metric::COMMIT_SECONDS).record(started.elapsed());
+        metrics::histogram!(metric::COMMIT_GROUP).record(self.waiting.len() as f64);
         if let Err(error) = &result {
             tracing::error!(error = %error, "a commit failed; its callers are told");
             // Disk full leaves the transaction open; without this every later write would fail too.

@@ -16,6 +16,8 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig};
 use uuid::Uuid;
 
+use crate::metric;
+
 /// Folder of files that are being written, of a local store.
 const UNFINISHED: &str = "tmp";
 
@@ -161,6 +163,10 @@ impl Objects {
     /// # Errors
     /// [`ObjectsError::Full`] where there is no room, else what the store says.
     pub async fn put(&self, path: &Path, pieces: Vec<Bytes>) -> Result<(), ObjectsError> {
+        metric::object_call("put", self.put_whole(path, pieces), |_| false).await
+    }
+
+    async fn put_whole(&self, path: &Path, pieces: Vec<Bytes>) -> Result<(), ObjectsError> {
         let Some(local) = self.local.clone() else {
             self.store.put(path, PutPayload::from_iter(pieces)).await?;
             return Ok(());
@@ -207,7 +213,8 @@ impl Objects {
     /// # Errors
     /// What the store says; see [`ObjectsError::is_not_found`].
     pub async fn get(&self, path: &Path) -> Result<Bytes, ObjectsError> {
-        Ok(self.store.get(path).await?.bytes().await?)
+        let get = async { Ok(self.store.get(path).await?.bytes().await?) };
+        metric::object_call("get", get, ObjectsError::is_not_found).await
     }
 
     /// Removes an object. One that is not there is no error.
@@ -215,9 +222,10 @@ impl Objects {
     /// # Errors
     /// What the store says.
     pub async fn delete(&self, path: &Path) -> Result<(), ObjectsError> {
-        match self.store.delete(path).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+        let delete = async { self.store.delete(path).await.map_err(ObjectsError::from) };
+        match metric::object_call("delete", delete, ObjectsError::is_not_found).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
         }
     }
 

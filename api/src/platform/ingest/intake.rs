@@ -11,6 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::Instant;
 
 use crate::errors::ApiError;
+use crate::metric;
 
 /// Memory is counted in these.
 const GRAIN_BYTES: usize = 4096;
@@ -35,7 +36,7 @@ pub struct Place(Option<OwnedSemaphorePermit>);
 impl Drop for Place {
     fn drop(&mut self) {
         let grains = self.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        metrics::gauge!("towpath_ingest_memory_bytes").decrement((grains * GRAIN_BYTES) as f64);
+        metrics::gauge!(metric::INGEST_MEMORY).decrement((grains * GRAIN_BYTES) as f64);
     }
 }
 
@@ -89,7 +90,7 @@ impl Intake {
         let grains = u32::try_from(more).unwrap_or(u32::MAX);
         match Arc::clone(&self.memory).try_acquire_many_owned(grains) {
             Ok(permit) => {
-                metrics::gauge!("towpath_ingest_memory_bytes").increment((more * GRAIN_BYTES) as f64);
+                metrics::gauge!(metric::INGEST_MEMORY).increment((more * GRAIN_BYTES) as f64);
                 match &mut place.0 {
                     Some(all) => all.merge(permit),
                     none => *none = Some(permit),
@@ -97,7 +98,8 @@ impl Intake {
                 Ok(())
             }
             Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {
-                metrics::counter!("towpath_ingest_refused_total").increment(1);
+                metrics::counter!(metric::INGEST_REFUSED).increment(1);
+                metrics::counter!(metric::SHED, "reason" => "ingest_memory").increment(1);
                 Err(ApiError::too_many(
                     "too much trace data is coming in at once",
                     RETRY_AFTER,

@@ -231,4 +231,11 @@ pub const KEYS: &[Key] = &[
         kind: Kind::Choice(&["auto", "text", "json"]),
         about: "text for people, json for programs; auto asks whether the output is a terminal",
     },
+    Key {
+        name: "telemetry.otlp_endpoint",
+        environment: &["TOWPATH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+        default: Fallback::Absent,
+        kind: Kind::Uri(&["http", "https"]),
+        about: "OpenTelemetry collector that gets the spans of requests and jobs, as http://host:4318; absent: none",
+    },
 ];
