@@ -1,5 +1,7 @@
 //! What people and dashboards ask about jobs and queues.
 
+pub(crate) mod model;
+
 use std::collections::BTreeMap;
 
 use axum::extract::State;

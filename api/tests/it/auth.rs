@@ -247,6 +247,7 @@ async fn a_key_cannot_be_bound_to_a_foreign_workspace() {
                     organization,
                     workspace: Some(world.tenant),
                     name: "x",
+                    operator: false,
                 },
             )
             .await

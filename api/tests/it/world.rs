@@ -102,6 +102,7 @@ impl World {
             organization,
             workspace,
             name: "test",
+            operator: false,
         };
         self.store
             .write(async |tx| access::create_key(tx, new).await)

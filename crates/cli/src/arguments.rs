@@ -168,6 +168,9 @@ pub enum KeysCommand {
         /// The one workspace it shall open [default: all of its organization]
         #[arg(long, value_name = "UUID")]
         workspace: Option<TenantId>,
+        /// Let it also run the place: /internal, the dashboard, jobs of every workspace. The first key of all may.
+        #[arg(long)]
+        operator: bool,
         /// Table for people or JSON for programs.
         #[arg(long, value_enum, default_value_t)]
         output: Output,

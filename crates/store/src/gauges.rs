@@ -82,6 +82,8 @@ pub struct Pool {
     pub name: String,
     /// Whether it is paused now.
     pub paused: bool,
+    /// Whether it was paused to get empty.
+    pub draining: bool,
 }
 
 /// Pools that were ever paused.
@@ -90,7 +92,7 @@ pub struct Pool {
 /// As every statement.
 pub async fn pools(tx: &mut Tx<'_>) -> Result<Vec<Pool>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT name, paused FROM pool ORDER BY name")
+        sqlx::query_as("SELECT name, paused, draining FROM pool ORDER BY name")
             .fetch_all(conn)
             .await
     })?)
