@@ -179,6 +179,18 @@ impl Store {
         result
     }
 
+    /// Asks whether the database can do its part: it answers, and took the latest write.
+    ///
+    /// # Errors
+    /// Why not; see [`Error::told`].
+    pub async fn check(&self) -> Result<()> {
+        self.read(async |tx| crate::jobs::db_now(tx).await).await?;
+        match &self.0.back {
+            Back::Sqlite(back) => back.check(),
+            Back::Postgres(_) => Ok(()),
+        }
+    }
+
     /// The clock this store was opened with.
     #[must_use]
     pub fn clock(&self) -> &Clock {

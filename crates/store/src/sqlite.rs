@@ -12,6 +12,7 @@
 //! the group did. They are told; nothing is answered that is not on disk.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
@@ -29,9 +30,15 @@ pub(crate) struct Sqlite {
     readers: SqlitePool,
     shared: Arc<Shared>,
     path: std::path::PathBuf,
+    /// How the latest write went: reading goes on when the disk is full, so it does not show there.
+    health: AtomicU8,
     /// Held for the life of the store: a second process on the same file would rescue our leases.
     _lock: Option<std::fs::File>,
 }
+
+const WELL: u8 = 0;
+const FULL: u8 = 1;
+const FAILING: u8 = 2;
 
 struct Writer {
     conn: SqliteConnection,
@@ -123,6 +130,7 @@ impl Sqlite {
             readers,
             shared,
             path: path.to_owned(),
+            health: AtomicU8::new(WELL),
             _lock: Some(lock),
         })
     }
@@ -135,6 +143,28 @@ impl Sqlite {
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let result = self.commit(f).await;
+        let health = match &result {
+            Err(Error::Full) => FULL,
+            Err(Error::Unavailable(_)) => FAILING,
+            // Refused by its own closure, which says nothing of the disk.
+            Err(_) => return result,
+            Ok(_) => WELL,
+        };
+        self.health.store(health, Ordering::Relaxed);
+        result
+    }
+
+    /// Whether the latest write went well. There always is a next one: workers say that they live.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.health.load(Ordering::Relaxed) {
+            WELL => Ok(()),
+            FULL => Err(Error::Full),
+            _ => Err(Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))),
+        }
+    }
+
+    async fn commit<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let asked = std::time::Instant::now();
         let mut guard = self.writer.lock().await;
         metrics::histogram!(metric::ACQUIRE, "of" => "writer").record(asked.elapsed());
