@@ -53,7 +53,7 @@ impl ObjectsError {
 
     fn file(path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Self::Full,
             _ => Self::File {
                 path: path.clone(),
                 source,
@@ -186,6 +186,32 @@ impl Objects {
         })
     }
 
+    /// Asks whether the store can do its part: a bucket answers, a folder takes a file.
+    ///
+    /// # Errors
+    /// Why not, in words that name no address and no path.
+    pub async fn check(&self) -> Result<(), &'static str> {
+        let Some(local) = self.local.clone() else {
+            // Not being there is an answer too.
+            return match self.store.head(&Path::from("ready")).await {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }) => {
+                    Err("access is refused")
+                }
+                Err(_) => Err("it does not answer as it should"),
+            };
+        };
+        let tried = tokio::task::spawn_blocking(move || local.try_out()).await;
+        match tried {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(match ObjectsError::file(&Path::default(), error) {
+                ObjectsError::Full => "no disk space left",
+                _ => "the folder takes no file",
+            }),
+            Err(_) => Err("the folder takes no file"),
+        }
+    }
+
     /// Makes an object that was written through [`Objects::store`] survive a loss of power. An object store has
     /// done that by itself; local files need to be told.
     ///
@@ -268,6 +294,16 @@ impl Local {
         }
         moved?;
         sync(folder)
+    }
+
+    /// Writes a file as large as a small unit, and removes it.
+    fn try_out(&self) -> io::Result<()> {
+        let unfinished = self.root.join(UNFINISHED);
+        self.ensure(&unfinished)?;
+        let file = unfinished.join(format!("ready-{}", Uuid::now_v7()));
+        let written = std::fs::write(&file, [0; 64 << 10]);
+        let removed = std::fs::remove_file(&file);
+        written.and(removed)
     }
 
     /// Syncs a file and every folder above it, any of which may be new.
