@@ -67,6 +67,7 @@ impl Error {
                     ErrorKind::TimedOut => "no answer in time",
                     _ => "the connection breaks off",
                 },
+                sqlx::Error::Protocol(_) => "the connection breaks off",
                 sqlx::Error::PoolTimedOut => "no connection is free",
                 sqlx::Error::PoolClosed => "closed",
                 sqlx::Error::Database(refusal) => match refusal.code().as_deref() {
