@@ -171,6 +171,19 @@ impl Hold {
         self.move_to(tx, id, to).await
     }
 
+    /// Notes that a job that was over is open again, as [`jobs::revive`] wrote it.
+    pub(crate) fn revived(&mut self, id: JobId) {
+        let row = self.jobs.get_mut(&id).expect("only locked jobs are revived");
+        row.state = JobState::Scheduled;
+        row.lane_seq = None;
+        row.deadline_at = None;
+        row.cancel_at = None;
+        row.failures = 0;
+        row.lost_leases = 0;
+        row.dead = false;
+        row.finished_at = None;
+    }
+
     /// Counts the failure that is about to end the job; `finish` writes it.
     pub(crate) fn count_failure(&mut self, id: JobId, error: &str) {
         if let Some(row) = self.jobs.get_mut(&id) {
