@@ -1,6 +1,6 @@
 //! The jobs this process holds, shared by those who claim, renew and perform.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -12,6 +12,8 @@ use towpath_durable::{Fenced, Signal};
 pub(crate) struct Held {
     jobs: Mutex<HashMap<JobId, Entry>>,
     changed: Notify,
+    /// Attempts that ended here, by pool.
+    finished: Mutex<BTreeMap<String, u64>>,
 }
 
 struct Entry {
@@ -48,6 +50,21 @@ impl Held {
         }
         drop(jobs);
         self.changed.notify_waiters();
+    }
+
+    /// Counts an attempt that ended.
+    pub(crate) fn count(&self, pool: &str) {
+        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        match finished.get_mut(pool) {
+            Some(jobs) => *jobs += 1,
+            None => drop(finished.insert(pool.to_owned(), 1)),
+        }
+    }
+
+    /// The counts, as the worker's row has them.
+    pub(crate) fn finished(&self) -> String {
+        let finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        serde_json::to_string(&*finished).expect("a map of texts and numbers is always JSON")
     }
 
     pub(crate) fn len(&self) -> usize {

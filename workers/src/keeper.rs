@@ -189,12 +189,11 @@ impl Work {
                 }
             }
         }
-        if self
-            .store
-            .write_one(async |tx| workers::seen(tx, &self.row).await)
-            .await?
-            && !self.draining.is_cancelled()
-        {
+        let row = Worker {
+            finished: self.held.finished(),
+            ..self.row.clone()
+        };
+        if self.store.write_one(async |tx| workers::seen(tx, &row).await).await? && !self.draining.is_cancelled() {
             tracing::info!(worker.id = %self.row.id, "asked to drain; claiming nothing more");
             self.draining.cancel();
         }

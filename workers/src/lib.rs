@@ -110,6 +110,7 @@ impl Workers {
             draining: false,
             started_at: engine.store().clock().now(),
             seen_at: engine.store().clock().now(),
+            finished: "{}".to_owned(),
         };
         let keeper = Keeper::start(&engine, held.clone(), row, draining.clone(), queue.cancels())?;
         let mut claimers = JoinSet::new();

@@ -59,8 +59,6 @@ where
         let mut line = Map::new();
         line.insert("timestamp".to_owned(), self.clock.now().to_string().into());
         line.insert("level".to_owned(), event.metadata().level().as_str().into());
-        // First, where people look.
-        line.insert("message".to_owned(), Value::Null);
         line.insert("target".to_owned(), event.metadata().target().into());
         for span in ctx.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
             if let Some(Fields(fields)) = span.extensions().get() {
@@ -68,9 +66,6 @@ where
             }
         }
         event.record(&mut Into(&mut line));
-        if line["message"].is_null() {
-            line.remove("message");
-        }
         let mut text = Value::Object(line).to_string();
         text.push('\n');
         (self.writer)(text.as_bytes());
