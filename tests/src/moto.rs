@@ -9,6 +9,10 @@ use tokio::process::{Child, Command};
 
 use crate::{environment, free_address, until};
 
+/// It asks whether somebody signed, and not whether the signature fits.
+const SIGNED: &str =
+    "AWS4-HMAC-SHA256 Credential=anybody/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0";
+
 /// A private S3 with one bucket, in memory. It takes any key; the Python suite has one that does not. Dropping it
 /// ends it.
 #[derive(Debug)]
@@ -53,7 +57,13 @@ impl Moto {
         };
         let bucket = moto.url("");
         until("moto to make a bucket", Duration::from_secs(30), async || {
-            let made = moto.http.put(&bucket).send().await.ok()?;
+            let made = moto
+                .http
+                .put(&bucket)
+                .header("Authorization", SIGNED)
+                .send()
+                .await
+                .ok()?;
             made.status().is_success().then_some(())
         })
         .await;
@@ -108,7 +118,8 @@ impl Moto {
     }
 
     async fn get(&self, rest: &str) -> Vec<u8> {
-        let answer = self.http.get(self.url(rest)).send().await.expect("moto answers");
+        let asked = self.http.get(self.url(rest)).header("Authorization", SIGNED);
+        let answer = asked.send().await.expect("moto answers");
         assert!(answer.status().is_success(), "GET {rest}: {}", answer.status());
         answer.bytes().await.expect("moto answers").to_vec()
     }
