@@ -29,7 +29,7 @@ use towpath_store::{Store, Tx, projects, units};
 use crate::accept::Accepted;
 use crate::metric;
 use crate::objects::{Objects, ObjectsError};
-use queue::{Entry, Queue};
+use queue::{Bounds, Entry, Queue};
 pub use unit::{Damage, Frame, FrameHead};
 
 /// Runs in the transaction that registers a unit: makes sure that somebody is going to fold it.
@@ -128,7 +128,12 @@ impl Wal {
     /// Starts the log on the current runtime.
     #[must_use]
     pub fn new(store: Store, objects: Objects, options: Options, on_registered: OnRegistered) -> Self {
-        let queue = Queue::new(options.queue_bytes);
+        let queue = Queue::new(Bounds {
+            bytes: options.queue_bytes,
+            unit_bytes: options.unit_bytes,
+            flushes: options.flushes,
+            wait: options.patience / 2,
+        });
         let shared = Arc::new(Shared {
             store,
             objects,
