@@ -108,6 +108,12 @@ impl Scheduler {
                     .await?
                     == 200
                 {}
+                let before = store.clock().now().minus(store::idempotency::KEPT);
+                while store
+                    .write(async |tx| store::idempotency::prune(tx, before, 200).await)
+                    .await?
+                    == 200
+                {}
                 store
                     .write(async |tx| store::lanes::prune(tx, 200).await)
                     .await

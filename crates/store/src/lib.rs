@@ -22,6 +22,7 @@ pub mod destinations;
 pub mod exports;
 pub mod feedback;
 pub mod gauges;
+pub mod idempotency;
 pub mod jobs;
 pub mod lanes;
 pub mod metric;
