@@ -1,15 +1,17 @@
 //! What surrounds every request: its id, its span, its metrics, a net for panics, the limit on how many at once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use http::header::{HeaderName, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use towpath_domain::{RequestId, Traceparent};
 use towpath_durable::trace;
@@ -17,6 +19,7 @@ use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
 use crate::errors::{ApiError, tracing_shape};
+use crate::gate::Gate;
 use crate::metric;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -32,8 +35,17 @@ pub(crate) fn plain(router: Router) -> Router {
 
 /// The layers of an API that works on at most `requests` at once; `ops` stays outside of that limit.
 pub(crate) fn limited(router: Router, ops: Router, requests: usize) -> Router {
-    let places = Arc::new(Semaphore::new(requests));
-    plain(router.layer(from_fn_with_state(places, limit)).merge(ops))
+    let gates = Arc::new(Gates {
+        all: Gate::new(requests),
+        // Whatever comes in as traces, somebody can still look at what is going on.
+        ingest: Gate::new(requests - requests / 4),
+    });
+    plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
+}
+
+struct Gates {
+    all: Gate,
+    ingest: Gate,
 }
 
 async fn no_such_route() -> ApiError {
@@ -45,15 +57,32 @@ async fn no_such_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this route does not take this method")
 }
 
-/// Refuses rather than queues: a client that is told when to come back can wait without holding memory here.
-async fn limit(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    match places.try_acquire() {
-        Ok(_place) => next.run(request).await,
-        Err(_) => {
+/// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands
+/// before keys are looked at and bodies are read, so refusing costs next to nothing.
+async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
+    let entered = if is_ingest(&request) {
+        gates
+            .ingest
+            .enter()
+            .and_then(|place| Ok((gates.all.enter()?, Some(place))))
+    } else {
+        gates.all.enter().map(|place| (place, None))
+    };
+    match entered {
+        Ok(_places) => next.run(request).await,
+        Err(wait) => {
             metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-            ApiError::unavailable("too many requests at once", Duration::from_secs(1)).into_response()
+            ApiError::unavailable("too many requests at once", wait).into_response()
         }
     }
+}
+
+/// Whether the request brings trace data.
+fn is_ingest(request: &Request) -> bool {
+    let path = request.uri().path();
+    let path = path.strip_prefix("/api/v1").unwrap_or(path);
+    matches!(*request.method(), Method::POST | Method::PATCH)
+        && (path.starts_with("/runs") || path.starts_with("/feedback"))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
@@ -108,9 +137,12 @@ async fn observe(mut request: Request, next: Next) -> Response {
     if in_tracing_shape {
         response = tracing_shape(response);
     }
-    response
-        .headers_mut()
-        .insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if response.status() == StatusCode::UNAUTHORIZED {
+        // RFC 9110 wants a challenge with every 401.
+        let challenge = HeaderValue::from_static("ApiKey");
+        response.headers_mut().entry(WWW_AUTHENTICATE).or_insert(challenge);
+    }
+    secure(response.headers_mut());
     response.headers_mut().insert(REQUEST_ID, id);
 
     let duration = begun.elapsed();
@@ -123,6 +155,20 @@ async fn observe(mut request: Request, next: Next) -> Response {
     let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     span.in_scope(|| tracing::debug!(http.status = status, duration_ms, "answered"));
     response
+}
+
+/// What every answer says to browsers and caches. A page says more by itself; an answer that says nothing is data of
+/// one caller.
+fn secure(headers: &mut HeaderMap) {
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    for (name, value) in [
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_FRAME_OPTIONS, "DENY"),
+    ] {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
 }
 
 struct Counted(metrics::Gauge);
@@ -183,7 +229,7 @@ fn method(method: &Method) -> &'static str {
 }
 
 /// Whether the tracing clients call this path, bare or under `/api/v1`.
-fn is_tracing(path: &str) -> bool {
+pub(crate) fn is_tracing(path: &str) -> bool {
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     matches!(first, "runs" | "sessions" | "feedback" | "info")

@@ -15,7 +15,11 @@ pub mod platform;
 pub mod serve;
 
 mod docs;
+mod gate;
+mod idempotency;
 mod internal;
+mod session;
+mod ui;
 
 pub use app::{App, Parts, Settings};
 pub use errors::ApiError;
