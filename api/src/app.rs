@@ -11,6 +11,8 @@ use towpath_traces::wal::Wal;
 use crate::auth::Keys;
 use crate::ops::Ops;
 use crate::platform::ingest::Intake;
+use crate::ui::Links;
+use crate::ui::history::History;
 
 /// The surface's state; clones share it. `cli` builds the [`Parts`].
 #[derive(Clone)]
@@ -41,6 +43,8 @@ pub struct Inner {
     parts: Parts,
     pub(crate) keys: Keys,
     pub(crate) intake: Intake,
+    pub(crate) history: History,
+    pub(crate) links: Links,
 }
 
 /// Limits of the surface.
@@ -74,6 +78,8 @@ impl App {
             parts,
             keys: Keys::default(),
             intake,
+            history: History::default(),
+            links: Links::default(),
         }))
     }
 

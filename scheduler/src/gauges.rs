@@ -20,7 +20,6 @@ pub(crate) struct Gauges {
 impl Gauges {
     /// Looks, and sets all of them.
     pub(crate) async fn record(&self, store: &Store) -> store::Result<()> {
-        self.queues(store).await?;
         let (lanes, schedules, units, paused, alive, now) = store
             .read(async |tx| {
                 Ok((
@@ -41,6 +40,9 @@ impl Gauges {
         metrics::gauge!(metric::SCHEDULE_LAG).set(since(schedules.next_at));
         metrics::gauge!(metric::OPEN_UNITS).set(units.units as f64);
         metrics::gauge!(metric::OPEN_UNITS_AGE).set(since(units.oldest_at));
+        // A pool that somebody serves has a depth, even before its first job.
+        self.queues(store, alive.iter().flat_map(|worker| worker.slots().into_keys()))
+            .await?;
         for pool in paused {
             metrics::gauge!(metric::PAUSED, "pool" => pool.name).set(f64::from(u8::from(pool.paused)));
         }
@@ -50,7 +52,7 @@ impl Gauges {
         Ok(())
     }
 
-    async fn queues(&self, store: &Store) -> store::Result<()> {
+    async fn queues(&self, store: &Store, served: impl Iterator<Item = String>) -> store::Result<()> {
         let (depths, oldest, now) = store
             .read(async |tx| {
                 Ok((
@@ -60,10 +62,15 @@ impl Gauges {
                 ))
             })
             .await?;
-        let seen: BTreeSet<_> = depths
-            .iter()
-            .map(|depth| (depth.pool.clone(), depth.state.clone()))
+        let mut seen: BTreeSet<_> = served
+            .flat_map(|pool| ["ready", "running"].map(|state| (pool.clone(), state.to_owned())))
             .collect();
+        for (pool, state) in &seen {
+            if !depths.iter().any(|depth| &depth.pool == pool && &depth.state == state) {
+                Self::set(pool, state, 0.0);
+            }
+        }
+        seen.extend(depths.iter().map(|depth| (depth.pool.clone(), depth.state.clone())));
         // Nothing here panics while holding it.
         let known = std::mem::replace(
             &mut *self.jobs.lock().unwrap_or_else(PoisonError::into_inner),

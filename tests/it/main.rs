@@ -7,6 +7,7 @@ mod faults;
 mod hints;
 mod kill;
 mod load;
+mod once;
 mod metrics;
 mod redis_faults;
 mod serving;
