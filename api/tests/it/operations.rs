@@ -2,16 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use axum::Router;
 use http::Method;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use towpath_api::{Health, Ops, health_router};
-use towpath_domain::JobId;
-use towpath_domain::job::JobState;
-use towpath_store::jobs::{self, NewJob};
 
 use crate::world::{Call, World, call, recorder};
 
@@ -107,55 +103,4 @@ fn metrics_name_the_route_not_the_path() {
     );
     assert!(text.contains(r#"route="none""#) && !text.contains("private"), "{text}");
     assert!(text.contains("towpath_http_request_seconds"), "{text}");
-}
-
-#[tokio::test]
-async fn a_job_says_why_it_waits_and_to_its_workspace_only() {
-    let world = World::new().await;
-    let other = world.second_workspace().await;
-    let id = JobId::new();
-    let job = NewJob {
-        id,
-        tenant_id: world.tenant,
-        kind: "test",
-        pool: "tests",
-        priority: 0,
-        state: JobState::Scheduled,
-        run_at: world.clock.now().plus(Duration::from_secs(60)),
-        deadline_at: None,
-        input: json!({"inside": "private"}).to_string(),
-        lane: None,
-        lane_seq: None,
-        lane_held: false,
-        keep_place: false,
-        parent_id: None,
-        traceparent: None,
-    };
-    world
-        .store
-        .write(async |tx| jobs::insert(tx, &job).await)
-        .await
-        .unwrap();
-
-    let path = format!("/internal/jobs/{id}");
-    let answer = world.get(&path).await;
-    assert!(!answer.text.contains("private"), "{}", answer.text);
-    let shown = answer.expect(200);
-    assert_eq!(shown["state"], "scheduled");
-    assert_eq!(shown["explanation"]["reason"], "scheduled");
-    assert!(shown["explanation"]["text"].is_string(), "{shown}");
-
-    let foreign = Call::new(Method::GET, &path).in_workspace(other);
-    assert_eq!(
-        world.call(foreign).await.expect(404),
-        json!({"detail": "job not found"})
-    );
-    let nowhere = world.get("/internal/jobs/x").await.expect(422);
-    assert_eq!(nowhere["detail"][0]["loc"], json!(["path", "job_id"]));
-
-    let queues = world.get("/internal/queues").await.expect(200);
-    assert_eq!(
-        queues,
-        json!({"tests": {"jobs": {"scheduled": 1}, "oldest_ready": null}})
-    );
 }

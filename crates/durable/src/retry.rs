@@ -68,6 +68,12 @@ pub fn knows(tx: &Tx<'_>, kind: &str) -> bool {
     tx.attached::<Ends>().is_some_and(|ends| ends.knows(kind))
 }
 
+/// Whether any kind of job that this process knows is performed in this pool.
+#[must_use]
+pub fn has_pool(tx: &Tx<'_>, pool: &str) -> bool {
+    tx.attached::<Ends>().is_some_and(|ends| ends.has_pool(pool))
+}
+
 /// Whether the job is scheduled because its last attempt failed, and not because it asked for a later turn.
 pub(crate) async fn backs_off(tx: &mut Tx<'_>, job: &Job) -> store::Result<bool> {
     if job.state != JobState::Scheduled || job.failures == 0 {

@@ -84,6 +84,7 @@ struct KindEnds {
     failed: FailedFn,
     again: AgainFn,
     revive: ReviveFn,
+    pool: &'static str,
 }
 
 /// How jobs of each kind end. Attached to the store, so that every transaction that ends a job finds it, whether it
@@ -112,6 +113,10 @@ impl Ends {
 
     pub(crate) async fn revive(&self, tx: &mut Tx<'_>, job: &store::jobs::Job) -> store::Result<()> {
         (self.of(job)?.revive)(tx, &job.input).await
+    }
+
+    pub(crate) fn has_pool(&self, pool: &str) -> bool {
+        self.0.values().any(|kind| kind.pool == pool)
     }
 
     pub(crate) fn knows(&self, kind: &str) -> bool {
@@ -212,6 +217,7 @@ impl<World: Send + Sync + 'static> Registry<World> {
             failed,
             again,
             revive,
+            pool: W::POOL,
         };
         self.ends.0.insert(W::KIND, ends);
         self
