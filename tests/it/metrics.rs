@@ -50,7 +50,7 @@ async fn a_working_server_shows_its_families_and_their_values_move() {
     // Gauges about the whole system are set every few seconds.
     let after = until("the gauges of the scheduler", PATIENCE, async || {
         let families = scrape(&world.api).await;
-        families.contains_key("towpath_workers").then_some(families)
+        families.contains_key("towpath_jobs").then_some(families)
     })
     .await;
 
