@@ -341,6 +341,9 @@ async fn test(
             Rejection::unsupported("destination_type", "a file destination (exports.file_root is not set)").into(),
         );
     }
+    // An address that does not answer holds its request for a while; it must not take the places of others.
+    let outside = app.outside.enter();
+    let _place = outside.map_err(|wait| ApiError::too_many("too many destinations are being tested at once", wait))?;
     let file = prefix(config)?.test_file(&Uuid::now_v7().to_string());
     let open = towpath_outbound::Destination::open(&app.destinations, kind, config, credentials);
     open.map_err(|failure| refused(&failure))?

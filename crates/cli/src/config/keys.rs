@@ -189,7 +189,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "http.requests",
         environment: &[],
-        default: Fallback::Text("1024"),
+        default: Fallback::Text("256"),
         kind: Kind::Count { least: 1, most: 65_536 },
         about: "requests worked on at once; more are answered 503",
     },

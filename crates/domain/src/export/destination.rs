@@ -131,7 +131,10 @@ impl DestinationRequest {
         check_prefix(&self.config.prefix)?;
         match self.kind {
             DestinationKind::S3 => {
-                let bucket = self.config.bucket_name.as_deref().unwrap_or_default();
+                let Some(bucket) = self.config.bucket_name.as_deref() else {
+                    let text = "bucket_name is required for an s3 destination";
+                    return Err(Rejection::rule("config.bucket_name", text));
+                };
                 check_bucket(bucket)?;
                 if let Some(endpoint) = &self.config.endpoint_url {
                     check_endpoint(endpoint)?;
