@@ -9,8 +9,14 @@ use towpath_store::sealing::Sealer;
 use towpath_traces::wal::Wal;
 
 use crate::auth::Keys;
+use crate::gate::Gate;
 use crate::ops::Ops;
 use crate::platform::ingest::Intake;
+use crate::ui::Links;
+use crate::ui::history::History;
+
+/// Destinations that are tested at once.
+const DESTINATIONS_AT_ONCE: usize = 16;
 
 /// The surface's state; clones share it. `cli` builds the [`Parts`].
 #[derive(Clone)]
@@ -41,6 +47,10 @@ pub struct Inner {
     parts: Parts,
     pub(crate) keys: Keys,
     pub(crate) intake: Intake,
+    /// Looks at destinations, which somebody waits for.
+    pub(crate) outside: Gate,
+    pub(crate) history: History,
+    pub(crate) links: Links,
 }
 
 /// Limits of the surface.
@@ -58,7 +68,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            requests: 1024,
+            requests: 256,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
         }
@@ -74,6 +84,9 @@ impl App {
             parts,
             keys: Keys::default(),
             intake,
+            outside: Gate::new(DESTINATIONS_AT_ONCE),
+            history: History::default(),
+            links: Links::default(),
         }))
     }
 

@@ -1,4 +1,4 @@
-//! Who calls: `X-API-Key` and `X-Tenant-Id` become a [`Tenant`].
+//! Who calls: `X-API-Key` and `X-Tenant-Id` become a [`Tenant`]. A session's token may stand in for the key.
 //!
 //! [`require`] lies over all routes that need a key, so a handler cannot forget it and nothing of a request is read
 //! before its caller is known; the extractor hands on what it found.
@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::errors::{ApiError, Place};
+use crate::session;
 
 const KEY: &str = "x-api-key";
 const TENANT: &str = "x-tenant-id";
@@ -63,37 +64,48 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
             request.extensions_mut().insert(tenant);
             next.run(request).await
         }
-        Err(error) => {
-            let unauthorized = error.status() == http::StatusCode::UNAUTHORIZED;
-            let mut response = error.into_response();
-            if unauthorized {
-                // RFC 9110 wants a challenge with every 401.
-                response
-                    .headers_mut()
-                    .insert(WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey"));
-            }
-            response
-        }
+        Err(error) => refuse(error),
+    }
+}
+
+/// The layer in front of the operators' routes. They are about all workspaces, so none has to be named.
+pub(crate) async fn require_operator(State(app): State<App>, request: Request, next: Next) -> Response {
+    match holder(&app, request.headers()).await {
+        Ok(principal) if principal.operator => next.run(request).await,
+        Ok(_) => refuse(ApiError::forbidden("requires an operator key")),
+        Err(error) => refuse(error),
+    }
+}
+
+fn refuse(error: ApiError) -> Response {
+    let unauthorized = error.status() == http::StatusCode::UNAUTHORIZED;
+    let mut response = error.into_response();
+    if unauthorized {
+        // RFC 9110 wants a challenge with every 401.
+        response
+            .headers_mut()
+            .insert(WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey"));
+    }
+    response
+}
+
+/// Whether a session stands in for a key.
+fn is_in_session(headers: &HeaderMap) -> bool {
+    !headers.contains_key(KEY) && headers.contains_key(AUTHORIZATION)
+}
+
+async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+    if is_in_session(headers) {
+        session_holder(app, headers).await
+    } else {
+        key_holder(app, headers).await
     }
 }
 
 async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError> {
-    // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
-    let key = only(headers, KEY)?;
     let tenant = only(headers, TENANT)?;
-    let Some(key) = key else {
-        let text = if headers.contains_key(AUTHORIZATION) {
-            "bearer tokens open nothing here: send an API key in the X-API-Key header"
-        } else {
-            "an API key is required: send it in the X-API-Key header"
-        };
-        return Err(ApiError::unauthorized(text));
-    };
-    let principal = app
-        .keys
-        .principal(&app.store, &app.clock, KeyHash::of(key.as_bytes()))
-        .await?
-        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))?;
+    let in_session = is_in_session(headers);
+    let principal = holder(app, headers).await?;
     let id = match tenant {
         Some(text) => {
             let id = text
@@ -115,7 +127,8 @@ async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError
             id
         }
         None => match principal.workspaces[..] {
-            [id] => id,
+            // A session is for people, who change between workspaces: it has to say which.
+            [id] if !in_session => id,
             _ => return Err(ApiError::workspace_required()),
         },
     };
@@ -124,6 +137,37 @@ async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError
         organization: principal.organization,
         key: principal.key,
     })
+}
+
+/// What the key of a request opens.
+pub(crate) async fn key_holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+    // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
+    let Some(key) = only(headers, KEY)? else {
+        return Err(ApiError::unauthorized(
+            "an API key is required: send it in the X-API-Key header",
+        ));
+    };
+    app.keys
+        .principal(&app.store, &app.clock, KeyHash::of(key.as_bytes()))
+        .await?
+        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
+}
+
+/// What the session of a request opens.
+async fn session_holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+    let token = only(headers, AUTHORIZATION.as_str())?
+        .and_then(|value| value.to_str().ok())
+        .and_then(|text| text.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, token)| token.trim());
+    let Some(token) = token else {
+        return Err(ApiError::unauthorized(
+            "expected `Authorization: Bearer` with the token of a session, or an API key in the X-API-Key header",
+        ));
+    };
+    session::holder(app, token)
+        .await?
+        .ok_or_else(|| ApiError::unauthorized("the session is over, or never was: begin one with POST /auth/session"))
 }
 
 fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, ApiError> {
@@ -149,6 +193,33 @@ impl Keys {
         clock: &Clock,
         hash: KeyHash,
     ) -> Result<Option<Principal>, towpath_store::Error> {
+        self.believed(clock, hash, async || {
+            store.read(async |tx| access::authenticate(tx, &hash).await).await
+        })
+        .await
+    }
+
+    /// What the key behind a session's token opens now.
+    pub(crate) async fn holder(
+        &self,
+        store: &Store,
+        clock: &Clock,
+        token: &str,
+        key: KeyId,
+    ) -> Result<Option<Principal>, towpath_store::Error> {
+        // The texts of tokens and of keys differ in their first letters, so they can share one memory.
+        self.believed(clock, KeyHash::of(token.as_bytes()), async || {
+            store.read(async |tx| access::principal(tx, key).await).await
+        })
+        .await
+    }
+
+    async fn believed(
+        &self,
+        clock: &Clock,
+        hash: KeyHash,
+        ask: impl AsyncFnOnce() -> Result<Option<Principal>, towpath_store::Error>,
+    ) -> Result<Option<Principal>, towpath_store::Error> {
         let now = clock.now();
         if let Some((asked_at, principal)) = self.lock().get(&hash)
             && now.since(*asked_at) < BELIEVED
@@ -157,7 +228,7 @@ impl Keys {
         {
             return Ok(Some(principal.clone()));
         }
-        let found = store.read(async |tx| access::authenticate(tx, &hash).await).await?;
+        let found = ask().await?;
         let mut known = self.lock();
         match &found {
             Some(principal) => {

@@ -36,7 +36,7 @@ pub struct ApiError {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Issue {
     /// Where: `body`, `path`, `query` or `header`, then names and indices down to the value.
-    #[schema(value_type = Vec<Object>, example = json!(["body", "config", "prefix"]))]
+    #[schema(example = json!(["body", "config", "prefix"]))]
     pub loc: Vec<Place>,
     /// What is wrong, for people.
     pub msg: String,
@@ -46,7 +46,7 @@ pub struct Issue {
 }
 
 /// A step on the way to a value.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub enum Place {
     /// A key.
@@ -159,16 +159,6 @@ impl ApiError {
         }])
     }
 
-    /// 501: a part of the interface that this build does not have. It is refused, never ignored.
-    #[must_use]
-    pub fn not_available(what: &str) -> Self {
-        let text = format!("{what} is not available in this build");
-        Self {
-            code: "not available in this build",
-            ..Self::new(StatusCode::NOT_IMPLEMENTED, text)
-        }
-    }
-
     /// 503: try again after `retry_after`, which clients are told in whole seconds.
     pub fn unavailable(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
@@ -197,7 +187,13 @@ impl ApiError {
         self.status
     }
 
-    fn detail(&self) -> serde_json::Value {
+    /// What the caller is told.
+    #[must_use]
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    pub(crate) fn detail(&self) -> serde_json::Value {
         if self.issues.is_empty() {
             json!({ "detail": self.text })
         } else {

@@ -4,6 +4,9 @@
 //! the wrong shape 422 with its place. Refusals never repeat a value the caller sent: it may be a secret in the wrong
 //! field.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
@@ -11,8 +14,9 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, Error, MapAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_path_to_error::{Path as Trail, Segment};
 
 use crate::errors::{ApiError, Place};
@@ -37,11 +41,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
-        if !is_json(&request) {
-            return Err(ApiError::unsupported_media_type(
-                "send the body as Content-Type: application/json",
-            ));
-        }
+        expect_json(&request)?;
         let body = read_body(request.into_body(), JSON_BODY_BYTES).await?;
         parse_json(&body).map(Self)
     }
@@ -62,17 +62,15 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
         let PathRejection::FailedToDeserializePathParams(problem) = problem else {
             return Err(ApiError::internal(&problem));
         };
-        // axum does not always say which one; the one that is no UUID is at fault.
-        let all = RawPathParams::from_request_parts(parts, state)
-            .await
-            .map_err(|error| ApiError::internal(&error))?;
-        let wrong = all
-            .iter()
-            .find(|(_, value)| value.parse::<uuid::Uuid>().is_err())
-            .or_else(|| all.iter().next());
-        let name = wrong.map(|(name, _)| name.to_owned()).unwrap_or_default();
         tracing::debug!(error = %problem, "a path parameter cannot be read");
-        let loc = vec![Place::from("path"), Place::Name(name)];
+        let mut loc = vec![Place::from("path")];
+        let Ok(all) = RawPathParams::from_request_parts(parts, state).await else {
+            return Err(ApiError::invalid_at(loc, "value_error", "expected UTF-8"));
+        };
+        // axum does not always say which one; the one that is no UUID is at fault.
+        let wrong = all.iter().find(|(_, value)| value.parse::<uuid::Uuid>().is_err());
+        let name = wrong.or_else(|| all.iter().next()).map(|(name, _)| name.to_owned());
+        loc.extend(name.map(Place::Name));
         Err(ApiError::invalid_at(loc, "uuid_parsing", "expected a UUID"))
     }
 }
@@ -104,6 +102,87 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
+/// # Errors
+/// 415 where the body does not say it is JSON.
+pub(crate) fn expect_json<B>(request: &http::Request<B>) -> Result<(), ApiError> {
+    if is_json(request) {
+        return Ok(());
+    }
+    let text = "send the body as Content-Type: application/json";
+    Err(ApiError::unsupported_media_type(text))
+}
+
+/// A value that stands as an object in the body. serde also takes an array of a struct's values for the struct, which
+/// nobody means to send and the API description does not promise; use it for every struct inside of a body too, by
+/// `#[serde(deserialize_with = "object")]` or `"optional_object"`.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+        from.deserialize_map(Fields(PhantomData)).map(Self)
+    }
+}
+
+/// Reads a struct from an object only.
+pub(crate) fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<T, D::Error> {
+    Object::deserialize(from).map(|Object(value)| value)
+}
+
+/// Reads a struct from an object only, or nothing from null. Needs `#[serde(default)]` beside it.
+pub(crate) fn optional_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    Ok(Option::<Object<T>>::deserialize(from)?.map(|Object(value)| value))
+}
+
+/// Reads a whole number, or nothing from null. What JSON calls an integer may be written as `57.0`. Needs
+/// `#[serde(default)]` beside it.
+pub(crate) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i64>, D::Error> {
+    struct Whole;
+    impl Visitor<'_> for Whole {
+        type Value = i64;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a whole number")
+        }
+
+        fn visit_i64<E: Error>(self, number: i64) -> Result<i64, E> {
+            Ok(number)
+        }
+
+        fn visit_u64<E: Error>(self, number: u64) -> Result<i64, E> {
+            i64::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))
+        }
+
+        fn visit_f64<E: Error>(self, number: f64) -> Result<i64, E> {
+            // Up to here every whole number has a float of its own.
+            if number.fract() == 0.0 && number.abs() <= 9_007_199_254_740_992.0 {
+                Ok(number as i64)
+            } else {
+                Err(E::invalid_value(Unexpected::Float(number), &self))
+            }
+        }
+    }
+    #[derive(Clone, Copy)]
+    struct Number(i64);
+    impl<'de> Deserialize<'de> for Number {
+        fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+            from.deserialize_any(Whole).map(Self)
+        }
+    }
+    Ok(Option::<Number>::deserialize(from)?.map(|Number(number)| number))
+}
+
 /// Whether the body says it is JSON (`application/json` or `…+json`).
 pub(crate) fn is_json<B>(request: &http::Request<B>) -> bool {
     let Some(kind) = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()) else {
@@ -123,10 +202,10 @@ pub(crate) async fn read_body(body: axum::body::Body, limit_bytes: usize) -> Res
     }
 }
 
-/// Reads JSON into `T`. serde_json itself refuses to go deeper than 128.
+/// Reads a JSON object into `T`. serde_json itself refuses to go deeper than 128.
 pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let value = serde_path_to_error::deserialize(&mut json)
+    let Object(value) = serde_path_to_error::deserialize(&mut json)
         .map_err(|problem| json_problem(Some(problem.path()), problem.inner()))?;
     json.end().map_err(|problem| json_problem(None, &problem))?;
     Ok(value)
@@ -180,5 +259,90 @@ fn explain(text: &str) -> (&'static str, String, Option<String>) {
         Some(expected) if text.starts_with("invalid ") => ("value_error", format!("expected {expected}"), None),
         _ if text.starts_with("UUID parsing failed") => ("uuid_parsing", "expected a UUID".to_owned(), None),
         _ => ("value_error", text.to_owned(), None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Outer {
+        #[serde(rename = "name")]
+        _name: String,
+        #[serde(default, deserialize_with = "optional_object", rename = "inner")]
+        _inner: Option<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Inner {
+        #[serde(rename = "n")]
+        _n: u8,
+    }
+
+    fn refused(body: &str) -> serde_json::Value {
+        let error = parse_json::<Outer>(body.as_bytes()).unwrap_err();
+        assert_eq!(error.status(), 422);
+        error.detail()["detail"][0].clone()
+    }
+
+    #[test]
+    fn a_struct_is_an_object() {
+        parse_json::<Outer>(br#"{"name": "a", "inner": {"n": 1}}"#).unwrap();
+        parse_json::<Outer>(br#"{"name": "a", "inner": null}"#).unwrap();
+        parse_json::<Outer>(br#"{"name": "a"}"#).unwrap();
+        let whole = refused(r#"["a", null]"#);
+        assert_eq!(
+            whole,
+            json!({"loc": ["body"], "type": "type_error", "msg": "expected an object"})
+        );
+        let inside = refused(r#"{"name": "a", "inner": [1]}"#);
+        assert_eq!(
+            inside,
+            json!({"loc": ["body", "inner"], "type": "type_error", "msg": "expected an object"})
+        );
+    }
+
+    #[test]
+    fn a_whole_number_is_one_however_it_is_written() {
+        #[derive(Deserialize)]
+        struct Counted {
+            #[serde(default, deserialize_with = "whole")]
+            n: Option<i64>,
+        }
+        let read = |body: &str| parse_json::<Counted>(body.as_bytes()).map(|counted| counted.n).ok();
+        assert_eq!(read(r#"{"n": 57}"#), Some(Some(57)));
+        assert_eq!(read(r#"{"n": 57.0}"#), Some(Some(57)));
+        assert_eq!(read(r#"{"n": -1}"#), Some(Some(-1)));
+        assert_eq!(read(r#"{"n": null}"#), Some(None));
+        assert_eq!(read("{}"), Some(None));
+        for wrong in [
+            r#"{"n": 57.5}"#,
+            r#"{"n": "57"}"#,
+            r#"{"n": true}"#,
+            r#"{"n": 1e300}"#,
+            r#"{"n": [1]}"#,
+        ] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn refusals_say_where() {
+        let deep = refused(r#"{"name": "a", "inner": {"n": 300}}"#);
+        assert_eq!(deep["loc"], json!(["body", "inner", "n"]));
+        let missing = refused("{}");
+        assert_eq!(
+            missing,
+            json!({"loc": ["body", "name"], "type": "missing", "msg": "field required"})
+        );
+        let unknown = refused(r#"{"name": "a", "more": 1}"#);
+        assert_eq!(
+            (&unknown["loc"], &unknown["type"]),
+            (&json!(["body", "more"]), &json!("extra_forbidden"))
+        );
     }
 }

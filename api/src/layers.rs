@@ -1,21 +1,26 @@
 //! What surrounds every request: its id, its span, its metrics, a net for panics, the limit on how many at once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use http::header::{HeaderName, X_CONTENT_TYPE_OPTIONS};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
+};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
-use towpath_domain::RequestId;
+use towpath_domain::{RequestId, Traceparent};
+use towpath_durable::trace;
 use tracing::Instrument as _;
-use tracing::field::Empty;
+use tracing::field::{Empty, display};
 
 use crate::errors::{ApiError, tracing_shape};
+use crate::gate::Gate;
+use crate::metric;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -30,8 +35,17 @@ pub(crate) fn plain(router: Router) -> Router {
 
 /// The layers of an API that works on at most `requests` at once; `ops` stays outside of that limit.
 pub(crate) fn limited(router: Router, ops: Router, requests: usize) -> Router {
-    let places = Arc::new(Semaphore::new(requests));
-    plain(router.layer(from_fn_with_state(places, limit)).merge(ops))
+    let gates = Arc::new(Gates {
+        all: Gate::new(requests),
+        // Whatever comes in as traces, somebody can still look at what is going on.
+        ingest: Gate::new(requests - requests / 4),
+    });
+    plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
+}
+
+struct Gates {
+    all: Gate,
+    ingest: Gate,
 }
 
 async fn no_such_route() -> ApiError {
@@ -43,12 +57,32 @@ async fn no_such_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "this route does not take this method")
 }
 
-/// Refuses rather than queues: a client that is told when to come back can wait without holding memory here.
-async fn limit(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
-    match places.try_acquire() {
-        Ok(_place) => next.run(request).await,
-        Err(_) => ApiError::unavailable("too many requests at once", Duration::from_secs(1)).into_response(),
+/// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands
+/// before keys are looked at and bodies are read, so refusing costs next to nothing.
+async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
+    let entered = if is_ingest(&request) {
+        gates
+            .ingest
+            .enter()
+            .and_then(|place| Ok((gates.all.enter()?, Some(place))))
+    } else {
+        gates.all.enter().map(|place| (place, None))
+    };
+    match entered {
+        Ok(_places) => next.run(request).await,
+        Err(wait) => {
+            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+            ApiError::unavailable("too many requests at once", wait).into_response()
+        }
     }
+}
+
+/// Whether the request brings trace data.
+fn is_ingest(request: &Request) -> bool {
+    let path = request.uri().path();
+    let path = path.strip_prefix("/api/v1").unwrap_or(path);
+    matches!(*request.method(), Method::POST | Method::PATCH)
+        && (path.starts_with("/runs") || path.starts_with("/feedback"))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
@@ -59,7 +93,7 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("unknown");
     tracing::error!(panic.message = text, "a handler panicked");
-    metrics::counter!("towpath_http_panics_total").increment(1);
+    metrics::counter!(metric::PANICS).increment(1);
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
 }
 
@@ -75,37 +109,66 @@ async fn observe(mut request: Request, next: Next) -> Response {
         .to_owned();
     let method = method(request.method());
     let in_tracing_shape = is_tracing(request.uri().path());
+    let given = trace_parent(request.headers());
+    let place = given.map_or_else(Traceparent::new, Traceparent::child);
     let span = tracing::info_span!(
         "http.request",
         http.method = method,
         http.route = %route,
+        http.status = Empty,
         request.id = id.to_str().unwrap_or_default(),
-        trace.parent = trace_parent(request.headers()),
         tenant.id = Empty,
+        trace_id = place.trace_id(),
+        span_id = place.span_id(),
+        parent_span_id = Empty,
+        trace_sampled = place.sampled() && (given.is_some() || !is_polled(&route)),
+        otel.kind = "server",
     );
+    if let Some(given) = given {
+        span.record("parent_span_id", display(given.span_id()));
+    }
     request.headers_mut().insert(REQUEST_ID, id.clone());
-    let in_flight = metrics::gauge!("towpath_http_requests_in_flight");
+    let in_flight = metrics::gauge!(metric::IN_FLIGHT);
     in_flight.increment(1.0);
     // A client that goes away drops this future in the middle.
     let _counted = Counted(in_flight);
-    let mut response = next.run(request).instrument(span.clone()).await;
+    // Jobs recorded meanwhile belong to this trace.
+    let mut response = trace::scope(place, next.run(request)).instrument(span.clone()).await;
     if in_tracing_shape {
         response = tracing_shape(response);
     }
-    response
-        .headers_mut()
-        .insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if response.status() == StatusCode::UNAUTHORIZED {
+        // RFC 9110 wants a challenge with every 401.
+        let challenge = HeaderValue::from_static("ApiKey");
+        response.headers_mut().entry(WWW_AUTHENTICATE).or_insert(challenge);
+    }
+    secure(response.headers_mut());
     response.headers_mut().insert(REQUEST_ID, id);
 
     let duration = begun.elapsed();
     let status = response.status().as_u16();
-    metrics::counter!("towpath_http_requests_total",
-        "route" => route.clone(), "method" => method, "status" => status.to_string())
+    metrics::counter!(metric::REQUESTS,
+        "route" => route.clone(), "method" => method, "status" => class(status))
     .increment(1);
-    metrics::histogram!("towpath_http_request_seconds", "route" => route, "method" => method).record(duration);
+    span.record("http.status", status);
+    metrics::histogram!(metric::REQUEST_SECONDS, "route" => route, "method" => method).record(duration);
     let duration_ms = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     span.in_scope(|| tracing::debug!(http.status = status, duration_ms, "answered"));
     response
+}
+
+/// What every answer says to browsers and caches. A page says more by itself; an answer that says nothing is data of
+/// one caller.
+fn secure(headers: &mut HeaderMap) {
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    for (name, value) in [
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+        (REFERRER_POLICY, "no-referrer"),
+        (X_FRAME_OPTIONS, "DENY"),
+    ] {
+        headers.entry(name).or_insert(HeaderValue::from_static(value));
+    }
 }
 
 struct Counted(metrics::Gauge);
@@ -130,10 +193,25 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
     })
 }
 
-/// The W3C `traceparent`, where it looks like one.
-fn trace_parent(headers: &HeaderMap) -> Option<&str> {
-    let text = headers.get("traceparent")?.to_str().ok()?;
-    (text.len() == 55 && text.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')).then_some(text)
+/// The W3C `traceparent`, where there is one.
+fn trace_parent(headers: &HeaderMap) -> Option<Traceparent> {
+    headers.get("traceparent")?.to_str().ok()?.parse().ok()
+}
+
+/// What probes, scrapers and open pages ask for again and again: not worth a trace of its own.
+fn is_polled(route: &str) -> bool {
+    matches!(route, "/livez" | "/readyz" | "/metrics" | "/ok" | "none") || route.starts_with("/ui")
+}
+
+/// A label for a status.
+const fn class(status: u16) -> &'static str {
+    match status {
+        100..=199 => "1xx",
+        200..=299 => "2xx",
+        300..=399 => "3xx",
+        400..=499 => "4xx",
+        _ => "5xx",
+    }
 }
 
 fn method(method: &Method) -> &'static str {
@@ -151,30 +229,10 @@ fn method(method: &Method) -> &'static str {
 }
 
 /// Whether the tracing clients call this path, bare or under `/api/v1`.
-fn is_tracing(path: &str) -> bool {
+pub(crate) fn is_tracing(path: &str) -> bool {
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     matches!(first, "runs" | "sessions" | "feedback" | "info")
-}
-
-/// Says what the metrics of this room mean.
-pub fn describe_metrics() {
-    metrics::describe_counter!(
-        "towpath_http_requests_total",
-        "HTTP requests answered, by route template"
-    );
-    metrics::describe_histogram!(
-        "towpath_http_request_seconds",
-        metrics::Unit::Seconds,
-        "From the first byte of the body a handler may read to the head of the answer"
-    );
-    metrics::describe_gauge!("towpath_http_requests_in_flight", "HTTP requests being worked on");
-    metrics::describe_counter!("towpath_http_panics_total", "Handlers that panicked");
-    metrics::describe_gauge!("towpath_ingest_memory_bytes", "Memory held by ingest bodies under way");
-    metrics::describe_counter!(
-        "towpath_ingest_refused_total",
-        "Ingest requests refused because memory was short"
-    );
 }
 
 #[cfg(test)]

@@ -9,12 +9,17 @@ pub mod auth;
 pub mod errors;
 pub mod extract;
 pub mod layers;
+pub mod metric;
 pub mod ops;
 pub mod platform;
 pub mod serve;
 
 mod docs;
+mod gate;
+mod idempotency;
 mod internal;
+mod session;
+mod ui;
 
 pub use app::{App, Parts, Settings};
 pub use errors::ApiError;

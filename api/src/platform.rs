@@ -5,39 +5,44 @@ pub mod exports;
 pub mod feedback;
 pub mod info;
 pub mod ingest;
+pub mod names;
 pub mod sessions;
 
 use std::collections::HashSet;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
+use serde_json::Value;
 use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::app::App;
-use crate::{auth, docs, errors, internal, layers, ops};
+use crate::{auth, docs, errors, internal, layers, ops, session, ui};
 
 /// The whole surface, ready to be served.
 pub fn platform_router(app: App) -> Router {
     let (api, document) = described(&app);
     let health = ops::routes(app.ops.clone());
     let requests = app.settings.requests;
-    layers::limited(api.with_state(app).merge(docs::routes(&document)), health, requests)
+    let pages = ui::routes(&app);
+    layers::limited(api.merge(pages).with_state(app).merge(docs::routes(&document)), health, requests)
 }
 
 /// The API description without a server: what `/openapi.json` says.
-fn described(app: &App) -> (Router<App>, OpenApi) {
-    let keyed = bulk_exports().merge(internal::routes()).merge(both_places(traces()));
+fn described(app: &App) -> (Router<App>, Value) {
+    let keyed = bulk_exports().merge(both_places(traces()));
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
-    let open = both_places(OpenApiRouter::default().routes(routes!(info::get)));
-    let (router, mut document) = keyed.merge(open).split_for_parts();
+    let operators = internal::routes().route_layer(from_fn_with_state(app.clone(), auth::require_operator));
+    let open = both_places(OpenApiRouter::default().routes(routes!(info::get))).merge(session::routes());
+    let (router, mut document) = keyed.merge(operators).merge(open).split_for_parts();
     document.merge(ops::Described::openapi());
+    document.merge(docs::Described::openapi());
     document.merge(Shared::openapi());
     unique_operations(&mut document);
-    (router, docs::complete(document))
+    (router, docs::complete(&document))
 }
 
 fn bulk_exports() -> OpenApiRouter<App> {
@@ -56,8 +61,7 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(ingest::multipart))
         .routes(routes!(ingest::batch))
         .routes(routes!(ingest::create))
-        .routes(routes!(ingest::update, ingest::get))
-        .routes(routes!(ingest::query))
+        .routes(routes!(ingest::update))
         .routes(routes!(feedback::create))
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::get))
@@ -90,12 +94,15 @@ fn unique_operations(document: &mut OpenApi) {
                 .map(String::as_str)
                 .unwrap_or_default();
             let place = if twice { "_api_v1" } else { "" };
-            operation.operation_id = Some(format!("{tag}_{name}{place}").replace('-', "_"));
+            // The operators' nouns share one tag.
+            let noun = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
+            let noun = noun.map(|noun| format!("{noun}_")).unwrap_or_default();
+            operation.operation_id = Some(format!("{tag}_{noun}{name}{place}").replace('-', "_"));
         }
     }
 }
 
 /// Schemas that answers refer to by name.
 #[derive(utoipa::OpenApi)]
-#[openapi(components(schemas(errors::Error, errors::InvalidRequest, errors::Issue)))]
+#[openapi(components(schemas(errors::Error, errors::InvalidRequest, errors::Issue, errors::Place)))]
 struct Shared;

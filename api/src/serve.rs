@@ -1,5 +1,7 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
+mod patient;
+
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -21,9 +23,15 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
+use patient::Patient;
+
 /// A client gets this long to send the head of a request, and a kept connection to begin the next one. It bounds what
 /// a client that sends a byte now and then can hold.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// The same when more than half of the connections are taken: who only holds one open makes room sooner.
+const CROWDED_HEAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// A client that does not take a byte of its answer for so long is let go.
+const READ_PATIENCE: Duration = Duration::from_secs(60);
 /// The most bytes the head of a request may have; more is 431.
 const HEAD_BYTES: usize = 128 * 1024;
 /// The most header lines; more is 431.
@@ -54,9 +62,11 @@ pub async fn serve(
             accepted = accept(&listener, &places) => accepted?,
         };
         let (stream, peer, place) = accepted;
+        let crowded = places.available_permits() < CONNECTIONS / 2;
+        let head_timeout = if crowded { CROWDED_HEAD_TIMEOUT } else { HEAD_TIMEOUT };
         let (router, draining, cut) = (router.clone(), shutdown.clone(), cut.clone());
         connections.spawn(async move {
-            connection(stream, peer, router, draining, cut).await;
+            connection(stream, peer, router, head_timeout, draining, cut).await;
             drop(place);
         });
     }
@@ -109,6 +119,7 @@ async fn connection(
     stream: TcpStream,
     peer: SocketAddr,
     router: Router,
+    head_timeout: Duration,
     draining: CancellationToken,
     cut: CancellationToken,
 ) {
@@ -128,10 +139,10 @@ async fn connection(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(head_timeout)
         .max_headers(HEADERS)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(stream), service)
+        .serve_connection(TokioIo::new(Patient::new(stream, READ_PATIENCE)), service)
         .with_upgrades();
     let mut connection = pin!(connection);
     let mut told = false;

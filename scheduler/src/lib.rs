@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_store::{self as store, Dialect, Store};
 
 mod gauges;
+pub mod metric;
 
 /// Times of the scheduler.
 #[derive(Clone, Copy, Debug)]
@@ -107,19 +108,22 @@ impl Scheduler {
                     .await?
                     == 200
                 {}
+                let before = store.clock().now().minus(store::idempotency::KEPT);
+                while store
+                    .write(async |tx| store::idempotency::prune(tx, before, 200).await)
+                    .await?
+                    == 200
+                {}
                 store
                     .write(async |tx| store::lanes::prune(tx, 200).await)
                     .await
                     .map(drop)
             },
         ));
-        loops.spawn(every(
-            "gauges",
-            Duration::from_secs(5),
-            stop.clone(),
-            store.clone(),
-            async |store: &Store| gauges::record(store).await,
-        ));
+        loops.spawn(every("gauges", Duration::from_secs(5), stop.clone(), store.clone(), {
+            let gauges = gauges::Gauges::default();
+            async move |store: &Store| gauges.record(store).await
+        }));
         Ok(Self { stop, loops })
     }
 
@@ -190,7 +194,11 @@ where
     F: AsyncFn(&Store) -> store::Result<()>,
 {
     loop {
-        if let Err(error) = work(&store).await {
+        let began = Instant::now();
+        let done = work(&store).await;
+        metrics::histogram!(metric::SWEEP_SECONDS, "sweep" => name).record(began.elapsed());
+        if let Err(error) = done {
+            metrics::counter!(metric::SWEEP_ERRORS, "sweep" => name).increment(1);
             tracing::warn!(sweep = name, error = %error, "a sweep failed; it is repeated at its next turn");
         }
         tokio::select! {

@@ -3,11 +3,15 @@
 mod aftermath;
 mod arrows;
 mod dependencies;
+mod faults;
 mod hints;
 mod kill;
 mod load;
+mod once;
+mod metrics;
 mod redis_faults;
 mod serving;
 mod sharing;
 mod sources;
+mod telemetry;
 mod tree;

@@ -6,6 +6,7 @@ rule, and turned into the 29 columns.
 
 import datetime
 import decimal
+import gzip
 import json
 import uuid
 
@@ -31,6 +32,8 @@ def operations(exchanges):
         body = exchange.body
         if exchange.headers.get("content-encoding") == "zstd":
             body = zstandard.ZstdDecompressor().decompressobj().decompress(body)
+        if exchange.headers.get("content-encoding") == "gzip":
+            body = gzip.decompress(body)
         path = exchange.path.removeprefix("/api/v1")
         if path == "/runs/multipart":
             yield from from_multipart(exchange.headers["content-type"], body)

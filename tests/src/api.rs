@@ -43,6 +43,8 @@ pub struct Reply {
     pub status: StatusCode,
     /// The body, `Null` when it is empty or no JSON.
     pub body: Value,
+    /// `Retry-After`, in seconds.
+    pub retry_after: Option<u64>,
 }
 
 impl Reply {
@@ -94,6 +96,17 @@ impl Api {
         self.request(Method::GET, path, None)
             .await
             .unwrap_or_else(|error| panic!("GET {path}: {error:?}"))
+    }
+
+    /// The body of a GET as text.
+    ///
+    /// # Panics
+    /// If the server is not there, or does not answer 200.
+    pub async fn text(&self, path: &str) -> String {
+        let answer = self.authorised(Method::GET, path).send().await;
+        let answer = answer.and_then(reqwest::Response::error_for_status);
+        let text = answer.unwrap_or_else(|error| panic!("GET {path}: {error:?}")).text();
+        text.await.unwrap_or_else(|error| panic!("GET {path}: {error:?}"))
     }
 
     /// POST of JSON.
@@ -167,9 +180,12 @@ impl Api {
 
 async fn reply(response: reqwest::Response) -> reqwest::Result<Reply> {
     let status = response.status();
+    let retry_after = response.headers().get("retry-after");
+    let retry_after = retry_after.and_then(|value| value.to_str().ok()?.parse().ok());
     let bytes = response.bytes().await?;
     Ok(Reply {
         status,
         body: serde_json::from_slice(&bytes).unwrap_or(Value::Null),
+        retry_after,
     })
 }

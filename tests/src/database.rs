@@ -20,18 +20,25 @@ impl Database {
     /// # Panics
     /// If the server refuses.
     pub async fn create() -> Option<Self> {
-        let admin = environment("TOWPATH_TEST_POSTGRES")?;
+        Some(Self::create_in(environment("TOWPATH_TEST_POSTGRES")?).await)
+    }
+
+    /// Makes one in the server that `admin` names.
+    ///
+    /// # Panics
+    /// If the server refuses.
+    pub async fn create_in(admin: String) -> Self {
         let name = format!("e2e_{}", Uuid::now_v7().simple());
         let mut connection = PgConnection::connect(&admin)
             .await
-            .expect("TOWPATH_TEST_POSTGRES is reachable");
+            .expect("the server of the tests is reachable");
         connection
             .execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}")))
             .await
             .expect("the admin may make databases");
         let (server, _) = admin.rsplit_once('/').expect("an admin address ends with a database");
         let uri = format!("{server}/{name}");
-        Some(Self { admin, name, uri })
+        Self { admin, name, uri }
     }
 
     /// A connection of the test's own, for looking at rows.

@@ -6,6 +6,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -58,6 +59,36 @@ pub enum Way {
     Both,
 }
 
+/// As a program is told: `pass`, `delay 250` (milliseconds), `stall`, `half-open both|up|down`, `drop`, `reset`,
+/// `throttle 20000` (bytes a second), `slice 97` (bytes).
+impl FromStr for Mode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (word, rest) = text.trim().split_once(' ').unwrap_or((text.trim(), ""));
+        let number = || {
+            rest.parse::<u64>()
+                .map_err(|_| format!("{word} takes a number, not {rest:?}"))
+        };
+        Ok(match word {
+            "pass" => Self::Pass,
+            "delay" => Self::Delay(Duration::from_millis(number()?)),
+            "stall" => Self::Stall,
+            "half-open" => Self::HalfOpen(match rest {
+                "both" | "" => Way::Both,
+                "up" => Way::ToUpstream,
+                "down" => Way::ToClient,
+                _ => return Err(format!("half-open takes both, up or down, not {rest:?}")),
+            }),
+            "drop" => Self::Drop,
+            "reset" => Self::ResetAll,
+            "throttle" => Self::Throttle(number()?),
+            "slice" => Self::Slice(usize::try_from(number()?).unwrap_or(usize::MAX)),
+            _ => return Err(format!("{word:?} is no mode")),
+        })
+    }
+}
+
 impl Mode {
     fn swallows(self, way: Way) -> bool {
         matches!(self, Self::HalfOpen(lost) if lost == Way::Both || lost == way)
@@ -70,6 +101,7 @@ pub struct FaultProxy {
     addr: SocketAddr,
     mode: watch::Sender<Mode>,
     accepted: Arc<AtomicUsize>,
+    harmed: Arc<AtomicUsize>,
     open: Arc<()>,
     /// Aborted on drop.
     _accepting: JoinSet<()>,
@@ -86,13 +118,18 @@ impl FaultProxy {
             .expect("loopback has a free port");
         let addr = listener.local_addr().expect("a bound socket has an address");
         let (mode, watching) = watch::channel(Mode::Pass);
-        let (accepted, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(()));
+        let (accepted, harmed, open) = (Arc::default(), Arc::default(), Arc::new(()));
         let mut accepting = JoinSet::new();
-        accepting.spawn(accept(listener, upstream, watching, accepted.clone(), open.clone()));
+        let line = Line {
+            mode: watching,
+            harmed: Arc::clone(&harmed),
+        };
+        accepting.spawn(accept(listener, upstream, line, Arc::clone(&accepted), open.clone()));
         Self {
             addr,
             mode,
             accepted,
+            harmed,
             open,
             _accepting: accepting,
         }
@@ -115,6 +152,12 @@ impl FaultProxy {
         self.accepted.load(Ordering::SeqCst)
     }
 
+    /// How often a mode did harm: to bytes that came, or to a connection. A test that sees none has tested nothing.
+    #[must_use]
+    pub fn harmed(&self) -> usize {
+        self.harmed.load(Ordering::SeqCst)
+    }
+
     /// Connections that are open now.
     #[must_use]
     pub fn open(&self) -> usize {
@@ -123,29 +166,39 @@ impl FaultProxy {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    upstream: SocketAddr,
+/// What a connection knows of its proxy.
+#[derive(Clone)]
+struct Line {
     mode: watch::Receiver<Mode>,
-    accepted: Arc<AtomicUsize>,
-    open: Arc<()>,
-) {
+    harmed: Arc<AtomicUsize>,
+}
+
+impl Line {
+    fn harm(&self) {
+        self.harmed.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+async fn accept(listener: TcpListener, upstream: SocketAddr, line: Line, accepted: Arc<AtomicUsize>, open: Arc<()>) {
     // Owned here, so that the end of this task closes every connection.
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
         accepted.fetch_add(1, Ordering::SeqCst);
-        let (mode, open) = (mode.clone(), open.clone());
+        let (line, open) = (line.clone(), open.clone());
         connections.spawn(async move {
             // An error is the end of a connection, which is all there is to say about it.
-            let _ = serve(client, upstream, mode).await;
+            let _ = serve(client, upstream, line).await;
             drop(open);
         });
         while connections.try_join_next().is_some() {}
     }
 }
 
-async fn serve(mut client: TcpStream, upstream: SocketAddr, mut mode: watch::Receiver<Mode>) -> io::Result<()> {
-    let at_start = *mode.borrow_and_update();
+async fn serve(mut client: TcpStream, upstream: SocketAddr, mut line: Line) -> io::Result<()> {
+    let at_start = *line.mode.borrow_and_update();
+    if matches!(at_start, Mode::Drop | Mode::ResetAll) || at_start.swallows(Way::Both) {
+        line.harm();
+    }
     match at_start {
         Mode::Drop => return Ok(()),
         Mode::ResetAll => return client.set_zero_linger(),
@@ -157,7 +210,7 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut mode: watch::Rec
         let (from_client, _to_client) = client.split();
         tokio::select! {
             () = swallow(from_client) => false,
-            () = reset(&mut mode) => true,
+            () = reset(&mut line) => true,
         }
     } else {
         let mut server = TcpStream::connect(upstream).await?;
@@ -165,11 +218,11 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut mode: watch::Rec
         let was_reset = {
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
-            let up = pump(from_client, to_server, Way::ToUpstream, mode.clone());
-            let down = pump(from_server, to_client, Way::ToClient, mode.clone());
+            let up = pump(from_client, to_server, Way::ToUpstream, line.clone());
+            let down = pump(from_server, to_client, Way::ToClient, line.clone());
             tokio::select! {
                 _ = async { tokio::try_join!(up, down) } => false,
-                () = reset(&mut mode) => true,
+                () = reset(&mut line) => true,
             }
         };
         if was_reset {
@@ -182,21 +235,22 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, mut mode: watch::Rec
 }
 
 /// Returns when connections are to be reset.
-async fn reset(mode: &mut watch::Receiver<Mode>) {
-    if mode.wait_for(|mode| *mode == Mode::ResetAll).await.is_err() {
+async fn reset(line: &mut Line) {
+    if line.mode.wait_for(|mode| *mode == Mode::ResetAll).await.is_err() {
         std::future::pending::<()>().await;
     }
+    line.harm();
 }
 
 /// One direction, to its end. Taking and giving are apart, so that a delay adds to the time of each chunk and not to
 /// the time between them.
-async fn pump(from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, mode: watch::Receiver<Mode>) -> io::Result<()> {
+async fn pump(from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, line: Line) -> io::Result<()> {
     let (held, mut due) = mpsc::channel(CHUNKS_HELD);
-    let taking = take(from, held, way, mode.clone());
+    let taking = take(from, held, way, line.clone());
     let giving = async {
         while let Some((at, bytes)) = due.recv().await {
             sleep_until(at).await;
-            give(&mut to, bytes, way, mode.clone()).await?;
+            give(&mut to, bytes, way, line.clone()).await?;
         }
         // The sender hung up, and everything it said has been passed on.
         to.shutdown().await
@@ -204,17 +258,13 @@ async fn pump(from: ReadHalf<'_>, mut to: WriteHalf<'_>, way: Way, mode: watch::
     tokio::try_join!(taking, giving).map(|_| ())
 }
 
-async fn take(
-    mut from: ReadHalf<'_>,
-    held: mpsc::Sender<(Instant, Vec<u8>)>,
-    way: Way,
-    mode: watch::Receiver<Mode>,
-) -> io::Result<()> {
+async fn take(mut from: ReadHalf<'_>, held: mpsc::Sender<(Instant, Vec<u8>)>, way: Way, line: Line) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK_BYTES];
     loop {
         let read = from.read(&mut chunk).await;
-        let now = *mode.borrow();
+        let now = *line.mode.borrow();
         if now.swallows(way) {
+            line.harm();
             swallow(from).await;
             return Ok(());
         }
@@ -223,6 +273,7 @@ async fn take(
             return Ok(());
         }
         let delay = if let Mode::Delay(delay) = now {
+            line.harm();
             delay
         } else {
             Duration::ZERO
@@ -237,13 +288,16 @@ async fn take(
     }
 }
 
-async fn give(to: &mut WriteHalf<'_>, bytes: Vec<u8>, way: Way, mut mode: watch::Receiver<Mode>) -> io::Result<()> {
+async fn give(to: &mut WriteHalf<'_>, bytes: Vec<u8>, way: Way, mut line: Line) -> io::Result<()> {
     let mut rest = bytes.as_slice();
     while !rest.is_empty() {
-        let now = *mode.borrow_and_update();
+        let now = *line.mode.borrow_and_update();
+        if matches!(now, Mode::Stall | Mode::Throttle(_) | Mode::Slice(_)) || now.swallows(way) {
+            line.harm();
+        }
         let (length, pause) = match now {
             Mode::Stall => {
-                if mode.changed().await.is_err() {
+                if line.mode.changed().await.is_err() {
                     return Ok(());
                 }
                 continue;
@@ -327,6 +381,24 @@ mod tests {
             }
         }
         assert_eq!((proxy.accepted(), proxy.open()), (1, 1));
+        assert!(proxy.harmed() > 20, "slices are counted: {}", proxy.harmed());
+    }
+
+    #[test]
+    fn modes_are_read_as_a_program_is_told() {
+        for (text, mode) in [
+            ("pass", Mode::Pass),
+            ("delay 250", Mode::Delay(Duration::from_millis(250))),
+            ("half-open down", Mode::HalfOpen(Way::ToClient)),
+            ("half-open", Mode::HalfOpen(Way::Both)),
+            ("reset", Mode::ResetAll),
+            ("slice 97", Mode::Slice(97)),
+        ] {
+            assert_eq!(text.parse(), Ok(mode));
+        }
+        for text in ["", "delay", "delay soon", "half-open left", "burn"] {
+            assert!(text.parse::<Mode>().is_err(), "{text}");
+        }
     }
 
     #[tokio::test]

@@ -1,5 +1,6 @@
 //! The product running, in one of its two shapes.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 use crate::fault_proxy::FaultProxy;
-use crate::{Api, Database, Exit, Process, Program, RedisServer, free_address};
+use crate::{Api, Database, Exit, Moto, PostgresServer, Process, Program, RedisServer, free_address};
 
 /// The first key of every world; any text of at least 32 characters will do.
 const KEY: &str = "e2e-key-0123456789abcdef0123456789abcdef";
@@ -36,10 +37,19 @@ pub struct World {
     pub redis: Option<RedisServer>,
     /// What the processes take for Redis, where the plan wanted a proxy.
     pub redis_proxy: Option<FaultProxy>,
-    /// The cluster's PostgreSQL database.
+    /// The cluster's PostgreSQL database, past any proxy.
     pub database: Option<Database>,
+    /// The world's own PostgreSQL, where the plan wanted one.
+    pub postgres: Option<PostgresServer>,
+    /// What the processes take for PostgreSQL, where the plan wanted a proxy.
+    pub postgres_proxy: Option<FaultProxy>,
+    /// The bucket that holds objects, where the plan wanted one.
+    pub bucket: Option<Moto>,
+    /// What the processes take for the bucket.
+    pub bucket_proxy: Option<FaultProxy>,
     /// The workspace.
     pub tenant: Uuid,
+    data: std::path::PathBuf,
     // Last: its files go after the processes that write them.
     folder: TempDir,
 }
@@ -50,6 +60,9 @@ pub struct Plan {
     layout: Layout,
     env: Vec<(String, String)>,
     proxied: bool,
+    postgres: bool,
+    bucket: bool,
+    data: Option<std::path::PathBuf>,
 }
 
 impl World {
@@ -79,19 +92,28 @@ impl World {
             layout,
             env: Vec::new(),
             proxied: false,
+            postgres: false,
+            bucket: false,
+            data: None,
         }
     }
 
     /// Where exports to a `file` destination go.
     #[must_use]
     pub fn exports(&self) -> std::path::PathBuf {
-        self.folder.path().join("data/exports")
+        self.data.join("exports")
+    }
+
+    /// A folder for a test's own files, gone with the world.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// The data folder shared by all processes of this world.
     #[must_use]
     pub fn data(&self) -> std::path::PathBuf {
-        self.folder.path().join("data")
+        self.data.clone()
     }
 
     /// The process of that name.
@@ -157,6 +179,27 @@ impl Plan {
         self
     }
 
+    /// Gives the world a PostgreSQL of its own, which may be stopped, with a [`FaultProxy`] in front of it.
+    #[must_use]
+    pub fn own_postgres(mut self) -> Self {
+        self.postgres = true;
+        self
+    }
+
+    /// Keeps objects in a bucket, with a [`FaultProxy`] in front of it.
+    #[must_use]
+    pub fn objects_in_bucket(mut self) -> Self {
+        self.bucket = true;
+        self
+    }
+
+    /// Puts the data folder elsewhere: the test has made the folder and removes it.
+    #[must_use]
+    pub fn data_in(mut self, folder: &Path) -> Self {
+        self.data = Some(folder.to_owned());
+        self
+    }
+
     /// Starts everything and waits until it is ready. `None`, said in one line, where a server that the layout needs
     /// is not given.
     ///
@@ -168,12 +211,22 @@ impl Plan {
             .tempdir()
             .expect("a temporary folder");
         let tenant = Uuid::now_v7();
+        let mut postgres = None;
         let (database, redis) = match self.layout {
             Layout::Embedded => (None, None),
             Layout::Cluster { .. } => {
-                let Some(database) = Database::create().await else {
-                    eprintln!("skipped: TOWPATH_TEST_POSTGRES is not set");
-                    return None;
+                let database = if self.postgres {
+                    let Some(server) = PostgresServer::start().await else {
+                        eprintln!("skipped: PostgreSQL is not installed");
+                        return None;
+                    };
+                    Database::create_in(postgres.insert(server).admin_uri()).await
+                } else {
+                    let Some(database) = Database::create().await else {
+                        eprintln!("skipped: TOWPATH_TEST_POSTGRES is not set");
+                        return None;
+                    };
+                    database
                 };
                 let Some(redis) = RedisServer::start(folder.path()).await else {
                     eprintln!("skipped: redis-server is not installed");
@@ -183,8 +236,9 @@ impl Plan {
                 (Some(database), Some(redis))
             }
         };
-        let mut env = common_env(folder.path(), tenant);
-        let mut redis_proxy = None;
+        let data = self.data.unwrap_or_else(|| folder.path().join("data"));
+        let mut env = common_env(&data, tenant);
+        let (mut redis_proxy, mut postgres_proxy) = (None, None);
         if let (Some(database), Some(redis)) = (&database, &redis) {
             let mut address = redis.address();
             if self.proxied {
@@ -192,11 +246,29 @@ impl Plan {
                 address = proxy.addr();
                 redis_proxy = Some(proxy);
             }
-            env.push(("DATABASE_URI".into(), database.uri.clone()));
+            let mut uri = database.uri.clone();
+            if let Some(server) = &postgres {
+                let proxy = FaultProxy::start(server.address()).await;
+                uri = uri.replace(&server.address().to_string(), &proxy.addr().to_string());
+                postgres_proxy = Some(proxy);
+            }
+            env.push(("DATABASE_URI".into(), uri));
             env.push(("REDIS_URI".into(), format!("redis://{address}")));
+            env.push(("TOWPATH_OBJECTS".into(), format!("file://{}/objects", data.display())));
+        }
+        let (mut bucket, mut bucket_proxy) = (None, None);
+        if self.bucket {
+            let Some(moto) = Moto::start(folder.path()).await else {
+                eprintln!("skipped: TOWPATH_TEST_PYTHON is not set");
+                return None;
+            };
+            let proxy = FaultProxy::start(moto.address()).await;
+            env.extend(bucket_env(proxy.addr()));
+            bucket = Some(moto);
+            bucket_proxy = Some(proxy);
         }
         env.extend(self.env);
-        let programs = programs(self.layout, folder.path(), &env);
+        let programs = programs(self.layout, folder.path(), &data, &env);
         let address = programs[0].address.expect("the first program serves the API");
         if database.is_some() {
             let migrate = Program {
@@ -220,14 +292,32 @@ impl Plan {
             redis,
             redis_proxy,
             database,
+            postgres,
+            postgres_proxy,
+            bucket,
+            bucket_proxy,
             tenant,
+            data,
             folder,
         })
     }
 }
 
-fn common_env(folder: &Path, tenant: Uuid) -> Vec<(String, String)> {
-    let data = folder.join("data");
+/// Objects in the bucket at `address`.
+fn bucket_env(address: SocketAddr) -> [(String, String); 7] {
+    [
+        ("TOWPATH_OBJECTS", format!("s3://{}/objects", Moto::BUCKET)),
+        ("AWS_ENDPOINT_URL", format!("http://{address}")),
+        ("AWS_ALLOW_HTTP", "true".to_owned()),
+        ("AWS_REGION", "us-east-1".to_owned()),
+        ("AWS_ACCESS_KEY_ID", "anybody".to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "anything".to_owned()),
+        ("TOWPATH_OUTBOUND_ALLOW", "127.0.0.1".to_owned()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+}
+
+fn common_env(data: &Path, tenant: Uuid) -> Vec<(String, String)> {
     std::fs::create_dir_all(data.join("exports")).expect("the world's folder is ours");
     vec![
         ("TOWPATH_API_KEY".into(), KEY.into()),
@@ -237,8 +327,7 @@ fn common_env(folder: &Path, tenant: Uuid) -> Vec<(String, String)> {
 }
 
 /// The first one serves the API.
-fn programs(layout: Layout, folder: &Path, env: &[(String, String)]) -> Vec<Program> {
-    let data = folder.join("data");
+fn programs(layout: Layout, folder: &Path, data: &Path, env: &[(String, String)]) -> Vec<Program> {
     let program = |name: &str, args: &[&str]| {
         let address = free_address();
         let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
@@ -269,12 +358,6 @@ fn programs(layout: Layout, folder: &Path, env: &[(String, String)]) -> Vec<Prog
             let mut programs = vec![program("api", &["serve", "--role", "api"])];
             programs.extend((0..workers).map(|n| program(&format!("worker-{n}"), &["serve", "--role", "worker"])));
             programs.push(program("scheduler", &["serve", "--role", "scheduler"]));
-            // Objects lie in a folder that all of them share; an object store would do the same.
-            for program in &mut programs {
-                program
-                    .env
-                    .push(("TOWPATH_OBJECTS".into(), format!("file://{}/objects", data.display())));
-            }
             programs
         }
     }

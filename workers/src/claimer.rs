@@ -12,6 +12,7 @@ use towpath_queue::Wakes;
 use towpath_store::{self as store, Dialect, jobs};
 
 use crate::held::Held;
+use crate::metric::{self, Slots};
 use crate::{Assignment, Place};
 
 /// The most one claim takes; more slots are filled by several claims.
@@ -26,6 +27,7 @@ pub(crate) struct Claimer {
     pub(crate) worker: WorkerId,
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) slots: usize,
+    pub(crate) taken: Slots,
     pub(crate) held: Arc<Held>,
     pub(crate) assignments: mpsc::Sender<Assignment>,
     pub(crate) wakes: Wakes,
@@ -35,6 +37,11 @@ pub(crate) struct Claimer {
 
 impl Claimer {
     pub(crate) async fn run(mut self) {
+        self.work().await;
+        self.taken.close();
+    }
+
+    async fn work(&mut self) {
         // Tenants take turns; where the last claim ended, the next begins.
         let mut after = TenantId::nil();
         let mut trouble = Duration::ZERO;
@@ -47,7 +54,9 @@ impl Claimer {
             };
             let wanted = permits.len();
             let started = Instant::now();
-            match self.claim(wanted, after).await {
+            let claim = self.claim(wanted, after).await;
+            metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(started.elapsed());
+            match claim {
                 Ok(claimed) if claimed.is_empty() => {
                     drop(permits);
                     trouble = Duration::ZERO;
@@ -117,9 +126,10 @@ impl Claimer {
     }
 
     async fn assign(&self, claimed: Vec<(Claimed, Option<Instant>)>, permits: Vec<OwnedSemaphorePermit>) {
+        metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(claimed.len() as u64);
         let now = self.engine.store().clock().now();
         for ((job, until), permit) in claimed.into_iter().zip(permits) {
-            metrics::histogram!("towpath_job_wait_seconds", "pool" => self.pool.clone()).record(now.since(job.run_at));
+            metrics::histogram!(metric::WAIT, "pool" => self.pool.clone()).record(now.since(job.run_at));
             let fenced = Fenced {
                 id: job.id,
                 fence: job.fence,
@@ -129,6 +139,7 @@ impl Claimer {
                 held: self.held.clone(),
                 job: fenced,
                 _permit: permit,
+                _slot: self.taken.take(),
             };
             // There is room: the channel has one for each permit.
             if self.assignments.send(Assignment { job, signal, place }).await.is_err() {

@@ -1,6 +1,6 @@
 //! The jobs this process holds, shared by those who claim, renew and perform.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -12,6 +12,8 @@ use towpath_durable::{Fenced, Signal};
 pub(crate) struct Held {
     jobs: Mutex<HashMap<JobId, Entry>>,
     changed: Notify,
+    /// Attempts that ended here, by pool.
+    finished: Mutex<BTreeMap<String, u64>>,
 }
 
 struct Entry {
@@ -48,6 +50,21 @@ impl Held {
         }
         drop(jobs);
         self.changed.notify_waiters();
+    }
+
+    /// Counts an attempt that ended.
+    pub(crate) fn count(&self, pool: &str) {
+        let mut finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        match finished.get_mut(pool) {
+            Some(jobs) => *jobs += 1,
+            None => drop(finished.insert(pool.to_owned(), 1)),
+        }
+    }
+
+    /// The counts, as the worker's row has them.
+    pub(crate) fn finished(&self) -> String {
+        let finished = self.finished.lock().unwrap_or_else(PoisonError::into_inner);
+        serde_json::to_string(&*finished).expect("a map of texts and numbers is always JSON")
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -94,11 +111,11 @@ impl Held {
         }
     }
 
-    /// The lease of `job` is somebody else's.
-    pub(crate) fn lost(&self, job: Fenced) {
-        if let Some(entry) = self.jobs().get(&job.id).filter(|entry| entry.fence == job.fence) {
-            raise(&entry.signal, Signal::Lost);
-        }
+    /// The lease of `job` is somebody else's. Answers whether that is news: the job may be done, or told already.
+    pub(crate) fn lost(&self, job: Fenced) -> bool {
+        let jobs = self.jobs();
+        let entry = jobs.get(&job.id).filter(|entry| entry.fence == job.fence);
+        entry.is_some_and(|entry| raise(&entry.signal, Signal::Lost))
     }
 
     /// Stops every job whose lease may have ended by `now`. Returns how many.

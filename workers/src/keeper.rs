@@ -17,6 +17,7 @@ use towpath_store::{self as store, Dialect, Store, jobs};
 use crate::StartError;
 use crate::claimer::safe_part;
 use crate::held::Held;
+use crate::metric;
 
 /// Leases renewed in one statement.
 const CHUNK: usize = 1000;
@@ -109,7 +110,11 @@ impl Work {
             }
             self.stop_overdue();
             if Instant::now() >= next {
+                let began = Instant::now();
                 let renewed = self.with_glances(third, self.round()).await;
+                metrics::histogram!(metric::RENEWAL_SECONDS).record(began.elapsed());
+                let outcome = if renewed { "ok" } else { "failed" };
+                metrics::counter!(metric::RENEWALS, "outcome" => outcome).increment(1);
                 // A failed round is tried again soon: there are two more thirds of the lease to do it in.
                 next = Instant::now() + if renewed { third } else { third / 5 };
             }
@@ -142,7 +147,7 @@ impl Work {
     fn stop_overdue(&self) {
         let stopped = self.held.stop_overdue(Instant::now());
         if stopped > 0 {
-            metrics::counter!("towpath_leases_given_up_total").increment(stopped as u64);
+            metrics::counter!(metric::GIVEN_UP).increment(stopped as u64);
             tracing::error!(
                 jobs = stopped,
                 "leases could not be renewed in time; their handlers were stopped"
@@ -168,7 +173,11 @@ impl Work {
             let ours: HashMap<_, _> = ours.into_iter().map(|row| (row.id, row.cancel)).collect();
             for job in chunk {
                 match ours.get(&job.id) {
-                    None => self.held.lost(*job),
+                    None => {
+                        if self.held.lost(*job) {
+                            metrics::counter!(metric::LOST).increment(1);
+                        }
+                    }
                     Some(cancel) => {
                         if renews {
                             self.held.renewed(*job, until);
@@ -180,12 +189,11 @@ impl Work {
                 }
             }
         }
-        if self
-            .store
-            .write_one(async |tx| workers::seen(tx, &self.row).await)
-            .await?
-            && !self.draining.is_cancelled()
-        {
+        let row = Worker {
+            finished: self.held.finished(),
+            ..self.row.clone()
+        };
+        if self.store.write_one(async |tx| workers::seen(tx, &row).await).await? && !self.draining.is_cancelled() {
             tracing::info!(worker.id = %self.row.id, "asked to drain; claiming nothing more");
             self.draining.cancel();
         }

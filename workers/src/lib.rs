@@ -10,6 +10,7 @@
 mod claimer;
 mod held;
 mod keeper;
+pub mod metric;
 mod runtime;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use towpath_store::workers::Worker;
 use crate::claimer::Claimer;
 use crate::held::Held;
 use crate::keeper::Keeper;
+use crate::metric::{Slots, Taken};
 
 /// How long a worker that leaves waits for its jobs to be handed back.
 const HAND_BACK: Duration = Duration::from_secs(5);
@@ -108,6 +110,7 @@ impl Workers {
             draining: false,
             started_at: engine.store().clock().now(),
             seen_at: engine.store().clock().now(),
+            finished: "{}".to_owned(),
         };
         let keeper = Keeper::start(&engine, held.clone(), row, draining.clone(), queue.cancels())?;
         let mut claimers = JoinSet::new();
@@ -121,6 +124,7 @@ impl Workers {
                 worker: id,
                 permits: Arc::new(Semaphore::new(slots)),
                 slots,
+                taken: Slots::new(pool, slots),
                 held: held.clone(),
                 assignments: send,
                 wakes: queue.listen([pool]),
@@ -225,6 +229,7 @@ pub(crate) struct Place {
     pub(crate) held: Arc<Held>,
     pub(crate) job: towpath_durable::Fenced,
     pub(crate) _permit: tokio::sync::OwnedSemaphorePermit,
+    pub(crate) _slot: Taken,
 }
 
 impl Drop for Place {

@@ -39,7 +39,9 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
             // A task of its own: apalis drives all handlers of a worker from one task.
             let performed = tokio::spawn(async move {
                 let Assignment { job, signal, place } = assignment;
+                let pool = job.pool.clone();
                 perform(&engine, &registry, &*world, job, signal).await;
+                place.held.count(&pool);
                 // The slot is free, and the job no longer ours, only now that its row is written.
                 drop(place);
             });

@@ -7,7 +7,7 @@ use object_store::ObjectStoreExt;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_outbound::{Begun, Destination, classify};
 use towpath_store::exports::{self, Export, files};
 use towpath_store::{self as store, Tx, destinations};
@@ -89,6 +89,11 @@ impl Workflow for CleanExport {
     /// What is left costs space and nothing else.
     async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
         Ok(())
+    }
+
+    /// The export is over for good, so what is to be tidied up stays the same.
+    fn again(&self) -> Again {
+        Again::Allowed(None)
     }
 }
 

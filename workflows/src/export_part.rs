@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::export::{ExportStatus, RUN_LIMIT, RUN_RETRIES, RUN_RETRY_DELAY};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId, failpoint};
-use towpath_durable::{Ctx, Failure, Outcome, Verdict, Workflow};
+use towpath_durable::{Again, Ctx, Failure, Outcome, Verdict, Workflow};
 use towpath_outbound::{Begun, Destination};
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
@@ -33,6 +33,7 @@ use towpath_traces::schema::Selection;
 
 use crate::World;
 use crate::clean_export::{self, CleanExport};
+use crate::metric;
 pub(crate) use file::{compression, failed};
 
 /// Exports one day.
@@ -147,6 +148,10 @@ impl Workflow for ExportPart {
         Ok(())
     }
 
+    fn again(&self) -> Again {
+        Again::Refused("the export of this run is over, and has told so; create a new export of the same range")
+    }
+
     async fn failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
         runs::attempt_failed(tx, input.tenant, input.run, n, error).await
     }
@@ -209,9 +214,15 @@ impl ExportPart {
             }
             let written = sealed.complete().await.map_err(|error| failed(&error))?;
             failpoint::hit("export.file_visible");
+            // Still pending: where it arrived in another size, the next attempt makes it again.
+            destination
+                .verify(&written.path, written.bytes)
+                .await
+                .map_err(|failure| Failure::retry(failure.to_string()))?;
             self.save_file(ctx, &mut cursor, &written).await?;
-            metrics::counter!("towpath_export_rows_total").increment(written.rows);
-            metrics::counter!("towpath_export_bytes_total").increment(written.bytes);
+            metrics::counter!(metric::EXPORT_ROWS).increment(written.rows);
+            metrics::counter!(metric::EXPORT_BYTES).increment(written.bytes);
+            metrics::counter!(metric::EXPORT_FILES).increment(1);
         }
     }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{JobId, ProjectId, SegmentId, TenantId, failpoint};
-use towpath_durable::{Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::units::Unit;
 use towpath_store::{self as store, Tx, jobs, lanes, segments, units};
 use towpath_traces::fold::{self, FoldError, Folded, Options};
@@ -140,6 +140,11 @@ impl Workflow for FoldUnits {
         units::release(tx, input.mark).await?;
         segments::abandon_of(tx, input.mark).await?;
         Ok(())
+    }
+
+    /// A fold takes whatever is open when its turn comes; its end left all of that open.
+    fn again(&self) -> Again {
+        Again::Allowed(Some(lane()))
     }
 }
 

@@ -15,6 +15,7 @@ pub mod clean_export;
 pub mod export_part;
 pub mod fold_units;
 pub mod heavy;
+pub mod metric;
 pub mod run_export;
 pub mod world;
 

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Admitted, EXPORT_LIMIT, EXPORTS_PER_WORKSPACE, ExportStatus};
 use towpath_domain::job::{Ended, JobState, RetryPolicy};
 use towpath_domain::{ExportId, Rejection, TenantId, failpoint};
-use towpath_durable::{Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Again, Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
 use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
 
@@ -168,6 +168,10 @@ impl Workflow for RunExport {
             clean_export::start(tx, &CleanExport::manifest(tenant, export)).await?;
         }
         Ok(())
+    }
+
+    fn again(&self) -> Again {
+        Again::Refused("the export is over, and has told so; create a new export of the same range")
     }
 }
 

@@ -1,6 +1,7 @@
 //! Destinations of bulk exports.
 
 use axum::extract::State;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use towpath_domain::export::{
@@ -15,8 +16,10 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Path, Query};
+use crate::extract::{Json, Path, Query, object, optional_object};
+use crate::idempotency::{self, IdempotencyKey, Once};
 use crate::platform::exports::Page;
+use crate::platform::names;
 
 /// Where exports are written.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -25,8 +28,7 @@ pub struct Destination {
     id: DestinationId,
     #[schema(value_type = Uuid)]
     tenant_id: TenantId,
-    /// `s3` or `file`.
-    #[schema(value_type = String, example = "s3")]
+    #[schema(value_type = names::DestinationType)]
     destination_type: DestinationKind,
     display_name: String,
     #[schema(value_type = Config)]
@@ -62,12 +64,15 @@ impl TryFrom<destinations::Destination> for Destination {
 #[schema(as = NewDestination)]
 pub struct New {
     /// `s3` for any store that speaks S3, `file` for a folder below the one the operator configured.
-    #[schema(value_type = String, example = "s3")]
+    #[schema(value_type = names::DestinationType)]
     destination_type: DestinationKind,
-    /// Letters, digits, `-`, `_`, blank and `'`.
+    /// Letters, digits, `-`, `_`, blank and `'`; not blanks alone.
+    #[schema(max_length = 255, pattern = r"^[\p{L}\p{N} _'-]*[\p{L}\p{N}_'-][\p{L}\p{N} _'-]*$")]
     display_name: String,
+    #[serde(deserialize_with = "object")]
     config: Config,
     /// Omitted, the server's own are used, where its operator allows that.
+    #[serde(default, deserialize_with = "optional_object")]
     credentials: Option<NewCredentials>,
 }
 
@@ -77,17 +82,29 @@ pub struct New {
 #[schema(as = DestinationConfig)]
 pub struct Config {
     /// Of an `s3` destination.
+    #[schema(
+        min_length = 3,
+        max_length = 63,
+        pattern = r"^[A-Za-z0-9][A-Za-z0-9_-]*(\.[A-Za-z0-9_-]+)*\.?[A-Za-z0-9]$"
+    )]
     bucket_name: Option<String>,
-    /// Below which everything is written. Relative.
+    /// Below which everything is written. Relative, at most 2048 bytes, and 255 in each part; a part is neither empty nor
+    /// `.` nor `..`, and has no backslash and no control character.
     #[serde(default)]
+    #[schema(
+        pattern = r"^(([^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.[^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.\.[^/\\\u0000-\u001f\u007f-\u009f]+)(/([^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.[^./\\\u0000-\u001f\u007f-\u009f][^/\\\u0000-\u001f\u007f-\u009f]*|\.\.[^/\\\u0000-\u001f\u007f-\u009f]+))*/?)?$"
+    )]
     prefix: String,
     /// `us-east-1` when absent.
+    #[schema(max_length = 64, pattern = "^[A-Za-z0-9_-]+$")]
     region: Option<String>,
-    /// Of a store other than the native one.
+    /// Of a store other than the native one. An http or https address without user name, query or fragment.
+    #[schema(max_length = 2048, pattern = r"^https?://[^@?#\\ \u0000-\u001f\u007f-\u009f]+$")]
     endpoint_url: Option<String>,
     /// Begin keys with the bucket's name.
     #[serde(default)]
     include_bucket_in_prefix: Option<bool>,
+    #[serde(default, deserialize_with = "optional_object")]
     config_kwargs_s3: Option<Kwargs>,
     /// Refused: not available in this build.
     #[schema(value_type = Option<Object>)]
@@ -101,9 +118,8 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 #[schema(as = S3Kwargs)]
 pub struct Kwargs {
-    /// `auto`, `virtual` or `path`.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = Option<names::Addressing>)]
     addressing_style: Option<AddressingStyle>,
     /// Whether the signature covers the body.
     payload_signing_enabled: Option<bool>,
@@ -118,12 +134,12 @@ pub struct Kwargs {
 #[serde(deny_unknown_fields)]
 #[schema(as = DestinationCredentials)]
 pub struct NewCredentials {
-    #[schema(value_type = String, write_only)]
+    #[schema(value_type = String, write_only, min_length = 1, max_length = 255, pattern = "^[ -~]+$")]
     access_key_id: Secret,
-    #[schema(value_type = String, write_only)]
+    #[schema(value_type = String, write_only, min_length = 1, max_length = 2048, pattern = "^[ -~]+$")]
     secret_access_key: Secret,
     /// Of temporary credentials.
-    #[schema(value_type = Option<String>, write_only)]
+    #[schema(value_type = Option<String>, write_only, min_length = 1, max_length = 2048, pattern = "^[ -~]+$")]
     session_token: Option<Secret>,
 }
 
@@ -132,7 +148,10 @@ pub struct NewCredentials {
 #[serde(deny_unknown_fields)]
 #[schema(as = DestinationChange)]
 pub struct Change {
+    /// As when it was made.
+    #[schema(max_length = 255, pattern = r"^[\p{L}\p{N} _'-]*[\p{L}\p{N}_'-][\p{L}\p{N} _'-]*$")]
     display_name: Option<String>,
+    #[serde(default, deserialize_with = "optional_object")]
     credentials: Option<NewCredentials>,
 }
 
@@ -186,15 +205,19 @@ impl Config {
     }
 }
 
-/// Make a destination. A small file is written to it first, and deleted again where that is allowed.
+/// Make a destination. A small file is written to it first, and deleted again where that is allowed. Sent again under
+/// the same `Idempotency-Key`, it makes none, and answers as the first time.
 #[utoipa::path(post, path = "/api/v1/bulk-exports/destinations", tag = "bulk-export-destinations", request_body = New,
+    params(IdempotencyKey),
     responses((status = 200, description = "Made", body = Destination),
-              (status = 400, description = "It cannot be written to; nothing was stored"), ApiError))]
-pub async fn create(
-    State(app): State<App>,
-    tenant: Tenant,
-    Json(new): Json<New>,
-) -> Result<Json<Destination>, ApiError> {
+              (status = 400, description = "It cannot be written to; nothing was stored"),
+              (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
+pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
+    let Once { body: new, keyed } = sent;
+    // Before anything is written to the destination.
+    if let Some(answer) = idempotency::answered(&app.store, tenant.id, keyed.as_ref()).await? {
+        return Ok(answer);
+    }
     let request = DestinationRequest {
         kind: new.destination_type,
         display_name: new.display_name,
@@ -215,11 +238,10 @@ pub async fn create(
         config: &request.config,
         credentials: sealed,
     };
-    let made = app
-        .store
-        .write(async |tx| destinations::insert(tx, tenant.id, row).await)
-        .await?;
-    Ok(Json(made.try_into()?))
+    idempotency::once::<_, Destination>(&app.store, tenant.id, keyed.as_ref(), async |tx| {
+        destinations::insert(tx, tenant.id, row).await
+    })
+    .await
 }
 
 /// Destinations, newest first.
@@ -319,6 +341,9 @@ async fn test(
             Rejection::unsupported("destination_type", "a file destination (exports.file_root is not set)").into(),
         );
     }
+    // An address that does not answer holds its request for a while; it must not take the places of others.
+    let outside = app.outside.enter();
+    let _place = outside.map_err(|wait| ApiError::too_many("too many destinations are being tested at once", wait))?;
     let file = prefix(config)?.test_file(&Uuid::now_v7().to_string());
     let open = towpath_outbound::Destination::open(&app.destinations, kind, config, credentials);
     open.map_err(|failure| refused(&failure))?

@@ -1,6 +1,7 @@
 //! Bulk exports and their runs.
 
 use axum::extract::State;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use towpath_domain::export::{Compression, ExportRequest, ExportStatus, Field};
@@ -12,7 +13,9 @@ use towpath_workflows::run_export;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Path, Query};
+use crate::extract::{Json, Path, Query, whole};
+use crate::idempotency::{self, IdempotencyKey, Once};
+use crate::platform::names;
 
 /// A bulk export.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -25,8 +28,7 @@ pub struct Export {
     bulk_export_destination_id: DestinationId,
     #[schema(value_type = Uuid)]
     session_id: ProjectId,
-    /// `CREATED`, `RUNNING`, `COMPLETED`, `FAILED`, `CANCELLED` or `TIMEDOUT`.
-    #[schema(value_type = String, example = "RUNNING")]
+    #[schema(value_type = names::Status)]
     status: ExportStatus,
     /// Trace runs that started at this time or later…
     #[schema(value_type = String, format = DateTime)]
@@ -35,13 +37,15 @@ pub struct Export {
     #[schema(value_type = String, format = DateTime)]
     end_time: Timestamp,
     filter: Option<String>,
+    #[schema(value_type = names::Format)]
     format: &'static str,
+    #[schema(value_type = names::FormatVersion)]
     format_version: &'static str,
-    #[schema(value_type = String, example = "zstandard")]
+    #[schema(value_type = names::CompressionName)]
     compression: Compression,
     interval_hours: Option<i64>,
     /// Null is all.
-    #[schema(value_type = Option<Vec<String>>)]
+    #[schema(value_type = Option<Vec<names::ExportField>>)]
     export_fields: Option<Vec<Field>>,
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
@@ -98,15 +102,20 @@ pub struct New {
     end_time: Option<Timestamp>,
     /// Refused: not available in this build.
     filter: Option<String>,
-    /// `Parquet`.
+    #[schema(value_type = Option<names::Format>)]
     format: Option<String>,
     /// `v1`; `v2_beta` is refused: not available in this build.
+    #[schema(value_type = Option<names::FormatVersion>)]
     format_version: Option<String>,
-    /// `none`, `gzip`, `snappy` or `zstandard`, which is the default.
+    /// `zstandard` is the default.
+    #[schema(value_type = Option<names::CompressionName>)]
     compression: Option<String>,
-    /// 1 to 168. Refused: not available in this build.
+    /// Refused: not available in this build.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 168)]
     interval_hours: Option<i64>,
     /// Absent is all.
+    #[schema(value_type = Option<Vec<names::ExportField>>, min_items = 1)]
     export_fields: Option<Vec<String>>,
     /// Refused when true: not available in this build.
     all_experiments: Option<bool>,
@@ -117,9 +126,12 @@ pub struct New {
 #[serde(deny_unknown_fields)]
 #[schema(as = ExportChange)]
 pub struct Change {
-    /// `Cancelled`.
+    #[schema(value_type = names::NewStatus)]
     status: String,
 }
+
+/// The most rows of a list that can be skipped. Skipping reads them all.
+pub const MAX_OFFSET: i64 = 1_000_000_000;
 
 /// Which part of a list.
 #[derive(Deserialize, utoipa::IntoParams)]
@@ -127,8 +139,10 @@ pub struct Change {
 #[serde(deny_unknown_fields)]
 pub struct Page {
     /// At most so many, 1 to 1000, which is the default.
+    #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
     /// Skip so many.
+    #[param(minimum = 0, maximum = 1_000_000_000)]
     offset: Option<i64>,
 }
 
@@ -137,7 +151,7 @@ impl Page {
     /// Out of range.
     pub fn admit(&self) -> Result<(i64, i64), ApiError> {
         let (limit, offset) = (self.limit.unwrap_or(1000), self.offset.unwrap_or(0));
-        let refuse = |field: &str, msg: &str| {
+        let refuse = |field: &str, msg: String| {
             Err(ApiError::invalid_at(
                 vec!["query".into(), field.into()],
                 "value_error",
@@ -145,8 +159,10 @@ impl Page {
             ))
         };
         match (limit, offset) {
-            (limit, _) if !(1..=1000).contains(&limit) => refuse("limit", "expected 1 to 1000"),
-            (_, offset) if offset < 0 => refuse("offset", "expected 0 or more"),
+            (limit, _) if !(1..=1000).contains(&limit) => refuse("limit", "expected 1 to 1000".to_owned()),
+            (_, offset) if !(0..=MAX_OFFSET).contains(&offset) => {
+                refuse("offset", format!("expected 0 to {MAX_OFFSET}"))
+            }
             page => Ok(page),
         }
     }
@@ -160,7 +176,7 @@ pub struct ExportRun {
     #[schema(value_type = Uuid)]
     bulk_export_id: ExportId,
     /// As of an export.
-    #[schema(value_type = String, example = "COMPLETED")]
+    #[schema(value_type = names::Status)]
     status: ExportStatus,
     /// Failed attempts so far.
     retry_number: i64,
@@ -253,12 +269,14 @@ impl ExportRun {
     }
 }
 
-/// Start a bulk export.
-#[utoipa::path(post, path = "/api/v1/bulk-exports", tag = "bulk-exports", request_body = New,
+/// Start a bulk export. Sent again under the same `Idempotency-Key`, it starts none, and answers as the first time.
+#[utoipa::path(post, path = "/api/v1/bulk-exports", tag = "bulk-exports", request_body = New, params(IdempotencyKey),
     responses((status = 200, description = "Recorded; it runs as soon as it has a place", body = Export),
               (status = 400, description = "The fields do not go together, or this build does not have it"),
-              (status = 404, description = "No such destination or tracing project in this workspace"), ApiError))]
-pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<New>) -> Result<Json<Export>, ApiError> {
+              (status = 404, description = "No such destination or tracing project in this workspace"),
+              (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
+pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
+    let Once { body: new, keyed } = sent;
     if new.all_experiments == Some(true) {
         return Err(Rejection::unsupported("all_experiments", "an export of all experiments").into());
     }
@@ -275,11 +293,10 @@ pub async fn create(State(app): State<App>, tenant: Tenant, Json(new): Json<New>
         export_fields: new.export_fields,
     };
     let asked = asked.admit()?;
-    let export = app
-        .store
-        .write(async |tx| run_export::start(tx, tenant.id, &asked).await)
-        .await?;
-    Ok(Json(export.try_into()?))
+    idempotency::once::<_, Export>(&app.store, tenant.id, keyed.as_ref(), async |tx| {
+        run_export::start(tx, tenant.id, &asked).await
+    })
+    .await
 }
 
 /// Bulk exports, newest first.

@@ -3,6 +3,7 @@
 //! A 202 means: the body lies on disk (or in the object store) as sent and is registered in the database. Sending a
 //! body twice is harmless, since folding knows each trace run by its id; so there is no 409 here.
 
+mod described;
 mod intake;
 
 use std::time::Duration;
@@ -20,7 +21,9 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path};
+use crate::metric;
 
+pub(crate) use described::schemas;
 pub use intake::Intake;
 
 /// Plain bodies at most this long are checked where they arrive: that takes less time than handing them over.
@@ -44,50 +47,36 @@ pub type Answer = Result<(StatusCode, Json<Ingested>), ApiError>;
     request_body(content = String, content_type = "multipart/form-data", description = "May be gzip or zstd as a whole"),
     responses((status = 202, description = "On disk", body = Ingested),
               (status = 413, description = "Too large, as sent or unpacked"),
-              (status = 415, description = "Another content type or encoding"),
-              (status = 429, description = "Too much at once; `Retry-After` says when to come back"), ApiError))]
+              ApiError))]
 pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Multipart, "Runs batch ingested", request).await
 }
 
 /// Many operations on trace runs: `{"post": [run, …], "patch": [run, …]}`.
 #[utoipa::path(post, path = "/runs/batch", tag = "traces",
-    request_body(content = Object, description = "May be gzip or zstd as a whole"),
+    request_body(content = ref("#/components/schemas/TraceRunBatch"), content_type = "application/json",
+        description = "May be gzip or zstd as a whole"),
     responses((status = 202, description = "On disk", body = Ingested),
-              (status = 413, description = "Too large, as sent or unpacked"),
-              (status = 429, description = "Too much at once; `Retry-After` says when to come back"), ApiError))]
+              (status = 413, description = "Too large, as sent or unpacked"), ApiError))]
 pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Batch, "Runs batch ingested", request).await
 }
 
 /// One trace run.
-#[utoipa::path(post, path = "/runs", tag = "traces", request_body(content = Object),
+#[utoipa::path(post, path = "/runs", tag = "traces",
+    request_body(content = ref("#/components/schemas/TraceRun"), content_type = "application/json"),
     responses((status = 202, description = "On disk", body = Ingested), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Run, "Run ingested", request).await
 }
 
 /// A change of one trace run. The trace run need not be there yet.
-#[utoipa::path(patch, path = "/runs/{run_id}", tag = "traces", request_body(content = Object),
+#[utoipa::path(patch, path = "/runs/{run_id}", tag = "traces",
+    request_body(content = ref("#/components/schemas/TraceRunChange"), content_type = "application/json"),
     params(("run_id" = Uuid, Path, description = "The trace run")),
     responses((status = 202, description = "On disk", body = Ingested), ApiError))]
 pub async fn update(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>, request: Request) -> Answer {
     take(&app, tenant, Route::Patch(id), "Run update ingested", request).await
-}
-
-/// Reading one trace run: not in this build, and refused rather than answered wrongly.
-#[utoipa::path(get, path = "/runs/{run_id}", tag = "traces",
-    params(("run_id" = Uuid, Path, description = "The trace run")),
-    responses((status = 501, description = "Not in this build"), ApiError))]
-pub async fn get(_tenant: Tenant) -> ApiError {
-    ApiError::not_available("reading a trace run")
-}
-
-/// Searching trace runs: not in this build, and refused rather than answered wrongly.
-#[utoipa::path(post, path = "/runs/query", tag = "traces", request_body(content = Object),
-    responses((status = 501, description = "Not in this build"), ApiError))]
-pub async fn query(_tenant: Tenant) -> ApiError {
-    ApiError::not_available("searching trace runs")
 }
 
 /// Reads, checks, makes durable, answers.
@@ -99,6 +88,7 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
     let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes).await?;
 
     let received_at = app.clock.now();
+    let sent_bytes = body.len() as u64;
     let small = body.len() <= SMALL_BYTES && encoding.is_none();
     let check = move || {
         let content_type = content_type.as_deref().unwrap_or(match route {
@@ -132,8 +122,10 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
         ("feedback", feedback),
         ("attachment", attachments),
     ] {
-        metrics::counter!("towpath_ingest_items_total", "kind" => kind).increment(count as u64);
+        metrics::counter!(metric::INGEST_ITEMS, "kind" => kind).increment(count as u64);
     }
+    metrics::counter!(metric::INGEST_BYTES).increment(sent_bytes);
+    metrics::counter!(metric::INGEST_DECODED).increment(decoded_bytes as u64);
     tracing::debug!(
         ingest.operations = operations,
         ingest.feedback = feedback,
@@ -164,7 +156,7 @@ impl From<Refusal> for ApiError {
         let status = match refusal.kind() {
             RefusalKind::Unsupported => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             RefusalKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            RefusalKind::Malformed => StatusCode::BAD_REQUEST,
+            RefusalKind::Malformed | RefusalKind::Rule => StatusCode::BAD_REQUEST,
             RefusalKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
         };
         Self::new(status, refusal.to_string())

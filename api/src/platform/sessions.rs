@@ -4,7 +4,7 @@ use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
-use towpath_domain::{ProjectId, TenantId, Timestamp};
+use towpath_domain::{ProjectId, Rejection, TenantId, Timestamp};
 use towpath_store::projects::{self, NewProject, Project};
 use uuid::Uuid;
 
@@ -12,9 +12,11 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
+use crate::platform::exports::MAX_OFFSET;
 
 /// A tracing project.
 #[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = TracingProject)]
 pub struct Session {
     #[schema(value_type = Uuid)]
     id: ProjectId,
@@ -53,10 +55,13 @@ impl TryFrom<Project> for Session {
 
 /// A project to be made. Further fields that the official clients send are ignored.
 #[derive(Deserialize, utoipa::ToSchema)]
+#[schema(as = NewTracingProject)]
 pub struct NewSession {
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\u0000]*$")]
     name: String,
     #[schema(value_type = Option<Uuid>)]
     id: Option<ProjectId>,
+    #[schema(pattern = r"^[^\u0000]*$")]
     description: Option<String>,
     extra: Option<Map<String, Value>>,
     reference_dataset_id: Option<Uuid>,
@@ -67,6 +72,7 @@ pub struct NewSession {
 /// What to do about a name that is taken.
 #[derive(Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
 pub struct Upsert {
     /// Change the project of that name in place of refusing with 409.
     #[serde(default)]
@@ -81,9 +87,11 @@ pub struct Upsert {
 pub struct Which {
     /// Exactly this name.
     name: Option<String>,
-    /// At most so many, 1 to 100.
+    /// At most so many, 1 to 100, which is the default.
+    #[param(minimum = 1, maximum = 100)]
     limit: Option<i64>,
     /// Skip so many.
+    #[param(minimum = 0, maximum = 1_000_000_000)]
     offset: Option<i64>,
     /// Accepted, and without effect: there are no statistics yet.
     #[serde(default, rename = "include_stats")]
@@ -116,6 +124,10 @@ pub async fn create(
     Query(how): Query<Upsert>,
     Json(new): Json<NewSession>,
 ) -> Result<Json<Session>, ApiError> {
+    if new.description.as_deref().is_some_and(|text| text.contains('\0')) {
+        let text = "a description must not contain a NUL character";
+        return Err(Rejection::invalid("description", text).into());
+    }
     let extra = new
         .extra
         .map(|extra| to_raw_value(&extra))
@@ -153,11 +165,11 @@ pub async fn list(
             "expected 1 to 100",
         ));
     }
-    if offset < 0 {
+    if !(0..=MAX_OFFSET).contains(&offset) {
         return Err(ApiError::invalid_at(
             vec!["query".into(), "offset".into()],
             "value_error",
-            "expected 0 or more",
+            format!("expected 0 to {MAX_OFFSET}"),
         ));
     }
     let found = app

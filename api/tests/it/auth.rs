@@ -11,7 +11,9 @@ use crate::documents::operations;
 use crate::world::{Call, KEY, World};
 
 /// What needs no key. A new route that should stand here has to be written here.
-const OPEN: [&str; 6] = ["/info", "/api/v1/info", "/livez", "/readyz", "/ok", "/metrics"];
+const OPEN: [&str; 8] = [
+    "/info", "/api/v1/info", "/livez", "/readyz", "/ok", "/metrics", "/openapi.json", "/docs",
+];
 
 #[tokio::test]
 async fn every_operation_asks_for_a_key() {
@@ -69,7 +71,10 @@ async fn every_operation_asks_for_a_key() {
                     .header("X-Tenant-Id", &foreign),
             ),
         ];
-        for (number, (status, call)) in calls.into_iter().enumerate() {
+        // Where it names what opens it, that is a key alone: no workspace is wanted there.
+        let in_workspace = operation["security"].is_null();
+        let calls = calls.into_iter().filter(|(_, call)| in_workspace || !call.names("x-tenant-id"));
+        for (number, (status, call)) in calls.enumerate() {
             let answer = world.call(call).await;
             assert_eq!(answer.status, status, "{method} {path}, call {number}: {}", answer.text);
             assert_eq!(
@@ -247,6 +252,7 @@ async fn a_key_cannot_be_bound_to_a_foreign_workspace() {
                     organization,
                     workspace: Some(world.tenant),
                     name: "x",
+                    operator: false,
                 },
             )
             .await

@@ -1,10 +1,15 @@
 //! The platform surface, called in-process on SQLite.
 
 mod auth;
+mod contract;
+mod dashboard;
 mod documents;
 mod exports;
+mod idempotency;
+mod operating;
 mod operations;
 mod serving;
 mod sessions;
+mod shedding;
 mod traces;
 mod world;

@@ -2,16 +2,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use axum::Router;
 use http::Method;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use towpath_api::{Health, Ops, health_router};
-use towpath_domain::JobId;
-use towpath_domain::job::JobState;
-use towpath_store::jobs::{self, NewJob};
 
 use crate::world::{Call, World, call, recorder};
 
@@ -44,10 +40,10 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
                 "database",
                 Box::new(move || {
                     let up = database.load(Ordering::SeqCst);
-                    Box::pin(async move { if up { Ok(()) } else { Err("password in here".to_owned()) } })
+                    Box::pin(async move { if up { Ok(()) } else { Err("the connection is refused") } })
                 }),
             )
-            .want("redis", Box::new(|| Box::pin(async { Err("no route".to_owned()) })))
+            .want("redis", Box::new(|| Box::pin(async { Err("no answer in time") })))
     };
     let router = ops(health(&up));
     assert_eq!(
@@ -58,13 +54,15 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
         .await
         .expect(200);
     assert_eq!(verbose["dependencies"]["redis"]["status"], "unavailable");
+    assert_eq!(verbose["dependencies"]["redis"]["error"], "no answer in time");
     assert_eq!(verbose["dependencies"]["database"]["status"], "ok");
 
     up.store(false, Ordering::SeqCst);
     let router = ops(health(&up));
     let answer = call(&router, Call::new(Method::GET, "/readyz?verbose=1")).await;
-    assert!(!answer.text.contains("password"), "{}", answer.text);
-    assert_eq!(answer.expect(503)["status"], "unavailable");
+    let answer = answer.expect(503);
+    assert_eq!(answer["status"], "unavailable");
+    assert_eq!(answer["dependencies"]["database"]["error"], "the connection is refused");
 }
 
 #[tokio::test]
@@ -100,60 +98,9 @@ fn metrics_name_the_route_not_the_path() {
     });
     let text = handle.render();
     assert!(
-        text.contains(r#"towpath_http_requests_total{route="/sessions/{session_id}",method="GET",status="404"} 1"#),
+        text.contains(r#"towpath_http_requests_total{route="/sessions/{session_id}",method="GET",status="4xx"} 1"#),
         "{text}"
     );
     assert!(text.contains(r#"route="none""#) && !text.contains("private"), "{text}");
     assert!(text.contains("towpath_http_request_seconds"), "{text}");
-}
-
-#[tokio::test]
-async fn a_job_says_why_it_waits_and_to_its_workspace_only() {
-    let world = World::new().await;
-    let other = world.second_workspace().await;
-    let id = JobId::new();
-    let job = NewJob {
-        id,
-        tenant_id: world.tenant,
-        kind: "test",
-        pool: "tests",
-        priority: 0,
-        state: JobState::Scheduled,
-        run_at: world.clock.now().plus(Duration::from_secs(60)),
-        deadline_at: None,
-        input: json!({"inside": "private"}).to_string(),
-        lane: None,
-        lane_seq: None,
-        lane_held: false,
-        keep_place: false,
-        parent_id: None,
-        traceparent: None,
-    };
-    world
-        .store
-        .write(async |tx| jobs::insert(tx, &job).await)
-        .await
-        .unwrap();
-
-    let path = format!("/internal/jobs/{id}");
-    let answer = world.get(&path).await;
-    assert!(!answer.text.contains("private"), "{}", answer.text);
-    let shown = answer.expect(200);
-    assert_eq!(shown["state"], "scheduled");
-    assert_eq!(shown["explanation"]["reason"], "scheduled");
-    assert!(shown["explanation"]["text"].is_string(), "{shown}");
-
-    let foreign = Call::new(Method::GET, &path).in_workspace(other);
-    assert_eq!(
-        world.call(foreign).await.expect(404),
-        json!({"detail": "job not found"})
-    );
-    let nowhere = world.get("/internal/jobs/x").await.expect(422);
-    assert_eq!(nowhere["detail"][0]["loc"], json!(["path", "job_id"]));
-
-    let queues = world.get("/internal/queues").await.expect(200);
-    assert_eq!(
-        queues,
-        json!({"tests": {"jobs": {"scheduled": 1}, "oldest_ready": null}})
-    );
 }

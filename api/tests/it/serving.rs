@@ -108,6 +108,41 @@ async fn a_client_that_never_ends_its_head_is_let_go() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_asks_nothing_is_let_go() {
+    let (gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    let mut silent = connect(address).await;
+    let mut answered = connect(address).await;
+    gate.let_go.add_permits(1);
+    answered.write_all(REQUEST).await.unwrap();
+    // Both end by themselves, the second after its answer.
+    let (mut nothing, mut answer) = (Vec::new(), Vec::new());
+    let _ = silent.read_to_end(&mut nothing).await;
+    let _ = answered.read_to_end(&mut answer).await;
+    assert!(nothing.is_empty() || nothing.starts_with(b"HTTP/1.1 408"));
+    assert!(answer.starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn a_head_too_large_is_refused() {
+    let (_gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    let mut client = connect(address).await;
+    let line = "x".repeat(200 * 1024);
+    // The server may hang up before it has taken all of it.
+    let _ = client
+        .write_all(format!("GET / HTTP/1.1\r\nhost: x\r\nx-long: {line}\r\n\r\n").as_bytes())
+        .await;
+    let mut answer = [0; 12];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 431");
+}
+
 #[tokio::test]
 async fn too_many_header_lines_are_refused() {
     let (_gate, router) = Gate::new();

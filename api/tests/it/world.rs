@@ -32,6 +32,7 @@ pub struct World {
     pub wal: Wal,
     pub folder: tempfile::TempDir,
     pub router: Router,
+    pub app: App,
 }
 
 impl World {
@@ -41,8 +42,31 @@ impl World {
 
     pub async fn with(settings: Settings) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let uri = format!("sqlite://{}", folder.path().join("test.db").display());
+        Self::at(uri, folder, settings).await
+    }
+
+    /// One on each database there is: SQLite, and PostgreSQL where `TOWPATH_TEST_POSTGRES` names a server.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "tests learn from the environment which servers there are"
+    )]
+    #[expect(clippy::print_stdout, reason = "tests say what was skipped")]
+    pub async fn on_each() -> Vec<Self> {
+        let mut worlds = vec![Self::new().await];
+        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
+            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
+            return worlds;
+        };
+        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
+        let uri = towpath_store::baseline::make_database(&admin, &name).await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        worlds.push(Self::at(uri, folder, Settings::default()).await);
+        worlds
+    }
+
+    async fn at(uri: String, folder: tempfile::TempDir, settings: Settings) -> Self {
+        let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let store = Store::open(
             &uri,
             Options {
@@ -63,13 +87,15 @@ impl World {
         let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
         let parts = parts(&store, &clock, folder.path(), ops, settings);
         let wal = parts.wal.clone();
+        let app = App::new(parts);
         Self {
             store,
             clock,
             tenant,
             wal,
             folder,
-            router: platform_router(App::new(parts)),
+            router: platform_router(app.clone()),
+            app,
         }
     }
 
@@ -102,6 +128,7 @@ impl World {
             organization,
             workspace,
             name: "test",
+            operator: false,
         };
         self.store
             .write(async |tx| access::create_key(tx, new).await)
@@ -151,6 +178,11 @@ impl Call {
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self
+    }
+
+    /// Whether it has that header.
+    pub fn names(&self, header: &str) -> bool {
+        self.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case(header))
     }
 
     pub fn in_workspace(self, tenant: TenantId) -> Self {

@@ -168,6 +168,9 @@ pub enum KeysCommand {
         /// The one workspace it shall open [default: all of its organization]
         #[arg(long, value_name = "UUID")]
         workspace: Option<TenantId>,
+        /// Let it also run the place: /internal, the dashboard, jobs of every workspace. The first key of all may.
+        #[arg(long)]
+        operator: bool,
         /// Table for people or JSON for programs.
         #[arg(long, value_enum, default_value_t)]
         output: Output,
@@ -238,6 +241,28 @@ pub struct Bench {
 pub enum BenchCommand {
     /// The engine: enqueue, drain, pick-up, steps, claim.
     Engine(BenchEngine),
+    /// A server under twice the load it can take: goodput, refusals, latency.
+    Overload(BenchOverload),
+}
+
+/// `towpath bench overload`
+#[derive(Debug, Args)]
+pub struct BenchOverload {
+    /// Address of a running server [default: one of its own, in a temporary folder]
+    #[arg(long, value_name = "URL", requires = "api_key")]
+    pub server: Option<String>,
+    /// A key of that server that opens one workspace.
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Length of the phase under twice the load.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
+    pub seconds: u64,
+    /// Bytes of text in each trace run.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(usize))]
+    pub body_bytes: usize,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
 }
 
 /// `towpath bench engine`

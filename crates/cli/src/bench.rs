@@ -1,6 +1,7 @@
 //! `towpath bench`: what this machine does, beside what the same work costs by hand in the same run.
 
 mod engine;
+mod overload;
 mod report;
 mod workload;
 
@@ -13,5 +14,6 @@ use crate::arguments::{Bench, BenchCommand};
 pub async fn run(command: Bench) -> anyhow::Result<()> {
     match command.command {
         BenchCommand::Engine(options) => engine::run(&options).await,
+        BenchCommand::Overload(options) => overload::run(&options).await,
     }
 }

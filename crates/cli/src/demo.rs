@@ -35,7 +35,7 @@ pub async fn run(command: Demo) -> anyhow::Result<()> {
         flag("log.filter", "--log", Some(&command.log)),
     ];
     let config = Config::load(&Inputs::closed(Mode::Dev, flags.into_iter().flatten().collect()))?;
-    telemetry::start_logging(&config)?;
+    let _spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
     let storage = Storage::open(&config.settings).await?;
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;

@@ -23,7 +23,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         flag("agent_listen", "--agent-listen", command.agent_listen),
     ];
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
-    telemetry::start_logging(&config)?;
+    let spans = telemetry::start_logging(&config)?;
     if command.agent_listen.is_some() {
         let address = config.settings.agent_listen;
         tracing::info!(agent.listen = %address, "this build has no agent server; nothing is opened there");
@@ -38,16 +38,39 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         .filter(|_| first.kept)
         .map(crate::data_dir::DataDir::api_key_file);
     let server = Server::start(&config, Roles::ALL, storage, metrics).await?;
+    // Whoever reads this terminal may look. What listens to others too hands out no such link.
+    let link = if server.address().ip().is_loopback() {
+        server.sign_in_link(&first.key).await?
+    } else {
+        None
+    };
     println!("towpath dev is ready after {} ms\n", started.elapsed().as_millis());
     println!(
         "{}",
-        banner(server.address(), &config.settings.data_dir, &first, key_file.as_deref())
+        banner(
+            server.address(),
+            &config.settings.data_dir,
+            &first,
+            key_file.as_deref(),
+            link.as_deref()
+        )
     );
-    server.run(signals).await
+    let ran = server.run(signals).await;
+    spans.close().await;
+    ran
 }
 
-fn banner(address: SocketAddr, data_dir: &Path, first: &FirstKey, key_file: Option<&Path>) -> String {
+fn banner(
+    address: SocketAddr,
+    data_dir: &Path,
+    first: &FirstKey,
+    key_file: Option<&Path>,
+    link: Option<&str>,
+) -> String {
     let url = format!("http://{address}");
+    let link = link.map_or_else(String::new, |link| {
+        format!("\nOpen the dashboard (this link signs in once, within 15 minutes):\n  {link}\n")
+    });
     let tenant = first.tenant;
     let (shown, pasted) = match key_file {
         Some(file) => {
@@ -62,12 +85,13 @@ fn banner(address: SocketAddr, data_dir: &Path, first: &FirstKey, key_file: Opti
     format!(
         "  API          {url}/api/v1
   reference    {url}/docs  {url}/openapi.json
+  dashboard    {url}/ui
   health       {url}/livez  {url}/readyz?verbose
   metrics      {url}/metrics
   data         {data}
   X-API-Key    {shown}
   X-Tenant-Id  {tenant}
-
+{link}
 Paste this to see it answer:
   curl -s '{url}/api/v1/sessions' -H \"X-API-Key: {pasted}\" -H 'X-Tenant-Id: {tenant}'
 

@@ -19,14 +19,15 @@ use crate::telemetry;
 /// When the database cannot be opened (on SQLite: also while a server uses it), or there is no such key or workspace.
 pub async fn run(command: Keys) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Api, Vec::new()))?;
-    telemetry::start_logging(&config)?;
+    let _spans = telemetry::start_logging(&config)?;
     let storage = Storage::open(&config.settings).await?;
     let done = match command.command {
         KeysCommand::Create {
             name,
             workspace,
+            operator,
             output,
-        } => create(&storage.store, &name, workspace, output).await,
+        } => create(&storage.store, &name, workspace, operator, output).await,
         KeysCommand::List { output } => list(&storage.store, output).await,
         KeysCommand::Revoke { key } => revoke(&storage.store, key).await,
     };
@@ -34,16 +35,25 @@ pub async fn run(command: Keys) -> anyhow::Result<()> {
     done
 }
 
-async fn create(store: &Store, name: &str, workspace: Option<TenantId>, output: Output) -> anyhow::Result<()> {
+async fn create(
+    store: &Store,
+    name: &str,
+    workspace: Option<TenantId>,
+    operator: bool,
+    output: Output,
+) -> anyhow::Result<()> {
     let made = store
         .write(async |tx| {
             let (organization, tenant) = owner(tx, workspace).await?;
+            // Whoever makes the first key runs the place.
+            let operator = operator || (workspace.is_none() && !access::has_operator(tx).await?);
             let (key, secret) = access::create_key(
                 tx,
                 NewKey {
                     organization,
                     workspace,
                     name,
+                    operator,
                 },
             )
             .await?;
@@ -58,11 +68,14 @@ async fn create(store: &Store, name: &str, workspace: Option<TenantId>, output: 
         Output::Json => println!(
             "{}",
             json!({ "id": key.id, "name": key.name, "key": secret.reveal(), "tenant_id": tenant,
-                    "organization_id": key.organization_id })
+                    "organization_id": key.organization_id, "operator": key.operator })
         ),
         Output::Table => {
             println!("X-API-Key:   {}", secret.reveal());
             println!("X-Tenant-Id: {tenant}");
+            if key.operator {
+                println!("An operator's key: it also opens /internal and the dashboard, for all workspaces.");
+            }
             println!("Keep the key now: only its hash is stored.");
         }
     }
@@ -95,9 +108,15 @@ async fn list(store: &Store, output: Output) -> anyhow::Result<()> {
         ),
         Output::Table => {
             let mut table = Table::new();
-            table
-                .load_preset(presets::NOTHING)
-                .set_header(["id", "name", "begins with", "opens", "made", "revoked"]);
+            table.load_preset(presets::NOTHING).set_header([
+                "id",
+                "name",
+                "begins with",
+                "opens",
+                "operator",
+                "made",
+                "revoked",
+            ]);
             for key in &keys {
                 let opens = key
                     .workspace_id
@@ -108,6 +127,7 @@ async fn list(store: &Store, output: Output) -> anyhow::Result<()> {
                     key.name.clone(),
                     key.prefix.clone(),
                     opens,
+                    if key.operator { "yes" } else { "" }.to_owned(),
                     key.created_at.to_string(),
                     revoked,
                 ]);
@@ -154,6 +174,7 @@ fn entry(key: &ApiKey) -> Value {
         "prefix": key.prefix,
         "organization_id": key.organization_id,
         "tenant_id": key.workspace_id,
+        "operator": key.operator,
         "created_at": key.created_at,
         "revoked_at": key.revoked_at,
     })

@@ -12,7 +12,7 @@ use crate::telemetry;
 /// When the database cannot be reached or migrated.
 pub async fn run(command: Migrate) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Api, Vec::new()))?;
-    telemetry::start_logging(&config)?;
+    let _spans = telemetry::start_logging(&config)?;
     Storage::open(&config.settings).await?.store.close().await;
     println!("the schema is up to date");
     Ok(())

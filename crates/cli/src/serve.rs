@@ -20,7 +20,7 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     let roles = roles(&command.role);
     let flags = flag("listen", "--listen", command.listen).into_iter().collect();
     let config = Config::load(&command.common.inputs(mode(roles), flags))?;
-    telemetry::start_logging(&config)?;
+    let spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
     let storage = Storage::open(&config.settings).await?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
@@ -35,7 +35,9 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     let signals = Signals::listen()?;
     let server = Server::start(&config, roles, storage, metrics).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
-    server.run(signals).await
+    let ran = server.run(signals).await;
+    spans.close().await;
+    ran
 }
 
 fn roles(given: &[Role]) -> Roles {

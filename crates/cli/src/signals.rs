@@ -1,4 +1,5 @@
-//! SIGTERM and SIGINT: the first asks to drain, the second ends the process at once.
+//! SIGTERM and SIGINT: the first asks to drain, the second ends the process at once. SIGXFSZ is an error like any
+//! other.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -14,6 +15,9 @@ impl Signals {
     /// # Errors
     /// When the system refuses.
     pub fn listen() -> std::io::Result<Self> {
+        // Sent to whoever writes past its limit on file sizes (`ulimit -f`), and kills where nobody listens. Nobody
+        // has to hear it: the write fails, too, and that is told.
+        let _ = signal(SignalKind::from_raw(nix::sys::signal::Signal::SIGXFSZ as i32));
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,

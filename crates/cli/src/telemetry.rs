@@ -1,56 +1,80 @@
-//! Log lines and metrics of the process.
+//! Log lines, spans and metrics of the process.
+
+mod export;
+mod lines;
+mod metric;
+mod spans;
 
 use std::io::IsTerminal as _;
 
 use anyhow::Context as _;
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use tracing_subscriber::EnvFilter;
+use towpath_domain::Clock;
+use tracing::Metadata;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::fmt::format::debug_fn;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
 
 use crate::config::{Config, LogFormat};
 
-/// Seconds; from a wake-up within one process to an export run of hours.
-const DURATION_BUCKETS: &[f64] = &[
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0, 14_400.0,
-];
+pub use export::Exporter;
+pub use metric::{start as start_metrics, watch};
 
-/// Starts logging, to the error output so that a command's own output stays clean, and says what was odd about the
-/// settings.
+/// Fields that place a span in its trace; people read the trace's id, collectors get all of them.
+const HIDDEN: [&str; 4] = ["span_id", "parent_span_id", "trace_sampled", "otel.kind"];
+
+/// Starts logging, to the error output so that a command's own output stays clean, says what was odd about the
+/// settings, and sends spans where `telemetry.otlp_endpoint` says. Close what it answers before the process ends.
 ///
 /// # Errors
-/// When logging was started already.
-pub fn start_logging(config: &Config) -> anyhow::Result<()> {
+/// When logging was started already, or the endpoint cannot be used.
+pub fn start_logging(config: &Config) -> anyhow::Result<Exporter> {
     let settings = &config.settings;
     let filter = EnvFilter::try_new(&settings.log_filter).context("log.filter")?;
     let terminal = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
     let json = match settings.log_format {
         LogFormat::Auto => !terminal,
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
-    let started = if json {
-        lines.json().flatten_event(true).with_current_span(false).try_init()
-    } else {
-        lines.compact().with_ansi(terminal).with_target(false).try_init()
+    let lines = json.then(|| lines::Lines::new(Clock::system(), lines::to_stderr));
+    let text = (!json).then(|| {
+        let fields = debug_fn(|writer, field, value| match field.name() {
+            "message" => write!(writer, "{value:?}"),
+            name if HIDDEN.contains(&name) => Ok(()),
+            name => write!(writer, " {name}={value:?}"),
+        });
+        tracing_subscriber::fmt::layer()
+            .compact()
+            .with_ansi(terminal)
+            .with_target(false)
+            .fmt_fields(fields)
+            .with_writer(std::io::stderr)
+    });
+    let (spans, exporter) = match &settings.otlp_endpoint {
+        None => (None, Exporter::none()),
+        Some(endpoint) => {
+            let (send, receive) = tokio::sync::mpsc::channel(export::WAITING);
+            let exporter = Exporter::start(endpoint, receive)?;
+            let spans = spans::Spans::new(send).with_filter(filter_fn(is_traced));
+            (Some(spans), exporter)
+        }
     };
-    started.map_err(anyhow::Error::from_boxed).context("logging")?;
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(text.with_filter(filter.clone()))
+        .with(lines.with_filter(filter))
+        .try_init()
+        .context("logging")?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    Ok(())
+    Ok(exporter)
 }
 
-/// Starts collecting metrics; `/metrics` prints what the handle renders.
-///
-/// # Errors
-/// When a recorder was installed already.
-pub fn start_metrics() -> anyhow::Result<PrometheusHandle> {
-    // Without buckets the exporter makes summaries, which cannot be added up over processes.
-    let handle = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), DURATION_BUCKETS)?
-        .install_recorder()?;
-    towpath_api::layers::describe_metrics();
-    Ok(handle)
+/// Our own spans, whatever their level, and what is logged in them.
+fn is_traced(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("towpath") && (metadata.is_span() || *metadata.level() <= LevelFilter::INFO)
 }

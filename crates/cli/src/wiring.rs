@@ -13,7 +13,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use towpath_api::{Health, Ops};
+use towpath_api::{App, Health, Ops};
+use towpath_domain::Secret;
 use towpath_durable::Engine;
 use towpath_scheduler::Scheduler;
 use towpath_store::Store;
@@ -23,6 +24,7 @@ use towpath_workers::Workers;
 use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
+use crate::telemetry;
 use parts::Shared;
 
 pub use roles::Roles;
@@ -36,6 +38,7 @@ pub struct Server {
     draining: CancellationToken,
     http: JoinHandle<std::io::Result<usize>>,
     wal: Option<Wal>,
+    app: Option<App>,
     workers: Option<Workers>,
     scheduler: Option<Scheduler>,
     upkeep: JoinHandle<()>,
@@ -71,10 +74,12 @@ impl Server {
         registry.attach(&store);
 
         let draining = CancellationToken::new();
-        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone());
+        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
+            .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal());
-        let router = match &wal {
-            Some(wal) => towpath_api::platform_router(shared.app(settings, wal.clone(), ops)),
+        let app = wal.as_ref().map(|wal| shared.app(settings, wal.clone(), ops.clone()));
+        let router = match &app {
+            Some(app) => towpath_api::platform_router(app.clone()),
             None => towpath_api::health_router(ops),
         };
         let grace = settings.drain_grace;
@@ -113,6 +118,7 @@ impl Server {
             draining,
             http,
             wal,
+            app,
             workers,
             scheduler,
             upkeep,
@@ -123,6 +129,17 @@ impl Server {
     /// Where it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// A link that signs its first reader in to the dashboard as the holder of `key`, for the terminal of whoever
+    /// started this. `None` without an API, and for a key that opens nothing.
+    ///
+    /// # Errors
+    /// When the database does not answer.
+    pub async fn sign_in_link(&self, key: &Secret) -> anyhow::Result<Option<String>> {
+        let Some(app) = &self.app else { return Ok(None) };
+        let path = app.sign_in_link(key).await?;
+        Ok(path.map(|path| format!("http://{}{path}", self.address)))
     }
 
     /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.

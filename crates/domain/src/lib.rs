@@ -14,6 +14,7 @@ pub mod rejection;
 pub mod secret;
 pub mod timestamp;
 pub mod trace;
+pub mod traceparent;
 
 pub use clock::Clock;
 pub use id::{
@@ -24,3 +25,4 @@ pub use patch::Patch;
 pub use rejection::{Rejection, Why};
 pub use secret::Secret;
 pub use timestamp::Timestamp;
+pub use traceparent::Traceparent;

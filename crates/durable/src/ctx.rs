@@ -10,11 +10,13 @@ use towpath_domain::{JobId, TenantId, Timestamp, failpoint};
 use towpath_store::jobs::{self, Claimed, Fenced, Move};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Tx};
+use tracing::Instrument as _;
 
 use crate::engine::Engine;
 use crate::failure::{Cause, Done, End, Failure, Outcome};
 use crate::hold::Hold;
 use crate::lane::Lane;
+use crate::metric;
 
 /// A running job, as its workflow sees it. Everything it writes is fenced: once another worker holds the job, every
 /// call answers [`Failure::Lost`] and nothing of it is kept.
@@ -131,13 +133,15 @@ impl Ctx {
             self.journal = Some(steps.into_iter().map(|step| (step.name, step.output)).collect());
         }
         if let Some(output) = self.journal.as_ref().and_then(|journal| journal.get(name)) {
+            metrics::counter!(metric::STEPS, "kind" => self.job.kind.clone(), "from" => "journal").increment(1);
             return serde_json::from_str(output).map_err(|error| {
                 Failure::fatal(format!(
                     "the recorded answer of the step {name:?} cannot be read: {error}"
                 ))
             });
         }
-        let answer = f().await?;
+        let span = tracing::debug_span!("step", step.name = name);
+        let answer = f().instrument(span.clone()).await?;
         let output = serde_json::to_string(&answer)
             .map_err(|error| Failure::fatal(format!("the answer of the step {name:?} cannot be recorded: {error}")))?;
         failpoint::hit("step.before_record");
@@ -146,9 +150,12 @@ impl Ctx {
             name: name.to_owned(),
             output,
         };
-        if !self.engine.record_step(step).await.map_err(failure)? {
+        let recorded = self.engine.record_step(step).instrument(span).await;
+        if !recorded.map_err(failure)? {
+            metrics::counter!(metric::STALE).increment(1);
             return Err(Failure::Lost);
         }
+        metrics::counter!(metric::STEPS, "kind" => self.job.kind.clone(), "from" => "run").increment(1);
         failpoint::hit("step.after_record");
         Ok(answer)
     }
@@ -182,7 +189,9 @@ impl Ctx {
             f(tx).await?;
             jobs::save_cursor(tx, id, &cursor).await
         })
+        .instrument(tracing::debug_span!("checkpoint"))
         .await?;
+        metrics::counter!(metric::CHECKPOINTS, "kind" => self.job.kind.clone()).increment(1);
         failpoint::hit("checkpoint.after");
         self.cursor = Some(cursor);
         Ok(())
@@ -230,6 +239,7 @@ impl Ctx {
             to.lost_leases = 0;
             hold.move_to(tx, id, to).await
         })
+        .instrument(tracing::debug_span!("wait"))
         .await?;
         failpoint::hit("wait.after");
         Ok(Done(End::Written))
@@ -324,6 +334,7 @@ impl Ctx {
             f(tx).await?;
             hold.finish(tx, id, None, false).await
         })
+        .instrument(tracing::debug_span!("settle"))
         .await?;
         failpoint::hit("settle.after");
         Ok(Done(End::Written))
@@ -353,6 +364,7 @@ impl Ctx {
                 };
                 let mut hold = match taken {
                     Err(store::Error::Stale) => {
+                        metrics::counter!(metric::STALE).increment(1);
                         refused = Some(Failure::Lost);
                         return Err(store::Error::Stale);
                     }

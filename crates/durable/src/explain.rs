@@ -1,12 +1,14 @@
 //! Why a job is not running now.
 
-use std::time::Duration;
+use std::collections::HashSet;
 
 use serde::Serialize;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Timestamp, WorkerId};
 use towpath_store::jobs::{self, Job};
-use towpath_store::{self as store, Tx, lanes, pools, workers};
+use towpath_store::{self as store, Dialect, Tx, lanes, pools, workers};
+
+use crate::retry::backs_off;
 
 /// The one true reason, with what stands behind it.
 #[derive(Clone, Debug, Serialize)]
@@ -48,6 +50,11 @@ pub enum Why {
         /// When it is due.
         at: Timestamp,
     },
+    /// It ran, and asked for a later turn without having failed.
+    Snoozing {
+        /// When it is due.
+        at: Timestamp,
+    },
     /// It failed and waits for its next attempt.
     BackingOff {
         /// When that is due.
@@ -79,16 +86,27 @@ pub enum Why {
     },
     /// Its pool is paused.
     PoolPaused,
+    /// Its pool is paused so that it gets empty.
+    PoolDraining,
     /// No worker serves its pool.
     NoWorker,
     /// Every worker that serves its pool is draining.
     WorkersDraining,
-    /// Ready, and next or behind others: the workers are busy.
-    Queued,
+    /// It is ready and so are all who could do it: busy with others.
+    WorkersBusy {
+        /// Jobs that those may have at work at the same time.
+        slots: i64,
+        /// Jobs of the pool at work.
+        running: i64,
+        /// Ready jobs of the pool, this one included.
+        ready: i64,
+    },
+    /// It is ready and a worker has room for it: it is being taken at this moment, or behind others of the pool.
+    AboutToStart {
+        /// Ready jobs of the pool, this one included.
+        ready: i64,
+    },
 }
-
-/// A worker not seen for this long is not there. Three renewals of the default lease.
-const WORKER_SEEN: Duration = Duration::from_secs(15);
 
 /// Says why a job is not running now, or that it is. `None` when there is no such job.
 ///
@@ -111,20 +129,22 @@ async fn reason(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
     let now = jobs::db_now(tx).await?;
     Ok(match job.state {
         state if state.is_final() => Why::Over,
-        JobState::Running if job.lease_until.is_some_and(|until| until < now) => {
+        // SQLite's one process renews nothing, and nothing is taken from it by time.
+        JobState::Running if tx.dialect() == Dialect::Postgres && job.lease_until.is_some_and(|until| until < now) => {
             Why::LeaseEnded { worker: job.worker_id }
         }
         JobState::Running if job.cancel_at.is_some() => Why::Stopping { worker: job.worker_id },
         JobState::Running => Why::Running {
             worker: job.worker_id,
-            lease_until: job.lease_until,
+            lease_until: job.lease_until.filter(|_| tx.dialect() == Dialect::Postgres),
         },
         JobState::Scheduled if job.run_at <= now => Why::Due,
-        JobState::Scheduled if job.failures > 0 => Why::BackingOff {
+        JobState::Scheduled if backs_off(tx, job).await? => Why::BackingOff {
             at: job.run_at,
             failures: job.failures,
             error: job.error.clone(),
         },
+        JobState::Scheduled if job.fence > 0 && job.started_at.is_some() => Why::Snoozing { at: job.run_at },
         JobState::Scheduled => Why::Scheduled { at: job.run_at },
         JobState::Blocked => lane_full(tx, job).await?,
         JobState::Waiting => {
@@ -161,26 +181,43 @@ async fn lane_full(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
 }
 
 async fn ready(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
-    if pools::is_paused(tx, &job.pool).await? {
+    let pool = pools::overview(tx, &job.pool, workers::SEEN).await?.unwrap_or_default();
+    if pool.draining {
+        return Ok(Why::PoolDraining);
+    }
+    if pool.paused {
         return Ok(Why::PoolPaused);
     }
-    let serving: Vec<_> = workers::alive(tx, WORKER_SEEN)
+    if pool.workers == 0 {
+        let serves = |worker: &workers::Worker| worker.slots().contains_key(&job.pool);
+        return Ok(if workers::alive(tx, workers::SEEN).await?.iter().any(serves) {
+            Why::WorkersDraining
+        } else {
+            Why::NoWorker
+        });
+    }
+    // What draining workers still have in hand takes no place of those that claim.
+    let claiming: HashSet<_> = workers::alive(tx, workers::SEEN)
         .await?
         .into_iter()
-        .filter(|worker| serves(worker, &job.pool))
+        .filter(|worker| !worker.draining)
+        .map(|worker| worker.id)
         .collect();
-    Ok(if serving.is_empty() {
-        Why::NoWorker
-    } else if serving.iter().all(|worker| worker.draining) {
-        Why::WorkersDraining
+    let running = jobs::in_hand(tx)
+        .await?
+        .into_iter()
+        .filter(|hand| hand.pool == job.pool && claiming.contains(&hand.worker_id))
+        .map(|hand| hand.jobs)
+        .sum();
+    Ok(if running >= pool.slots {
+        Why::WorkersBusy {
+            slots: pool.slots,
+            running,
+            ready: pool.ready,
+        }
     } else {
-        Why::Queued
+        Why::AboutToStart { ready: pool.ready }
     })
-}
-
-fn serves(worker: &workers::Worker, pool: &str) -> bool {
-    serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&worker.pools)
-        .is_ok_and(|pools| pools.contains_key(pool))
 }
 
 fn sentence(job: &Job, why: &Why) -> String {
@@ -196,6 +233,7 @@ fn sentence(job: &Job, why: &Why) -> String {
             )
         }
         Why::Scheduled { at } => format!("it is scheduled for {at}"),
+        Why::Snoozing { at } => format!("it ran and asked to go on at {at}; nothing went wrong"),
         Why::BackingOff { at, failures, error } => {
             let error = error.as_deref().unwrap_or("no error text");
             format!("it failed {failures} times and tries again at {at}; the last error was: {error}")
@@ -212,9 +250,15 @@ fn sentence(job: &Job, why: &Why) -> String {
         ),
         Why::WaitingForChildren { open, .. } => format!("it waits for {open} child jobs"),
         Why::PoolPaused => format!("the pool {pool} is paused"),
+        Why::PoolDraining => format!("the pool {pool} is being emptied and gives out nothing until it is resumed"),
         Why::NoWorker => format!("no worker serves the pool {pool}; start one"),
         Why::WorkersDraining => format!("every worker of the pool {pool} is draining"),
-        Why::Queued => format!("it is ready; the workers of the pool {pool} are busy with others"),
+        Why::WorkersBusy { slots, running, ready } => format!(
+            "it is ready; the workers of the pool {pool} are busy: {running} jobs on {slots} slots, {ready} jobs ready"
+        ),
+        Why::AboutToStart { ready } => {
+            format!("it is ready and the pool {pool} has a free slot; {ready} jobs are being taken in turn")
+        }
     }
 }
 

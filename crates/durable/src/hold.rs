@@ -11,6 +11,7 @@ use towpath_store::jobs::{self, Claimed, Job, Move};
 use towpath_store::{self as store, Tx, attempts, lanes};
 
 use crate::lane::Lane;
+use crate::metric;
 use crate::workflow::Ends;
 
 /// Descendants looked at in one transaction. An export has one child per day; this is 270 years of them.
@@ -124,7 +125,10 @@ impl Hold {
         self.leave_lane(tx, &job).await?;
         Box::pin(self.cancel_children(tx, id)).await?;
         self.tell_parent(tx, &job, state).await?;
-        metrics::counter!("towpath_jobs_finished_total", "pool" => job.pool, "kind" => job.kind,
+        if dead {
+            metrics::counter!(metric::DEAD, "kind" => job.kind.clone()).increment(1);
+        }
+        metrics::counter!(metric::FINISHED, "pool" => job.pool, "kind" => job.kind,
                           "outcome" => state.as_str())
         .increment(1);
         Ok(())
@@ -177,10 +181,24 @@ impl Hold {
                 to.lane_held = true;
             } else {
                 to.state = JobState::Blocked;
+                metrics::counter!(metric::BLOCKED, "pool" => job.pool.clone()).increment(1);
             }
             lanes::save(tx, &lane).await?;
         }
         self.move_to(tx, id, to).await
+    }
+
+    /// Notes that a job that was over is open again, as [`jobs::revive`] wrote it.
+    pub(crate) fn revived(&mut self, id: JobId) {
+        let row = self.jobs.get_mut(&id).expect("only locked jobs are revived");
+        row.state = JobState::Scheduled;
+        row.lane_seq = None;
+        row.deadline_at = None;
+        row.cancel_at = None;
+        row.failures = 0;
+        row.lost_leases = 0;
+        row.dead = false;
+        row.finished_at = None;
     }
 
     /// Counts the failure that is about to end the job; `finish` writes it.

@@ -13,7 +13,9 @@ use tracing::Instrument;
 use crate::ctx::Ctx;
 use crate::engine::Engine;
 use crate::failure::{Cause, End, Failure, Outcome};
+use crate::metric;
 use crate::outcome;
+use crate::trace;
 use crate::workflow::Registry;
 
 /// What the worker tells a job that is at work.
@@ -38,13 +40,13 @@ pub async fn perform<World: Send + Sync + 'static>(
     job: Claimed,
     mut signal: watch::Receiver<Signal>,
 ) {
-    let span = tracing::info_span!("job", job.id = %job.id, job.kind = %job.kind, job.attempt = job.attempt);
+    let (span, place) = trace::attempt(&job);
     let started = std::time::Instant::now();
     let (kind, pool) = (job.kind.clone(), job.pool.clone());
-    attempt(engine, registry, world, job, &mut signal)
+    trace::scope(place, attempt(engine, registry, world, job, &mut signal))
         .instrument(span)
         .await;
-    metrics::histogram!("towpath_job_run_seconds", "pool" => pool, "kind" => kind).record(started.elapsed());
+    metrics::histogram!(metric::RUN, "pool" => pool, "kind" => kind).record(started.elapsed());
 }
 
 async fn attempt<World: Send + Sync + 'static>(
@@ -82,10 +84,11 @@ async fn attempt<World: Send + Sync + 'static>(
     // Nothing but its own row changes. (It records children only by waiting for them, which ends the attempt.)
     let bare = job.lane.is_none() && job.parent_id.is_none() && job.open_children == 0;
     let failure = match outcome {
-        Ok(End::Written) => return,
+        Ok(End::Written) => return attempted(&job.kind, "ok"),
         Ok(End::Bare) if bare => match engine.complete(fenced).await {
             Ok(true) => {
-                metrics::counter!("towpath_jobs_finished_total", "pool" => job.pool, "kind" => job.kind,
+                attempted(&job.kind, "ok");
+                metrics::counter!(metric::FINISHED, "pool" => job.pool, "kind" => job.kind,
                                   "outcome" => "succeeded")
                 .increment(1);
                 return;
@@ -95,12 +98,28 @@ async fn attempt<World: Send + Sync + 'static>(
             Err(error) => crate::ctx::failure(error),
         },
         Ok(End::Bare) => match ctx.settle(async |_| Ok(())).await {
-            Ok(_) => return,
+            Ok(_) => return attempted(&job.kind, "ok"),
             Err(failure) => failure,
         },
         Err(failure) => failure,
     };
+    attempted(&job.kind, word(&failure));
     write_down(engine, fenced, &failure, policy, signal).await;
+}
+
+fn attempted(kind: &str, outcome: &'static str) {
+    metrics::counter!(metric::ATTEMPTS, "kind" => kind.to_owned(), "outcome" => outcome).increment(1);
+}
+
+const fn word(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Retry(_) => "retry",
+        Failure::Fatal(_) => "fatal",
+        Failure::TimedOut(_) => "timed_out",
+        Failure::Snooze(_) => "snoozed",
+        Failure::Cancelled => "cancelled",
+        Failure::Lost => "lost",
+    }
 }
 
 /// Lets the workflow run until it ends, its time is up, or the worker says otherwise.

@@ -9,6 +9,8 @@ use towpath_store::{self as store, Tx, lanes};
 
 use crate::hold::Hold;
 use crate::lane::Lane;
+use crate::metric;
+use crate::trace;
 use crate::workflow::Workflow;
 
 /// How a job is to start.
@@ -87,7 +89,8 @@ impl Start {
         self
     }
 
-    /// Carries the trace context of the request that asked for it (W3C `traceparent`).
+    /// Carries this trace context (W3C `traceparent`). Unless said, a job that is due now belongs to the trace of the
+    /// request or job that records it, and one for later begins a trace of its own: a chain of spawns would never end.
     #[must_use]
     pub fn traceparent(mut self, traceparent: Option<String>) -> Self {
         self.traceparent = traceparent;
@@ -145,6 +148,9 @@ async fn record(
             (Some(seq), if free { JobState::Ready } else { JobState::Blocked })
         }
     };
+    let traceparent = how
+        .traceparent
+        .or_else(|| Some(trace::current().filter(|_| due)?.to_string()));
     let job = NewJob {
         id,
         tenant_id: how.tenant,
@@ -160,12 +166,15 @@ async fn record(
         lane_seq,
         keep_place,
         parent_id: how.parent,
-        traceparent: how.traceparent,
+        traceparent,
     };
     jobs::insert(tx, &job).await?;
     if state == JobState::Ready {
         tx.wake(pool);
     }
-    metrics::counter!("towpath_jobs_enqueued_total", "pool" => pool.to_owned(), "kind" => kind.to_owned()).increment(1);
+    if state == JobState::Blocked {
+        metrics::counter!(metric::BLOCKED, "pool" => pool.to_owned()).increment(1);
+    }
+    metrics::counter!(metric::ENQUEUED, "pool" => pool.to_owned(), "kind" => kind.to_owned()).increment(1);
     Ok(id)
 }

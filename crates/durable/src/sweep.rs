@@ -11,6 +11,7 @@ use towpath_store::{self as store, Store, jobs, schedules};
 
 use crate::failure::Cause;
 use crate::hold::Hold;
+use crate::metric;
 use crate::outcome;
 use crate::start::{Start, start_raw};
 
@@ -42,7 +43,12 @@ pub async fn ready_due(store: &Store) -> store::Result<usize> {
             .await;
         entered += usize::from(pass_by(candidate.id, moved)?);
     }
+    count("due", plain + entered);
     Ok(plain + entered)
+}
+
+fn count(sweep: &'static str, moved: usize) {
+    metrics::counter!(metric::MOVES, "sweep" => sweep).increment(moved as u64);
 }
 
 /// Whether the job was moved, if that can be said; an error only where the other jobs would fare no better.
@@ -68,7 +74,8 @@ pub async fn rescue(store: &Store) -> store::Result<usize> {
         rescued += usize::from(pass_by(candidate.id, take_back(store, candidate.id, true).await)?);
     }
     if rescued > 0 {
-        metrics::counter!("towpath_leases_expired_total").increment(rescued as u64);
+        metrics::counter!(metric::EXPIRED).increment(rescued as u64);
+        count("rescued", rescued);
         tracing::warn!(
             jobs = rescued,
             "took jobs back from workers that stopped renewing their leases"
@@ -88,6 +95,7 @@ pub async fn ready_earlier_boots(store: &Store) -> store::Result<usize> {
     for candidate in held {
         rescued += usize::from(pass_by(candidate.id, take_back(store, candidate.id, false).await)?);
     }
+    count("restarted", rescued);
     Ok(rescued)
 }
 
@@ -145,6 +153,7 @@ pub async fn end_overdue(store: &Store, grace: Duration) -> store::Result<usize>
             .await;
         ended += usize::from(pass_by(candidate.id, moved)?);
     }
+    count("overdue", ended);
     Ok(ended)
 }
 
@@ -185,5 +194,6 @@ pub async fn respawn(store: &Store, rest: Duration) -> store::Result<usize> {
             }
         }
     }
+    count("respawned", recorded);
     Ok(recorded)
 }

@@ -13,6 +13,7 @@ use towpath_store::{self as store, Store, Tx};
 
 use crate::ctx::Ctx;
 use crate::failure::{Cause, Failure, Outcome};
+use crate::lane::Lane;
 
 /// A kind of durable job. The type itself is the job's input and is kept as JSON, so fields may be added with
 /// `#[serde(default)]`, and must not be renamed while jobs of the kind are open.
@@ -47,20 +48,53 @@ pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
     ) -> impl Future<Output = store::Result<()>> + Send {
         std::future::ready(Ok(()))
     }
+
+    /// Whether an operator may have this job performed again after it ended badly. Refused unless a kind says
+    /// otherwise: `end` has told its business rows how it went, and whoever asked may have acted on that.
+    fn again(&self) -> Again {
+        Again::Refused("what the job was for has ended with it; ask for it anew")
+    }
+
+    /// Takes back in the business rows what `end` wrote there, in the transaction that makes the job ready again.
+    /// May refuse with a [`Rejection`](towpath_domain::Rejection). Only asked where `again` allows it.
+    fn revive(_tx: &mut Tx<'_>, _input: &Self) -> impl Future<Output = store::Result<()>> + Send {
+        std::future::ready(Ok(()))
+    }
+}
+
+/// Whether a job that ended badly may be performed again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Again {
+    /// It may not; the reason, as a sentence for the operator.
+    Refused(&'static str),
+    /// It may, at the end of this lane: the one it was in, where it was in one.
+    Allowed(Option<Lane>),
 }
 
 type EndFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, Ended) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 type FailedFn =
     Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, u32, &'a str) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 
+type AgainFn = Arc<dyn Fn(&str) -> store::Result<Again> + Send + Sync>;
+type ReviveFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
+
+/// What is known of a kind wherever a job of it may end.
+struct KindEnds {
+    end: EndFn,
+    failed: FailedFn,
+    again: AgainFn,
+    revive: ReviveFn,
+    pool: &'static str,
+}
+
 /// How jobs of each kind end. Attached to the store, so that every transaction that ends a job finds it, whether it
 /// is a worker's, the scheduler's or a request's.
 #[derive(Default)]
-pub struct Ends(HashMap<&'static str, (EndFn, FailedFn)>);
+pub struct Ends(HashMap<&'static str, KindEnds>);
 
 impl Ends {
     pub(crate) async fn end(&self, tx: &mut Tx<'_>, job: &store::jobs::Job, ended: Ended) -> store::Result<()> {
-        (self.of(job)?.0)(tx, &job.input, ended).await
+        (self.of(job)?.end)(tx, &job.input, ended).await
     }
 
     pub(crate) async fn failed(
@@ -70,11 +104,27 @@ impl Ends {
         n: u32,
         error: &str,
     ) -> store::Result<()> {
-        (self.of(job)?.1)(tx, &job.input, n, error).await
+        (self.of(job)?.failed)(tx, &job.input, n, error).await
+    }
+
+    pub(crate) fn again(&self, job: &store::jobs::Job) -> store::Result<Again> {
+        (self.of(job)?.again)(&job.input)
+    }
+
+    pub(crate) async fn revive(&self, tx: &mut Tx<'_>, job: &store::jobs::Job) -> store::Result<()> {
+        (self.of(job)?.revive)(tx, &job.input).await
+    }
+
+    pub(crate) fn has_pool(&self, pool: &str) -> bool {
+        self.0.values().any(|kind| kind.pool == pool)
+    }
+
+    pub(crate) fn knows(&self, kind: &str) -> bool {
+        self.0.contains_key(kind)
     }
 
     /// A job whose kind this process does not know is left alone: a newer version knows how to end it.
-    fn of(&self, job: &store::jobs::Job) -> store::Result<&(EndFn, FailedFn)> {
+    fn of(&self, job: &store::jobs::Job) -> store::Result<&KindEnds> {
         self.0
             .get(job.kind.as_str())
             .ok_or_else(|| store::Error::corrupt("job", "kind", job.id))
@@ -150,7 +200,26 @@ impl<World: Send + Sync + 'static> Registry<World> {
                 W::failed(tx, &input, n, error).await
             })
         });
-        self.ends.0.insert(W::KIND, (end, failed));
+        let again: AgainFn = Arc::new(|input| {
+            let input: W = serde_json::from_str(input).map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
+            Ok(input.again())
+        });
+        let revive: ReviveFn = Arc::new(|tx, input| {
+            let input: Result<W, _> = serde_json::from_str(input);
+            let tx = reborrow(tx);
+            Box::pin(async move {
+                let input = input.map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
+                W::revive(tx, &input).await
+            })
+        });
+        let ends = KindEnds {
+            end,
+            failed,
+            again,
+            revive,
+            pool: W::POOL,
+        };
+        self.ends.0.insert(W::KIND, ends);
         self
     }
 

@@ -7,6 +7,7 @@ mod folder;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
@@ -18,6 +19,9 @@ use begun::Uploads;
 use bucket::Bucket;
 pub use failure::{DestinationFailure, Reason, classify};
 use folder::Folder;
+
+/// What a test file may take: somebody waits for it.
+const TEST_LIMIT: Duration = Duration::from_secs(15);
 
 /// What the operator says about destinations.
 #[derive(Clone, Debug)]
@@ -118,12 +122,46 @@ impl Destination {
     /// What the destination answered to the write. Nobody will try again, so also what may pass is an answer.
     pub async fn test(&self, path: &Path) -> Result<(), DestinationFailure> {
         let text = PutPayload::from_static(b"Towpath wrote this to see whether it may.\n");
-        let written = self.objects.put(path, text).await;
+        let late = |_| {
+            let why = format!("it did not answer in time for key {path}");
+            DestinationFailure::new(Reason::InvalidEndpoint, why)
+        };
+        let written = tokio::time::timeout(TEST_LIMIT, self.objects.put(path, text));
+        let written = written.await.map_err(late)?;
         written.map_err(|error| classify(&error, path.as_ref()).final_answer())?;
-        if let Err(error) = self.objects.delete(path).await {
-            let failure = classify(&error, path.as_ref());
-            tracing::debug!(%failure, "the test file stays where it is");
+        let deleted = tokio::time::timeout(TEST_LIMIT, self.objects.delete(path)).await;
+        match deleted.map_err(late) {
+            Ok(Err(error)) => {
+                let failure = classify(&error, path.as_ref());
+                tracing::debug!(%failure, "the test file stays where it is");
+            }
+            Err(failure) => tracing::debug!(%failure, "the test file may stay where it is"),
+            Ok(Ok(())) => {}
         }
         Ok(())
+    }
+
+    /// Looks whether an object has the size it should have. What may not be looked at is taken as it is: the right
+    /// to read is optional.
+    ///
+    /// # Errors
+    /// It is there in another size: something between here and there lost a part of it. Trying again helps.
+    pub async fn verify(&self, path: &Path, bytes: u64) -> Result<(), DestinationFailure> {
+        match tokio::time::timeout(TEST_LIMIT, self.objects.head(path)).await {
+            Ok(Ok(found)) if found.size != bytes => {
+                let why = format!("{} of {bytes} bytes arrived for key {path}", found.size);
+                Err(DestinationFailure::new(Reason::Transient, why))
+            }
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => {
+                let failure = classify(&error, path.as_ref());
+                tracing::debug!(%failure, "the size of a file cannot be looked at");
+                Ok(())
+            }
+            Err(_) => {
+                tracing::debug!(object.path = %path, "the size of a file could not be looked at in time");
+                Ok(())
+            }
+        }
     }
 }

@@ -26,6 +26,12 @@ impl KeyHash {
     pub fn of(secret: &[u8]) -> Self {
         Self(Sha256::digest(secret).into())
     }
+
+    /// The hash itself.
+    #[must_use]
+    pub const fn bytes(&self) -> [u8; 32] {
+        self.0
+    }
 }
 
 /// What a valid key opens.
@@ -38,6 +44,8 @@ pub struct Principal {
     /// The workspaces it opens, in the order of their ids: one where the key is bound to it, else all of the
     /// organisation.
     pub workspaces: Vec<TenantId>,
+    /// Whether it opens the operators' routes, which show the jobs of every workspace of every organisation.
+    pub operator: bool,
 }
 
 /// A workspace: the tenant that owns everything else.
@@ -66,6 +74,8 @@ pub struct ApiKey {
     pub name: String,
     /// The first characters of the secret, to tell keys apart.
     pub prefix: String,
+    /// Whether it opens the operators' routes.
+    pub operator: bool,
     /// When it was made.
     pub created_at: Timestamp,
     /// Since when it opens nothing.
@@ -81,6 +91,8 @@ pub struct NewKey<'a> {
     pub workspace: Option<TenantId>,
     /// What people call it.
     pub name: &'a str,
+    /// Whether it shall open the operators' routes.
+    pub operator: bool,
 }
 
 #[derive(sqlx::FromRow)]
@@ -89,6 +101,7 @@ struct Found {
     organization_id: OrganizationId,
     workspace_id: Option<TenantId>,
     hash: Vec<u8>,
+    operator: bool,
     revoked_at: Option<Timestamp>,
 }
 
@@ -138,6 +151,7 @@ pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) ->
             organization: owner,
             workspace: None,
             name: "first",
+            operator: true,
         },
         secret,
         &hash,
@@ -253,7 +267,7 @@ pub async fn create_key(tx: &mut Tx<'_>, new: NewKey<'_>) -> Result<(ApiKey, Sec
 /// Only the database's.
 pub async fn list_keys(tx: &mut Tx<'_>, organization: OrganizationId) -> Result<Vec<ApiKey>> {
     let rows = on!(tx, |conn| sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, name, prefix, created_at, revoked_at FROM api_key
+        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
          WHERE organization_id = $1 ORDER BY created_at DESC, id DESC"
     )
     .bind(organization)
@@ -275,6 +289,18 @@ pub async fn has_keys(tx: &mut Tx<'_>) -> Result<bool> {
     Ok(found.is_some())
 }
 
+/// Whether an operator's key exists that is not revoked.
+///
+/// # Errors
+/// Only the database's.
+pub async fn has_operator(tx: &mut Tx<'_>) -> Result<bool> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM api_key WHERE operator AND revoked_at IS NULL)"
+    )
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Takes a key's power away. Revoking it again keeps the first time.
 ///
 /// # Errors
@@ -283,7 +309,7 @@ pub async fn revoke_key(tx: &mut Tx<'_>, organization: OrganizationId, key: KeyI
     let now = tx.now();
     on!(tx, |conn| sqlx::query_as(
         "UPDATE api_key SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 AND organization_id = $2
-         RETURNING id, organization_id, workspace_id, name, prefix, created_at, revoked_at"
+         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at"
     )
     .bind(key)
     .bind(organization)
@@ -298,9 +324,30 @@ pub async fn revoke_key(tx: &mut Tx<'_>, organization: OrganizationId, key: KeyI
 /// # Errors
 /// Only the database's.
 pub async fn authenticate(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Principal>> {
-    let Some(found) = find(tx, hash).await?.filter(|key| key.revoked_at.is_none()) else {
-        return Ok(None);
-    };
+    match find(tx, hash).await?.filter(|key| key.revoked_at.is_none()) {
+        Some(found) => opened(tx, found).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// What the key with this id opens; `None` for an unknown or a revoked one. For those who have seen its secret before.
+///
+/// # Errors
+/// Only the database's.
+pub async fn principal(tx: &mut Tx<'_>, key: KeyId) -> Result<Option<Principal>> {
+    let found: Option<Found> = on!(tx, |conn| sqlx::query_as(
+        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at FROM api_key WHERE id = $1"
+    )
+    .bind(key)
+    .fetch_optional(conn)
+    .await)?;
+    match found.filter(|key| key.revoked_at.is_none()) {
+        Some(found) => opened(tx, found).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+async fn opened(tx: &mut Tx<'_>, found: Found) -> Result<Principal> {
     let workspaces = match found.workspace_id {
         Some(tenant) => vec![tenant],
         None => {
@@ -313,18 +360,19 @@ pub async fn authenticate(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Prin
             rows.into_iter().map(|(id,)| id).collect()
         }
     };
-    Ok(Some(Principal {
+    Ok(Principal {
         key: found.id,
         organization: found.organization_id,
         workspaces,
-    }))
+        operator: found.operator,
+    })
 }
 
 /// The index walks over hashes, not secrets: what its timing tells is of no use to somebody who would need a secret
 /// with a chosen SHA-256. The comparison that decides is constant-time all the same.
 async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
     let found: Option<Found> = on!(tx, |conn| sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, hash, revoked_at FROM api_key WHERE hash = $1"
+        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at FROM api_key WHERE hash = $1"
     )
     .bind(&hash.0[..])
     .fetch_optional(conn)
@@ -336,10 +384,10 @@ async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
 async fn insert_key(tx: &mut Tx<'_>, new: NewKey<'_>, secret: &str, hash: &KeyHash) -> Result<Option<ApiKey>> {
     let now = tx.now();
     let row = on!(tx, |conn| sqlx::query_as(
-        "INSERT INTO api_key (id, organization_id, workspace_id, name, prefix, hash, created_at)
-         SELECT $1, id, $3, $4, $5, $6, $7 FROM organization WHERE id = $2
+        "INSERT INTO api_key (id, organization_id, workspace_id, name, prefix, hash, created_at, operator)
+         SELECT $1, id, $3, $4, $5, $6, $7, $8 FROM organization WHERE id = $2
          ON CONFLICT (hash) DO NOTHING
-         RETURNING id, organization_id, workspace_id, name, prefix, created_at, revoked_at"
+         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at"
     )
     .bind(KeyId::new())
     .bind(new.organization)
@@ -348,6 +396,7 @@ async fn insert_key(tx: &mut Tx<'_>, new: NewKey<'_>, secret: &str, hash: &KeyHa
     .bind(prefix(secret))
     .bind(&hash.0[..])
     .bind(now)
+    .bind(new.operator)
     .fetch_optional(conn)
     .await)?;
     Ok(row)

@@ -54,6 +54,35 @@ impl Error {
         matches!(self, Self::Unavailable(_) | Self::Full)
     }
 
+    /// What is wrong, in words that say nothing of addresses, users or statements: for whoever asks how the process
+    /// is.
+    #[must_use]
+    pub fn told(&self) -> &'static str {
+        use std::io::ErrorKind;
+        match self {
+            Self::Full => "no disk space left",
+            Self::Unavailable(source) => match source.as_ref() {
+                sqlx::Error::Io(error) => match error.kind() {
+                    ErrorKind::ConnectionRefused => "the connection is refused",
+                    ErrorKind::TimedOut => "no answer in time",
+                    _ => "the connection breaks off",
+                },
+                sqlx::Error::Protocol(_) => "the connection breaks off",
+                sqlx::Error::PoolTimedOut => "no connection is free",
+                sqlx::Error::PoolClosed => "closed",
+                sqlx::Error::Database(refusal) => match refusal.code().as_deref() {
+                    Some("57P01" | "57P02") => "it is being shut down",
+                    Some("57P03") => "it is starting",
+                    Some("53300") => "it has too many connections",
+                    Some("25006") => "it takes no writes",
+                    _ => "it refuses",
+                },
+                _ => "it does not do its part",
+            },
+            _ => "it refuses",
+        }
+    }
+
     /// A stored value that cannot be read.
     #[expect(
         clippy::needless_pass_by_value,
@@ -83,9 +112,14 @@ impl From<sqlx::Error> for Error {
                 _ => match refusal.code().as_deref() {
                     // SQLite: SQLITE_FULL. PostgreSQL: disk_full.
                     Some("13" | "53100") => Self::Full,
-                    // SQLite: busy, locked, busy_snapshot, I/O. PostgreSQL: deadlock, serialization failure,
+                    // SQLite: busy, locked, busy_snapshot, cannot open. PostgreSQL: deadlock, serialization failure,
                     // connection and operator-intervention classes, too many connections, read-only standby.
-                    Some("5" | "6" | "261" | "517" | "40P01" | "40001" | "53300" | "25006") => {
+                    Some("5" | "6" | "14" | "261" | "517" | "40P01" | "40001" | "53300" | "25006") => {
+                        Self::Unavailable(error.into())
+                    }
+                    // SQLite's I/O errors: 10 and whatever has it in its lowest byte. A disk that refuses now may
+                    // take it later.
+                    Some(code) if code.parse::<u32>().is_ok_and(|code| code < 0x10000 && code & 0xff == 10) => {
                         Self::Unavailable(error.into())
                     }
                     Some(code) if code.starts_with("08") || code.starts_with("57P") => Self::Unavailable(error.into()),

@@ -1,6 +1,7 @@
 //! Bulk exports and their states. Their day partitions stand in [`runs`], what those wrote in [`files`].
 
 pub mod files;
+pub mod overview;
 pub mod runs;
 
 use towpath_domain::export::{Compression, ExportStatus, Field};

@@ -10,11 +10,13 @@ use crate::tx::{Conn, Tx};
 mod bulk;
 mod claim;
 mod family;
+mod list;
 mod sweep;
 
 pub use bulk::{Fenced, Renewed, complete, look, renew};
 pub use claim::{Claimed, claim};
 pub use family::{child_over, children, count_children, grew, let_go, mark};
+pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
 pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};
 
 /// A job as it stands.
@@ -234,6 +236,51 @@ pub async fn mark_cancel(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
             .execute(conn)
             .await
             .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Makes a scheduled job, which the caller has locked, due now.
+///
+/// # Errors
+/// As every statement.
+pub async fn hurry(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
+    let now = tx.now_param();
+    let text = sql!(tx,
+        sqlite: "UPDATE job SET run_at = $2 WHERE id = $1 AND state = 'scheduled'",
+        postgres: "UPDATE job SET run_at = towpath_now($2) WHERE id = $1 AND state = 'scheduled'");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(id)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Takes a job that is over, and locked by the caller, back among the open ones: scheduled for now, as if it had never
+/// failed. Its steps and its checkpoint stay; its place in its lane, its deadline and a cancel do not.
+///
+/// # Errors
+/// As every statement.
+pub async fn revive(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
+    let now = tx.now_param();
+    let text = sql!(tx,
+        sqlite:
+        "UPDATE job SET state = 'scheduled', run_at = $2, deadline_at = NULL, lane_seq = NULL, cancel_at = NULL,
+                        failures = 0, lost_leases = 0, dead = 0, finished_at = NULL
+         WHERE id = $1",
+        postgres:
+        "UPDATE job SET state = 'scheduled', run_at = towpath_now($2), deadline_at = NULL, lane_seq = NULL,
+                        cancel_at = NULL, failures = 0, lost_leases = 0, dead = false, finished_at = NULL
+         WHERE id = $1");
+    on!(tx, |conn| {
+        sqlx::query(text)
+        .bind(id)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop)
     })?;
     Ok(())
 }

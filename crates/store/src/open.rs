@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_domain::Clock;
 
 use crate::error::{Error, Result};
+use crate::metric;
 use crate::postgres::Postgres;
 use crate::sqlite::Sqlite;
 use crate::tx::{Dialect, Hints, Shared, Tx};
@@ -41,6 +42,15 @@ struct Inner {
     options: Options,
     back: Back,
     shared: Arc<Shared>,
+}
+
+/// Open connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connections {
+    /// In use.
+    pub busy: u32,
+    /// Free.
+    pub idle: u32,
 }
 
 enum Back {
@@ -130,10 +140,13 @@ impl Store {
     /// # Errors
     /// What `f` answers, and [`Error::Unavailable`] when no connection was to be had.
     pub async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        match &self.0.back {
+        let began = Instant::now();
+        let result = match &self.0.back {
             Back::Sqlite(back) => back.read(f).await,
             Back::Postgres(back) => back.read(f).await,
-        }
+        };
+        metric::called("read", began.elapsed(), &result);
+        result
     }
 
     /// Runs `f` as one transaction and returns after it is committed and on disk. An error rolls all of it back.
@@ -142,10 +155,13 @@ impl Store {
     /// # Errors
     /// What `f` answers, and [`Error::Unavailable`] or [`Error::Full`] when the commit failed.
     pub async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        match &self.0.back {
+        let began = Instant::now();
+        let result = match &self.0.back {
             Back::Sqlite(back) => back.write(f).await,
             Back::Postgres(back) => back.write(f).await,
-        }
+        };
+        metric::called("write", began.elapsed(), &result);
+        result
     }
 
     /// As [`Store::write`], for a closure that is one statement. On PostgreSQL a statement is a transaction by itself,
@@ -154,9 +170,24 @@ impl Store {
     /// # Errors
     /// As [`Store::write`].
     pub async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        match &self.0.back {
+        let began = Instant::now();
+        let result = match &self.0.back {
             Back::Sqlite(back) => back.write(f).await,
             Back::Postgres(back) => back.write_one(f).await,
+        };
+        metric::called("write_one", began.elapsed(), &result);
+        result
+    }
+
+    /// Asks whether the database can do its part: it answers, and took the latest write.
+    ///
+    /// # Errors
+    /// Why not; see [`Error::told`].
+    pub async fn check(&self) -> Result<()> {
+        self.read(async |tx| crate::jobs::db_now(tx).await).await?;
+        match &self.0.back {
+            Back::Sqlite(back) => back.check(),
+            Back::Postgres(_) => Ok(()),
         }
     }
 
@@ -172,6 +203,20 @@ impl Store {
         match &self.0.back {
             Back::Sqlite(_) => Dialect::Sqlite,
             Back::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// The connections of this store that are open now; on SQLite those for reading.
+    #[must_use]
+    pub fn connections(&self) -> Connections {
+        let (open, idle) = match &self.0.back {
+            Back::Sqlite(back) => back.connections(),
+            Back::Postgres(back) => back.connections(),
+        };
+        let idle = u32::try_from(idle).unwrap_or(u32::MAX).min(open);
+        Connections {
+            busy: open - idle,
+            idle,
         }
     }
 

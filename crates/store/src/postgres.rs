@@ -1,14 +1,22 @@
 //! PostgreSQL: a closure is its own transaction.
 
+mod pool;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{ConnectOptions, Executor, PgPool};
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, Connection as _};
 
 use crate::error::{Error, Result};
 use crate::open::Options;
-use crate::tx::{Conn, Shared, Tx};
+use crate::tx::{Conn, Hints, Shared, Tx};
+pub(crate) use pool::Beat;
+use pool::{Line, Pool};
+
+/// No statement of ours takes so long: one that does has lost its line. Longer than a stopped process may sit on a
+/// lock that others wait for, see [`SESSION`].
+const SILENCE: Duration = Duration::from_secs(20);
 
 /// What every session begins with.
 ///
@@ -28,7 +36,7 @@ SET plan_cache_mode = force_generic_plan;
 SET idle_in_transaction_session_timeout = '15s'";
 
 pub(crate) struct Postgres {
-    pool: PgPool,
+    pool: Pool,
     shared: Arc<Shared>,
 }
 
@@ -43,59 +51,111 @@ impl Postgres {
             .application_name("towpath")
             .statement_cache_capacity(256)
             .disable_statement_logging();
-        let pool = PgPoolOptions::new()
-            .max_connections(options.connections.max(1))
-            .acquire_timeout(options.acquire_timeout)
-            .test_before_acquire(false)
-            .idle_timeout(Duration::from_secs(300))
-            .after_connect(|conn, _| Box::pin(async move { conn.execute(SESSION).await.map(drop) }))
-            .connect_lazy_with(connect);
+        let pool = Pool::new(connect, SESSION, options.connections, options.acquire_timeout);
         Ok(Self { pool, shared })
     }
 
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut conn = self.pool.acquire().await?;
-        f(&mut Tx::new(Conn::Postgres(&mut conn), &self.shared)).await
+        let mut line = self.pool.line().await?;
+        let beat = Beat::new();
+        let mut tx = Tx::new(Conn::Postgres(line.conn()), &self.shared).beating(&beat);
+        let result = beat.watch(SILENCE, f(&mut tx)).await;
+        give_back(line, &result);
+        result
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut transaction = self.pool.begin().await?;
-        let mut tx = Tx::new(Conn::Postgres(&mut transaction), &self.shared);
-        let result = f(&mut tx).await;
-        let hints = tx.into_hints();
-        match result {
-            Ok(value) => {
-                transaction.commit().await?;
+        let mut line = self.pool.line().await?;
+        let beat = Beat::new();
+        let done = beat.watch(SILENCE, transaction(line.conn(), &self.shared, &beat, f));
+        match done.await {
+            Ok(Ok((value, hints))) => {
+                line.keep();
                 self.shared.tell(hints);
                 Ok(value)
             }
+            // Refused, and rolled back.
+            Ok(Err(error)) => {
+                line.keep();
+                Err(error)
+            }
             Err(error) => {
-                // A connection that broke rolls back by itself.
-                let _ = transaction.rollback().await;
+                // Where it broke the line is of no use; after a COMMIT that was refused nobody knows what it is in.
+                if pool::broken(&error) {
+                    line.broke();
+                }
                 Err(error)
             }
         }
     }
 
     pub(crate) async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let mut conn = self.pool.acquire().await?;
-        let mut tx = Tx::new(Conn::Postgres(&mut conn), &self.shared);
-        let value = f(&mut tx).await?;
-        self.shared.tell(tx.into_hints());
-        Ok(value)
+        let mut line = self.pool.line().await?;
+        let beat = Beat::new();
+        let mut tx = Tx::new(Conn::Postgres(line.conn()), &self.shared).beating(&beat);
+        let result = beat.watch(SILENCE, f(&mut tx)).await;
+        let hints = tx.into_hints();
+        give_back(line, &result);
+        if result.is_ok() {
+            self.shared.tell(hints);
+        }
+        result
     }
 
     pub(crate) async fn migrate(&self) -> Result<()> {
-        sqlx::migrate!("migrations/postgres")
-            .run(&self.pool)
-            .await
-            .map_err(|error| match error {
-                sqlx::migrate::MigrateError::Execute(error) => error.into(),
-                other => Error::Open(format!("cannot migrate the database: {other}")),
-            })
+        let mut line = self.pool.line().await?;
+        let migrated = sqlx::migrate!("migrations/postgres").run(line.conn()).await;
+        migrated.map_err(|error| match error {
+            sqlx::migrate::MigrateError::Execute(error) => error.into(),
+            other => Error::Open(format!("cannot migrate the database: {other}")),
+        })?;
+        line.keep();
+        Ok(())
+    }
+
+    pub(crate) fn connections(&self) -> (u32, usize) {
+        self.pool.connections()
     }
 
     pub(crate) async fn close(&self) {
         self.pool.close().await;
+    }
+}
+
+/// What a closure came to that was rolled back when it failed. The outer error is one that leaves the connection in an
+/// unknown state.
+type Ended<T> = Result<T>;
+
+/// Runs `f` between BEGIN and COMMIT.
+async fn transaction<T>(
+    conn: &mut PgConnection,
+    shared: &Shared,
+    beat: &Beat,
+    f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>,
+) -> Result<Ended<(T, Hints)>> {
+    let mut transaction = conn.begin().await?;
+    let mut tx = Tx::new(Conn::Postgres(&mut transaction), shared).beating(beat);
+    let result = f(&mut tx).await;
+    let hints = tx.into_hints();
+    beat.beat();
+    match result {
+        Ok(value) => {
+            transaction.commit().await?;
+            Ok(Ok((value, hints)))
+        }
+        // What broke needs no rollback.
+        Err(error) if pool::broken(&error) => Err(error),
+        Err(error) => match transaction.rollback().await {
+            Ok(()) => Ok(Err(error)),
+            Err(_) => Err(error),
+        },
+    }
+}
+
+/// Outside of a transaction nothing is left of a call that was answered, however it was.
+fn give_back<T>(line: Line, result: &Result<T>) {
+    match result {
+        Err(error) if pool::broken(error) => line.broke(),
+        _ => line.keep(),
     }
 }

@@ -70,7 +70,7 @@ pub async fn get(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Schedule>> {
 }
 
 /// Moves `next_at` from the instant the caller saw to the next one, and names the job recorded for that. Answers
-/// whether the caller was the one to move it; if not, the transaction must spawn nothing.
+/// whether the caller was the one to move it; if not, or if the schedule is paused, the transaction must spawn nothing.
 ///
 /// # Errors
 /// As every statement.
@@ -83,7 +83,8 @@ pub async fn advance(
 ) -> Result<bool> {
     Ok(on!(tx, |conn| {
         sqlx::query(
-            "UPDATE schedule SET next_at = $3, spawn_job = $4 WHERE id = $1 AND next_at = $2 AND ended_at IS NULL",
+            "UPDATE schedule SET next_at = $3, spawn_job = $4
+             WHERE id = $1 AND next_at = $2 AND ended_at IS NULL AND NOT paused",
         )
         .bind(id)
         .bind(seen)
@@ -116,6 +117,41 @@ pub async fn set_spawn(
         .bind(seen)
         .bind(before)
         .bind(spawn_job)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected())
+    })? == 1)
+}
+
+/// Schedules that have not ended, the latest first, at most `limit` of those made before the schedule `before`.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(tx: &mut Tx<'_>, before: Option<ScheduleId>, limit: i64) -> Result<Vec<Schedule>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+            "SELECT * FROM schedule WHERE ended_at IS NULL AND ($1 IS NULL OR id < $1) ORDER BY id DESC LIMIT $2",
+        )
+        .bind(before)
+        .bind(limit)
+        .fetch_all(conn)
+        .await
+    })?)
+}
+
+/// Pauses a schedule or lets it go on. Forgets its spawn job, which the caller has cancelled: one is recorded anew once
+/// it goes on. Answers whether there is one that has not ended.
+///
+/// # Errors
+/// As every statement.
+pub async fn pause(tx: &mut Tx<'_>, id: ScheduleId, paused: bool) -> Result<bool> {
+    Ok(on!(tx, |conn| {
+        sqlx::query(
+            "UPDATE schedule SET paused = $2, spawn_job = CASE WHEN $2 THEN NULL ELSE spawn_job END
+             WHERE id = $1 AND ended_at IS NULL",
+        )
+        .bind(id)
+        .bind(paused)
         .execute(conn)
         .await
         .map(|done| done.rows_affected())

@@ -12,6 +12,7 @@
 //! the group did. They are told; nothing is answered that is not on disk.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
@@ -19,6 +20,7 @@ use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection, SqlitePool};
 use tokio::sync::{Mutex, Notify, oneshot};
 
 use crate::error::{Error, Result};
+use crate::metric;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, Shared, Tx};
 
@@ -28,9 +30,15 @@ pub(crate) struct Sqlite {
     readers: SqlitePool,
     shared: Arc<Shared>,
     path: std::path::PathBuf,
+    /// How the latest write went: reading goes on when the disk is full, so it does not show there.
+    health: AtomicU8,
     /// Held for the life of the store: a second process on the same file would rescue our leases.
     _lock: Option<std::fs::File>,
 }
+
+const WELL: u8 = 0;
+const FULL: u8 = 1;
+const FAILING: u8 = 2;
 
 struct Writer {
     conn: SqliteConnection,
@@ -122,17 +130,44 @@ impl Sqlite {
             readers,
             shared,
             path: path.to_owned(),
+            health: AtomicU8::new(WELL),
             _lock: Some(lock),
         })
     }
 
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let asked = std::time::Instant::now();
         let mut conn = self.readers.acquire().await?;
+        metrics::histogram!(metric::ACQUIRE, "of" => "pool").record(asked.elapsed());
         f(&mut Tx::new(Conn::Sqlite(&mut conn), &self.shared)).await
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let result = self.commit(f).await;
+        let health = match &result {
+            Err(Error::Full) => FULL,
+            Err(Error::Unavailable(_)) => FAILING,
+            // Refused by its own closure, which says nothing of the disk.
+            Err(_) => return result,
+            Ok(_) => WELL,
+        };
+        self.health.store(health, Ordering::Relaxed);
+        result
+    }
+
+    /// Whether the latest write went well. There always is a next one: workers say that they live.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.health.load(Ordering::Relaxed) {
+            WELL => Ok(()),
+            FULL => Err(Error::Full),
+            _ => Err(Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))),
+        }
+    }
+
+    async fn commit<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let asked = std::time::Instant::now();
         let mut guard = self.writer.lock().await;
+        metrics::histogram!(metric::ACQUIRE, "of" => "writer").record(asked.elapsed());
         let writer = &mut *guard;
         writer.enter().await?;
         let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared);
@@ -167,6 +202,10 @@ impl Sqlite {
             .run(&mut guard.conn)
             .await
             .map_err(|error| Error::Open(format!("cannot migrate {}: {error}", self.path.display())))
+    }
+
+    pub(crate) fn connections(&self) -> (u32, usize) {
+        (self.readers.size(), self.readers.num_idle())
     }
 
     pub(crate) async fn close(&self) {
@@ -269,8 +308,8 @@ impl Writer {
     async fn commit(&mut self) -> Result<(), Refused> {
         let started = std::time::Instant::now();
         let result = self.conn.execute("COMMIT").await;
-        metrics::histogram!("towpath_store_commit_seconds").record(started.elapsed());
-        metrics::histogram!("towpath_store_commit_group").record(self.waiting.len() as f64);
+        metrics::histogram!(metric::COMMIT_SECONDS).record(started.elapsed());
+        metrics::histogram!(metric::COMMIT_GROUP).record(self.waiting.len() as f64);
         if let Err(error) = &result {
             tracing::error!(error = %error, "a commit failed; its callers are told");
             // Disk full leaves the transaction open; without this every later write would fail too.

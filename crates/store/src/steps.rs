@@ -1,7 +1,7 @@
 //! Journalled steps: written once, under (job, name), by whoever holds the job's fence.
 
 use sqlx::FromRow;
-use towpath_domain::JobId;
+use towpath_domain::{JobId, Timestamp};
 
 use crate::error::Result;
 use crate::jobs::Fenced;
@@ -35,6 +35,31 @@ pub async fn list(tx: &mut Tx<'_>, job: JobId) -> Result<Vec<Step>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as("SELECT name, output FROM step WHERE job_id = $1 ORDER BY at, name")
             .bind(job)
+            .fetch_all(conn)
+            .await
+    })?)
+}
+
+/// A finished step, without its answer.
+#[derive(Clone, Debug, FromRow)]
+pub struct Done {
+    /// Its name within the job.
+    pub name: String,
+    /// The fence of the attempt that finished it.
+    pub fence: i64,
+    /// When.
+    pub at: Timestamp,
+}
+
+/// The steps a job has finished, in that order, at most `limit`.
+///
+/// # Errors
+/// As every statement.
+pub async fn done(tx: &mut Tx<'_>, job: JobId, limit: i64) -> Result<Vec<Done>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as("SELECT name, fence, at FROM step WHERE job_id = $1 ORDER BY at, name LIMIT $2")
+            .bind(job)
+            .bind(limit)
             .fetch_all(conn)
             .await
     })?)

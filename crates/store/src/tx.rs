@@ -6,6 +6,8 @@ use std::sync::{Arc, OnceLock};
 use sqlx::{PgConnection, SqliteConnection};
 use towpath_domain::{Clock, JobId, Timestamp};
 
+use crate::postgres::Beat;
+
 /// Which database is behind a [`Tx`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
@@ -60,6 +62,8 @@ pub struct Tx<'c> {
     conn: Conn<'c>,
     shared: &'c Shared,
     hints: Hints,
+    /// Told of each statement, where a statement may not take for ever.
+    beat: Option<&'c Beat>,
 }
 
 /// The connection behind a [`Tx`]; use it through [`on!`](crate::on).
@@ -76,11 +80,20 @@ impl<'c> Tx<'c> {
             conn,
             shared,
             hints: Hints::default(),
+            beat: None,
         }
+    }
+
+    pub(crate) fn beating(mut self, beat: &'c Beat) -> Self {
+        self.beat = Some(beat);
+        self
     }
 
     /// The connection, for [`on!`](crate::on).
     pub fn conn(&mut self) -> Conn<'_> {
+        if let Some(beat) = self.beat {
+            beat.beat();
+        }
         match &mut self.conn {
             Conn::Sqlite(conn) => Conn::Sqlite(conn),
             Conn::Postgres(conn) => Conn::Postgres(conn),

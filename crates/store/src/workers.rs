@@ -1,5 +1,6 @@
 //! Worker processes: who is there, and who should stop claiming.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sqlx::FromRow;
@@ -27,6 +28,30 @@ pub struct Worker {
     pub started_at: Timestamp,
     /// Last sign of life, by the database's clock.
     pub seen_at: Timestamp,
+    /// JSON: pool name to the attempts that ended here, in this life.
+    pub finished: String,
+}
+
+/// A worker not seen for this long is not there: three renewals of the default lease.
+pub const SEEN: Duration = Duration::from_secs(15);
+
+impl Worker {
+    /// Its pools, with the jobs it may have at work in each.
+    #[must_use]
+    pub fn slots(&self) -> BTreeMap<String, i64> {
+        // Written by us; what a newer version may write there counts as nothing rather than as an error.
+        serde_json::from_str(&self.pools).unwrap_or_default()
+    }
+}
+
+/// Every worker that has not left, the latest first; also those not seen for a while.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(tx: &mut Tx<'_>) -> Result<Vec<Worker>> {
+    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM worker ORDER BY id DESC")
+        .fetch_all(conn)
+        .await)?)
 }
 
 /// Records a worker, or that it is alive. Answers whether an operator asked it to drain.
@@ -36,12 +61,12 @@ pub struct Worker {
 pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
     let now = tx.now_param();
     let text = sql!(tx,
-        sqlite: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at)
-                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-                 ON CONFLICT (id) DO UPDATE SET seen_at = $8 RETURNING draining",
-        postgres: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at)
-                   VALUES ($1, $2, $3, $4, $5, $6, $7, towpath_now($8))
-                   ON CONFLICT (id) DO UPDATE SET seen_at = towpath_now($8) RETURNING draining");
+        sqlite: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at, finished)
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+                 ON CONFLICT (id) DO UPDATE SET seen_at = $8, finished = $9 RETURNING draining",
+        postgres: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at, finished)
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, towpath_now($8), $9)
+                   ON CONFLICT (id) DO UPDATE SET seen_at = towpath_now($8), finished = $9 RETURNING draining");
     Ok(on!(tx, |conn| {
         sqlx::query_scalar(text)
             .bind(worker.id)
@@ -52,6 +77,7 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
             .bind(worker.draining)
             .bind(worker.started_at)
             .bind(now)
+            .bind(&worker.finished)
             .fetch_one(conn)
             .await
     })?)

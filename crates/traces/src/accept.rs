@@ -144,6 +144,14 @@ pub enum Refusal {
         /// What is wrong with it.
         what: String,
     },
+    /// Something in it that is well-formed by itself.
+    #[error("{place}: {what}")]
+    Rule {
+        /// The part or field.
+        place: String,
+        /// What it does not go with.
+        what: String,
+    },
 }
 
 /// Sorts of refusal, for whoever has to choose a status.
@@ -155,8 +163,10 @@ pub enum RefusalKind {
     TooLarge,
     /// It is not what it says it is, so it was probably damaged or cut off.
     Malformed,
-    /// It is well-formed, but says something that is not allowed.
+    /// A value that is missing or of the wrong type.
     Invalid,
+    /// Values that do not go together, or that nobody can keep.
+    Rule,
 }
 
 impl Refusal {
@@ -166,6 +176,14 @@ impl Refusal {
     )]
     pub(crate) fn invalid(place: impl Into<String>, what: impl ToString) -> Self {
         Self::Invalid {
+            place: place.into(),
+            what: what.to_string(),
+        }
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "as above")]
+    pub(crate) fn rule(place: impl Into<String>, what: impl ToString) -> Self {
+        Self::Rule {
             place: place.into(),
             what: what.to_string(),
         }
@@ -182,6 +200,7 @@ impl Refusal {
             Self::Body(BodyError::Broken { .. })
             | Self::Multipart(MultipartError::Start | MultipartError::Truncated { .. }) => RefusalKind::Malformed,
             Self::Multipart(MultipartError::Part { .. }) | Self::Invalid { .. } => RefusalKind::Invalid,
+            Self::Rule { .. } => RefusalKind::Rule,
         }
     }
 }

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use crate::accept::{self, Contents};
 use crate::body::Limits;
 use crate::columnar;
+use crate::metric;
 use crate::objects::{Objects, ObjectsError};
 use crate::operation::Operation;
 use crate::segment::Written;
@@ -133,7 +134,7 @@ pub async fn fold<E>(
             Ok(bytes) => bytes,
             Err(error) if error.is_not_found() => {
                 tracing::error!(wal.unit = %unit.id, wal.path = %path, "an accepted unit is not there; it stays open");
-                metrics::counter!("towpath_wal_missing_units_total").increment(1);
+                metrics::counter!(metric::WAL_MISSING).increment(1);
                 folded.missing.push(unit.id);
                 continue;
             }
@@ -170,7 +171,7 @@ pub async fn fold<E>(
             objects
                 .put(&Path::from(format!("quarantine/{}.unit", unit.id)), vec![bytes])
                 .await?;
-            metrics::counter!("towpath_wal_damaged_frames_total").increment(damaged);
+            metrics::counter!(metric::WAL_DAMAGED).increment(damaged);
             folded.damaged += damaged;
         }
         folded.units.push(unit.id);
@@ -179,7 +180,8 @@ pub async fn fold<E>(
         .await
         .map_err(FoldError::from_inner)?;
     groups.flush(objects, &mut intend, &mut folded).await?;
-    metrics::counter!("towpath_folded_operations_total").increment(folded.operations);
+    metrics::counter!(metric::FOLDED_OPERATIONS).increment(folded.operations);
+    metrics::counter!(metric::FOLDED_UNITS).increment(folded.units.len() as u64);
     Ok(folded)
 }
 

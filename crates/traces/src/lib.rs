@@ -12,6 +12,7 @@ pub mod fold;
 pub mod hive;
 pub mod json;
 pub mod manifest;
+pub mod metric;
 pub mod multipart;
 pub mod objects;
 pub mod operation;

@@ -16,6 +16,8 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig};
 use uuid::Uuid;
 
+use crate::metric;
+
 /// Folder of files that are being written, of a local store.
 const UNFINISHED: &str = "tmp";
 
@@ -51,7 +53,7 @@ impl ObjectsError {
 
     fn file(path: &Path, source: io::Error) -> Self {
         match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => Self::Full,
             _ => Self::File {
                 path: path.clone(),
                 source,
@@ -161,6 +163,10 @@ impl Objects {
     /// # Errors
     /// [`ObjectsError::Full`] where there is no room, else what the store says.
     pub async fn put(&self, path: &Path, pieces: Vec<Bytes>) -> Result<(), ObjectsError> {
+        metric::object_call("put", self.put_whole(path, pieces), |_| false).await
+    }
+
+    async fn put_whole(&self, path: &Path, pieces: Vec<Bytes>) -> Result<(), ObjectsError> {
         let Some(local) = self.local.clone() else {
             self.store.put(path, PutPayload::from_iter(pieces)).await?;
             return Ok(());
@@ -178,6 +184,32 @@ impl Objects {
                 source: io::Error::other(ended),
             })
         })
+    }
+
+    /// Asks whether the store can do its part: a bucket answers, a folder takes a file.
+    ///
+    /// # Errors
+    /// Why not, in words that name no address and no path.
+    pub async fn check(&self) -> Result<(), &'static str> {
+        let Some(local) = self.local.clone() else {
+            // Not being there is an answer too.
+            return match self.store.head(&Path::from("ready")).await {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. }) => {
+                    Err("access is refused")
+                }
+                Err(_) => Err("it does not answer as it should"),
+            };
+        };
+        let tried = tokio::task::spawn_blocking(move || local.try_out()).await;
+        match tried {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(match ObjectsError::file(&Path::default(), error) {
+                ObjectsError::Full => "no disk space left",
+                _ => "the folder takes no file",
+            }),
+            Err(_) => Err("the folder takes no file"),
+        }
     }
 
     /// Makes an object that was written through [`Objects::store`] survive a loss of power. An object store has
@@ -207,7 +239,8 @@ impl Objects {
     /// # Errors
     /// What the store says; see [`ObjectsError::is_not_found`].
     pub async fn get(&self, path: &Path) -> Result<Bytes, ObjectsError> {
-        Ok(self.store.get(path).await?.bytes().await?)
+        let get = async { Ok(self.store.get(path).await?.bytes().await?) };
+        metric::object_call("get", get, ObjectsError::is_not_found).await
     }
 
     /// Removes an object. One that is not there is no error.
@@ -215,9 +248,10 @@ impl Objects {
     /// # Errors
     /// What the store says.
     pub async fn delete(&self, path: &Path) -> Result<(), ObjectsError> {
-        match self.store.delete(path).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
+        let delete = async { self.store.delete(path).await.map_err(ObjectsError::from) };
+        match metric::object_call("delete", delete, ObjectsError::is_not_found).await {
+            Err(error) if !error.is_not_found() => Err(error),
+            _ => Ok(()),
         }
     }
 
@@ -260,6 +294,16 @@ impl Local {
         }
         moved?;
         sync(folder)
+    }
+
+    /// Writes a file as large as a small unit, and removes it.
+    fn try_out(&self) -> io::Result<()> {
+        let unfinished = self.root.join(UNFINISHED);
+        self.ensure(&unfinished)?;
+        let file = unfinished.join(format!("ready-{}", Uuid::now_v7()));
+        let written = std::fs::write(&file, [0; 64 << 10]);
+        let removed = std::fs::remove_file(&file);
+        written.and(removed)
     }
 
     /// Syncs a file and every folder above it, any of which may be new.

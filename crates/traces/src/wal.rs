@@ -27,8 +27,9 @@ use towpath_domain::{ProjectId, TenantId, UnitId, failpoint};
 use towpath_store::{Store, Tx, projects, units};
 
 use crate::accept::Accepted;
+use crate::metric;
 use crate::objects::{Objects, ObjectsError};
-use queue::{Entry, Queue};
+use queue::{Bounds, Entry, Queue};
 pub use unit::{Damage, Frame, FrameHead};
 
 /// Runs in the transaction that registers a unit: makes sure that somebody is going to fold it.
@@ -127,7 +128,12 @@ impl Wal {
     /// Starts the log on the current runtime.
     #[must_use]
     pub fn new(store: Store, objects: Objects, options: Options, on_registered: OnRegistered) -> Self {
-        let queue = Queue::new(options.queue_bytes);
+        let queue = Queue::new(Bounds {
+            bytes: options.queue_bytes,
+            unit_bytes: options.unit_bytes,
+            flushes: options.flushes,
+            wait: options.patience / 2,
+        });
         let shared = Arc::new(Shared {
             store,
             objects,
@@ -189,12 +195,15 @@ async fn flusher(shared: Arc<Shared>) {
             Err(late) => Err(AppendError::Unavailable(Arc::new(late))),
         };
         shared.queue.flushed(bytes, began.elapsed());
-        metrics::histogram!("towpath_wal_flush_seconds").record(began.elapsed().as_secs_f64());
-        metrics::gauge!("towpath_wal_waiting_bytes").set(shared.queue.bytes() as f64);
+        metrics::histogram!(metric::WAL_FLUSH).record(began.elapsed().as_secs_f64());
+        metrics::gauge!(metric::WAL_WAITING).set(shared.queue.bytes() as f64);
         match &result {
-            Ok(()) => metrics::counter!("towpath_wal_bytes_total").increment(bytes as u64),
+            Ok(()) => {
+                metrics::counter!(metric::WAL_BYTES).increment(bytes as u64);
+                metrics::counter!(metric::WAL_UNITS).increment(1);
+            }
             Err(error) => {
-                metrics::counter!("towpath_wal_failed_flushes_total").increment(1);
+                metrics::counter!(metric::WAL_FAILED).increment(1);
                 tracing::error!(
                     error = error as &dyn std::error::Error,
                     wal.requests = batch.len(),

@@ -92,3 +92,78 @@ async fn a_destination_that_is_gone_fails_the_export() {
     assert!(row.error.unwrap().contains("the destination was deleted"));
     home.assert_tidy().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_arrived_short_is_made_again() {
+    let home = Home::new(1).await;
+    let whole = home.export(1).await;
+    home.drain().await;
+    let expected = home.files(whole);
+    let export = home.export(1).await;
+    home.s3.shorten(1);
+    home.drain().await;
+    assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    assert!(home.files(export) == expected, "the file is whole");
+    let run = home.runs(export).await.remove(0);
+    assert!(
+        run.errors.contains("retry_0") && run.errors.contains("bytes arrived"),
+        "{}",
+        run.errors
+    );
+    assert_eq!(run.files_written, 2);
+    home.assert_tidy().await;
+}
+
+/// Completing an upload may be answered well and hold an error all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_inside_a_good_answer_is_an_error() {
+    let home = Home::new(1).await;
+    let whole = home.export(1).await;
+    home.drain().await;
+    let expected = home.files(whole);
+    for (times, attempts) in [(2, 1), (4, 2)] {
+        let export = home.export(1).await;
+        home.s3
+            .fail(Fault::new("parquet?uploadId", 200, "InternalError", times));
+        home.drain().await;
+        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        assert!(home.files(export) == expected);
+        let run = home.runs(export).await.remove(0);
+        assert_eq!(run.errors.contains("retry_0"), attempts > 1, "{}", run.errors);
+        home.assert_tidy().await;
+    }
+}
+
+/// What stays as it is however often it is tried: the client does not repeat it, the run does not try again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lasts_is_told_apart_from_what_passes() {
+    let cases = [
+        (401, "Unauthorized", "Access denied: Unauthorized (401)"),
+        (403, "SomethingNew", "Access denied: SomethingNew (403)"),
+        (400, "ExpiredToken", "Access denied: ExpiredToken (400)"),
+        (
+            403,
+            "InvalidAccessKeyId",
+            "Key ID you provided does not exist: InvalidAccessKeyId (403)",
+        ),
+        (404, "NoSuchBucket", "Bucket is not valid: NoSuchBucket (404)"),
+    ];
+    for (status, code, told) in cases {
+        let home = Home::new(1).await;
+        home.drain().await;
+        let export = home.export(1).await;
+        home.s3.fail(Fault::new("parquet", status, code, 1));
+        home.drain().await;
+        let row = home.read(export).await;
+        assert_eq!(row.status, ExportStatus::Failed, "{code}");
+        assert!(row.error.as_deref().unwrap_or_default().contains(told), "{row:?}");
+        let run = home.runs(export).await.remove(0);
+        assert!(
+            run.errors.starts_with(&format!(r#"{{"retry_0":"{told}"#)),
+            "{}",
+            run.errors
+        );
+        assert!(!run.errors.contains("retry_1"), "{}", run.errors);
+        home.assert_tidy().await;
+    }
+}

@@ -11,6 +11,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::Instant;
 
 use crate::errors::ApiError;
+use crate::gate::Pace;
+use crate::metric;
 
 /// Memory is counted in these.
 const GRAIN_BYTES: usize = 4096;
@@ -18,24 +20,36 @@ const GRAIN_BYTES: usize = 4096;
 const SILENCE: Duration = Duration::from_secs(20);
 /// However steadily it sends: who needs longer for one body holds memory that others could use.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Told to a sender whose body found no memory. Long enough for what is under way to be written.
-const RETRY_AFTER: Duration = Duration::from_secs(2);
+/// The shortest time told to a sender whose body found no memory: one that comes back sooner only spends its few tries.
+const SHORTEST_WAIT: Duration = Duration::from_secs(2);
 
 /// Guards memory and threads of ingest.
 pub struct Intake {
     memory: Arc<Semaphore>,
+    grains: usize,
+    /// Grains given back.
+    pace: Arc<Pace>,
     /// Checking a body unpacks it, which may take many times its size: so many at once.
     checks: Semaphore,
 }
 
 /// Stands for the memory of one body; given back when dropped.
-#[derive(Default)]
-pub struct Place(Option<OwnedSemaphorePermit>);
+pub struct Place {
+    permit: Option<OwnedSemaphorePermit>,
+    pace: Arc<Pace>,
+}
+
+impl Place {
+    fn grains(&self) -> usize {
+        self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let grains = self.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        metrics::gauge!("towpath_ingest_memory_bytes").decrement((grains * GRAIN_BYTES) as f64);
+        let grains = self.grains();
+        self.pace.done(grains);
+        metrics::gauge!(metric::INGEST_MEMORY).decrement((grains * GRAIN_BYTES) as f64);
     }
 }
 
@@ -44,8 +58,11 @@ impl Intake {
     #[must_use]
     pub fn new(memory_bytes: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let grains = memory_bytes.div_ceil(GRAIN_BYTES);
         Self {
-            memory: Arc::new(Semaphore::new(memory_bytes.div_ceil(GRAIN_BYTES))),
+            memory: Arc::new(Semaphore::new(grains)),
+            grains,
+            pace: Arc::default(),
             checks: Semaphore::new(cores),
         }
     }
@@ -58,7 +75,10 @@ impl Intake {
         if known > limit_bytes {
             return Err(ApiError::too_large(limit_bytes));
         }
-        let mut place = Place::default();
+        let mut place = Place {
+            permit: None,
+            pace: Arc::clone(&self.pace),
+        };
         self.reserve(&mut place, known)?;
         let mut whole = BytesMut::with_capacity(known);
         let latest = Instant::now() + PATIENCE;
@@ -81,27 +101,26 @@ impl Intake {
 
     /// Makes `place` large enough for `bytes`. Refuses rather than waits: a body that waits for memory holds some.
     fn reserve(&self, place: &mut Place, bytes: usize) -> Result<(), ApiError> {
-        let held = place.0.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = bytes.div_ceil(GRAIN_BYTES).saturating_sub(held);
+        let more = bytes.div_ceil(GRAIN_BYTES).saturating_sub(place.grains());
         if more == 0 {
             return Ok(());
         }
         let grains = u32::try_from(more).unwrap_or(u32::MAX);
         match Arc::clone(&self.memory).try_acquire_many_owned(grains) {
             Ok(permit) => {
-                metrics::gauge!("towpath_ingest_memory_bytes").increment((more * GRAIN_BYTES) as f64);
-                match &mut place.0 {
+                metrics::gauge!(metric::INGEST_MEMORY).increment((more * GRAIN_BYTES) as f64);
+                match &mut place.permit {
                     Some(all) => all.merge(permit),
                     none => *none = Some(permit),
                 }
                 Ok(())
             }
             Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {
-                metrics::counter!("towpath_ingest_refused_total").increment(1);
-                Err(ApiError::too_many(
-                    "too much trace data is coming in at once",
-                    RETRY_AFTER,
-                ))
+                metrics::counter!(metric::INGEST_REFUSED).increment(1);
+                metrics::counter!(metric::SHED, "reason" => "ingest_memory").increment(1);
+                let held = self.grains - self.memory.available_permits();
+                let wait = self.pace.time_for(held).max(SHORTEST_WAIT);
+                Err(ApiError::too_many("too much trace data is coming in at once", wait))
             }
         }
     }

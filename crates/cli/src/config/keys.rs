@@ -189,7 +189,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "http.requests",
         environment: &[],
-        default: Fallback::Text("1024"),
+        default: Fallback::Text("256"),
         kind: Kind::Count { least: 1, most: 65_536 },
         about: "requests worked on at once; more are answered 503",
     },
@@ -230,5 +230,12 @@ pub const KEYS: &[Key] = &[
         default: Fallback::Text("auto"),
         kind: Kind::Choice(&["auto", "text", "json"]),
         about: "text for people, json for programs; auto asks whether the output is a terminal",
+    },
+    Key {
+        name: "telemetry.otlp_endpoint",
+        environment: &["TOWPATH_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"],
+        default: Fallback::Absent,
+        kind: Kind::Uri(&["http", "https"]),
+        about: "OpenTelemetry collector that gets the spans of requests and jobs, as http://host:4318; absent: none",
     },
 ];

@@ -61,6 +61,8 @@ pub struct Settings {
     pub log_filter: String,
     /// How log lines look.
     pub log_format: LogFormat,
+    /// Collector of spans.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// How log lines look.
@@ -111,6 +113,7 @@ impl Settings {
                 "json" => LogFormat::Json,
                 _ => LogFormat::Auto,
             },
+            otlp_endpoint: values.optional("telemetry.otlp_endpoint").map(str::to_owned),
         }
     }
 }

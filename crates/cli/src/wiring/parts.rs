@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use object_store::ObjectStoreExt as _;
-use object_store::path::Path;
 use towpath_api::ops::Probe;
 use towpath_api::{App, Health, Ops, Parts};
 use towpath_domain::export::Credentials;
 use towpath_domain::{Clock, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
+use towpath_store::Store;
 use towpath_store::sealing::Sealer;
-use towpath_store::{Store, jobs};
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::fold_units;
@@ -133,20 +131,19 @@ impl Shared {
         let database = probe(move || {
             let store = store.clone();
             async move {
-                let asked = store.read(async |tx| jobs::db_now(tx).await).await;
-                asked.map(drop).map_err(|error| error.to_string())
+                store.check().await.map_err(|error| {
+                    tracing::debug!(
+                        error = &error as &dyn std::error::Error,
+                        "the database is asked in vain"
+                    );
+                    error.told()
+                })
             }
         });
         let objects = self.objects.clone();
         let objects = probe(move || {
             let objects = objects.clone();
-            async move {
-                // Not being there is an answer too.
-                match objects.store().head(&Path::from("ready")).await {
-                    Ok(_) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-                    Err(error) => Err(error.to_string()),
-                }
-            }
+            async move { objects.check().await }
         });
         let health = health.require("database", database).want("objects", objects);
         let queue = self.queue.clone();
@@ -157,7 +154,11 @@ impl Shared {
             let state = queue.health().state;
             async move {
                 match state {
-                    towpath_queue::State::Down { error, .. } => Err(error),
+                    towpath_queue::State::Down { error, .. } => {
+                        tracing::debug!(%error, "redis is asked in vain");
+                        // The error itself names addresses.
+                        Err("it does not answer as it should; work is found by looking")
+                    }
                     _ => Ok(()),
                 }
             }
@@ -166,7 +167,7 @@ impl Shared {
     }
 }
 
-fn probe<F: Future<Output = Result<(), String>> + Send + 'static>(
+fn probe<F: Future<Output = Result<(), &'static str>> + Send + 'static>(
     ask: impl Fn() -> F + Send + Sync + 'static,
 ) -> Probe {
     Box::new(move || Box::pin(ask()))

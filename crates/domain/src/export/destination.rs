@@ -95,12 +95,12 @@ impl Credentials {
             ("session_token", token, 2048),
         ] {
             let Some(secret) = secret else { continue };
-            // A control character would end up in a header.
-            let text = secret.reveal();
-            if text.is_empty() || text.len() > longest || text.chars().any(char::is_control) {
+            // They end up in headers.
+            let text = secret.reveal().as_bytes();
+            if text.is_empty() || text.len() > longest || !text.iter().all(|byte| matches!(byte, 0x20..=0x7e)) {
                 return Err(Rejection::invalid(
                     format!("credentials.{name}"),
-                    format!("{name} must have 1 to {longest} characters"),
+                    format!("{name} must have 1 to {longest} printable ASCII characters"),
                 ));
             }
         }
@@ -131,7 +131,10 @@ impl DestinationRequest {
         check_prefix(&self.config.prefix)?;
         match self.kind {
             DestinationKind::S3 => {
-                let bucket = self.config.bucket_name.as_deref().unwrap_or_default();
+                let Some(bucket) = self.config.bucket_name.as_deref() else {
+                    let text = "bucket_name is required for an s3 destination";
+                    return Err(Rejection::rule("config.bucket_name", text));
+                };
                 check_bucket(bucket)?;
                 if let Some(endpoint) = &self.config.endpoint_url {
                     check_endpoint(endpoint)?;
@@ -224,7 +227,7 @@ fn check_endpoint(endpoint: &str) -> Result<(), Rejection> {
         .strip_prefix("https://")
         .or_else(|| endpoint.strip_prefix("http://"));
     let valid = host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '?', '#', '\\', ' ']))
-        && endpoint.len() <= 2048
+        && endpoint.chars().count() <= 2048
         && !endpoint.chars().any(char::is_control);
     if !valid {
         return Err(Rejection::invalid(

@@ -17,6 +17,7 @@ mod leases;
 mod model;
 mod peers;
 mod retries;
+mod retrying;
 mod steps;
 mod storm;
 mod support;

@@ -271,7 +271,7 @@ on_each! {
         let alive = world.store.read(async |tx| worker_rows::alive(tx, PATIENCE).await).await.unwrap();
         assert_eq!(alive.iter().map(|worker| worker.id).collect::<Vec<_>>(), [workers.id()]);
         assert_eq!(workers.at_work(), 1);
-        for (job, expected) in [(running, "running"), (ready, "queued"), (blocked, "lane_full"), (scheduled, "scheduled")] {
+        for (job, expected) in [(running, "running"), (ready, "workers_busy"), (blocked, "lane_full"), (scheduled, "scheduled")] {
             let told = world.store.read(async |tx| explain(tx, job).await).await.unwrap().unwrap();
             assert_eq!(serde_json::to_value(&told).unwrap()["reason"], expected, "{}", told.text);
         }

@@ -175,17 +175,20 @@ fn by_status(error: &object_store::Error, status: Option<u16>, coded: bool, text
 
 /// What can be told of an answer that never came.
 fn silence(text: &str) -> &'static str {
-    let lower = text.to_ascii_lowercase();
+    // The client tells how long it would have tried, also of what was refused at once.
+    let lower = text.to_ascii_lowercase().replace("retry_timeout", "");
     for (sign, told) in [
         ("certificate", "its certificate is not trusted"),
         (
             "redirect without location",
             "it redirects elsewhere, which means a wrong region",
         ),
-        ("timed out", "it did not answer in time"),
-        ("timeout", "it did not answer in time"),
         ("refused", "the connection was refused"),
         ("reset", "the connection broke off"),
+        ("connection closed", "the connection broke off"),
+        ("broken pipe", "the connection broke off"),
+        ("timed out", "it did not answer in time"),
+        ("timeout", "it did not answer in time"),
         ("connect", "no connection could be made"),
     ] {
         if lower.contains(sign) {
@@ -299,6 +302,32 @@ mod tests {
             failure.to_string(),
             "Access denied: status 403 without an S3 error code for key p/tmp/x.txt"
         );
+    }
+
+    #[test]
+    fn how_long_it_was_tried_is_not_why_it_failed() {
+        let text = |end: &str| {
+            let text = format!(
+                "Error performing PUT http://h/k in 1s, after 3 retries, max_retries: 3, retry_timeout: 60s  - {end}"
+            );
+            let source = text.into();
+            classify(&object_store::Error::Generic { store: "S3", source }, "k").to_string()
+        };
+        for (end, told) in [
+            (
+                "HTTP error: tcp connect error: Connection refused",
+                "the connection was refused",
+            ),
+            ("HTTP error: connection reset by peer", "the connection broke off"),
+            (
+                "HTTP error: connection closed before message completed",
+                "the connection broke off",
+            ),
+            ("HTTP error: operation timed out", "it did not answer in time"),
+            ("HTTP error: no route", "the call failed"),
+        ] {
+            assert_eq!(text(end), format!("Destination is not available: {told} for key k"));
+        }
     }
 
     #[test]

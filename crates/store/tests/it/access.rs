@@ -45,6 +45,7 @@ async fn keys_open_what_they_should(database: Database) {
                     organization,
                     workspace: None,
                     name: "wide",
+                    operator: true,
                 },
             )
             .await?;
@@ -52,6 +53,7 @@ async fn keys_open_what_they_should(database: Database) {
                 organization,
                 workspace: Some(second.id),
                 name: "bound",
+                operator: false,
             };
             Ok((second.id, wide, access::create_key(tx, bound).await?))
         })
@@ -100,6 +102,7 @@ async fn keys_open_what_they_should(database: Database) {
         organization: foreign,
         workspace: None,
         name: "x",
+        operator: false,
     };
     let tried = store
         .write(async |tx| access::create_key(tx, new).await.map(drop))

@@ -9,4 +9,5 @@ mod access;
 mod database;
 mod dropped;
 mod full;
+mod overviews;
 mod reading;

@@ -74,6 +74,10 @@ impl<'a> Drafts<'a> {
             patch: Option<Vec<&'a RawValue>>,
         }
         let text = whole(content_type, plain)?;
+        // A struct may also be read from a list of its values, which nobody means.
+        if !text.trim_start().starts_with('{') {
+            return Err(Refusal::invalid("body", "expected a JSON object"));
+        }
         let batch: Batch<'_> = serde_json::from_str(text).map_err(|error| Refusal::invalid("body", error))?;
         let mut runs = Vec::new();
         for (verb, list) in [(Verb::Post, batch.post), (Verb::Patch, batch.patch)] {
@@ -195,6 +199,9 @@ fn feedback(place: &str, id: Option<Uuid>, text: &str) -> Result<Feedback, Refus
         run_id: Option<&'a RawValue>,
         #[serde(borrow, default)]
         key: Option<&'a RawValue>,
+    }
+    if !text.trim_start().starts_with('{') {
+        return Err(Refusal::invalid(shown(place), "expected a JSON object"));
     }
     let known: Known<'_> = serde_json::from_str(text).map_err(|error| Refusal::invalid(shown(place), error))?;
     let own = uuid(place, "id", known.id)?;

@@ -136,7 +136,7 @@ impl<'a> Draft<'a> {
 
     pub fn set_head(&mut self, head: Head<'a>, place: &str) -> Result<(), Refusal> {
         if uuid(place, "id", head.id)?.is_some_and(|id| id != self.id.0) {
-            return Err(Refusal::invalid(shown(place), "`id` is not the id it was sent under"));
+            return Err(Refusal::rule(shown(place), "`id` is not the id it was sent under"));
         }
         self.head = Some(head);
         Ok(())
@@ -215,16 +215,16 @@ impl<'a> Draft<'a> {
     fn check_order(&self, order: &str) -> Result<(), Refusal> {
         let mut own = None;
         for link in trace::links(order) {
-            let link = link.ok_or_else(|| self.bad("dotted_order", "expected <time>Z<id> links joined by dots"))?;
+            let link = link.ok_or_else(|| self.against("dotted_order", "expected <time>Z<id> links joined by dots"))?;
             if link.start < TIMES.0 || link.start > TIMES.1 {
-                return Err(self.bad("dotted_order", "a time out of range"));
+                return Err(self.against("dotted_order", "a time out of range"));
             }
             own = Some(link.id);
         }
         if own == Some(self.id.0) {
             Ok(())
         } else {
-            Err(self.bad("dotted_order", "it does not end with the run's own id"))
+            Err(self.against("dotted_order", "it does not end with the run's own id"))
         }
     }
 
@@ -300,6 +300,10 @@ impl<'a> Draft<'a> {
     fn bad(&self, field: &str, what: impl ToString) -> Refusal {
         Refusal::invalid(format!("{} `{field}`", self.place()), what)
     }
+
+    fn against(&self, field: &str, what: &'static str) -> Refusal {
+        Refusal::rule(format!("{} `{field}`", self.place()), what)
+    }
 }
 
 /// Which operation an error is about. A type of its own, so that no text is made where there is none.
@@ -350,21 +354,29 @@ fn time(place: impl std::fmt::Display, field: &str, raw: Option<&RawValue>) -> R
     };
     let time = match decode(raw) {
         Some(text) => Timestamp::parse(&text).ok(),
-        None => raw
-            .parse::<i64>()
-            .ok()
-            .and_then(|millis| millis.checked_mul(1000))
-            .map(Timestamp::from_micros),
+        None => whole(raw).map(|millis| Timestamp::from_micros(millis.saturating_mul(1000))),
     };
     match time {
         Some(time) if time >= TIMES.0 && time <= TIMES.1 => Ok(Some(time)),
-        Some(_) => Err(wrong(&place, field, "a time out of range")),
+        Some(_) => Err(Refusal::rule(
+            format!("{} `{field}`", shown(&place.to_string())),
+            "a time out of range",
+        )),
         None => Err(wrong(
             &place,
             field,
             "expected an ISO 8601 date-time or whole milliseconds since 1970",
         )),
     }
+}
+
+/// A whole number, which JSON may write as `57.0` or `5.7e1`. One that is larger than any time saturates.
+fn whole(raw: &str) -> Option<i64> {
+    raw.parse::<i64>().ok().or_else(|| {
+        let number: f64 = raw.parse().ok()?;
+        // As `as` does it: what does not fit becomes the nearest that does.
+        (number.fract() == 0.0 || number.is_infinite()).then_some(number as i64)
+    })
 }
 
 fn wrong(place: &impl std::fmt::Display, field: &str, what: &'static str) -> Refusal {

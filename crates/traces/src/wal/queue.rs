@@ -22,25 +22,39 @@ impl Entry {
 }
 
 pub struct Queue {
-    limit: usize,
+    bounds: Bounds,
     state: Mutex<State>,
     /// Something came, or the end.
     arrived: Notify,
+}
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes that wait or are being written.
+    pub bytes: usize,
+    /// About how many bytes are written at once.
+    pub unit_bytes: usize,
+    /// How many units are written at the same time.
+    pub flushes: usize,
+    /// The longest time anybody should wait. A sender whose patience ends before its answer comes sends the same body
+    /// again, so what is taken in beyond this is work for nothing.
+    pub wait: Duration,
 }
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Entry>,
     bytes: usize,
-    /// Bytes per second of the latest flushes; 0 before the first.
-    rate: f64,
+    /// Seconds that the latest flushes took; 0 before the first.
+    flush_seconds: f64,
     closed: bool,
 }
 
 impl Queue {
-    pub fn new(limit: usize) -> Self {
+    pub fn new(bounds: Bounds) -> Self {
         Self {
-            limit,
+            bounds,
             state: Mutex::default(),
             arrived: Notify::new(),
         }
@@ -54,9 +68,14 @@ impl Queue {
             return Err(AppendError::Closed);
         }
         // One body always fits, or a body larger than the queue could never come in.
-        if state.bytes > 0 && state.bytes + entry.bytes() > self.limit {
+        let wait = state.time_to_write(&self.bounds);
+        let full = state.bytes + entry.bytes() > self.bounds.bytes || wait > self.bounds.wait;
+        if state.bytes > 0 && full {
+            // In whole seconds as the header has them. At least two: a client that comes back sooner only spends its
+            // few tries.
+            let seconds = wait.as_secs_f64().ceil().clamp(2.0, 30.0);
             return Err(AppendError::Overloaded {
-                retry_after: state.retry_after(),
+                retry_after: Duration::from_secs_f64(seconds),
             });
         }
         state.bytes += entry.bytes();
@@ -110,11 +129,11 @@ impl Queue {
     pub fn flushed(&self, bytes: usize, took: Duration) {
         let mut state = self.lock();
         state.bytes = state.bytes.saturating_sub(bytes);
-        let rate = bytes as f64 / took.as_secs_f64().max(0.001);
-        state.rate = if state.rate == 0.0 {
-            rate
+        let took = took.as_secs_f64();
+        state.flush_seconds = if state.flush_seconds == 0.0 {
+            took
         } else {
-            state.rate * 0.7 + rate * 0.3
+            state.flush_seconds * 0.7 + took * 0.3
         };
     }
 
@@ -147,14 +166,95 @@ impl State {
         self.waiting.drain(..count).collect()
     }
 
-    /// How long it takes to write what waits, in whole seconds as the header has them. At least two: a client that
-    /// comes back sooner only spends its few tries.
-    fn retry_after(&self) -> Duration {
-        let seconds = if self.rate > 0.0 {
-            self.bytes as f64 / self.rate
-        } else {
-            2.0
+    /// How long it takes to write what waits and what is being written. Counted in flushes: a small one takes hardly less
+    /// time than a full one.
+    fn time_to_write(&self, bounds: &Bounds) -> Duration {
+        let units = self.bytes.div_ceil(bounds.unit_bytes.max(1));
+        let rounds = units.div_ceil(bounds.flushes.max(1));
+        Duration::from_secs_f64(rounds as f64 * self.flush_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use towpath_domain::{TenantId, Timestamp};
+
+    use super::*;
+    use crate::accept::Route;
+    use crate::body::Encoding;
+    use crate::wal::{Frame, FrameHead};
+
+    fn body(bytes: usize) -> Accepted {
+        let head = FrameHead {
+            tenant: TenantId::nil(),
+            route: Route::Batch,
+            content_type: String::new(),
+            encoding: Encoding::Identity,
+            received_at: Timestamp::from_micros(0),
+            items: 1,
         };
-        Duration::from_secs_f64(seconds.ceil().clamp(2.0, 30.0))
+        let body = Bytes::from(vec![b' '; bytes]);
+        Accepted {
+            frame: Frame { head, body },
+            projects: Vec::new(),
+            touches_any: false,
+            operations: 1,
+            feedback: 0,
+            attachments: 0,
+            decoded_bytes: bytes,
+        }
+    }
+
+    fn queue() -> Queue {
+        Queue::new(Bounds {
+            bytes: 1000,
+            unit_bytes: 100,
+            flushes: 1,
+            wait: Duration::from_secs(4),
+        })
+    }
+
+    fn refused(queue: &Queue, bytes: usize) -> Option<u64> {
+        match queue.push(body(bytes)).map(drop) {
+            Ok(()) => None,
+            Err(AppendError::Overloaded { retry_after }) => Some(retry_after.as_secs()),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn no_more_waits_than_can_be_written_in_time() {
+        let queue = queue();
+        for _ in 0..10 {
+            assert_eq!(refused(&queue, 100), None);
+        }
+        assert_eq!(
+            refused(&queue, 100),
+            Some(2),
+            "full, and nothing is known about its pace"
+        );
+
+        // A disk that takes a second for each unit.
+        for _ in 0..20 {
+            let batch = queue.take(100, Duration::ZERO).await.unwrap();
+            assert_eq!(batch.len(), 1);
+            queue.flushed(100, Duration::from_secs(1));
+            if queue.bytes() == 0 {
+                break;
+            }
+        }
+        for _ in 0..5 {
+            assert_eq!(refused(&queue, 100), None);
+        }
+        assert_eq!(refused(&queue, 100), Some(5), "five units wait, a second each");
+    }
+
+    #[tokio::test]
+    async fn one_body_always_fits() {
+        let queue = queue();
+        queue.flushed(0, Duration::from_secs(3600));
+        assert_eq!(refused(&queue, 5000), None);
+        assert_eq!(refused(&queue, 1), Some(30));
     }
 }

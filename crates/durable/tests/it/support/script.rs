@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_durable::{Ctx, Failure, Lane, Outcome, Start, Workflow};
+use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Workflow};
 use towpath_store::{self as store, Tx};
 
 use super::{Shared, write_effect};
@@ -33,6 +33,8 @@ pub enum Op {
     Fail(u32),
     /// Fails for good.
     Fatal,
+    /// Fails for good the first so many times.
+    FatalFirst(u32),
     /// Panics the first so many times.
     Panic(u32),
     /// Snoozes the first so many times, for this many milliseconds.
@@ -49,6 +51,12 @@ impl Script {
     pub const POOL_NAME: &'static str = "scripts";
     /// A script of this name cannot be ended: its `end` fails, as that of a defect or of another version would.
     pub const ENDLESS: &'static str = "endless";
+    /// A script of this name may not be performed again.
+    pub const FINAL: &'static str = "final";
+    /// A script of this name belongs to the lane `thread:1`, of one place.
+    pub const IN_LANE: &'static str = "in lane";
+    /// A script of this name may be performed again, and then its business rows refuse.
+    pub const STUBBORN: &'static str = "stubborn";
 
     pub fn new(name: &str, ops: impl Into<Vec<Op>>) -> Self {
         Self {
@@ -120,6 +128,11 @@ impl Workflow for Script {
                     }
                 }
                 Op::Fatal => return Err(Failure::fatal(format!("{name} cannot"))),
+                Op::FatalFirst(times) => {
+                    if shared.nth(&format!("{name} {nth}")) <= *times {
+                        return Err(Failure::fatal(format!("{name} cannot yet")));
+                    }
+                }
                 Op::Panic(times) => {
                     assert!(shared.nth(&format!("{name} {nth}")) > *times, "{name} panics");
                 }
@@ -180,6 +193,22 @@ impl Workflow for Script {
             Ended::TimedOut => "timed out",
         };
         write_effect(tx, towpath_domain::JobId::nil(), &format!("{} {what}", input.name), 0).await
+    }
+
+    fn again(&self) -> Again {
+        match self.name.as_str() {
+            Self::FINAL => Again::Refused("it was for once"),
+            Self::IN_LANE => Again::Allowed(Some(Lane::new("thread:1", 1))),
+            _ => Again::Allowed(None),
+        }
+    }
+
+    async fn revive(tx: &mut Tx<'_>, input: &Self) -> store::Result<()> {
+        write_effect(tx, towpath_domain::JobId::nil(), &format!("{} revived", input.name), 0).await?;
+        if input.name == Self::STUBBORN {
+            return Err(towpath_domain::Rejection::conflict("", "its rows say no").into());
+        }
+        Ok(())
     }
 
     async fn failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {

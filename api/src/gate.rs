@@ -1,0 +1,156 @@
+//! How many requests are worked on at once, and when one who is refused may come back.
+//!
+//! Whoever finds no place is refused at once: nothing waits in memory, no body is read, and the answer says how long
+//! it takes to work off what is under way at the pace of the last moments.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+/// The pace is measured over spans of at least this length.
+const SPAN: Duration = Duration::from_millis(500);
+/// Nobody is sent away for longer: the pace may be another one by then.
+const LONGEST: Duration = Duration::from_secs(30);
+
+/// Counts what gets done, and from that says how long something takes.
+pub(crate) struct Pace(Mutex<Measured>);
+
+struct Measured {
+    since: Instant,
+    done: f64,
+    /// Of the spans before, younger ones counting more. None before the first is over.
+    per_second: Option<f64>,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self(Mutex::new(Measured {
+            since: Instant::now(),
+            done: 0.0,
+            per_second: None,
+        }))
+    }
+}
+
+impl Pace {
+    /// So much is done.
+    pub(crate) fn done(&self, n: usize) {
+        let mut measured = self.lock();
+        measured.done += n as f64;
+        let span = measured.since.elapsed();
+        if span >= SPAN {
+            let now = measured.done / span.as_secs_f64();
+            *measured = Measured {
+                since: Instant::now(),
+                done: 0.0,
+                per_second: Some(measured.per_second.map_or(now, |before| (before + now) / 2.0)),
+            };
+        }
+    }
+
+    /// How long it takes until `waiting` is done, at the pace of the last moments; at most half a minute.
+    pub(crate) fn time_for(&self, waiting: usize) -> Duration {
+        let measured = self.lock();
+        let span = measured.since.elapsed();
+        let current = measured.done / span.as_secs_f64().max(0.001);
+        let per_second = match measured.per_second {
+            // Hardly anything got done for a while: that is the pace now, whatever was before.
+            Some(before) if span > SPAN * 2 => before.min(current),
+            Some(before) => before,
+            None => current,
+        };
+        let seconds = waiting as f64 / per_second.max(0.001);
+        Duration::from_secs_f64(seconds.min(LONGEST.as_secs_f64()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Measured> {
+        // Nothing in here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// So many places.
+pub(crate) struct Gate {
+    places: Semaphore,
+    size: usize,
+    pace: Pace,
+}
+
+/// A place in a gate, given back when dropped.
+pub(crate) struct Place<'g> {
+    gate: &'g Gate,
+    _permit: SemaphorePermit<'g>,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.gate.pace.done(1);
+    }
+}
+
+impl Gate {
+    /// A gate of `size` places, at least one.
+    pub(crate) fn new(size: usize) -> Self {
+        let size = size.max(1);
+        Self {
+            places: Semaphore::new(size),
+            size,
+            pace: Pace::default(),
+        }
+    }
+
+    /// A place, or how long it takes to work off those who have one.
+    pub(crate) fn enter(&self) -> Result<Place<'_>, Duration> {
+        match self.places.try_acquire() {
+            Ok(permit) => Ok(Place {
+                gate: self,
+                _permit: permit,
+            }),
+            Err(_) => Err(self.pace.time_for(self.size)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_pace_is_what_was_done_of_late() {
+        let pace = Pace::default();
+        for _ in 0..100 {
+            tokio::time::advance(Duration::from_millis(20)).await;
+            pace.done(1);
+        }
+        let fifty = pace.time_for(50).as_secs_f64();
+        assert!(
+            (0.9..1.1).contains(&fifty),
+            "50 of 50 per second take a second, not {fifty}"
+        );
+        // Nothing gets done any more: what was measured before does not hold.
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(pace.time_for(50), LONGEST);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_finds_no_place_learns_when_there_will_be_one() {
+        let gate = Gate::new(2);
+        let mut held = Vec::new();
+        for _ in 0..20 {
+            let place = gate.enter().ok().unwrap();
+            tokio::time::advance(Duration::from_millis(100)).await;
+            drop(place);
+        }
+        held.push(gate.enter().ok().unwrap());
+        held.push(gate.enter().ok().unwrap());
+        let wait = gate.enter().err().unwrap().as_secs_f64();
+        assert!(
+            (0.15..0.3).contains(&wait),
+            "two places at ten per second take 0.2 s, not {wait}"
+        );
+        held.pop();
+        assert!(gate.enter().is_ok());
+    }
+}

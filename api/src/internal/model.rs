@@ -1,0 +1,409 @@
+//! What the operators' routes answer.
+
+use serde::Serialize;
+use towpath_domain::job::JobState;
+use towpath_domain::{JobId, ScheduleId, TenantId, Timestamp, WorkerId};
+use towpath_durable::Explanation;
+use towpath_store::attempts;
+use towpath_store::jobs::Listed;
+use towpath_store::pools::Overview;
+use towpath_store::schedules;
+use towpath_store::steps;
+use towpath_store::workers;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Whether a pool's jobs are claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum PoolStatus {
+    /// They are, by any worker that serves the pool.
+    Active,
+    /// They are not.
+    Paused,
+    /// They are not, so that the pool gets empty, and some are still at work.
+    Draining,
+    /// They are not, so that the pool gets empty, and it is.
+    Drained,
+}
+
+impl PoolStatus {
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Paused => "paused",
+            Self::Draining => "draining",
+            Self::Drained => "drained",
+        }
+    }
+}
+
+/// A pool and its queue.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Queue {
+    pub(crate) pool: String,
+    pub(crate) status: PoolStatus,
+    /// Jobs for later: delayed, backing off, snoozing.
+    #[schema(minimum = 0)]
+    pub(crate) scheduled: i64,
+    /// Jobs that are due and whose lane is full.
+    #[schema(minimum = 0)]
+    pub(crate) blocked: i64,
+    /// Jobs that want a worker: the depth of the queue.
+    #[schema(minimum = 0)]
+    pub(crate) ready: i64,
+    /// Jobs at work.
+    #[schema(minimum = 0)]
+    pub(crate) running: i64,
+    /// Jobs that wait for their children; they take no worker.
+    #[schema(minimum = 0)]
+    pub(crate) waiting: i64,
+    /// When the oldest ready job was due.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) oldest_ready: Option<Timestamp>,
+    /// How long ago that was; 0 when no job is ready.
+    #[schema(minimum = 0)]
+    pub(crate) oldest_ready_age_seconds: f64,
+    /// Workers that serve the pool and claim.
+    #[schema(minimum = 0)]
+    pub(crate) workers: i64,
+    /// Jobs those may have at work at the same time.
+    #[schema(minimum = 0)]
+    pub(crate) slots: i64,
+}
+
+impl Queue {
+    /// As seen at `now`, by the clock that due times are compared by.
+    pub(crate) fn of(pool: Overview, now: Timestamp) -> Self {
+        let status = match (pool.paused, pool.draining, pool.running) {
+            (false, ..) => PoolStatus::Active,
+            (true, false, _) => PoolStatus::Paused,
+            (true, true, 0) => PoolStatus::Drained,
+            (true, true, _) => PoolStatus::Draining,
+        };
+        Self {
+            pool: pool.pool,
+            status,
+            scheduled: pool.scheduled,
+            blocked: pool.blocked,
+            ready: pool.ready,
+            running: pool.running,
+            waiting: pool.waiting,
+            oldest_ready: pool.oldest_ready,
+            oldest_ready_age_seconds: pool
+                .oldest_ready
+                .map_or(Duration::ZERO, |due| now.since(due))
+                .as_secs_f64(),
+            workers: pool.workers,
+            slots: pool.slots,
+        }
+    }
+}
+
+/// The pools.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Queues {
+    /// By name.
+    pub(crate) items: Vec<Queue>,
+}
+
+/// What an autoscaler asks: how much waits for this pool, and for how long.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Scaling {
+    pub(crate) pool: String,
+    /// Ready jobs; 0 while the pool is paused, because further workers would have nothing to do.
+    #[schema(minimum = 0)]
+    pub(crate) depth: i64,
+    /// How long the oldest of them has been waiting.
+    #[schema(minimum = 0)]
+    pub(crate) oldest_ready_age_seconds: f64,
+    /// Jobs at work.
+    #[schema(minimum = 0)]
+    pub(crate) running: i64,
+    /// Jobs that the workers of the pool may have at work at the same time.
+    #[schema(minimum = 0)]
+    pub(crate) slots: i64,
+}
+
+/// A job in a list, without its input.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Job {
+    #[schema(value_type = Uuid)]
+    pub(crate) id: JobId,
+    /// Its workspace.
+    #[schema(value_type = Uuid)]
+    pub(crate) tenant_id: TenantId,
+    pub(crate) kind: String,
+    pub(crate) pool: String,
+    #[schema(inline, value_type = State)]
+    pub(crate) state: JobState,
+    /// Higher goes first within its workspace.
+    pub(crate) priority: i64,
+    pub(crate) lane: Option<String>,
+    #[schema(value_type = Option<Uuid>)]
+    pub(crate) parent_id: Option<JobId>,
+    /// Claims so far, less those given back.
+    pub(crate) attempt: i64,
+    pub(crate) failures: i64,
+    /// Leases lost in a row.
+    pub(crate) lost_leases: i64,
+    /// Who holds it.
+    #[schema(value_type = Option<Uuid>)]
+    pub(crate) worker_id: Option<WorkerId>,
+    /// The last error.
+    pub(crate) error: Option<String>,
+    /// Ended badly and worth a look.
+    pub(crate) dead: bool,
+    /// When it is or was due.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) run_at: Timestamp,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) deadline_at: Option<Timestamp>,
+    /// When somebody asked it to stop.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) cancel_at: Option<Timestamp>,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) created_at: Timestamp,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) started_at: Option<Timestamp>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) finished_at: Option<Timestamp>,
+}
+
+/// The states of a job, for the API description.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "stands for `JobState`, which knows nothing of the API")]
+pub(crate) enum State {
+    Scheduled,
+    Blocked,
+    Ready,
+    Running,
+    Waiting,
+    Succeeded,
+    Failed,
+    Cancelled,
+    TimedOut,
+}
+
+impl From<Listed> for Job {
+    fn from(job: Listed) -> Self {
+        Self {
+            id: job.id,
+            tenant_id: job.tenant_id,
+            kind: job.kind,
+            pool: job.pool,
+            state: job.state,
+            priority: job.priority,
+            lane: job.lane,
+            parent_id: job.parent_id,
+            attempt: job.attempt,
+            failures: job.failures,
+            lost_leases: job.lost_leases,
+            worker_id: job.worker_id,
+            error: job.error,
+            dead: job.dead,
+            run_at: job.run_at,
+            deadline_at: job.deadline_at,
+            cancel_at: job.cancel_at,
+            created_at: job.created_at,
+            started_at: job.started_at,
+            finished_at: job.finished_at,
+        }
+    }
+}
+
+/// A piece of a list of jobs.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Jobs {
+    /// The latest first.
+    pub(crate) items: Vec<Job>,
+    /// Where the list goes on; null at its end.
+    pub(crate) next_cursor: Option<String>,
+}
+
+/// A job with all that belongs to it.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct JobDetail {
+    #[serde(flatten)]
+    pub(crate) job: Job,
+    /// The one reason why it is not running now: `reason` for programs, `text` for people.
+    #[schema(value_type = Object)]
+    pub(crate) explanation: Explanation,
+    /// Until when its worker holds it, unless renewed.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    pub(crate) lease_until: Option<Timestamp>,
+    /// Its lane, where it is in one.
+    pub(crate) lane_state: Option<LaneState>,
+    /// Attempts that did not end well, the oldest first.
+    pub(crate) attempts: Vec<Attempt>,
+    /// Steps that are finished and will not run again; the first 1,000.
+    pub(crate) steps: Vec<Step>,
+    /// The latest 100 jobs it recorded for itself.
+    pub(crate) children: Vec<Job>,
+    /// What it was given, where `?input=true` asked for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub(crate) input: Option<Box<serde_json::value::RawValue>>,
+}
+
+/// How full a lane is.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct LaneState {
+    pub(crate) key: String,
+    /// How many of its jobs may be at work.
+    pub(crate) places: i64,
+    /// How many are.
+    pub(crate) held: i64,
+}
+
+/// An attempt that did not end well.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Attempt {
+    /// The number of the claim.
+    pub(crate) fence: i64,
+    /// `failed`, `timed_out`, `lost` (its worker died) or `cancelled`.
+    pub(crate) outcome: String,
+    /// The n of `retry_n`, for failures and time-outs.
+    pub(crate) failure: Option<i64>,
+    pub(crate) error: String,
+    #[schema(value_type = Option<Uuid>)]
+    pub(crate) worker_id: Option<WorkerId>,
+    /// When it ended.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) at: Timestamp,
+}
+
+impl From<attempts::Attempt> for Attempt {
+    fn from(attempt: attempts::Attempt) -> Self {
+        Self {
+            fence: attempt.fence,
+            outcome: attempt.outcome,
+            failure: attempt.failure,
+            error: attempt.error,
+            worker_id: attempt.worker_id,
+            at: attempt.at,
+        }
+    }
+}
+
+/// A finished step.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Step {
+    pub(crate) name: String,
+    /// The number of the claim that finished it.
+    pub(crate) fence: i64,
+    /// When.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) at: Timestamp,
+}
+
+impl From<steps::Done> for Step {
+    fn from(step: steps::Done) -> Self {
+        Self {
+            name: step.name,
+            fence: step.fence,
+            at: step.at,
+        }
+    }
+}
+
+/// A worker process.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Worker {
+    /// One life of the process.
+    #[schema(value_type = Uuid)]
+    pub(crate) id: WorkerId,
+    pub(crate) host: String,
+    /// Process id on that host.
+    pub(crate) pid: i64,
+    pub(crate) version: String,
+    /// `active`; `draining`: claims nothing more; `drained`: that, and its last job is over; `silent`: not seen for 15 s.
+    pub(crate) status: &'static str,
+    /// Each pool with the jobs it may have at work there.
+    pub(crate) pools: BTreeMap<String, i64>,
+    /// Jobs it has in hand, by pool.
+    pub(crate) running: BTreeMap<String, i64>,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) started_at: Timestamp,
+    /// Its last sign of life.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) seen_at: Timestamp,
+}
+
+impl Worker {
+    pub(crate) fn of(worker: workers::Worker, running: BTreeMap<String, i64>, now: Timestamp) -> Self {
+        let status = match (now.since(worker.seen_at) < workers::SEEN, worker.draining) {
+            (false, _) => "silent",
+            (true, true) if running.is_empty() => "drained",
+            (true, true) => "draining",
+            (true, false) => "active",
+        };
+        Self {
+            id: worker.id,
+            status,
+            pools: worker.slots(),
+            running,
+            host: worker.host,
+            pid: worker.pid,
+            version: worker.version,
+            started_at: worker.started_at,
+            seen_at: worker.seen_at,
+        }
+    }
+}
+
+/// The workers.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Workers {
+    /// The latest to start first.
+    pub(crate) items: Vec<Worker>,
+}
+
+/// Something that spawns work again and again.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Schedule {
+    #[schema(value_type = Uuid)]
+    pub(crate) id: ScheduleId,
+    /// Its workspace.
+    #[schema(value_type = Uuid)]
+    pub(crate) tenant_id: TenantId,
+    /// Kind of the jobs that spawn.
+    pub(crate) kind: String,
+    /// Pool of the jobs that spawn.
+    pub(crate) pool: String,
+    /// The instant the next spawn stands for.
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) next_at: Timestamp,
+    pub(crate) paused: bool,
+    /// The job recorded for `next_at`.
+    #[schema(value_type = Option<Uuid>)]
+    pub(crate) spawn_job: Option<JobId>,
+    #[schema(value_type = String, format = DateTime)]
+    pub(crate) created_at: Timestamp,
+}
+
+impl From<schedules::Schedule> for Schedule {
+    fn from(schedule: schedules::Schedule) -> Self {
+        Self {
+            id: schedule.id,
+            tenant_id: schedule.tenant_id,
+            kind: schedule.kind,
+            pool: schedule.pool,
+            next_at: schedule.next_at,
+            paused: schedule.paused,
+            spawn_job: schedule.spawn_job,
+            created_at: schedule.created_at,
+        }
+    }
+}
+
+/// A piece of a list of schedules.
+#[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Schedules {
+    /// The latest first.
+    pub(crate) items: Vec<Schedule>,
+    /// Where the list goes on; null at its end.
+    pub(crate) next_cursor: Option<String>,
+}

@@ -1,0 +1,122 @@
+//! Pools and their queues.
+
+use axum::extract::State;
+use towpath_store::pools::Overview;
+use towpath_store::{jobs, pools, workers};
+
+use crate::app::App;
+use crate::errors::{ApiError, Error};
+use crate::extract::{Json, Path};
+use crate::internal::model::{Queue, Queues, Scaling};
+
+/// All pools with what waits in them, over all workspaces.
+#[utoipa::path(get, path = "/internal/queues", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    responses((status = 200, description = "Pools by name", body = Queues), ApiError))]
+pub(crate) async fn list(State(app): State<App>) -> Result<Json<Queues>, ApiError> {
+    let (pools, now) = app
+        .store
+        .read(async |tx| Ok((pools::list(tx, workers::SEEN).await?, jobs::db_now(tx).await?)))
+        .await?;
+    let items = pools.into_iter().map(|pool| Queue::of(pool, now)).collect();
+    Ok(Json(Queues { items }))
+}
+
+/// One pool.
+#[utoipa::path(get, path = "/internal/queues/{pool}", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("pool" = String, Path, description = "The pool's name")),
+    responses((status = 200, description = "The pool", body = Queue),
+              (status = 404, description = "No such pool", body = Error), ApiError))]
+pub(crate) async fn get(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
+    queue(&app, &name).await.map(Json)
+}
+
+/// Stop claiming jobs of a pool; those at work go on.
+#[utoipa::path(post, path = "/internal/queues/{pool}/pause", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("pool" = String, Path, description = "The pool's name")),
+    responses((status = 200, description = "The pool, paused", body = Queue),
+              (status = 404, description = "No such pool", body = Error), ApiError))]
+pub(crate) async fn pause(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
+    change(&app, &name, Change::Pause).await.map(Json)
+}
+
+/// Claim jobs of a pool again, after a pause or a drain.
+#[utoipa::path(post, path = "/internal/queues/{pool}/resume", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("pool" = String, Path, description = "The pool's name")),
+    responses((status = 200, description = "The pool, active", body = Queue),
+              (status = 404, description = "No such pool", body = Error), ApiError))]
+pub(crate) async fn resume(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
+    change(&app, &name, Change::Resume).await.map(Json)
+}
+
+/// Empty a pool: nothing more is claimed, and once the jobs at work are over its status is `drained`.
+#[utoipa::path(post, path = "/internal/queues/{pool}/drain", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("pool" = String, Path, description = "The pool's name")),
+    responses((status = 200, description = "The pool, `draining` or `drained`", body = Queue),
+              (status = 404, description = "No such pool", body = Error), ApiError))]
+pub(crate) async fn drain(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
+    change(&app, &name, Change::Drain).await.map(Json)
+}
+
+/// What an autoscaler wants to know of a pool. A pool that this server's kinds of job use answers also before its
+/// first job and its first worker.
+#[utoipa::path(get, path = "/internal/scaling/{pool}", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("pool" = String, Path, description = "The pool's name")),
+    responses((status = 200, description = "How much waits, and for how long", body = Scaling),
+              (status = 404, description = "No such pool", body = Error), ApiError))]
+pub(crate) async fn scaling(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Scaling>, ApiError> {
+    let (pool, now) = find(&app, &name).await?;
+    let paused = pool.paused;
+    let queue = Queue::of(pool, now);
+    Ok(Json(Scaling {
+        pool: queue.pool,
+        depth: if paused { 0 } else { queue.ready },
+        oldest_ready_age_seconds: if paused { 0.0 } else { queue.oldest_ready_age_seconds },
+        running: queue.running,
+        slots: queue.slots,
+    }))
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Pause,
+    Resume,
+    Drain,
+}
+
+async fn change(app: &App, name: &str, change: Change) -> Result<Queue, ApiError> {
+    // Only pools that there are: a mistyped name must not look as if it had been paused.
+    find(app, name).await?;
+    app.store
+        .write(async |tx| match change {
+            Change::Pause => pools::pause(tx, name, true).await,
+            Change::Resume => pools::pause(tx, name, false).await,
+            Change::Drain => pools::drain(tx, name).await,
+        })
+        .await?;
+    tracing::info!(pool = name, ?change, "an operator changed a pool");
+    queue(app, name).await
+}
+
+async fn queue(app: &App, name: &str) -> Result<Queue, ApiError> {
+    let (pool, now) = find(app, name).await?;
+    Ok(Queue::of(pool, now))
+}
+
+async fn find(app: &App, name: &str) -> Result<(Overview, towpath_domain::Timestamp), ApiError> {
+    let found = app
+        .store
+        .read(async |tx| {
+            let pool = match pools::overview(tx, name, workers::SEEN).await? {
+                Some(pool) => Some(pool),
+                None if towpath_durable::has_pool(tx, name) => Some(Overview {
+                    pool: name.to_owned(),
+                    ..Overview::default()
+                }),
+                None => None,
+            };
+            Ok((pool, jobs::db_now(tx).await?))
+        })
+        .await?;
+    let (pool, now) = found;
+    Ok((pool.ok_or_else(|| ApiError::not_found("pool"))?, now))
+}

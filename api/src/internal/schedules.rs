@@ -1,0 +1,69 @@
+//! Schedules: what spawns work again and again.
+
+use axum::extract::State;
+use serde::Deserialize;
+use towpath_domain::ScheduleId;
+use towpath_store::schedules;
+
+use crate::app::App;
+use crate::errors::{ApiError, Error};
+use crate::extract::{Json, Path, Query};
+use crate::internal::model::{Schedule, Schedules};
+use crate::internal::{act, limit};
+
+/// Which schedules.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Which {
+    /// At most so many, 1 to 1000; 100 unless said.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<i64>,
+    /// The `next_cursor` of the answer before.
+    #[param(value_type = Option<Uuid>)]
+    cursor: Option<ScheduleId>,
+}
+
+/// Schedules that have not ended, of all workspaces, the latest first.
+#[utoipa::path(get, path = "/internal/schedules", tag = "operations", security(("api_key" = []), ("bearer" = [])), params(Which),
+    responses((status = 200, description = "Schedules", body = Schedules), ApiError))]
+pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Schedules>, ApiError> {
+    let limit = limit(which.limit)?;
+    let mut found = app
+        .store
+        .read(async |tx| schedules::list(tx, which.cursor, limit + 1).await)
+        .await?;
+    let shown = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = found.len() > shown;
+    found.truncate(shown);
+    Ok(Json(Schedules {
+        next_cursor: found.last().filter(|_| more).map(|last| last.id.to_string()),
+        items: found.into_iter().map(Schedule::from).collect(),
+    }))
+}
+
+/// Spawn nothing more for now.
+#[utoipa::path(post, path = "/internal/schedules/{schedule_id}/pause", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("schedule_id" = Uuid, Path, description = "The schedule")),
+    responses((status = 200, description = "The schedule, paused", body = Schedule),
+              (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
+pub(crate) async fn pause(State(app): State<App>, Path(id): Path<ScheduleId>) -> Result<Json<Schedule>, ApiError> {
+    set(&app, id, true).await
+}
+
+/// Go on spawning, beginning with the instant the schedule stands at.
+#[utoipa::path(post, path = "/internal/schedules/{schedule_id}/resume", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("schedule_id" = Uuid, Path, description = "The schedule")),
+    responses((status = 200, description = "The schedule, active", body = Schedule),
+              (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
+pub(crate) async fn resume(State(app): State<App>, Path(id): Path<ScheduleId>) -> Result<Json<Schedule>, ApiError> {
+    set(&app, id, false).await
+}
+
+async fn set(app: &App, id: ScheduleId, paused: bool) -> Result<Json<Schedule>, ApiError> {
+    act::pause_schedule(app, id, paused).await?;
+    let found = app.store.read(async |tx| schedules::get(tx, id).await).await?;
+    found
+        .map(|schedule| Json(schedule.into()))
+        .ok_or_else(|| ApiError::not_found("schedule"))
+}

@@ -1,0 +1,60 @@
+//! Worker processes.
+
+use std::collections::{BTreeMap, HashMap};
+
+use axum::extract::State;
+use towpath_domain::WorkerId;
+use towpath_store::{jobs, workers};
+
+use crate::app::App;
+use crate::errors::{ApiError, Error};
+use crate::extract::{Json, Path};
+use crate::internal::model::{Worker, Workers};
+
+/// Worker processes that have not left, the latest to start first.
+#[utoipa::path(get, path = "/internal/workers", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    responses((status = 200, description = "Workers", body = Workers), ApiError))]
+pub(crate) async fn list(State(app): State<App>) -> Result<Json<Workers>, ApiError> {
+    let items = all(&app).await?;
+    Ok(Json(Workers { items }))
+}
+
+/// Tell a worker to claim nothing more. It hears of it within five seconds, lets its jobs end and stays until it is
+/// stopped; its status is `drained` once it has none left.
+#[utoipa::path(post, path = "/internal/workers/{worker_id}/drain", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+    params(("worker_id" = Uuid, Path, description = "The worker")),
+    responses((status = 200, description = "The worker, `draining` or `drained`", body = Worker),
+              (status = 404, description = "No such worker", body = Error), ApiError))]
+pub(crate) async fn drain(State(app): State<App>, Path(id): Path<WorkerId>) -> Result<Json<Worker>, ApiError> {
+    let missing = || ApiError::not_found("worker");
+    if !app.store.write(async |tx| workers::drain(tx, id).await).await? {
+        return Err(missing());
+    }
+    tracing::info!(worker.id = %id, "an operator told a worker to drain");
+    let worker = all(&app).await?.into_iter().find(|worker| worker.id == id);
+    worker.map(Json).ok_or_else(missing)
+}
+
+async fn all(app: &App) -> Result<Vec<Worker>, ApiError> {
+    let (rows, hands, now) = app
+        .store
+        .read(async |tx| {
+            Ok((
+                workers::list(tx).await?,
+                jobs::in_hand(tx).await?,
+                jobs::db_now(tx).await?,
+            ))
+        })
+        .await?;
+    let mut running: HashMap<WorkerId, BTreeMap<String, i64>> = HashMap::new();
+    for hand in hands {
+        running.entry(hand.worker_id).or_default().insert(hand.pool, hand.jobs);
+    }
+    Ok(rows
+        .into_iter()
+        .map(|worker| {
+            let running = running.remove(&worker.id).unwrap_or_default();
+            Worker::of(worker, running, now)
+        })
+        .collect())
+}

@@ -1,0 +1,112 @@
+//! A connection whose other side must keep reading.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep};
+
+/// Breaks a connection off when a write makes no progress for so long: a client that asks and does not read would hold
+/// the answer, and its place among the connections, for ever.
+pub(super) struct Patient<S> {
+    stream: S,
+    patience: Duration,
+    /// Counts while a write waits; made at the first wait, which most connections never have.
+    waiting: Option<Pin<Box<Sleep>>>,
+    counts: bool,
+}
+
+impl<S> Patient<S> {
+    pub(super) fn new(stream: S, patience: Duration) -> Self {
+        Self {
+            stream,
+            patience,
+            waiting: None,
+            counts: false,
+        }
+    }
+
+    /// Passes on what a write said, unless it has been saying "not yet" for too long.
+    fn judge<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.counts = false;
+            return written;
+        }
+        let patience = self.patience;
+        let waiting = self
+            .waiting
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        if !self.counts {
+            self.counts = true;
+            waiting.as_mut().reset(Instant::now() + patience);
+        }
+        ready!(waiting.as_mut().poll(context));
+        let text = "the client does not read its answer";
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, to: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, to)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, from);
+        self.judge(written, context)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        from: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, from);
+        self.judge(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.judge(flushed, context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.judge(shut, context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_stops_is_let_go_and_a_slow_one_is_not() {
+        let (mut theirs, ours) = tokio::io::duplex(16);
+        let mut ours = Patient::new(ours, Duration::from_secs(60));
+        let slow = async {
+            let mut bytes = [0; 8];
+            for _ in 0..8 {
+                tokio::time::sleep(Duration::from_secs(50)).await;
+                theirs.read_exact(&mut bytes).await.unwrap();
+            }
+            theirs
+        };
+        let (written, theirs) = tokio::join!(ours.write_all(&[1; 64]), slow);
+        written.unwrap();
+
+        let stopped = ours.write_all(&[1; 64]).await.unwrap_err();
+        assert_eq!(stopped.kind(), io::ErrorKind::TimedOut);
+        drop(theirs);
+    }
+}

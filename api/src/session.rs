@@ -1,0 +1,168 @@
+//! Sessions: a key is exchanged for a token that says who called and until when, sealed so that nobody can make or
+//! read one. It is kept nowhere; it ends by itself, or with the key it came from.
+//!
+//! ```text
+//! tps_ base64url( sealed( key id 16 | expires at, microseconds 8 ) )
+//! ```
+//! The dashboard keeps it in a cookie of its own pages; programs send it as `Authorization: Bearer`.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::header::CACHE_CONTROL;
+use http::{HeaderMap, StatusCode};
+use serde::Serialize;
+use towpath_domain::{KeyId, TenantId, Timestamp};
+use towpath_store::access::Principal;
+use towpath_store::sealing::{Place, Sealer};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::auth;
+use crate::errors::{ApiError, Error};
+use crate::extract::Json;
+use crate::metric;
+
+/// How long a session lasts: a working day, with a long lunch.
+pub(crate) const LASTS: Duration = Duration::from_secs(12 * 3600);
+/// How long a link to sign in may be used. It stands in a terminal.
+const LINK_LASTS: Duration = Duration::from_secs(15 * 60);
+const PREFIX: &str = "tps_";
+
+/// What a token is for; one kind does not open as the other.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Session,
+    Link,
+}
+
+impl Purpose {
+    fn place(self) -> Place<'static> {
+        Place {
+            tenant: TenantId::nil(),
+            table: "session",
+            column: match self {
+                Self::Session => "token",
+                Self::Link => "link",
+            },
+            row: Uuid::nil(),
+        }
+    }
+}
+
+/// The routes of this module. They authenticate by themselves: no workspace is needed to begin a session.
+pub(crate) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::default().routes(routes!(create))
+}
+
+/// A session that has begun.
+#[derive(Serialize, utoipa::ToSchema)]
+pub(crate) struct Session {
+    /// Send it as `Authorization: Bearer`, with the workspace in `X-Tenant-Id`.
+    token: String,
+    /// When it ends by itself. It ends earlier where its key is revoked.
+    #[schema(value_type = String, format = DateTime)]
+    expires_at: Timestamp,
+    /// The workspaces it opens.
+    #[schema(value_type = Vec<Uuid>)]
+    workspaces: Vec<TenantId>,
+}
+
+/// Begin a session: exchange an API key for a token that expires.
+#[utoipa::path(post, path = "/auth/session", tag = "operations", security(("api_key" = [])),
+    responses((status = 201, description = "The session", body = Session),
+              (status = 400, description = "A header was sent twice", body = Error), ApiError))]
+pub(crate) async fn create(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
+    let principal = auth::key_holder(&app, &headers).await;
+    count(principal.is_ok());
+    let principal = principal?;
+    let (token, expires_at) = issue(&app, principal.key);
+    let session = Session {
+        token,
+        expires_at,
+        workspaces: principal.workspaces,
+    };
+    Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(session)).into_response())
+}
+
+/// Counts an attempt to begin a session.
+pub(crate) fn count(granted: bool) {
+    let outcome = if granted { "granted" } else { "refused" };
+    metrics::counter!(metric::SIGN_INS, "outcome" => outcome).increment(1);
+}
+
+/// A token for the holder of `key`, and when it ends.
+pub(crate) fn issue(app: &App, key: KeyId) -> (String, Timestamp) {
+    let until = app.clock.now().plus(LASTS);
+    (write(&app.sealer, Purpose::Session, key, until), until)
+}
+
+/// What stands behind a token, as long as it lasts and its key does.
+pub(crate) async fn holder(app: &App, token: &str) -> Result<Option<Principal>, towpath_store::Error> {
+    match read(&app.sealer, Purpose::Session, token, app.clock.now()) {
+        Some(key) => app.keys.holder(&app.store, &app.clock, token, key).await,
+        None => Ok(None),
+    }
+}
+
+/// A code for a link that signs its first reader in.
+pub(crate) fn link_code(app: &App, key: KeyId) -> String {
+    write(&app.sealer, Purpose::Link, key, app.clock.now().plus(LINK_LASTS))
+}
+
+/// The key that a link's code stands for. Whether it was used before is the caller's to know.
+pub(crate) fn linked_key(app: &App, code: &str) -> Option<KeyId> {
+    read(&app.sealer, Purpose::Link, code, app.clock.now())
+}
+
+fn write(sealer: &Sealer, purpose: Purpose, key: KeyId, until: Timestamp) -> String {
+    let mut plain = key.0.as_bytes().to_vec();
+    plain.extend_from_slice(&until.micros().to_be_bytes());
+    format!(
+        "{PREFIX}{}",
+        URL_SAFE_NO_PAD.encode(sealer.seal(purpose.place(), &plain))
+    )
+}
+
+fn read(sealer: &Sealer, purpose: Purpose, token: &str, now: Timestamp) -> Option<KeyId> {
+    let sealed = URL_SAFE_NO_PAD.decode(token.strip_prefix(PREFIX)?).ok()?;
+    let plain = sealer.open(purpose.place(), &sealed).ok()?;
+    let (key, until) = plain.split_at_checked(16)?;
+    let until = Timestamp::from_micros(i64::from_be_bytes(until.try_into().ok()?));
+    (now < until).then(|| Uuid::from_slice(key).ok().map(KeyId)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_store::sealing::Keys;
+
+    use super::*;
+
+    #[test]
+    fn a_token_opens_until_it_ends_and_only_as_what_it_is() {
+        let sealer = Sealer::new(Keys::parse(&"01".repeat(32)).unwrap());
+        let (key, now) = (KeyId::new(), Timestamp::from_micros(1_000_000));
+        let until = now.plus(Duration::from_secs(60));
+        let token = write(&sealer, Purpose::Session, key, until);
+        assert_eq!(read(&sealer, Purpose::Session, &token, now), Some(key));
+        assert_eq!(read(&sealer, Purpose::Session, &token, until), None);
+        assert_eq!(read(&sealer, Purpose::Link, &token, now), None);
+        let other = Sealer::new(Keys::parse(&"02".repeat(32)).unwrap());
+        assert_eq!(read(&other, Purpose::Session, &token, now), None);
+        for wrong in [
+            "",
+            "tps_",
+            "tps_AAAA",
+            &token[1..],
+            &token[..token.len() - 2],
+            &format!("{token}A"),
+        ] {
+            assert_eq!(read(&sealer, Purpose::Session, wrong, now), None, "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The dashboard at `/ui`: pages made here, kept live by fetching themselves every two seconds. No script but the
+//! files beside them, nothing from elsewhere.
+//!
+//! Who may look: holders of an operator key, after signing in. The session lies in a cookie that only these pages get
+//! and no script can read. Whatever changes something is a form that posts, and a post is only taken from our own
+//! pages ([`gate`]).
+
+pub(crate) mod assets;
+mod dead;
+mod exports;
+mod gate;
+pub(crate) mod history;
+mod jobs;
+mod queues;
+mod schedules;
+mod show;
+mod workers;
+
+use askama::Template;
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+
+use crate::app::App;
+use crate::errors::ApiError;
+
+pub(crate) use gate::Links;
+
+/// The pages, in the order of their tabs.
+pub(crate) const PAGES: [(&str, &str); 6] = [
+    ("/ui/queues", "Queues"),
+    ("/ui/jobs", "Jobs"),
+    ("/ui/workers", "Workers"),
+    ("/ui/exports", "Exports"),
+    ("/ui/schedules", "Schedules"),
+    ("/ui/dead", "Dead letters"),
+];
+
+/// Set by htmx on what it asks for.
+const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
+
+/// Everything below `/ui`.
+pub(crate) fn routes(app: &App) -> Router<App> {
+    let signed_in = Router::new()
+        .route("/ui/queues", get(queues::page))
+        .route("/ui/queues/{pool}/{action}", post(queues::act))
+        .route("/ui/jobs", get(jobs::list))
+        .route("/ui/jobs/{job_id}", get(jobs::detail))
+        .route("/ui/jobs/{job_id}/{action}", post(jobs::act))
+        .route("/ui/workers", get(workers::page))
+        .route("/ui/workers/{worker_id}/drain", post(workers::drain))
+        .route("/ui/exports", get(exports::list))
+        .route("/ui/exports/{export_id}", get(exports::detail))
+        .route("/ui/schedules", get(schedules::page))
+        .route("/ui/schedules/{schedule_id}/{action}", post(schedules::act))
+        .route("/ui/dead", get(dead::page))
+        .route("/ui/dead/{job_id}/retry", post(dead::retry))
+        .route_layer(from_fn_with_state(app.clone(), gate::signed_in));
+    Router::new()
+        .route("/", get(async || Redirect::to("/ui/queues")))
+        .route("/ui", get(async || Redirect::to("/ui/queues")))
+        .route("/ui/", get(async || Redirect::to("/ui/queues")))
+        .route("/ui/assets/{name}", get(assets::get))
+        .route("/ui/sign-in", get(gate::ask).post(gate::sign_in))
+        .route("/ui/sign-out", post(gate::sign_out))
+        .route("/ui/enter", get(gate::enter))
+        .merge(signed_in)
+        .layer(from_fn(guarded))
+}
+
+/// What every answer tells the browser: load nothing from elsewhere, run nothing that stands in a page, be shown in
+/// no frame.
+async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
+    const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                          form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+    let mut response = next.run(request).await;
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_FRAME_OPTIONS, "DENY"),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "same-origin"),
+        (VARY, "hx-request, cookie"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    response
+}
+
+/// What is asked for: a page, or only what is new in it.
+pub(crate) struct Asked {
+    headers: HeaderMap,
+    uri: Uri,
+}
+
+impl<S: Send + Sync> axum::extract::FromRequestParts<S> for Asked {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, Self::Rejection> {
+        Ok(Self {
+            headers: parts.headers.clone(),
+            uri: parts.uri.clone(),
+        })
+    }
+}
+
+/// The frame around a page.
+#[derive(Template)]
+#[template(path = "ui/page.html")]
+struct Page<'a> {
+    title: &'a str,
+    /// The tab.
+    here: &'a str,
+    /// Where the page asks for itself.
+    address: &'a str,
+    live: bool,
+    content: &'a str,
+}
+
+impl Asked {
+    /// A page that renews itself.
+    fn page(&self, title: &str, here: &str, content: &impl Template) -> Response {
+        match content.render() {
+            Ok(content) => self.framed(StatusCode::OK, title, here, true, &content),
+            Err(error) => {
+                tracing::error!(%error, "a page cannot be rendered");
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            }
+        }
+    }
+
+    fn framed(&self, status: StatusCode, title: &str, here: &str, live: bool, content: &str) -> Response {
+        if self.headers.contains_key(&HX_REQUEST) {
+            return (status, Html(content.to_owned())).into_response();
+        }
+        let address = self
+            .uri
+            .path_and_query()
+            .map_or("/ui/queues", |address| address.as_str());
+        let page = Page {
+            title,
+            here,
+            address,
+            live,
+            content,
+        };
+        match page.render() {
+            Ok(page) => (status, Html(page)).into_response(),
+            Err(error) => {
+                tracing::error!(%error, "the frame of a page cannot be rendered");
+                StatusCode::INTERNAL_SERVER_ERROR.into_response()
+            }
+        }
+    }
+}
+
+/// A page that says what went wrong.
+#[derive(Template)]
+#[template(path = "ui/problem.html")]
+struct Problem<'a> {
+    title: &'a str,
+    text: &'a str,
+}
+
+/// Why there is no page.
+pub(crate) struct Trouble(ApiError);
+
+impl<E: Into<ApiError>> From<E> for Trouble {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for Trouble {
+    fn into_response(self) -> Response {
+        let status = self.0.status();
+        let text = self.0.text().to_owned();
+        // Logs what is inside, where that is for the log.
+        drop(self.0.into_response());
+        let title = match status {
+            StatusCode::NOT_FOUND => "Not here",
+            StatusCode::CONFLICT => "That no longer fits",
+            StatusCode::SERVICE_UNAVAILABLE => "Not available now",
+            _ => "That did not work",
+        };
+        let problem = Problem { title, text: &text };
+        let content = problem.render().unwrap_or_default();
+        let asked = Asked {
+            headers: HeaderMap::new(),
+            uri: Uri::from_static("/ui/queues"),
+        };
+        asked.framed(status, title, "", false, &content)
+    }
+}
+
+/// Back to where a form was.
+fn back(to: &str) -> Response {
+    Redirect::to(to).into_response()
+}
+
+type Shown = Result<Response, Trouble>;

@@ -1,0 +1,276 @@
+//! The gate of the dashboard: signing in and out, and who gets past.
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use askama::Template;
+use axum::Form;
+use axum::extract::{Query, Request, State};
+use axum::middleware::Next;
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use http::header::{COOKIE, HOST, ORIGIN, SET_COOKIE};
+use http::{HeaderMap, Method, StatusCode, Uri};
+use serde::Deserialize;
+use towpath_domain::Secret;
+use towpath_store::access::{self, KeyHash, Principal};
+
+use super::{HX_REQUEST, Trouble};
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::session;
+
+const COOKIE_NAME: &str = "towpath_session";
+
+/// Codes of links that were used.
+#[derive(Default)]
+pub(crate) struct Links(Mutex<HashSet<[u8; 32]>>);
+
+impl Links {
+    /// Whether this is the first use of a code that is known to be good. Codes end after minutes and are made at
+    /// starts only, so what is kept is little.
+    fn first_use(&self, code: &str) -> bool {
+        let mark = KeyHash::of(code.as_bytes()).bytes();
+        // A panic between two set operations leaves the set whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(mark)
+    }
+}
+
+impl App {
+    /// The path of a link that signs its first reader in as the holder of `secret`, within some minutes: for the
+    /// terminal of whoever started this process. `None` when the key opens nothing.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn sign_in_link(&self, secret: &Secret) -> towpath_store::Result<Option<String>> {
+        let hash = KeyHash::of(secret.reveal().as_bytes());
+        let principal = self
+            .store
+            .read(async |tx| access::authenticate(tx, &hash).await)
+            .await?;
+        Ok(principal.map(|principal| format!("/ui/enter?code={}", session::link_code(self, principal.key))))
+    }
+}
+
+/// The page to sign in.
+#[derive(Template)]
+#[template(path = "ui/sign_in.html")]
+struct SignIn<'a> {
+    problem: Option<&'a str>,
+    next: &'a str,
+}
+
+fn sign_in_page(status: StatusCode, problem: Option<&str>, next: &str) -> Response {
+    match (SignIn { problem, next }).render() {
+        Ok(page) => (status, Html(page)).into_response(),
+        Err(error) => {
+            tracing::error!(%error, "the page to sign in cannot be rendered");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+/// Lets those past who signed in and may.
+pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Next) -> Response {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    if !is_read && !is_ours(request.headers()) {
+        return refuse_foreign();
+    }
+    let holder = match cookie(request.headers()) {
+        Some(token) => session::holder(&app, &token).await,
+        None => Ok(None),
+    };
+    match holder {
+        Err(error) => Trouble::from(error).into_response(),
+        Ok(Some(principal)) if may_look(&principal) => next.run(request).await,
+        Ok(Some(_)) => sign_in_page(
+            StatusCode::FORBIDDEN,
+            Some("The dashboard requires an operator key."),
+            "/ui/queues",
+        ),
+        // A fragment: the page that asked for it turns to this one by itself.
+        Ok(None) if request.headers().contains_key(&HX_REQUEST) => StatusCode::UNAUTHORIZED.into_response(),
+        Ok(None) if is_read => {
+            let wanted = request.uri().path_and_query().map_or("/ui/queues", |uri| uri.as_str());
+            sign_in_page(StatusCode::UNAUTHORIZED, None, wanted)
+        }
+        Ok(None) => Redirect::to("/ui/sign-in").into_response(),
+    }
+}
+
+fn may_look(principal: &Principal) -> bool {
+    principal.operator
+}
+
+/// The page to sign in, asked for by its address.
+pub(super) async fn ask() -> Response {
+    sign_in_page(StatusCode::OK, None, "/ui/queues")
+}
+
+/// What the form sends.
+#[derive(Deserialize)]
+pub(super) struct Credentials {
+    key: String,
+    #[serde(default)]
+    next: String,
+}
+
+/// Takes a key, gives a session.
+pub(super) async fn sign_in(State(app): State<App>, headers: HeaderMap, form: Form<Credentials>) -> Response {
+    if !is_ours(&headers) {
+        return refuse_foreign();
+    }
+    let next = inside(&form.next);
+    let hash = KeyHash::of(form.key.trim().as_bytes());
+    let found = app.store.read(async |tx| access::authenticate(tx, &hash).await).await;
+    session::count(matches!(&found, Ok(Some(principal)) if may_look(principal)));
+    match found {
+        Err(error) => {
+            drop(ApiError::from(error).into_response());
+            let text = "The database does not answer. Try again in a moment.";
+            sign_in_page(StatusCode::SERVICE_UNAVAILABLE, Some(text), &next)
+        }
+        Ok(None) => sign_in_page(StatusCode::UNAUTHORIZED, Some("This key opens nothing."), &next),
+        Ok(Some(principal)) if !may_look(&principal) => {
+            let text = "This key is not an operator key. It works for the API, not for the dashboard.";
+            sign_in_page(StatusCode::FORBIDDEN, Some(text), &next)
+        }
+        Ok(Some(principal)) => {
+            let (token, _) = session::issue(&app, principal.key);
+            ([(SET_COOKIE, set_cookie(&headers, &token))], Redirect::to(&next)).into_response()
+        }
+    }
+}
+
+/// Forgets the session in this browser.
+pub(super) async fn sign_out(headers: HeaderMap) -> Response {
+    if !is_ours(&headers) {
+        return refuse_foreign();
+    }
+    let gone = format!("{COOKIE_NAME}=; Path=/ui; HttpOnly; SameSite=Strict; Max-Age=0");
+    ([(SET_COOKIE, gone)], Redirect::to("/ui/sign-in")).into_response()
+}
+
+/// What a link to sign in carries.
+#[derive(Deserialize)]
+pub(super) struct Code {
+    #[serde(default)]
+    code: String,
+}
+
+/// Signs the first reader of a link in.
+pub(super) async fn enter(State(app): State<App>, headers: HeaderMap, Query(link): Query<Code>) -> Response {
+    let Some(key) = session::linked_key(&app, &link.code).filter(|_| app.links.first_use(&link.code)) else {
+        let text = "This link was used before, or is too old. Sign in with an API key.";
+        return sign_in_page(StatusCode::UNAUTHORIZED, Some(text), "/ui/queues");
+    };
+    session::count(true);
+    let (token, _) = session::issue(&app, key);
+    // A page of ours that goes on by itself: a redirect would belong to whoever shows the link, and a strict cookie
+    // would not come along.
+    let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/queues\">\
+                <a href=\"/ui/queues\">Signed in. Go on.</a>";
+    ([(SET_COOKIE, set_cookie(&headers, &token))], Html(page)).into_response()
+}
+
+fn set_cookie(headers: &HeaderMap, token: &str) -> String {
+    let forwarded = headers.get("x-forwarded-proto").and_then(|value| value.to_str().ok());
+    let secure = if forwarded.is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")) {
+        "; Secure"
+    } else {
+        ""
+    };
+    let seconds = session::LASTS.as_secs();
+    format!("{COOKIE_NAME}={token}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}")
+}
+
+fn cookie(headers: &HeaderMap) -> Option<String> {
+    headers
+        .get_all(COOKIE)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|line| line.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(name, _)| *name == COOKIE_NAME)
+        .map(|(_, token)| token.to_owned())
+}
+
+/// Whether a post comes from a page of ours. Browsers say so themselves; older ones name the page's origin.
+fn is_ours(headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    if let Some(site) = text("sec-fetch-site") {
+        return site == "same-origin";
+    }
+    let origin = text(ORIGIN.as_str()).and_then(|origin| origin.parse::<Uri>().ok());
+    match (origin.as_ref().and_then(Uri::authority), text(HOST.as_str())) {
+        (Some(origin), Some(host)) => origin.as_str().eq_ignore_ascii_case(host),
+        _ => false,
+    }
+}
+
+fn refuse_foreign() -> Response {
+    Trouble::from(ApiError::forbidden("this form was not sent from a page of this server")).into_response()
+}
+
+/// Only a path of ours: a form must not send people elsewhere.
+fn inside(next: &str) -> String {
+    if next.starts_with("/ui/") && !next.starts_with("/ui/sign") && next.bytes().all(|byte| byte.is_ascii_graphic()) {
+        next.to_owned()
+    } else {
+        "/ui/queues".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(name, value)| {
+            let name: http::HeaderName = name.parse().unwrap();
+            (name, HeaderValue::from_static(value))
+        });
+        pairs.collect()
+    }
+
+    #[test]
+    fn only_posts_of_our_own_pages_are_taken() {
+        for ours in [
+            &[("sec-fetch-site", "same-origin")][..],
+            &[("origin", "http://127.0.0.1:8400"), ("host", "127.0.0.1:8400")],
+            &[("origin", "https://towpath.example"), ("host", "towpath.example")],
+        ] {
+            assert!(is_ours(&headers(ours)), "{ours:?}");
+        }
+        for foreign in [
+            &[][..],
+            &[("host", "127.0.0.1:8400")],
+            &[("sec-fetch-site", "cross-site")],
+            &[("sec-fetch-site", "same-site")],
+            &[("sec-fetch-site", "none")],
+            // What the browser says of itself counts more than what a header repeats.
+            &[("sec-fetch-site", "cross-site"), ("origin", "http://a"), ("host", "a")],
+            &[("origin", "http://evil.example"), ("host", "127.0.0.1:8400")],
+            &[("origin", "null"), ("host", "127.0.0.1:8400")],
+        ] {
+            assert!(!is_ours(&headers(foreign)), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn the_way_on_stays_inside() {
+        assert_eq!(inside("/ui/jobs?state=ready"), "/ui/jobs?state=ready");
+        for outside in [
+            "",
+            "/",
+            "//evil.example",
+            "https://evil.example",
+            "/ui/sign-out",
+            "/ui/a\nb",
+            "/uix",
+        ] {
+            assert_eq!(inside(outside), "/ui/queues", "{outside}");
+        }
+    }
+}

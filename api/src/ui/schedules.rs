@@ -1,0 +1,92 @@
+//! Schedules: what repeats, and when it does next.
+
+use askama::Template;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use towpath_domain::{ScheduleId, Timestamp};
+use towpath_store::schedules::{self, Schedule};
+
+use super::{Asked, Shown, Trouble, back, show};
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::internal;
+
+const HERE: &str = "/ui/schedules";
+/// More than this no page shows; the API lists them all.
+const LIMIT: i64 = 500;
+
+#[derive(Template)]
+#[template(path = "ui/schedules.html")]
+struct Schedules {
+    schedules: Vec<Row>,
+}
+
+struct Row {
+    id: String,
+    short: String,
+    kind: String,
+    pool: String,
+    state: &'static str,
+    tone: &'static str,
+    active: bool,
+    paused: bool,
+    next: String,
+    next_moment: String,
+    job: Option<String>,
+    job_short: String,
+    age: String,
+}
+
+/// All schedules.
+pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
+    let found = app
+        .store
+        .read(async |tx| schedules::list(tx, None, LIMIT).await)
+        .await?;
+    let now = app.clock.now();
+    let schedules = found.into_iter().map(|schedule| row(schedule, now)).collect();
+    Ok(asked.page("Schedules", HERE, &Schedules { schedules }))
+}
+
+fn row(schedule: Schedule, now: Timestamp) -> Row {
+    let (state, tone) = match (schedule.ended_at, schedule.paused) {
+        (Some(_), _) => ("ended", ""),
+        (None, true) => ("paused", "wait"),
+        (None, false) => ("active", "good"),
+    };
+    Row {
+        id: schedule.id.to_string(),
+        short: show::short(schedule.id),
+        kind: schedule.kind,
+        pool: schedule.pool,
+        state,
+        tone,
+        active: schedule.ended_at.is_none(),
+        paused: schedule.paused,
+        next: if schedule.paused {
+            "when resumed".to_owned()
+        } else {
+            show::relative(schedule.next_at, now)
+        },
+        next_moment: show::moment(schedule.next_at),
+        job: schedule.spawn_job.map(|job| job.to_string()),
+        job_short: schedule.spawn_job.map(show::short).unwrap_or_default(),
+        age: show::relative(schedule.created_at, now),
+    }
+}
+
+/// Pauses or resumes a schedule.
+pub(super) async fn act(
+    State(app): State<App>,
+    Path((schedule, action)): Path<(String, String)>,
+) -> Result<Response, Trouble> {
+    let missing = || Trouble::from(ApiError::not_found("schedule"));
+    let id: ScheduleId = schedule.parse().map_err(|_| missing())?;
+    let paused = match action.as_str() {
+        "pause" => true,
+        "resume" => false,
+        _ => return Err(missing()),
+    };
+    internal::pause_schedule(&app, id, paused).await?;
+    Ok(back(HERE))
+}

@@ -1,0 +1,108 @@
+//! Workers: who is there, and what each has in hand.
+
+use std::collections::BTreeMap;
+
+use askama::Template;
+use axum::extract::{Path, State};
+use axum::response::Response;
+use towpath_domain::{Timestamp, WorkerId};
+use towpath_store::{jobs, workers};
+
+use super::{Asked, Shown, Trouble, back, show};
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::internal::model::Worker;
+
+const HERE: &str = "/ui/workers";
+
+#[derive(Template)]
+#[template(path = "ui/workers.html")]
+struct Workers {
+    workers: Vec<Row>,
+}
+
+struct Row {
+    id: String,
+    short: String,
+    host: String,
+    pid: i64,
+    version: String,
+    state: &'static str,
+    tone: &'static str,
+    pools: Vec<Pool>,
+    in_hand: i64,
+    seen: String,
+    up: String,
+    can_drain: bool,
+}
+
+struct Pool {
+    name: String,
+    slots: i64,
+    busy: i64,
+}
+
+/// All workers.
+pub(super) async fn page(State(app): State<App>, asked: Asked) -> Shown {
+    let found = app.store.read(async |tx| {
+        Ok((
+            workers::list(tx).await?,
+            jobs::in_hand(tx).await?,
+            jobs::db_now(tx).await?,
+        ))
+    });
+    let (found, in_hand, now) = found.await?;
+    let mut running: BTreeMap<WorkerId, BTreeMap<String, i64>> = BTreeMap::new();
+    for held in in_hand {
+        running.entry(held.worker_id).or_default().insert(held.pool, held.jobs);
+    }
+    let workers = found
+        .into_iter()
+        .map(|worker| {
+            let running = running.remove(&worker.id).unwrap_or_default();
+            row(Worker::of(worker, running, now), now)
+        })
+        .collect();
+    Ok(asked.page("Workers", HERE, &Workers { workers }))
+}
+
+fn row(worker: Worker, now: Timestamp) -> Row {
+    let busy = |pool: &String| worker.running.get(pool).copied().unwrap_or(0);
+    Row {
+        id: worker.id.to_string(),
+        short: show::short(worker.id),
+        state: worker.status,
+        tone: match worker.status {
+            "active" => "good",
+            "silent" => "bad",
+            _ => "wait",
+        },
+        pools: worker
+            .pools
+            .iter()
+            .map(|(name, &slots)| Pool {
+                name: name.clone(),
+                slots,
+                busy: busy(name),
+            })
+            .collect(),
+        in_hand: worker.running.values().sum(),
+        seen: show::relative(worker.seen_at, now),
+        up: show::span(now.since(worker.started_at)),
+        can_drain: worker.status == "active",
+        host: worker.host,
+        pid: worker.pid,
+        version: worker.version,
+    }
+}
+
+/// Asks a worker to claim nothing more.
+pub(super) async fn drain(State(app): State<App>, Path(worker): Path<String>) -> Result<Response, Trouble> {
+    let missing = || Trouble::from(ApiError::not_found("worker"));
+    let id: WorkerId = worker.parse().map_err(|_| missing())?;
+    if !app.store.write(async |tx| workers::drain(tx, id).await).await? {
+        return Err(missing());
+    }
+    tracing::info!(worker.id = %id, "a worker was asked to drain from the dashboard");
+    Ok(back(HERE))
+}

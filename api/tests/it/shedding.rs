@@ -1,0 +1,182 @@
+//! Too much at once: who is refused, before what, and what is told.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use towpath_api::{Settings, serve};
+
+use crate::world::{Call, KEY, World};
+
+async fn served(settings: Settings) -> (World, std::net::SocketAddr) {
+    let world = World::with(settings).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = world.router.clone();
+    tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    (world, address)
+}
+
+/// The head of a request whose body is announced and not sent.
+fn head(world: &World, path: &str, length: usize) -> String {
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nx-api-key: {KEY}\r\nx-tenant-id: {}\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\nexpect: 100-continue\r\n\r\n",
+        world.tenant
+    )
+}
+
+async fn send(address: std::net::SocketAddr, text: &str) -> TcpStream {
+    let mut client = TcpStream::connect(address).await.unwrap();
+    client.write_all(text.as_bytes()).await.unwrap();
+    client
+}
+
+/// What comes first.
+async fn first(client: &mut TcpStream) -> String {
+    let mut answer = vec![0; 4096];
+    let length = client.read(&mut answer).await.unwrap();
+    String::from_utf8_lossy(&answer[..length]).into_owned()
+}
+
+#[tokio::test]
+async fn who_finds_no_place_is_refused_before_its_body() {
+    let settings = Settings {
+        requests: 1,
+        ..Settings::default()
+    };
+    let (world, address) = served(settings).await;
+    // Takes the one place: `100 Continue` comes when its body is asked for.
+    let mut holder = send(address, &head(&world, "/runs/batch", 10)).await;
+    assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
+
+    let mut refused = send(address, &head(&world, "/runs/batch", 10_000_000)).await;
+    let answer = first(&mut refused).await;
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    let wait: u64 = answer
+        .lines()
+        .find_map(|line| line.strip_prefix("retry-after: "))
+        .expect("a refusal says when to come back")
+        .trim()
+        .parse()
+        .unwrap();
+    assert!((1..=30).contains(&wait), "{wait}");
+    assert!(answer.contains("too many requests at once"), "{answer}");
+    // Even without a key: nothing is looked up for who is refused.
+    let stranger = world.open(Method::GET, "/sessions").await;
+    assert_eq!(stranger.status, StatusCode::SERVICE_UNAVAILABLE);
+    // Who asks how the process is, is answered all the same.
+    assert_eq!(world.open(Method::GET, "/livez").await.status, StatusCode::OK);
+
+    holder.write_all(br#"{"post":[]}"#.get(..10).unwrap()).await.unwrap();
+    assert!(
+        first(&mut holder).await.starts_with("HTTP/1.1 422"),
+        "its JSON is cut off"
+    );
+    assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn traces_leave_room_for_who_wants_to_look() {
+    let settings = Settings {
+        requests: 4,
+        ..Settings::default()
+    };
+    let (world, address) = served(settings).await;
+    let mut holders = Vec::new();
+    for _ in 0..3 {
+        let mut holder = send(address, &head(&world, "/runs/batch", 10)).await;
+        assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
+        holders.push(holder);
+    }
+    let more = world.post("/api/v1/runs/batch", &json!({"post": []})).await;
+    more.expect(503);
+    assert!(more.headers.contains_key("retry-after"));
+    assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+    assert_eq!(world.get("/api/v1/bulk-exports").await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_body_without_room_in_memory_is_not_read() {
+    let settings = Settings {
+        ingest_memory_bytes: 64 * 1024,
+        ..Settings::default()
+    };
+    let (world, address) = served(settings).await;
+    let mut holder = send(address, &head(&world, "/runs/batch", 60_000)).await;
+    assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
+    let mut refused = send(address, &head(&world, "/runs/batch", 60_000)).await;
+    let answer = first(&mut refused).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: "),
+        "{answer}"
+    );
+    drop(holder);
+}
+
+#[tokio::test]
+async fn bodies_are_bounded() {
+    let settings = Settings {
+        ingest_body_bytes: 100_000,
+        ..Settings::default()
+    };
+    let (world, address) = served(settings).await;
+    // By what is announced: nothing of it is read.
+    let mut large = send(address, &head(&world, "/runs/batch", 100_001)).await;
+    assert!(first(&mut large).await.starts_with("HTTP/1.1 413"));
+    // And by what comes.
+    let body = vec![b' '; 1024 * 1024 + 1];
+    let call = Call::new(Method::POST, "/sessions").in_workspace(world.tenant);
+    world
+        .call(call.header("content-type", "application/json").body(body))
+        .await
+        .expect(413);
+
+    let deep = format!(
+        "{{\"name\": \"a\", \"extra\": {{\"a\": {}1{}}}}}",
+        "[".repeat(200),
+        "]".repeat(200)
+    );
+    let call = Call::new(Method::POST, "/sessions").in_workspace(world.tenant);
+    let answer = world
+        .call(call.header("content-type", "application/json").body(deep))
+        .await;
+    answer.expect(422);
+    assert!(answer.text.contains("nested too deeply"), "{}", answer.text);
+}
+
+#[tokio::test]
+async fn text_that_is_no_text_is_refused_with_its_place() {
+    let world = World::new().await;
+    let path = world.get("/sessions/%FF%FE").await;
+    assert!(path.text.contains("path"), "{}", path.text);
+    path.expect(422);
+    let call = Call::new(Method::POST, "/sessions").in_workspace(world.tenant);
+    let call = call.header("content-type", "application/json");
+    world
+        .call(call.clone().body(&b"{\"name\": \"\xff\"}"[..]))
+        .await
+        .expect(422);
+    world
+        .call(call.clone().body("{\"name\": \"a\\u0000b\"}"))
+        .await
+        .expect(422);
+    world
+        .call(call.clone().body("{\"name\": \"a\", \"description\": \"\\u0000\"}"))
+        .await
+        .expect(422);
+    world.call(call.body("[\"a\"]")).await.expect(422);
+    for query in [
+        "limit=99999999999999999999",
+        "limit=0",
+        "offset=-1",
+        "offset=9223372036854775807",
+        "nothing=1",
+    ] {
+        world.get(&format!("/sessions?{query}")).await.expect(422);
+        world.get(&format!("/api/v1/bulk-exports?{query}")).await.expect(422);
+    }
+}

@@ -1,0 +1,86 @@
+//! A server of the benchmark's own: this binary once more, in a process of its own, so that the two share nothing but
+//! the machine.
+
+use std::net::TcpListener;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tokio::process::{Child as Process, Command};
+
+/// How long a start may take.
+const START: Duration = Duration::from_secs(60);
+
+pub(super) struct Child {
+    process: Process,
+    base: String,
+    key: String,
+    _folder: TempDir,
+}
+
+impl Child {
+    /// `towpath dev` in a temporary folder, ready.
+    pub(super) async fn start() -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("towpath-bench.").tempdir()?;
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let data = folder.path().join("data");
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["dev", "--log", "error", "--listen", &address.to_string(), "--data-dir"])
+            .arg(&data)
+            .current_dir(folder.path())
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()?;
+        let base = format!("http://{address}");
+        let http = reqwest::Client::builder().no_proxy().build()?;
+        let began = Instant::now();
+        loop {
+            if let Some(status) = process.try_wait()? {
+                bail!("it ended with {status}");
+            }
+            let ready = http.get(format!("{base}/readyz")).send().await;
+            if ready.is_ok_and(|answer| answer.status().is_success()) {
+                break;
+            }
+            if began.elapsed() > START {
+                bail!("it was not ready after {} s", START.as_secs());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let key = tokio::fs::read_to_string(data.join("api.key"))
+            .await
+            .context("its key")?;
+        Ok(Self {
+            process,
+            base,
+            key: key.trim().to_owned(),
+            _folder: folder,
+        })
+    }
+
+    pub(super) fn base(&self) -> String {
+        self.base.clone()
+    }
+
+    pub(super) fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Lets it drain.
+    pub(super) async fn stop(mut self) -> anyhow::Result<()> {
+        if let Some(pid) = self.process.id() {
+            kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM)?;
+        }
+        let ended = tokio::time::timeout(START, self.process.wait()).await;
+        let status = ended.context("the server does not end")??;
+        if !status.success() {
+            bail!("the server ended with {status}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! Metrics: the recorder, what is only known by looking, and what everything means.
+
+use std::time::{Duration, Instant};
+
+use metrics::Unit;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use metrics_process::Collector;
+use towpath_store::{Dialect, Store};
+
+const BUILD_INFO: &str = "towpath_build_info";
+const CONNECTIONS: &str = "towpath_store_connections";
+const TASKS: &str = "towpath_runtime_tasks";
+const TASKS_WAITING: &str = "towpath_runtime_queue_depth";
+const THREADS: &str = "towpath_runtime_threads";
+const SCRAPE: &str = "towpath_scrape_seconds";
+
+/// Seconds; from a wake-up within one process to an export run of hours.
+const DURATION_BUCKETS: &[f64] = &[
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0, 14_400.0,
+];
+/// How many at once.
+const GROUP_BUCKETS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+
+/// Starts collecting metrics; `/metrics` prints what the handle renders.
+///
+/// # Errors
+/// When a recorder was installed already.
+pub fn start() -> anyhow::Result<PrometheusHandle> {
+    // Without buckets the exporter makes summaries, which cannot be added up over processes.
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), DURATION_BUCKETS)?
+        .set_buckets_for_metric(Matcher::Suffix("_group".to_owned()), GROUP_BUCKETS)?
+        .install_recorder()?;
+    describe();
+    towpath_api::metric::describe();
+    towpath_durable::metric::describe();
+    towpath_store::metric::describe();
+    towpath_traces::metric::describe();
+    towpath_workers::metric::describe();
+    towpath_workflows::metric::describe();
+    towpath_scheduler::metric::describe();
+    super::export::describe();
+    Ok(handle)
+}
+
+/// What to set before each scrape: connections, the runtime, the process itself.
+pub fn watch(store: Store, roles: String) -> impl Fn() + Send + Sync + 'static {
+    let database = match store.dialect() {
+        Dialect::Sqlite => "sqlite",
+        Dialect::Postgres => "postgres",
+    };
+    metrics::gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "database" => database, "roles" => roles)
+        .set(1.0);
+    let process = Collector::default();
+    process.describe();
+    let runtime = tokio::runtime::Handle::current().metrics();
+    move || {
+        let began = Instant::now();
+        let open = store.connections();
+        metrics::gauge!(CONNECTIONS, "state" => "busy").set(f64::from(open.busy));
+        metrics::gauge!(CONNECTIONS, "state" => "idle").set(f64::from(open.idle));
+        metrics::gauge!(TASKS).set(runtime.num_alive_tasks() as f64);
+        metrics::gauge!(TASKS_WAITING).set(runtime.global_queue_depth() as f64);
+        metrics::gauge!(THREADS).set(runtime.num_workers() as f64);
+        process.collect();
+        metrics::gauge!(SCRAPE).set(began.elapsed().max(Duration::from_nanos(1)).as_secs_f64());
+    }
+}
+
+fn describe() {
+    metrics::describe_gauge!(
+        BUILD_INFO,
+        Unit::Count,
+        "Always 1; its labels say which version this is, on which database, in which roles"
+    );
+    metrics::describe_gauge!(
+        CONNECTIONS,
+        Unit::Count,
+        "Connections to the database that this process holds; on SQLite those for reading"
+    );
+    metrics::describe_gauge!(TASKS, Unit::Count, "Asynchronous tasks that are alive");
+    metrics::describe_gauge!(
+        TASKS_WAITING,
+        Unit::Count,
+        "Tasks that wait for a thread in the runtime's shared queue"
+    );
+    metrics::describe_gauge!(THREADS, Unit::Count, "Threads of the runtime");
+    metrics::describe_gauge!(
+        SCRAPE,
+        Unit::Seconds,
+        "How long it took to look at the process for the last scrape"
+    );
+}

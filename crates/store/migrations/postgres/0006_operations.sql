@@ -1,0 +1,19 @@
+-- Operating: who may, and a pool that is being emptied.
+
+-- An operator's key opens the routes under /internal and the dashboard: jobs of every workspace, pools, workers.
+ALTER TABLE api_key ADD COLUMN operator boolean NOT NULL DEFAULT false;
+
+-- Whoever had the first key of an organisation ran the place.
+UPDATE api_key SET operator = true
+WHERE workspace_id IS NULL AND revoked_at IS NULL AND NOT EXISTS (
+    SELECT 1 FROM api_key earlier
+    WHERE earlier.organization_id = api_key.organization_id AND earlier.workspace_id IS NULL
+      AND earlier.revoked_at IS NULL
+      AND (earlier.created_at, earlier.id) < (api_key.created_at, api_key.id)
+);
+
+-- Paused so that it gets empty. A pool that drains is paused too.
+ALTER TABLE pool ADD COLUMN draining boolean NOT NULL DEFAULT false;
+
+-- What operators look for among very many jobs that went well.
+CREATE INDEX job_badly_over ON job (id) WHERE state IN ('failed', 'cancelled', 'timed_out');

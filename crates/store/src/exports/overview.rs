@@ -1,0 +1,91 @@
+//! Exports of all workspaces, for operators: where each stands and how far it is, nothing of what is in it.
+
+use sqlx::FromRow;
+use towpath_domain::export::ExportStatus;
+use towpath_domain::{ExportId, JobId, TenantId, Timestamp};
+
+use crate::error::Result;
+use crate::tx::Tx;
+
+/// An export as operators see it.
+#[derive(Clone, Debug, FromRow)]
+pub struct Overview {
+    /// Id.
+    pub id: ExportId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Where it stands.
+    pub status: ExportStatus,
+    /// First moment it covers.
+    pub start_time: Timestamp,
+    /// First moment it does not cover.
+    pub end_time: Timestamp,
+    /// The job that does it.
+    pub job_id: JobId,
+    /// Why it failed, if not for one of its runs.
+    pub error: Option<String>,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// When it got its place.
+    pub started_at: Option<Timestamp>,
+    /// When it came to a final state.
+    pub finished_at: Option<Timestamp>,
+    /// Name of its tracing project, unless that is gone.
+    pub project: Option<String>,
+    /// Name of its destination, unless that is gone.
+    pub destination: Option<String>,
+    /// Its export runs, one per day.
+    pub runs: i64,
+    /// Those that are over.
+    pub runs_over: i64,
+    /// Rows written so far.
+    pub rows_written: i64,
+    /// Bytes written so far.
+    pub bytes_written: i64,
+    /// Finished files.
+    pub files_written: i64,
+}
+
+/// Exports older than `before` (ids are in the order of time), the latest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(tx: &mut Tx<'_>, before: Option<ExportId>, limit: i64) -> Result<Vec<Overview>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+            "SELECT e.id, e.tenant_id, e.status, e.start_time, e.end_time, e.job_id, e.error, e.created_at, e.started_at,
+                    e.finished_at, p.name AS project, d.display_name AS destination,
+                    (SELECT count(*) FROM export_run r WHERE r.export_id = e.id) AS runs,
+                    (SELECT count(*) FROM export_run r WHERE r.export_id = e.id AND r.finished_at IS NOT NULL)
+                        AS runs_over,
+                    (SELECT CAST(coalesce(sum(r.rows_written), 0) AS bigint) FROM export_run r
+                     WHERE r.export_id = e.id) AS rows_written,
+                    (SELECT CAST(coalesce(sum(r.bytes_written), 0) AS bigint) FROM export_run r
+                     WHERE r.export_id = e.id) AS bytes_written,
+                    (SELECT CAST(coalesce(sum(r.files_written), 0) AS bigint) FROM export_run r
+                     WHERE r.export_id = e.id) AS files_written
+             FROM export e
+             LEFT JOIN project p ON p.id = e.project_id AND p.tenant_id = e.tenant_id
+             LEFT JOIN destination d ON d.id = e.destination_id AND d.tenant_id = e.tenant_id
+             WHERE $1 IS NULL OR e.id < $1
+             ORDER BY e.id DESC LIMIT $2",
+        )
+        .bind(before)
+        .bind(limit)
+        .fetch_all(conn)
+        .await
+    })?)
+}
+
+/// Whose an export is.
+///
+/// # Errors
+/// As every statement.
+pub async fn owner(tx: &mut Tx<'_>, export: ExportId) -> Result<Option<TenantId>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar("SELECT tenant_id FROM export WHERE id = $1")
+            .bind(export)
+            .fetch_optional(conn)
+            .await
+    })?)
+}

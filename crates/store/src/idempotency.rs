@@ -1,0 +1,144 @@
+//! Requests that may be sent again: what was answered to a key is kept in the transaction that did the work.
+//!
+//! A client that lost its answer sends the same request under the same `Idempotency-Key` and gets the answer of the
+//! first time. Only work that was committed is remembered: a request that was refused is judged anew.
+
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+use towpath_domain::{TenantId, Timestamp};
+
+use crate::{Result, Tx};
+
+/// How long an answer is kept.
+pub const KEPT: Duration = Duration::from_secs(24 * 3600);
+
+/// A request that carries a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keyed {
+    key: String,
+    request: [u8; 32],
+}
+
+impl Keyed {
+    /// A request under `key`. `operation` is its method and route; together with the body it tells it from others.
+    #[must_use]
+    pub fn new(key: String, operation: &str, body: &[u8]) -> Self {
+        let mut digest = Sha256::new();
+        digest.update(operation.as_bytes());
+        // Neither a method nor a route holds one, so nothing can move from one side to the other.
+        digest.update([0]);
+        digest.update(body);
+        Self {
+            key,
+            request: digest.finalize().into(),
+        }
+    }
+}
+
+/// What is known about a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Nothing: do the work.
+    New,
+    /// The work was done; this was answered, JSON.
+    Done(String),
+    /// The key belongs to another request.
+    Taken,
+}
+
+#[derive(sqlx::FromRow)]
+struct Row {
+    request: Vec<u8>,
+    answer: Option<String>,
+}
+
+/// What is known about the key, without taking it.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<Known> {
+    let after = tx.now().minus(KEPT);
+    let row: Option<Row> = on!(tx, |conn| sqlx::query_as(
+        "SELECT request, answer FROM idempotency WHERE tenant_id = $1 AND key = $2 AND created_at > $3",
+    )
+    .bind(tenant)
+    .bind(&keyed.key)
+    .bind(after)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(match row {
+        None => Known::New,
+        Some(row) if row.request != keyed.request => Known::Taken,
+        // Without an answer only to the transaction that is about to set it.
+        Some(row) => row.answer.map_or(Known::New, Known::Done),
+    })
+}
+
+/// Takes the key, if it is free. On PostgreSQL a second request with the same key waits here until the first one has
+/// committed, and then learns its answer.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn claim(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<Known> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND created_at <= $3"
+    )
+    .bind(tenant)
+    .bind(&keyed.key)
+    .bind(now.minus(KEPT))
+    .execute(conn)
+    .await
+    .map(drop))?;
+    let taken =
+        on!(tx, |conn| {
+            sqlx::query(
+        "INSERT INTO idempotency (tenant_id, key, request, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    )
+    .bind(tenant)
+    .bind(&keyed.key)
+    .bind(&keyed.request[..])
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected())
+        })?;
+    if taken == 1 {
+        return Ok(Known::New);
+    }
+    find(tx, tenant, keyed).await
+}
+
+/// Keeps what is going to be answered, in the transaction that took the key and did the work.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn keep(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed, answer: &str) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE idempotency SET answer = $3 WHERE tenant_id = $1 AND key = $2"
+    )
+    .bind(tenant)
+    .bind(&keyed.key)
+    .bind(answer)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Forgets at most `limit` answers of all tenants that were given before `before`; how many.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
+    Ok(on!(tx, |conn| sqlx::query(
+        "DELETE FROM idempotency WHERE (tenant_id, key) IN
+             (SELECT tenant_id, key FROM idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2)",
+    )
+    .bind(before)
+    .bind(limit)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?)
+}

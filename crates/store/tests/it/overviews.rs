@@ -1,0 +1,159 @@
+//! What the scheduler's gauges and the operators' pages look up, on both databases.
+
+use std::time::Duration;
+
+use towpath_domain::export::{Compression, Partition};
+use towpath_domain::{DestinationId, ExportId, ExportRunId, JobId, ProjectId, ScheduleId, TenantId, UnitId, WorkerId};
+use towpath_store::exports::{self, NewExport, overview, runs};
+use towpath_store::schedules::Schedule;
+use towpath_store::workers::Worker;
+use towpath_store::{gauges, lanes, pools, projects, schedules, units, workers};
+
+use crate::database::Database;
+
+async fn numbers_are_those_of_the_rows(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let now = store.clock().now();
+    let tenant = TenantId::new();
+    let empty = store.read(async |tx| gauges::schedules(tx).await).await.unwrap();
+    assert_eq!((empty.active, empty.paused, empty.next_at), (0, 0, None));
+    let late = now.minus(Duration::from_secs(90));
+    let seen = store.write(async |tx| {
+        for (next_at, paused) in [(now, false), (late, false), (now.minus(Duration::from_secs(900)), true)] {
+            let schedule = Schedule {
+                id: ScheduleId::new(),
+                tenant_id: tenant,
+                kind: "spawn".to_owned(),
+                pool: "spawns".to_owned(),
+                input: "{}".to_owned(),
+                next_at,
+                paused,
+                spawn_job: None,
+                created_at: now,
+                ended_at: None,
+            };
+            schedules::insert(tx, &schedule).await?;
+        }
+        for (key, held) in [("open", 0), ("full", 1)] {
+            let mut lane = lanes::lock(tx, key, 1).await?;
+            lane.held = held;
+            lanes::save(tx, &lane).await?;
+        }
+        units::register(tx, UnitId::new(), "wal/a.unit", 10, 3, &[]).await?;
+        pools::pause(tx, "folds", true).await?;
+        pools::pause(tx, "exports", false).await?;
+        let worker = Worker {
+            id: WorkerId::new(),
+            host: "host".to_owned(),
+            pid: 1,
+            pools: r#"{"folds":4}"#.to_owned(),
+            version: "0".to_owned(),
+            draining: false,
+            started_at: now,
+            seen_at: now,
+            finished: r#"{"folds":1}"#.to_owned(),
+        };
+        workers::seen(tx, &worker).await?;
+        let again = Worker {
+            finished: r#"{"folds":7}"#.to_owned(),
+            ..worker
+        };
+        workers::seen(tx, &again).await?;
+        Ok((
+            gauges::schedules(tx).await?,
+            gauges::lanes(tx).await?,
+            gauges::open_units(tx).await?,
+            gauges::pools(tx).await?,
+            workers::alive(tx, Duration::from_secs(60)).await?,
+        ))
+    });
+    let (schedules, lanes, open, paused, alive) = seen.await.unwrap();
+    assert_eq!((schedules.active, schedules.paused), (2, 1));
+    assert_eq!(schedules.next_at, Some(late));
+    assert_eq!((lanes.open, lanes.full_lanes), (2, 1));
+    assert_eq!(open.units, 1);
+    assert!(open.oldest_at.is_some_and(|at| at >= now));
+    let paused: Vec<_> = paused.into_iter().map(|pool| (pool.name, pool.paused)).collect();
+    assert_eq!(paused, [("exports".to_owned(), false), ("folds".to_owned(), true)]);
+    assert_eq!(alive.len(), 1);
+    assert_eq!(alive[0].finished, r#"{"folds":7}"#, "the row tells the latest count");
+    store.close().await;
+}
+
+async fn exports_of_all_workspaces_are_listed(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let now = store.clock().now();
+    let day = Duration::from_secs(86_400);
+    let mut made = Vec::new();
+    for name in ["first", "second"] {
+        let (tenant, id) = (TenantId::new(), ExportId::new());
+        let recorded = store.write(async |tx| {
+            let project = projects::ensure(tx, tenant, name).await?;
+            let new = NewExport {
+                id,
+                destination: DestinationId::new(),
+                project: if name == "first" { project } else { ProjectId::new() },
+                start_time: now.minus(day),
+                end_time: now,
+                compression: Compression::Zstandard,
+                fields: None,
+                job: JobId::new(),
+            };
+            exports::insert(tx, tenant, new).await?;
+            let partition = Partition {
+                start: now.minus(day),
+                end: now,
+            };
+            let run = ExportRunId::new();
+            runs::insert(tx, tenant, id, run, partition, "prefix", JobId::new()).await?;
+            runs::running(tx, tenant, run, 0).await?;
+            let progress = runs::Progress {
+                rows: 5_000_000_000,
+                bytes: 7,
+                files: 1,
+            };
+            runs::progress(tx, tenant, run, progress).await
+        });
+        recorded.await.unwrap();
+        made.push((tenant, id));
+    }
+    let list = async |before, limit| {
+        store
+            .read(async |tx| overview::list(tx, before, limit).await)
+            .await
+            .unwrap()
+    };
+    let all = list(None, 10).await;
+    let ids: Vec<_> = all.iter().map(|export| (export.tenant_id, export.id)).collect();
+    assert_eq!(ids, [made[1], made[0]], "the latest first, of whatever workspace");
+    assert_eq!(all[1].project.as_deref(), Some("first"));
+    assert_eq!(all[0].project, None, "a project that is gone");
+    assert_eq!(all[0].destination, None);
+    assert_eq!((all[0].runs, all[0].runs_over), (1, 0));
+    assert_eq!((all[0].rows_written, all[0].bytes_written), (5_000_000_000, 7));
+    assert_eq!(list(None, 1).await.len(), 1);
+    let older = list(Some(made[1].1), 10).await;
+    assert_eq!(older.iter().map(|export| export.id).collect::<Vec<_>>(), [made[0].1]);
+    let owner = store
+        .read(async |tx| overview::owner(tx, made[0].1).await)
+        .await
+        .unwrap();
+    assert_eq!(owner, Some(made[0].0));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn overviews_on_sqlite() {
+    numbers_are_those_of_the_rows(Database::sqlite().await).await;
+    exports_of_all_workspaces_are_listed(Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn overviews_on_postgres() {
+    if let (Some(one), Some(two)) = (Database::postgres().await, Database::postgres().await) {
+        numbers_are_those_of_the_rows(one).await;
+        exports_of_all_workspaces_are_listed(two).await;
+    }
+}

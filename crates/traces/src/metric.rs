@@ -1,0 +1,90 @@
+//! What ingest, folding and the object store count.
+
+use std::future::Future;
+use std::time::Instant;
+
+use metrics::Unit;
+
+pub(crate) const WAL_FLUSH: &str = "towpath_wal_flush_seconds";
+pub(crate) const WAL_WAITING: &str = "towpath_wal_waiting_bytes";
+pub(crate) const WAL_BYTES: &str = "towpath_wal_bytes_total";
+pub(crate) const WAL_UNITS: &str = "towpath_wal_units_total";
+pub(crate) const WAL_FAILED: &str = "towpath_wal_failed_flushes_total";
+pub(crate) const WAL_MISSING: &str = "towpath_wal_missing_units_total";
+pub(crate) const WAL_DAMAGED: &str = "towpath_wal_damaged_frames_total";
+pub(crate) const FOLDED_OPERATIONS: &str = "towpath_folded_operations_total";
+pub(crate) const FOLDED_UNITS: &str = "towpath_folded_units_total";
+pub(crate) const SEGMENTS: &str = "towpath_segments_written_total";
+pub(crate) const SEGMENT_ROWS: &str = "towpath_segment_rows_total";
+pub(crate) const SEGMENT_BYTES: &str = "towpath_segment_bytes_total";
+const OBJECT_SECONDS: &str = "towpath_object_store_seconds";
+const OBJECT_ERRORS: &str = "towpath_object_store_errors_total";
+
+/// Says what the metrics of this room mean.
+pub fn describe() {
+    metrics::describe_histogram!(
+        WAL_FLUSH,
+        Unit::Seconds,
+        "Writing and registering one unit of the write-ahead log"
+    );
+    metrics::describe_gauge!(WAL_WAITING, Unit::Bytes, "Accepted trace data that waits to be written");
+    metrics::describe_counter!(WAL_BYTES, Unit::Bytes, "Trace data written to the write-ahead log");
+    metrics::describe_counter!(WAL_UNITS, Unit::Count, "Units written to the write-ahead log");
+    metrics::describe_counter!(
+        WAL_FAILED,
+        Unit::Count,
+        "Units that could not be written; their senders were told to try again"
+    );
+    metrics::describe_counter!(
+        WAL_MISSING,
+        Unit::Count,
+        "Accepted units that were not in the object store when they were to be folded"
+    );
+    metrics::describe_counter!(
+        WAL_DAMAGED,
+        Unit::Count,
+        "Parts of accepted units that could not be read; kept under quarantine/"
+    );
+    metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations folded into segments");
+    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
+    metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
+    metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
+    metrics::describe_counter!(SEGMENT_BYTES, Unit::Bytes, "Bytes of segments written");
+    metrics::describe_histogram!(
+        OBJECT_SECONDS,
+        Unit::Seconds,
+        "A call of the object store of units and segments, with its retries"
+    );
+    metrics::describe_counter!(
+        OBJECT_ERRORS,
+        Unit::Count,
+        "Calls of that object store that failed; a missing object is no failure"
+    );
+    // Counters that are there from the first scrape let an alert tell zero from unknown.
+    for name in [
+        WAL_BYTES,
+        WAL_UNITS,
+        WAL_FAILED,
+        WAL_MISSING,
+        WAL_DAMAGED,
+        FOLDED_OPERATIONS,
+        FOLDED_UNITS,
+    ] {
+        metrics::counter!(name).absolute(0);
+    }
+}
+
+/// Times a call of the object store.
+pub(crate) async fn object_call<T, E>(
+    op: &'static str,
+    call: impl Future<Output = Result<T, E>>,
+    missing: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let began = Instant::now();
+    let result = call.await;
+    metrics::histogram!(OBJECT_SECONDS, "op" => op).record(began.elapsed());
+    if result.as_ref().is_err_and(|error| !missing(error)) {
+        metrics::counter!(OBJECT_ERRORS, "op" => op).increment(1);
+    }
+    result
+}

@@ -1,0 +1,61 @@
+//! What the scheduler sees and counts. Gauges about the whole system are set by every scheduler alike: ask for their
+//! maximum, not their sum.
+
+use metrics::Unit;
+
+pub(crate) const JOBS: &str = "towpath_jobs";
+pub(crate) const DEPTH: &str = "towpath_queue_depth";
+pub(crate) const OLDEST: &str = "towpath_queue_oldest_ready_age_seconds";
+pub(crate) const PAUSED: &str = "towpath_queue_paused";
+pub(crate) const WORKERS: &str = "towpath_workers";
+pub(crate) const LANES: &str = "towpath_lanes";
+pub(crate) const SCHEDULES: &str = "towpath_schedules";
+pub(crate) const SCHEDULE_LAG: &str = "towpath_schedule_lag_seconds";
+pub(crate) const OPEN_UNITS: &str = "towpath_wal_open_units";
+pub(crate) const OPEN_UNITS_AGE: &str = "towpath_wal_oldest_open_unit_age_seconds";
+pub(crate) const SWEEP_SECONDS: &str = "towpath_sweep_seconds";
+pub(crate) const SWEEP_ERRORS: &str = "towpath_sweep_errors_total";
+
+/// Says what the metrics of this room mean.
+pub fn describe() {
+    metrics::describe_gauge!(JOBS, Unit::Count, "Open jobs of the whole system, by pool and state");
+    metrics::describe_gauge!(DEPTH, Unit::Count, "Jobs that a worker could claim now");
+    metrics::describe_gauge!(
+        OLDEST,
+        Unit::Seconds,
+        "How long the oldest job that a worker could claim has been waiting; 0 when there is none"
+    );
+    metrics::describe_gauge!(PAUSED, Unit::Count, "1 while the pool is paused");
+    metrics::describe_gauge!(
+        WORKERS,
+        Unit::Count,
+        "Worker processes seen lately: working, and draining"
+    );
+    metrics::describe_gauge!(
+        LANES,
+        Unit::Count,
+        "Lanes with a job in them: open, and full (every place taken)"
+    );
+    metrics::describe_gauge!(SCHEDULES, Unit::Count, "Schedules: active, paused");
+    metrics::describe_gauge!(
+        SCHEDULE_LAG,
+        Unit::Seconds,
+        "How long the most overdue active schedule has been due"
+    );
+    metrics::describe_gauge!(
+        OPEN_UNITS,
+        Unit::Count,
+        "Units of the write-ahead log that wait to be folded"
+    );
+    metrics::describe_gauge!(
+        OPEN_UNITS_AGE,
+        Unit::Seconds,
+        "Age of the oldest unit that waits to be folded; 0 when there is none"
+    );
+    metrics::describe_histogram!(SWEEP_SECONDS, Unit::Seconds, "One turn of a sweep of the clock");
+    metrics::describe_counter!(
+        SWEEP_ERRORS,
+        Unit::Count,
+        "Turns of a sweep that failed; each is repeated"
+    );
+}

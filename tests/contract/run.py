@@ -1,0 +1,97 @@
+"""Holds a running server to its own API description, with generated requests (schemathesis).
+
+    run.py [--cases N] [--seed N] [--layout embedded|cluster]…
+
+`--cases` is how many requests are generated for each operation in the fuzzing and stateful phases; the coverage phase
+adds what the schemas suggest. Prints one line per layout with the number of cases; any failure ends with 1.
+"""
+
+import argparse
+import http.server
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "python"))
+
+import harness  # noqa: E402
+
+
+class Everything(http.server.BaseHTTPRequestHandler):
+    """An S3 that takes everything: what is under test is the API in front of it."""
+
+    protocol_version = "HTTP/1.1"
+
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(200)
+        self.send_header("ETag", '"d41d8cd98f00b204e9800998ecf8427e"')
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
+
+    def log_message(self, *_):
+        pass
+
+
+def check(layout, endpoint, cases, seed) -> bool:
+    world = harness.World(layout)
+    try:
+        command = [
+            str(pathlib.Path(sys.executable).parent / "schemathesis"),
+            *("--config-file", str(HERE / "schemathesis.toml")),
+            *("run", f"http://{world.api}/openapi.json"),
+            *("--header", f"X-API-Key: {harness.KEY}", "--header", f"X-Tenant-Id: {world.tenant}"),
+            *("--seed", str(seed), "--max-examples", str(cases)),
+        ]
+        environment = os.environ | {"TOWPATH_CONTRACT_S3": endpoint, "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
+        done = subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True)
+        output = done.stdout + done.stderr
+        generated = re.search(r"(\d+) generated", output)
+        operations = re.search(r"Tested: (\d+)", output)
+        failures = re.search(r"(\d+) unique failures?", output)
+        failed = int(failures[1]) if failures else 0
+        fine = done.returncode == 0 and failed == 0 and generated is not None and int(generated[1]) > 0
+        if not fine:
+            print(output)
+            print(world.logs())
+        print(
+            f"contract, {layout}: {generated[1] if generated else 0} cases over {operations[1] if operations else 0}"
+            f" operations, {failed if fine or failed else 'broken,'} failures (seed {seed})",
+            flush=True,
+        )
+        # A server that did not survive the requests says so by how it ends.
+        world.stop()
+        return fine
+    finally:
+        world.drop()
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--cases", type=int, default=10)
+    arguments.add_argument("--seed", type=int, default=20260301)
+    arguments.add_argument("--layout", action="append", choices=["embedded", "cluster"])
+    given = arguments.parse_args()
+    layouts = given.layout
+    if layouts is None:
+        layouts = ["embedded"]
+        if "TOWPATH_TEST_POSTGRES" in os.environ:
+            layouts.append("cluster")
+        else:
+            print("contract, cluster: skipped, TOWPATH_TEST_POSTGRES is not set")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Everything)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    fine = [check(layout, endpoint, given.cases, given.seed) for layout in layouts]
+    server.shutdown()
+    sys.exit(0 if all(fine) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,13 @@
+//! Faults of what the product stands on, one after another under load: lines that are slow, silent or cut, a database
+//! that restarts or ends its sessions, disks without room.
+//!
+//! Each is made while trace runs are sent and an export is at work. It has to be hit, the process has to say what is
+//! wrong, every refusal has to say when to come back, and when the fault is over everything goes on by itself: what
+//! was acknowledged is in its export once, with every value. The figures are printed as one row each of
+//!
+//! `| fault | hits | accepted | refused | slowest answer | told | back after | rows compared | tried again |`
+
+mod disks;
+mod lines;
+mod postgres;
+mod round;

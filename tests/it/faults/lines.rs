@@ -1,0 +1,97 @@
+//! Lines to Redis, PostgreSQL and the bucket that are slow, silent or cut.
+
+use std::time::Duration;
+
+use serde_json::json;
+use towpath_tests::fault_proxy::{FaultProxy, Mode, Way};
+use towpath_tests::{Dice, Layout, Moto, World};
+
+use super::round::{Fault, Place, round};
+use crate::aftermath;
+
+/// Shorter than the faults last, so that leases run out meanwhile.
+const LEASE_SECONDS: &str = "3";
+
+#[tokio::test]
+async fn lines_may_do_what_lines_do() {
+    let plan = World::plan(Layout::Cluster { workers: 2 })
+        .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS)
+        .own_postgres()
+        .redis_behind_proxy()
+        .objects_in_bucket();
+    let Some(world) = plan.start().await else { return };
+    let place = bucket(&world).await;
+    let mut dice = Dice::new(8);
+    // Name, mode, for how long in seconds, whether the process has to notice.
+    let modes = [
+        ("slow", Mode::Delay(Duration::from_millis(60)), 3, false),
+        ("throttled", Mode::Throttle(60_000), 3, false),
+        ("sliced", Mode::Slice(37), 3, false),
+        ("stalled", Mode::Stall, 7, true),
+        ("half-open", Mode::HalfOpen(Way::Both), 7, true),
+        ("answers lost", Mode::HalfOpen(Way::ToClient), 7, true),
+        ("reset, then refused", Mode::Drop, 5, true),
+    ];
+    for (name, mode, seconds, noticed) in modes {
+        for (line, proxy) in lines(&world) {
+            let fault = Fault {
+                name: format!("{line} {name}"),
+                told: if noticed { line } else { "" },
+                refuses: false,
+                lasts: Duration::from_secs(seconds),
+            };
+            let before = proxy.harmed();
+            let begin = async |_: &World| {
+                if mode == Mode::Drop {
+                    // New connections are only made where the old ones are gone.
+                    proxy.set(Mode::ResetAll);
+                    towpath_tests::until("connections to be reset", Duration::from_secs(10), async || {
+                        (proxy.open() == 0).then_some(())
+                    })
+                    .await;
+                }
+                proxy.set(mode);
+            };
+            let end = async |_: &World| {
+                proxy.set(Mode::Pass);
+                proxy.harmed() - before
+            };
+            round(&world, &place, &mut dice, &fault, begin, end).await;
+        }
+    }
+    aftermath::settles(&world).await;
+    world.stop().await;
+}
+
+/// As `/readyz` calls what is behind them.
+fn lines(world: &World) -> [(&'static str, &FaultProxy); 3] {
+    let proxies = [
+        ("redis", &world.redis_proxy),
+        ("database", &world.postgres_proxy),
+        ("objects", &world.bucket_proxy),
+    ];
+    proxies.map(|(name, proxy)| (name, proxy.as_ref().expect("asked for")))
+}
+
+/// A destination in the same bucket, over the same line.
+async fn bucket(world: &World) -> Place {
+    let endpoint = world.bucket_proxy.as_ref().expect("asked for").addr();
+    let body = json!({
+        "destination_type": "s3",
+        "display_name": "bucket",
+        "config": {
+            "bucket_name": Moto::BUCKET, "prefix": "out", "region": "us-east-1",
+            "endpoint_url": format!("http://{endpoint}"),
+        },
+        "credentials": { "access_key_id": "anybody", "secret_access_key": "anything" },
+    });
+    let made = world
+        .api
+        .post("/api/v1/bulk-exports/destinations", &body)
+        .await
+        .expect(200);
+    Place {
+        destination: made["id"].as_str().expect("a destination has an id").to_owned(),
+        prefix: "out",
+    }
+}

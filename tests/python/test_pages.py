@@ -1,0 +1,298 @@
+"""The dashboard in a real browser: what operators see and press, on a desk and on a phone, by day and by night.
+
+With `TOWPATH_UPDATE_IMAGES=1` the screenshots under docs/images are made anew.
+"""
+
+import contextlib
+import datetime as dt
+import os
+import re
+import shutil
+import uuid
+
+import pytest
+
+import harness
+
+playwright = pytest.importorskip("playwright.sync_api", reason="skipped: playwright is not installed")
+expect = playwright.expect
+
+IMAGES = harness.ROOT / "docs" / "images"
+BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
+PAGES = ["queues", "jobs", "workers", "exports", "schedules", "dead"]
+DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if BROWSER is None:
+        pytest.skip("skipped: no chromium is installed")
+    with playwright.sync_playwright() as driver:
+        # Root may not use the browser's own sandbox; the pages are ours.
+        running = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A server with a past: a finished export, a failed one with its dead letters, and one that waits for a pool."""
+    running = harness.World("embedded")
+    try:
+        fill(running)
+        yield running
+    finally:
+        running.stop()
+
+
+@contextlib.contextmanager
+def reader(browser, place, *, signed_in=True, width=1280, height=800, scheme="light", script=True, quiet=True):
+    """A page of a new browser, which must load nothing from elsewhere and find no fault with ours."""
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, java_script_enabled=script
+    )
+    page = context.new_page()
+    complaints, foreign = [], []
+    page.on("console", lambda told: complaints.append(told.text) if told.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda asked: None if place.api in asked.url else foreign.append(asked.url))
+    page.goto(f"http://{place.api}/ui/sign-in")
+    if signed_in:
+        sign_in(page)
+    yield page
+    # Status codes that a test provokes are in the console, too.
+    complaints = [text for text in complaints if "the server responded with a status of" not in text]
+    assert not (quiet and complaints), complaints
+    assert not foreign, foreign
+    context.close()
+
+
+def sign_in(page, key=harness.KEY):
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def fill(place):
+    """Trace runs of some days in two projects, and three exports of them."""
+    for project, days in (("support-agent", 14), ("nightly-eval", 5)):
+        runs = [run(project, day, n) for day in range(days) for n in range(20 + day * 37 % 50)]
+        for at in range(0, len(runs), 200):
+            place.call("POST", "/runs/batch", {"post": runs[at : at + 200]}, 202)
+    place.completed(export(place, destination(place, "warehouse"), "support-agent", 14))
+    archive = destination(place, "archive")
+    # What was a folder is a file: nothing can be written there, and trying again would not help.
+    shutil.rmtree(place.exports / "archive", ignore_errors=True)
+    (place.exports / "archive").write_bytes(b"in the way")
+    assert place.ended(export(place, archive, "nightly-eval", 5))["status"] == "FAILED"
+    place.call("POST", "/internal/queues/export_parts/pause")
+    waiting = export(place, destination(place, "reports"), "nightly-eval", 5)
+    harness.until(
+        "the days of the last export to be planned",
+        lambda: place.call("GET", f"/api/v1/bulk-exports/{waiting}/runs") or None,
+    )
+
+
+def destination(place, name):
+    body = {"destination_type": "file", "display_name": name, "config": {"prefix": name}}
+    return place.call("POST", "/api/v1/bulk-exports/destinations", body)["id"]
+
+
+def run(project, day, n):
+    start = DAY + dt.timedelta(days=day, hours=9, seconds=61 * n)
+    run_id = str(uuid.uuid4())
+    return {
+        "id": run_id,
+        "trace_id": run_id,
+        "name": "answer",
+        "run_type": "chain",
+        "session_name": project,
+        "inputs": {"question": "how does a lock work?"},
+        "outputs": {"answer": "with water"},
+        "start_time": start.isoformat(),
+        "end_time": (start + dt.timedelta(seconds=3)).isoformat(),
+        "dotted_order": start.strftime("%Y%m%dT%H%M%S%fZ") + run_id,
+    }
+
+
+def export(place, destination, project, days):
+    until = DAY + dt.timedelta(days=days)
+    return place.export(destination, place.project(project), DAY.isoformat(), until.isoformat())
+
+
+def address(place, path):
+    return f"http://{place.api}/ui/{path}"
+
+
+def test_only_operators_get_in(browser, place):
+    with reader(browser, place, signed_in=False) as page:
+        assert page.goto(address(place, "jobs?state=failed")).status == 401
+        sign_in(page, "a-key-that-nobody-made-0123456789")
+        expect(page.get_by_role("alert")).to_have_text("This key opens nothing.")
+        sign_in(page)
+        # To where the reader was going.
+        expect(page).to_have_url(address(place, "jobs?state=failed"))
+        cookie = next(one for one in page.context.cookies(address(place, "")) if one["name"] == "towpath_session")
+        assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["path"] == "/ui"
+        page.get_by_role("button", name="Sign out").click()
+        expect(page).to_have_url(address(place, "sign-in"))
+        assert page.goto(address(place, "queues")).status == 401
+
+
+def test_queues_show_what_waits_and_buttons_work(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "queues"))
+        row = page.locator("tr#p-export_parts")
+        expect(row.locator(".pill")).to_have_text("paused")
+        assert int(row.locator("[data-is=Ready]").inner_text()) == 5
+        # Without a reload: what another operator does is seen.
+        place.call("POST", "/internal/queues/folds/pause")
+        folds = page.locator("tr#p-folds")
+        expect(folds.locator(".pill")).to_have_text("paused", timeout=10_000)
+        folds.get_by_role("button", name="Resume").click()
+        expect(folds.locator(".pill")).to_have_text("active")
+        folds.get_by_role("button", name="Pause").click()
+        expect(folds.get_by_role("button", name="Resume")).to_be_visible()
+        folds.get_by_role("button", name="Resume").click()
+        expect(folds.locator(".pill")).to_have_text("active")
+        # The first samples of the depth have come in by now, or soon.
+        expect(row.locator("svg.spark")).to_be_visible(timeout=15_000)
+
+
+def test_jobs_can_be_found_and_read(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "jobs"))
+        page.get_by_label("State").select_option("ready")
+        page.get_by_label("Kind").fill("export_part")
+        page.get_by_role("button", name="Show").click()
+        expect(page).to_have_url(re.compile("state=ready"))
+        assert page.locator("tbody tr").count() == 5
+        page.locator("tbody a.mono").first.click()
+        expect(page.locator(".why")).to_contain_text("The pool export_parts is paused")
+        page.go_back()
+        page.get_by_role("link", name="Clear").click()
+        # A dead one says what happened to it.
+        page.goto(address(place, "dead"))
+        assert page.locator("tbody tr").count() >= 1
+        page.locator("tbody a.mono").first.click()
+        expect(page.locator(".why")).to_contain_text("It is over: failed")
+        expect(page.locator("ol.line")).to_contain_text("Attempt failed (retry_0)")
+        expect(page.locator("ol.line pre").first).to_contain_text("not a directory")
+
+
+def test_long_lists_go_on(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "jobs"))
+        seen = set()
+        while True:
+            ids = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.id)")
+            assert ids and not seen & set(ids)
+            seen |= set(ids)
+            older = page.get_by_role("link", name="Older")
+            if older.count() == 0:
+                break
+            older.click()
+            page.wait_for_load_state()
+        # 14 and 5 and 5 days, three exports, and at least one fold.
+        assert len(seen) >= 28
+
+
+def test_exports_show_their_days(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "exports"))
+        expect(page.locator("tbody tr")).to_have_count(3)
+        done = page.locator("tbody tr", has_text="warehouse")
+        expect(done.locator(".pill")).to_have_text("COMPLETED")
+        done.locator("a").click()
+        expect(page.locator(".day.good")).to_have_count(14)
+        expect(page.locator(".day b").first).to_have_text("01 Mar")
+        rows = page.locator("td[data-is=Rows]").all_inner_texts()
+        total = sum(int(re.sub(r"\D", "", text)) for text in rows)
+        shown = page.locator(".tile", has_text="rows").locator("b").inner_text()
+        assert total == int(re.sub(r"\D", "", shown)) > 300
+
+
+def test_a_worker_is_shown_with_its_slots(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "workers"))
+        expect(page.locator("tbody tr")).to_have_count(1)
+        expect(page.locator("tbody tr .pill")).to_have_text("active")
+        expect(page.locator("tbody tr")).to_contain_text("export_parts")
+
+
+def test_pages_read_without_scripts_and_forms_too(browser, place):
+    with reader(browser, place, script=False) as page:
+        for name in PAGES:
+            assert page.goto(address(place, name)).status == 200
+            expect(page.locator("h1")).to_be_visible()
+        page.goto(address(place, "queues"))
+        page.locator("tr#p-exports").get_by_role("button", name="Pause").click()
+        expect(page.locator("tr#p-exports .pill")).to_have_text("paused")
+        page.locator("tr#p-exports").get_by_role("button", name="Resume").click()
+        expect(page.locator("tr#p-exports .pill")).to_have_text("active")
+
+
+def test_a_page_says_that_the_server_is_gone(browser, place):
+    # The browser complains of each question that found nobody, and shall.
+    with reader(browser, place, quiet=False) as page:
+        page.goto(address(place, "queues"))
+        expect(page.locator(".lost")).to_be_hidden()
+        page.route("**/ui/queues", lambda route: route.abort("connectionrefused"))
+        expect(page.locator(".lost")).to_be_visible(timeout=10_000)
+        page.unroute("**/ui/queues")
+        expect(page.locator(".lost")).to_be_hidden(timeout=10_000)
+
+
+def test_foreign_posts_are_refused(browser, place):
+    with reader(browser, place) as page:
+        cookie = "; ".join(f"{one['name']}={one['value']}" for one in page.context.cookies(address(place, "")))
+        for headers in ({}, {"Origin": "http://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}):
+            send = {"Cookie": cookie, "X-API-Key": None, "X-Tenant-Id": None} | headers
+            status, _ = place.request("POST", "/ui/queues/folds/pause", b"", send)
+            assert status == 403, headers
+        page.goto(address(place, "queues"))
+        expect(page.locator("tr#p-folds .pill")).to_have_text("active")
+
+
+@pytest.mark.parametrize("name", [*PAGES, "job", "export", "sign-in"])
+@pytest.mark.parametrize("look", ["light", "dark", "phone"])
+def test_every_page_fits_and_is_pictured(browser, place, name, look):
+    size = {"width": 390, "height": 844} if look == "phone" else {}
+    scheme = "dark" if look == "dark" else "light"
+    with reader(browser, place, signed_in=name != "sign-in", scheme=scheme, **size) as page:
+        if name == "job":
+            page.goto(address(place, "dead"))
+            page.locator("tbody a.mono").first.click()
+            page.wait_for_selector(".crumb")
+        elif name == "export":
+            page.goto(address(place, "exports"))
+            page.locator("tbody tr", has_text="warehouse").locator("a").click()
+            page.wait_for_selector(".days")
+        elif name != "sign-in":
+            page.goto(address(place, name))
+        expect(page.locator("h1, .brand").first).to_be_visible()
+        wide = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide[0] <= wide[1], f"{name} is wider than the window: {wide}"
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1).length"
+        )
+        assert cut == 0, f"a table of {name} does not fit"
+        if os.environ.get("TOWPATH_UPDATE_IMAGES"):
+            IMAGES.mkdir(exist_ok=True)
+            page.screenshot(path=IMAGES / f"{name}-{look}.png", full_page=look == "phone", animations="disabled")
+        else:
+            assert (IMAGES / f"{name}-{look}.png").stat().st_size > 5_000, "make the pictures: TOWPATH_UPDATE_IMAGES=1"
+
+
+# Last: it ends the export that the pages before it show.
+def test_a_job_is_cancelled_and_a_part_is_not_tried_alone(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "dead"))
+        row = page.locator("tbody tr").last
+        expect(row.get_by_role("button", name="Retry")).to_have_count(0)
+        row.get_by_role("link", name="part of a job").click()
+        expect(page.locator("h2", has_text="Children")).to_be_visible()
+        page.goto(address(place, "jobs?state=ready&kind=export_part"))
+        page.locator("tbody a.mono").last.click()
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator(".head .pill").first).to_have_text("cancelled")

@@ -1,0 +1,105 @@
+//! What workers count.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use metrics::{Gauge, Unit};
+
+pub(crate) const WAIT: &str = "towpath_job_wait_seconds";
+pub(crate) const CLAIM_SECONDS: &str = "towpath_claim_seconds";
+pub(crate) const CLAIMED: &str = "towpath_jobs_claimed_total";
+pub(crate) const RENEWALS: &str = "towpath_lease_renewals_total";
+pub(crate) const RENEWAL_SECONDS: &str = "towpath_lease_renewal_seconds";
+pub(crate) const GIVEN_UP: &str = "towpath_leases_given_up_total";
+pub(crate) const LOST: &str = "towpath_leases_lost_total";
+const SLOTS: &str = "towpath_worker_slots";
+
+/// Says what the metrics of this room mean.
+pub fn describe() {
+    metrics::describe_histogram!(
+        WAIT,
+        Unit::Seconds,
+        "From the moment a job was due to its claim, backlog and lane included"
+    );
+    metrics::describe_histogram!(
+        CLAIM_SECONDS,
+        Unit::Seconds,
+        "The statement that claims jobs, whether it found any or not"
+    );
+    metrics::describe_counter!(CLAIMED, Unit::Count, "Jobs claimed by this process");
+    metrics::describe_counter!(
+        RENEWALS,
+        Unit::Count,
+        "Rounds in which the leases of this process were renewed (ok) or could not be (failed)"
+    );
+    metrics::describe_histogram!(
+        RENEWAL_SECONDS,
+        Unit::Seconds,
+        "One round of renewing the leases of this process"
+    );
+    metrics::describe_counter!(
+        GIVEN_UP,
+        Unit::Count,
+        "Jobs stopped here because their lease could not be renewed in time"
+    );
+    metrics::describe_counter!(
+        LOST,
+        Unit::Count,
+        "Jobs held here that turned out to be somebody else's"
+    );
+    metrics::describe_gauge!(
+        SLOTS,
+        Unit::Count,
+        "Jobs this process performs at once, per pool: busy, and free for more"
+    );
+    metrics::counter!(GIVEN_UP).absolute(0);
+    metrics::counter!(LOST).absolute(0);
+}
+
+/// The slots of one pool; clones are the same slots.
+#[derive(Clone)]
+pub(crate) struct Slots {
+    busy: Gauge,
+    free: Gauge,
+    closed: Arc<AtomicBool>,
+}
+
+impl Slots {
+    /// All of them free.
+    pub(crate) fn new(pool: &str, slots: usize) -> Self {
+        let gauge = |state: &'static str| metrics::gauge!(SLOTS, "pool" => pool.to_owned(), "state" => state);
+        let all = Self {
+            busy: gauge("busy"),
+            free: gauge("free"),
+            closed: Arc::default(),
+        };
+        all.busy.set(0.0);
+        all.free.set(slots as f64);
+        all
+    }
+
+    /// Takes one, until what this answers is dropped.
+    pub(crate) fn take(&self) -> Taken {
+        self.busy.increment(1.0);
+        self.free.decrement(1.0);
+        Taken(self.clone())
+    }
+
+    /// The worker leaves: what is free takes no more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.free.set(0.0);
+    }
+}
+
+/// A slot in use.
+pub(crate) struct Taken(Slots);
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.0.busy.decrement(1.0);
+        if !self.0.closed.load(Ordering::Relaxed) {
+            self.0.free.increment(1.0);
+        }
+    }
+}
