@@ -294,7 +294,7 @@ impl From<store::Error> for ApiError {
 }
 
 /// The error and its sources in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -15,6 +15,7 @@ use towpath_domain::RequestId;
 use tracing::Instrument as _;
 use tracing::field::Empty;
 
+use crate::agent::AgentError;
 use crate::errors::{ApiError, tracing_shape};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -34,6 +35,21 @@ pub(crate) fn limited(router: Router, ops: Router, requests: usize) -> Router {
     plain(router.layer(from_fn_with_state(places, limit)).merge(ops))
 }
 
+/// As [`limited`], with refusals in the shape of the agent surface.
+pub(crate) fn agent(router: Router, ops: Router, requests: usize) -> Router {
+    let places = Arc::new(Semaphore::new(requests));
+    router
+        .layer(from_fn_with_state(places, limit_agent))
+        .merge(ops)
+        .fallback(async || AgentError::not_found())
+        .method_not_allowed_fallback(async || AgentError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
+        .layer(CatchPanicLayer::custom(|panic| {
+            report_panic(panic);
+            AgentError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response()
+        }))
+        .layer(from_fn(observe))
+}
+
 async fn no_such_route() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "no such route")
 }
@@ -51,8 +67,20 @@ async fn limit(State(places): State<Arc<Semaphore>>, request: Request, next: Nex
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+async fn limit_agent(State(places): State<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    match places.try_acquire() {
+        Ok(_place) => next.run(request).await,
+        Err(_) => AgentError::unavailable("Too many requests at once", Duration::from_secs(1)).into_response(),
+    }
+}
+
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    report_panic(panic);
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn report_panic(panic: Box<dyn std::any::Any + Send>) {
     let text = panic
         .downcast_ref::<String>()
         .map(String::as_str)
@@ -60,7 +88,6 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
         .unwrap_or("unknown");
     tracing::error!(panic.message = text, "a handler panicked");
     metrics::counter!("towpath_http_panics_total").increment(1);
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
 }
 
 /// Gives the request an id and a span, and counts it. The route in both is the matched template, never the path as

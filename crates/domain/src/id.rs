@@ -87,4 +87,12 @@ id! {
     ExportId,
     /// One day partition of a bulk export.
     ExportRunId,
+    /// A graph with its settings, as the agent server offers it.
+    AssistantId,
+    /// A conversation of the agent server: its state outlives its runs.
+    ThreadId,
+    /// One execution of a graph. (A run of tracing is a [`TraceRunId`].)
+    RunId,
+    /// A recurring run of the agent server.
+    CronId,
 }

@@ -17,8 +17,8 @@ pub mod trace;
 
 pub use clock::Clock;
 pub use id::{
-    DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId, ScheduleId, SegmentId,
-    TenantId, TraceRunId, UnitId, WorkerId,
+    AssistantId, CronId, DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId, RunId,
+    ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};
