@@ -4,6 +4,7 @@
 //! SQL text; time and randomness are handed in through [`Clock`]. Rooms above (`store`, `durable`, `api`) share
 //! these types, so a rule is written once and answers the same everywhere.
 
+pub mod agent;
 pub mod clock;
 pub mod export;
 pub mod failpoint;
