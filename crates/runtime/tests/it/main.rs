@@ -1,0 +1,1 @@
+//! Graphs run against a host in memory.
