@@ -2,3 +2,16 @@
 //!
 //! Field names and defaults are those of the agent protocol that the official clients speak.
 
+pub mod cron;
+pub mod namespace;
+pub mod merge;
+pub mod request;
+pub mod state;
+pub mod stream;
+
+pub use merge::{Layers, Merged, Object, merge};
+pub use request::{
+    AdmittedRun, Durability, IfNotExists, Kwargs, Nodes, OnCompletion, OnDisconnect, OneOrMany, RunRequest,
+};
+pub use state::{CancelAction, InTheWay, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
+pub use stream::{EventId, Since, StreamMode};
