@@ -16,13 +16,17 @@ mod postgres;
 mod sqlite;
 
 pub mod access;
+pub mod agent_stats;
+pub mod assistants;
 pub mod attempts;
 pub mod baseline;
 pub mod checkpoints;
 mod containment;
+pub mod crons;
 pub mod destinations;
 pub mod exports;
 pub mod feedback;
+pub mod items;
 pub mod jobs;
 pub mod lanes;
 pub mod pending_patches;
