@@ -79,21 +79,8 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 
 async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError> {
     // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
-    let key = only(headers, KEY)?;
     let tenant = only(headers, TENANT)?;
-    let Some(key) = key else {
-        let text = if headers.contains_key(AUTHORIZATION) {
-            "bearer tokens open nothing here: send an API key in the X-API-Key header"
-        } else {
-            "an API key is required: send it in the X-API-Key header"
-        };
-        return Err(ApiError::unauthorized(text));
-    };
-    let principal = app
-        .keys
-        .principal(&app.store, &app.clock, KeyHash::of(key.as_bytes()))
-        .await?
-        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))?;
+    let principal = principal(&app.keys, &app.store, &app.clock, headers).await?;
     let id = match tenant {
         Some(text) => {
             let id = text
@@ -124,6 +111,26 @@ async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError
         organization: principal.organization,
         key: principal.key,
     })
+}
+
+/// What the key of a request opens.
+pub(crate) async fn principal(
+    keys: &Keys,
+    store: &Store,
+    clock: &Clock,
+    headers: &HeaderMap,
+) -> Result<Principal, ApiError> {
+    let Some(key) = only(headers, KEY)? else {
+        let text = if headers.contains_key(AUTHORIZATION) {
+            "bearer tokens open nothing here: send an API key in the X-API-Key header"
+        } else {
+            "an API key is required: send it in the X-API-Key header"
+        };
+        return Err(ApiError::unauthorized(text));
+    };
+    keys.principal(store, clock, KeyHash::of(key.as_bytes()))
+        .await?
+        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
 }
 
 fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue>, ApiError> {

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use axum::Router;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde_json::Value;
@@ -18,10 +18,18 @@ const API_VERSION: &str = "0.1.0";
 /// The two routes over a finished document.
 pub(crate) fn routes(document: &OpenApi) -> Router {
     let json = serde_json::to_value(document).expect("the document is plain data with text keys");
-    let page = Bytes::from(page(&json));
+    let page = page_route(&json);
     let json = Bytes::from(json.to_string());
     let json_route = get(async move || ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], json));
-    let page_route = get(async move || {
+    Router::new()
+        .route("/openapi.json", json_route)
+        .route("/docs", page)
+}
+
+/// A document as a page.
+pub(crate) fn page_route<S: Clone + Send + Sync + 'static>(document: &Value) -> MethodRouter<S> {
+    let page = Bytes::from(page(document));
+    get(async move || {
         let headers = [
             (CONTENT_TYPE, "text/html; charset=utf-8"),
             (CACHE_CONTROL, "no-cache"),
@@ -31,10 +39,7 @@ pub(crate) fn routes(document: &OpenApi) -> Router {
             ),
         ];
         (headers, page).into_response()
-    });
-    Router::new()
-        .route("/openapi.json", json_route)
-        .route("/docs", page_route)
+    })
 }
 
 /// Gives the collected paths their head: title, version, how to authenticate.

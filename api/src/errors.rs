@@ -197,6 +197,11 @@ impl ApiError {
         self.status
     }
 
+    /// What is wrong, for surfaces with a shape of their own.
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
     fn detail(&self) -> serde_json::Value {
         if self.issues.is_empty() {
             json!({ "detail": self.text })

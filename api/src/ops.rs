@@ -39,6 +39,15 @@ impl Ops {
             metrics,
         }
     }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Everything measured, in Prometheus' text format.
+    pub(crate) fn rendered(&self) -> String {
+        self.metrics.render()
+    }
 }
 
 /// Asks a dependency whether it works; the error says why not, for the log.

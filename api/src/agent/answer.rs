@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use towpath_domain::Timestamp;
+
 use super::errors::AgentError;
 
 /// A JSON answer. It never holds U+0000: clients keep what they get in databases that refuse it.
@@ -48,6 +50,16 @@ pub(crate) fn without_nul(json: impl Into<Bytes>) -> Bytes {
     }
     clean.extend_from_slice(rest);
     clean.into()
+}
+
+/// A point in time as these clients write it: microseconds, and `+00:00` in place of `Z`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Time(pub Timestamp);
+
+impl Serialize for Time {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&self.0.to_utc().format("%Y-%m-%dT%H:%M:%S%.6f+00:00"))
+    }
 }
 
 /// Which part of a list, as its request says.
@@ -156,21 +168,23 @@ pub(crate) fn clean(object: Map<String, Value>) -> Map<String, Value> {
     }
 }
 
+/// A text of a request without NUL.
+pub(crate) fn plain(text: String) -> String {
+    if text.contains('\0') {
+        text.replace('\0', "\u{FFFD}")
+    } else {
+        text
+    }
+}
+
 /// As [`clean`], for any JSON.
 pub(crate) fn clean_value(value: Value) -> Value {
     match value {
-        Value::String(text) if text.contains('\0') => Value::String(text.replace('\0', "\u{FFFD}")),
+        Value::String(text) => Value::String(plain(text)),
         Value::Array(items) => items.into_iter().map(clean_value).collect(),
         Value::Object(fields) => fields
             .into_iter()
-            .map(|(name, value)| {
-                let name = if name.contains('\0') {
-                    name.replace('\0', "\u{FFFD}")
-                } else {
-                    name
-                };
-                (name, clean_value(value))
-            })
+            .map(|(name, value)| (plain(name), clean_value(value)))
             .collect(),
         value => value,
     }
@@ -187,6 +201,15 @@ mod tests {
         assert_eq!(text(r#"{"a":"\\u0000"}"#), r#"{"a":"\\u0000"}"#);
         assert_eq!(text(r#"["\\\u0000\n"]"#), "[\"\\\\\u{FFFD}\\n\"]");
         assert_eq!(text(r#"["plain"]"#), r#"["plain"]"#);
+    }
+
+    #[test]
+    fn times_carry_microseconds_and_their_zone() {
+        let time = Time(Timestamp::from_micros(1_772_366_400_000_001));
+        assert_eq!(
+            serde_json::to_string(&time).unwrap(),
+            "\"2026-03-01T12:00:00.000001+00:00\""
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use towpath_domain::{Clock, TenantId};
 use towpath_queue::Queue;
+use towpath_runtime::Graphs;
 use towpath_store::Store;
 
 use crate::auth::Keys;
@@ -20,6 +21,8 @@ pub struct Parts {
     pub store: Store,
     /// Wakes, cancel signals and live events of runs.
     pub queue: Queue,
+    /// The graphs this server offers.
+    pub graphs: Arc<Graphs>,
     /// Whose server it is: every row it reads or writes is this workspace's.
     pub tenant: TenantId,
     /// Where API keys are kept, where callers need one; without it everybody may call.
@@ -53,6 +56,10 @@ pub struct Settings {
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
     pub always_resumable: bool,
+    /// How long items of the store live that do not say, in minutes; nothing means for ever.
+    pub item_ttl_minutes: Option<f64>,
+    /// Whether reading an item lets its time begin anew, where the request does not say.
+    pub refresh_on_read: bool,
     /// A comment is sent on a stream, or a newline on a waiting answer, this often.
     pub heartbeat: Duration,
 }
@@ -66,6 +73,8 @@ impl Default for Settings {
             cors_origins: Vec::new(),
             mount_prefix: String::new(),
             always_resumable: false,
+            item_ttl_minutes: None,
+            refresh_on_read: true,
             heartbeat: Duration::from_secs(5),
         }
     }

@@ -1,6 +1,7 @@
 //! The one error of the agent surface: a status and a text, `{"detail": text}`.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -10,6 +11,8 @@ use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use towpath_domain::{Rejection, Why};
 use towpath_store as store;
+use utoipa::IntoResponses;
+use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 
 use crate::errors::chain;
 
@@ -170,6 +173,46 @@ impl From<store::Error> for AgentError {
         }
     }
 }
+
+/// For the API description: every operation names these beside its own.
+impl IntoResponses for AgentError {
+    fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
+        let answers = [
+            ("400", "A rule across fields"),
+            ("413", "The body is too large"),
+            ("422", "A value is missing, of the wrong type, or out of its range"),
+            (
+                "503",
+                "Overloaded, or the database is away; `Retry-After` says when to come back",
+            ),
+        ];
+        answers
+            .into_iter()
+            .map(|(status, description)| {
+                let content = ContentBuilder::new()
+                    .schema(Some(Ref::from_schema_name("Detail")))
+                    .build();
+                let response = ResponseBuilder::new()
+                    .description(description)
+                    .content("application/json", content);
+                (status.to_owned(), response.build().into())
+            })
+            .collect()
+    }
+}
+
+/// An error's body.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "names the shape in the API description")]
+pub(crate) struct Detail {
+    /// What is wrong and what to do.
+    detail: String,
+}
+
+/// Schemas that answers refer to by name.
+#[derive(utoipa::OpenApi)]
+#[openapi(components(schemas(Detail)))]
+pub(super) struct Described;
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,9 @@ use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use http::StatusCode;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use serde_path_to_error::Segment;
 use towpath_domain::{AssistantId, CronId, RunId, ThreadId};
 use uuid::Uuid;
@@ -62,6 +64,14 @@ pub(crate) fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentErro
     })?;
     json.end().map_err(|problem| json_problem("", &problem))?;
     Ok(value)
+}
+
+/// Reads `T` out of JSON that was read before.
+pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, AgentError> {
+    serde_path_to_error::deserialize(value).map_err(|problem| {
+        let place = dotted(problem.path());
+        json_problem(&place, problem.inner())
+    })
 }
 
 fn json_problem(place: &str, problem: &serde_json::Error) -> AgentError {
@@ -163,6 +173,17 @@ fn nth<A: PathValue>(all: &[String], index: usize) -> Result<A, AgentError> {
     A::read(all.get(index).map_or("", String::as_str))
 }
 
+/// A yes or no in a query string: Python sends `True`, JavaScript `true`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flag(pub bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        Ok(Self(matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")))
+    }
+}
+
 /// The query string.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Query<T>(pub T);
@@ -189,8 +210,6 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Debug, Deserialize)]
