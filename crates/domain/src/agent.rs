@@ -4,11 +4,13 @@
 
 pub mod cron;
 pub mod namespace;
+pub mod frame;
 pub mod merge;
 pub mod request;
 pub mod state;
 pub mod stream;
 
+pub use frame::Frame;
 pub use merge::{Layers, Merged, Object, merge};
 pub use request::{
     AdmittedRun, Durability, IfNotExists, Kwargs, Nodes, OnCompletion, OnDisconnect, OneOrMany, RunRequest,

@@ -22,7 +22,7 @@ pub struct NewBatch<'a> {
     pub last: i64,
     /// Id of the last frame.
     pub last_id: EventId,
-    /// JSON array of frames.
+    /// Frames behind each other: see [`towpath_domain::agent::frame`].
     pub frames: &'a str,
     /// When it may go, if that is known already.
     pub expires_at: Option<Timestamp>,
@@ -35,7 +35,7 @@ pub struct Batch {
     pub run_id: Option<RunId>,
     /// Which attempt of it.
     pub attempt: i64,
-    /// JSON array of frames.
+    /// Frames behind each other: see [`towpath_domain::agent::frame`].
     pub frames: String,
     /// Milliseconds of the last id.
     pub last_ms: i64,

@@ -135,7 +135,7 @@ CREATE TABLE run_event (
     attempt    bigint NOT NULL DEFAULT 0,
     first      bigint NOT NULL DEFAULT 0,
     last       bigint NOT NULL DEFAULT 0,
-    frames     text NOT NULL,                                -- JSON array
+    frames     text NOT NULL,                                -- each after its length
     created_at timestamptz NOT NULL,
     expires_at timestamptz,
     PRIMARY KEY (thread_id, last_ms, last_seq, id)

@@ -135,7 +135,7 @@ CREATE TABLE run_event (
     attempt    INTEGER NOT NULL DEFAULT 0,
     first      INTEGER NOT NULL DEFAULT 0,
     last       INTEGER NOT NULL DEFAULT 0,
-    frames     TEXT    NOT NULL,                                -- JSON array
+    frames     TEXT    NOT NULL,                                -- each after its length
     created_at INTEGER NOT NULL,
     expires_at INTEGER,
     PRIMARY KEY (thread_id, last_ms, last_seq, id)
