@@ -11,7 +11,8 @@ use sqlx::FromRow;
 use towpath_domain::ThreadId;
 
 use crate::error::Result;
-use crate::tx::{Conn, Tx};
+use crate::query::{Arg, Query};
+use crate::tx::Tx;
 
 pub use read::{Blobs, Place, blobs, get, latest, list, writes};
 pub use retain::{Storage, copy, delete_all, delete_run, keep_last, keep_latest, storage};
@@ -63,136 +64,117 @@ pub struct Write {
     pub blob: Vec<u8>,
 }
 
-/// Saves a checkpoint with the blobs that are new with it. Doing it again changes nothing.
+/// What is saved at once.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Checkpoints.
+    pub checkpoints: Vec<Checkpoint>,
+    /// Blobs that are new with them, each with its namespace.
+    pub blobs: Vec<(String, Blob)>,
+    /// Writes of tasks, each with its namespace.
+    pub writes: Vec<(String, Write)>,
+}
+
+/// Rows of one statement. Each number of rows is a text of its own, and texts are cached.
+const ROWS: usize = 16;
+
+/// Saves checkpoints, blobs and writes, in few statements. Doing it again changes nothing. Of writes, those of the
+/// special channels (negative `idx`) replace earlier ones; others stay as they were first.
 ///
 /// # Errors
 /// As every statement.
-pub async fn put(tx: &mut Tx<'_>, thread: ThreadId, checkpoint: &Checkpoint, blobs: &[Blob]) -> Result<()> {
+pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()> {
     let thread = thread.to_string();
-    let ns = checkpoint.checkpoint_ns.as_str();
-    match tx.conn() {
-        // The writer is in this process: a statement is cheap, one text for any number of rows is cached.
-        Conn::Sqlite(conn) => {
-            for blob in blobs {
-                sqlx::query(
-                    "INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
-                     VALUES ($1, $2, $3, $4, $5, $6)
-                     ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING",
-                )
-                .bind(&thread)
-                .bind(ns)
-                .bind(&blob.channel)
-                .bind(&blob.version)
-                .bind(&blob.r#type)
-                .bind(&blob.blob)
-                .execute(&mut *conn)
-                .await?;
-            }
+    for rows in batch.blobs.chunks(ROWS) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob) VALUES ",
+        );
+        for (index, (ns, blob)) in rows.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query
+                .bind(Arg::Text(thread.clone()))
+                .push(", ")
+                .bind(Arg::Text(ns.clone()));
+            query.push(", ").bind(Arg::Text(blob.channel.clone()));
+            query.push(", ").bind(Arg::Text(blob.version.clone()));
+            query.push(", ").bind(Arg::Text(blob.r#type.clone()));
+            query.push(", ").bind(Arg::Bytes(blob.blob.clone())).push(")");
         }
-        Conn::Postgres(conn) => {
-            if !blobs.is_empty() {
-                sqlx::query(
-                    "INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
-                     SELECT $1, $2, * FROM unnest($3::text[], $4::text[], $5::text[], $6::bytea[])
-                     ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING",
-                )
-                .bind(&thread)
-                .bind(ns)
-                .bind(blobs.iter().map(|blob| blob.channel.as_str()).collect::<Vec<_>>())
-                .bind(blobs.iter().map(|blob| blob.version.as_str()).collect::<Vec<_>>())
-                .bind(blobs.iter().map(|blob| blob.r#type.as_str()).collect::<Vec<_>>())
-                .bind(blobs.iter().map(|blob| blob.blob.as_deref()).collect::<Vec<_>>())
-                .execute(conn)
-                .await?;
-            }
-        }
+        query.push(" ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING");
+        query.execute(tx).await?;
     }
-    let text = sql!(tx,
-        sqlite: "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint,
-                                          metadata)
-                 VALUES ($1, $2, $3, $4, $5, $6)
-                 ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
-                 DO UPDATE SET checkpoint = excluded.checkpoint, metadata = excluded.metadata",
+    let checkpoints = last_of_each(&batch.checkpoints, |row| (&row.checkpoint_ns, &row.checkpoint_id));
+    for rows in checkpoints.chunks(ROWS) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
+             VALUES ",
+        );
         // The texts become jsonb.
-        postgres: "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint,
-                                            metadata)
-                   VALUES ($1, $2, $3, $4, $5::jsonb, $6::jsonb)
-                   ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
-                   DO UPDATE SET checkpoint = excluded.checkpoint, metadata = excluded.metadata");
-    on!(tx, |conn| sqlx::query(text)
-        .bind(&thread)
-        .bind(ns)
-        .bind(&checkpoint.checkpoint_id)
-        .bind(&checkpoint.parent_checkpoint_id)
-        .bind(&checkpoint.checkpoint)
-        .bind(&checkpoint.metadata)
-        .execute(conn)
-        .await
-        .map(drop))?;
+        let json = sql!(tx, sqlite: "", postgres: "::jsonb");
+        for (index, row) in rows.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query.bind(Arg::Text(thread.clone())).push(", ");
+            query.bind(Arg::Text(row.checkpoint_ns.clone())).push(", ");
+            query.bind(Arg::Text(row.checkpoint_id.clone())).push(", ");
+            query.bind(Arg::MaybeText(row.parent_checkpoint_id.clone())).push(", ");
+            query.bind(Arg::Text(row.checkpoint.clone())).push(json).push(", ");
+            query.bind(Arg::Text(row.metadata.clone())).push(json).push(")");
+        }
+        query.push(
+            " ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
+             DO UPDATE SET checkpoint = excluded.checkpoint, metadata = excluded.metadata",
+        );
+        query.execute(tx).await?;
+    }
+    let writes = last_of_each(&batch.writes, |(ns, row)| {
+        // Only those of the special channels come twice, and of them the last counts.
+        (ns, &row.checkpoint_id, &row.task_id, row.idx)
+    });
+    for rows in writes.chunks(ROWS) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel,
+                                            type, blob)
+             VALUES ",
+        );
+        for (index, (ns, row)) in rows.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query
+                .bind(Arg::Text(thread.clone()))
+                .push(", ")
+                .bind(Arg::Text(ns.clone()));
+            query.push(", ").bind(Arg::Text(row.checkpoint_id.clone()));
+            query.push(", ").bind(Arg::Text(row.task_id.clone()));
+            query.push(", ").bind(Arg::Text(row.task_path.clone()));
+            query.push(", ").bind(Arg::Int4(row.idx));
+            query.push(", ").bind(Arg::Text(row.channel.clone()));
+            query.push(", ").bind(Arg::MaybeText(row.r#type.clone()));
+            query.push(", ").bind(Arg::Bytes(Some(row.blob.clone()))).push(")");
+        }
+        query.push(
+            " ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
+             DO UPDATE SET channel = excluded.channel, type = excluded.type, blob = excluded.blob
+             WHERE checkpoint_writes.idx < 0",
+        );
+        query.execute(tx).await?;
+    }
     Ok(())
 }
 
-/// Saves what tasks wrote. The writes of the special channels (negative `idx`) replace earlier ones; others are kept
-/// as they were first.
-///
-/// # Errors
-/// As every statement.
-pub async fn put_writes(tx: &mut Tx<'_>, thread: ThreadId, ns: &str, writes: &[Write]) -> Result<()> {
-    if writes.is_empty() {
-        return Ok(());
-    }
-    let thread = thread.to_string();
-    match tx.conn() {
-        Conn::Sqlite(conn) => {
-            for write in writes {
-                sqlx::query(
-                    "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx,
-                                                    channel, type, blob)
-                     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
-                     ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
-                     DO UPDATE SET channel = excluded.channel, type = excluded.type, blob = excluded.blob
-                     WHERE checkpoint_writes.idx < 0",
-                )
-                .bind(&thread)
-                .bind(ns)
-                .bind(&write.checkpoint_id)
-                .bind(&write.task_id)
-                .bind(&write.task_path)
-                .bind(write.idx)
-                .bind(&write.channel)
-                .bind(&write.r#type)
-                .bind(&write.blob)
-                .execute(&mut *conn)
-                .await?;
+/// The last row of each key, in the order of their first: one statement must not meet a row twice.
+fn last_of_each<'r, T, K: Eq + std::hash::Hash>(rows: &'r [T], key: impl Fn(&'r T) -> K) -> Vec<&'r T> {
+    let mut places = std::collections::HashMap::with_capacity(rows.len());
+    let mut kept: Vec<&T> = Vec::with_capacity(rows.len());
+    for row in rows {
+        match places.entry(key(row)) {
+            std::collections::hash_map::Entry::Occupied(place) => kept[*place.get()] = row,
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(kept.len());
+                kept.push(row);
             }
         }
-        Conn::Postgres(conn) => {
-            sqlx::query(
-                "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx,
-                                                channel, type, blob)
-                 SELECT $1, $2, * FROM unnest($3::text[], $4::text[], $5::text[], $6::int[], $7::text[], $8::text[],
-                                              $9::bytea[])
-                 ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
-                 DO UPDATE SET channel = excluded.channel, type = excluded.type, blob = excluded.blob
-                 WHERE checkpoint_writes.idx < 0",
-            )
-            .bind(&thread)
-            .bind(ns)
-            .bind(
-                writes
-                    .iter()
-                    .map(|write| write.checkpoint_id.as_str())
-                    .collect::<Vec<_>>(),
-            )
-            .bind(writes.iter().map(|write| write.task_id.as_str()).collect::<Vec<_>>())
-            .bind(writes.iter().map(|write| write.task_path.as_str()).collect::<Vec<_>>())
-            .bind(writes.iter().map(|write| write.idx).collect::<Vec<_>>())
-            .bind(writes.iter().map(|write| write.channel.as_str()).collect::<Vec<_>>())
-            .bind(writes.iter().map(|write| write.r#type.as_deref()).collect::<Vec<_>>())
-            .bind(writes.iter().map(|write| write.blob.as_slice()).collect::<Vec<_>>())
-            .execute(conn)
-            .await?;
-        }
     }
-    Ok(())
+    kept
 }

@@ -20,6 +20,32 @@ pub enum Arg {
     Uuid(Uuid),
     /// A point in time.
     Time(Timestamp),
+    /// Text or nothing.
+    MaybeText(Option<String>),
+    /// Bytes or nothing.
+    Bytes(Option<Vec<u8>>),
+    /// A whole number of 32 bits.
+    Int4(i32),
+}
+
+/// Binds every value; the query's type is one per database and kind.
+macro_rules! bind_all {
+    ($query:ident, $args:ident) => {{
+        let mut query = $query;
+        for arg in $args {
+            query = match arg {
+                Arg::Text(value) => query.bind(value),
+                Arg::Int(value) => query.bind(value),
+                Arg::Real(value) => query.bind(value),
+                Arg::Uuid(value) => query.bind(value),
+                Arg::Time(value) => query.bind(value),
+                Arg::MaybeText(value) => query.bind(value),
+                Arg::Bytes(value) => query.bind(value),
+                Arg::Int4(value) => query.bind(value),
+            };
+        }
+        query
+    }};
 }
 
 /// A statement under construction. Text comes from this crate only.
@@ -90,17 +116,23 @@ impl Query {
     {
         let Self { text, args, .. } = self;
         Ok(on!(tx, |conn| {
-            let mut query = sqlx::query_as(AssertSqlSafe(text));
-            for arg in args {
-                query = match arg {
-                    Arg::Text(value) => query.bind(value),
-                    Arg::Int(value) => query.bind(value),
-                    Arg::Real(value) => query.bind(value),
-                    Arg::Uuid(value) => query.bind(value),
-                    Arg::Time(value) => query.bind(value),
-                };
-            }
-            query.fetch_all(conn).await
+            let query = sqlx::query_as(AssertSqlSafe(text));
+            bind_all!(query, args).fetch_all(conn).await
+        })?)
+    }
+
+    /// Runs it and says how many rows it changed.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn execute(self, tx: &mut Tx<'_>) -> Result<u64> {
+        let Self { text, args, .. } = self;
+        Ok(on!(tx, |conn| {
+            let query = sqlx::query(AssertSqlSafe(text));
+            bind_all!(query, args)
+                .execute(conn)
+                .await
+                .map(|done| done.rows_affected())
         })?)
     }
 
