@@ -211,8 +211,8 @@ pub struct DrawnNode {
 pub enum NodeData {
     /// Something that runs, by its name.
     Runnable(String),
-    /// A schema (the start), by its name.
-    Schema(String),
+    /// A graph, by its name.
+    Graph(String),
 }
 
 impl Serialize for DrawnNode {
@@ -225,18 +225,18 @@ impl Serialize for DrawnNode {
             #[serde(skip_serializing_if = "Option::is_none")]
             data: Option<Value>,
         }
-        let (sort, data) = match &self.data {
-            None => (None, None),
-            // As the official server draws a state graph's nodes.
-            Some(NodeData::Runnable(name)) => (
-                Some("runnable"),
-                Some(serde_json::json!({"id": ["langgraph", "_internal", "_runnable", "RunnableCallable"], "name": name})),
-            ),
-            Some(NodeData::Schema(name)) => (Some("schema"), Some(Value::from(name.as_str()))),
-        };
+        // The paths are those langgraph's own drawings carry: clients pick icons by them.
+        let data = self.data.as_ref().map(|data| match data {
+            NodeData::Runnable(name) => {
+                serde_json::json!({"id": ["langgraph", "_internal", "_runnable", "RunnableCallable"], "name": name})
+            }
+            NodeData::Graph(name) => {
+                serde_json::json!({"id": ["langgraph", "graph", "state", "CompiledStateGraph"], "name": name})
+            }
+        });
         Shown {
             id: &self.id,
-            sort,
+            sort: data.is_some().then_some("runnable"),
             data,
         }
         .serialize(to)
