@@ -49,7 +49,9 @@ impl Graphs {
     pub fn from_config(text: &str, folder: &Path) -> Result<Self, ConfigError> {
         let config: Value = serde_json::from_str(text).map_err(|error| ConfigError::Json(error.to_string()))?;
         let entries = config.get("graphs").and_then(Value::as_object);
-        let entries = entries.filter(|entries| !entries.is_empty()).ok_or(ConfigError::Graphs)?;
+        let entries = entries
+            .filter(|entries| !entries.is_empty())
+            .ok_or(ConfigError::Graphs)?;
         let mut graphs = BTreeMap::new();
         for (id, entry) in entries {
             let graph = read(id, entry, folder).map_err(|message| ConfigError::Graph {

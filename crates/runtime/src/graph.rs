@@ -6,9 +6,7 @@ use std::str::FromStr;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::{
-    At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateSnapshot, Update, native,
-};
+use crate::{At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateSnapshot, Update, native};
 
 /// A graph.
 #[derive(Clone, Debug)]
@@ -257,4 +255,3 @@ pub struct DrawnEdge {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub conditional: bool,
 }
-

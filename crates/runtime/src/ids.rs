@@ -68,7 +68,10 @@ pub(crate) fn interrupt(task_ns: &str) -> String {
 
 /// Whether a key of a resume map has the form of an interrupt id.
 pub(crate) fn is_interrupt(text: &str) -> bool {
-    text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    text.len() == 32
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
 /// The version after `current`.

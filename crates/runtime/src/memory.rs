@@ -186,7 +186,12 @@ impl Host for MemoryHost {
             .iter()
             .rev()
             .filter(|((of, id), _)| of == ns && query.before.as_ref().is_none_or(|before| id < before))
-            .filter(|(_, kept)| query.filter.iter().all(|(key, value)| kept.metadata.get(key) == Some(value)))
+            .filter(|(_, kept)| {
+                query
+                    .filter
+                    .iter()
+                    .all(|(key, value)| kept.metadata.get(key) == Some(value))
+            })
             .take(query.limit.unwrap_or(usize::MAX))
             .map(|(_, kept)| inner.saved(ns, kept))
             .collect())

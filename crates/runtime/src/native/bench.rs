@@ -36,7 +36,9 @@ const fn one() -> u32 {
 impl Bench {
     /// The nodes it stands for.
     pub(super) fn nodes(&self) -> Vec<(String, Self)> {
-        (1..=self.steps.clamp(1, 1000)).map(|at| (format!("step_{at}"), self.clone())).collect()
+        (1..=self.steps.clamp(1, 1000))
+            .map(|at| (format!("step_{at}"), self.clone()))
+            .collect()
     }
 
     pub(super) async fn run(&self, job: &Job<'_>) -> Result<Output, Stop> {

@@ -18,7 +18,10 @@ pub(super) fn decide(plan: &Plan, branch: &Branch, state: &Value, writes: &mut W
         }
         Branch::Fanout(fanout) => packets(fanout, state)?.into_iter().map(Goto::Send).collect(),
         Branch::ToolCalls => {
-            let last = state.get("messages").and_then(Value::as_array).and_then(|list| list.last());
+            let last = state
+                .get("messages")
+                .and_then(Value::as_array)
+                .and_then(|list| list.last());
             let packet = |call: &Value| {
                 Goto::Send(Packet {
                     node: "tools".to_owned(),

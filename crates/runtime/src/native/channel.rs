@@ -100,7 +100,10 @@ impl Channel {
                 for write in writes {
                     let known = write.as_str().is_some_and(|name| names.contains(name));
                     if !known {
-                        return Err(invalid(format!("At key '{name}': Value {} not in {names:?}", write.json())));
+                        return Err(invalid(format!(
+                            "At key '{name}': Value {} not in {names:?}",
+                            write.json()
+                        )));
                     }
                     if !seen.contains(&write) {
                         seen.push(write.into_value());
@@ -143,7 +146,9 @@ impl Channel {
             return Ok(false);
         }
         if writes.iter().filter(|write| overwritten(write).is_some()).count() > 1 {
-            return Err(invalid(format!("At key '{name}': Can receive only one Overwrite value per super-step.")));
+            return Err(invalid(format!(
+                "At key '{name}': Can receive only one Overwrite value per super-step."
+            )));
         }
         if let Some(value) = writes.iter().find_map(|write| overwritten(write)) {
             let value = match &self.sort {
@@ -178,6 +183,10 @@ impl Sort {
         match self {
             Self::Messages if overwritten(&value).is_none() && !value.is_null() => {
                 messages::coerce_all(value).map(Value::Array)
+            }
+            // One entry is a list of one, in what is told as well.
+            Self::Append if overwritten(&value).is_none() && !value.is_null() && !value.is_array() => {
+                Ok(Value::Array(vec![value]))
             }
             _ => Ok(value),
         }

@@ -83,7 +83,11 @@ fn opened(mut value: Value) -> Value {
 
 /// As Python prints an exception: what langgraph keeps of one.
 pub(super) fn repr(class: &str, message: &str) -> String {
-    let quote = if message.contains('\'') && !message.contains('"') { '"' } else { '\'' };
+    let quote = if message.contains('\'') && !message.contains('"') {
+        '"'
+    } else {
+        '\''
+    };
     let mut text = String::with_capacity(message.len() + 2);
     for c in message.chars() {
         match c {

@@ -39,7 +39,11 @@ pub(super) fn graph(native: &Value, depth: usize) -> Result<Plan, String> {
         "script" if fields.contains_key("nodes") => scripted(fields, common, depth),
         "bench" => {
             let bench: Bench = read(fields)?;
-            common.default_channels(&[("count", "last-value"), ("messages", "add-messages"), ("payload", "last-value")])?;
+            common.default_channels(&[
+                ("count", "last-value"),
+                ("messages", "add-messages"),
+                ("payload", "last-value"),
+            ])?;
             let nodes = bench.nodes();
             let mut edges = Vec::new();
             let mut before = START.to_owned();
@@ -49,7 +53,10 @@ pub(super) fn graph(native: &Value, depth: usize) -> Result<Plan, String> {
                     to: vec![name.clone()],
                 });
             }
-            let nodes = nodes.into_iter().map(|(name, bench)| draft(name, Body::Bench(bench))).collect();
+            let nodes = nodes
+                .into_iter()
+                .map(|(name, bench)| draft(name, Body::Bench(bench)))
+                .collect();
             common.build(nodes, edges)
         }
         "react" => react(fields, common),
@@ -233,7 +240,9 @@ impl Common {
 fn option<T: DeserializeOwned>(fields: &mut Map<String, Value>, key: &str) -> Result<Option<T>, String> {
     match fields.remove(key) {
         None | Some(Value::Null) => Ok(None),
-        Some(value) => serde_json::from_value(value).map(Some).map_err(|error| format!("`{key}`: {error}")),
+        Some(value) => serde_json::from_value(value)
+            .map(Some)
+            .map_err(|error| format!("`{key}`: {error}")),
     }
 }
 
@@ -251,9 +260,17 @@ fn channel(declared: &Value) -> Result<(Sort, Value), String> {
     };
     match reducer {
         "last-value" => Ok((Sort::Last, schema.unwrap_or_else(|| json!({})))),
-        "append" => Ok((Sort::Append, schema.unwrap_or_else(|| json!({"type": "array", "items": {}})))),
-        "add-messages" => Ok((Sort::Messages, schema.unwrap_or_else(|| json!({"$ref": "#/$defs/Messages"})))),
-        other => Err(format!("unknown reducer {other:?}: expected last-value, append or add-messages")),
+        "append" => Ok((
+            Sort::Append,
+            schema.unwrap_or_else(|| json!({"type": "array", "items": {}})),
+        )),
+        "add-messages" => Ok((
+            Sort::Messages,
+            schema.unwrap_or_else(|| json!({"$ref": "#/$defs/Messages"})),
+        )),
+        other => Err(format!(
+            "unknown reducer {other:?}: expected last-value, append or add-messages"
+        )),
     }
 }
 

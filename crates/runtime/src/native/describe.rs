@@ -12,7 +12,9 @@ use crate::{Drawing, DrawnEdge, DrawnNode, NodeData, Schemas, Xray};
 pub(super) fn drawing(plan: &Plan, xray: Xray) -> Drawing {
     let mut drawing = Drawing::default();
     draw(plan, "", xray, &mut drawing);
-    drawing.edges.sort_by(|a, b| (&a.source, &a.target).cmp(&(&b.source, &b.target)));
+    drawing
+        .edges
+        .sort_by(|a, b| (&a.source, &a.target).cmp(&(&b.source, &b.target)));
     drawing
 }
 
@@ -54,7 +56,11 @@ fn draw(plan: &Plan, prefix: &str, xray: Xray, into: &mut Drawing) {
         };
         for (target, data, conditional) in &node.drawn {
             let entries = match opened(target) {
-                Some((graph, _)) => graph.entries().into_iter().map(|entry| format!("{target}:{entry}")).collect(),
+                Some((graph, _)) => graph
+                    .entries()
+                    .into_iter()
+                    .map(|entry| format!("{target}:{entry}"))
+                    .collect(),
                 None => vec![target.clone()],
             };
             into.edges.extend(entries.into_iter().map(|entry| DrawnEdge {
@@ -80,7 +86,11 @@ impl Plan {
 
     /// Nodes the start leads to.
     fn entries(&self) -> Vec<String> {
-        self.nodes[self.by_name[START]].drawn.iter().map(|(target, ..)| target.clone()).collect()
+        self.nodes[self.by_name[START]]
+            .drawn
+            .iter()
+            .map(|(target, ..)| target.clone())
+            .collect()
     }
 }
 
@@ -120,7 +130,10 @@ fn schema(plan: &Plan, keys: &[String], title: &str) -> Value {
 fn titled(key: &str) -> String {
     let word = |word: &str| {
         let mut chars = word.chars();
-        chars.next().map(|first| first.to_uppercase().chain(chars).collect::<String>()).unwrap_or_default()
+        chars
+            .next()
+            .map(|first| first.to_uppercase().chain(chars).collect::<String>())
+            .unwrap_or_default()
     };
     key.split('_').map(word).collect::<Vec<_>>().join(" ")
 }
@@ -144,7 +157,10 @@ fn definitions() -> Value {
     };
     let calls = json!({"type": "array", "items": {"$ref": "#/$defs/ToolCall"}});
     let kinds = ["HumanMessage", "AIMessage", "SystemMessage", "ToolMessage"];
-    let any: Vec<Value> = kinds.iter().map(|kind| json!({"$ref": format!("#/$defs/{kind}")})).collect();
+    let any: Vec<Value> = kinds
+        .iter()
+        .map(|kind| json!({"$ref": format!("#/$defs/{kind}")}))
+        .collect();
     json!({
         "Messages": {"type": "array", "items": {"anyOf": any}},
         "HumanMessage": message("human", "HumanMessage", json!({})),
@@ -170,7 +186,9 @@ pub(super) fn subgraphs(plan: &Plan, namespace: Option<&str>, recurse: bool) -> 
 
 fn collect(plan: &Plan, prefix: &str, asked: Option<&str>, recurse: bool, found: &mut BTreeMap<String, Schemas>) {
     for node in &plan.nodes {
-        let Some(graph) = plan.subgraph(&node.name, 0) else { continue };
+        let Some(graph) = plan.subgraph(&node.name, 0) else {
+            continue;
+        };
         let namespace = format!("{prefix}{}", node.name);
         if asked.is_none_or(|asked| asked == namespace) {
             found.insert(namespace.clone(), schemas(graph, None, &node.name));

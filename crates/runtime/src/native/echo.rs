@@ -22,5 +22,7 @@ pub(super) async fn run(job: &Job<'_>) -> Result<Output, Stop> {
         }
         job.run.sink.flush().await?;
     }
-    Ok(Output::update(json!({"messages": [messages::ai(&model.message_id, &text)]})))
+    Ok(Output::update(
+        json!({"messages": [messages::ai(&model.message_id, &text)]}),
+    ))
 }

@@ -181,7 +181,10 @@ impl Engine<'_> {
         self.run.sink.flush().await?;
         let mut tasks = std::mem::take(&mut self.tasks);
         let open: Vec<usize> = (0..tasks.len()).filter(|&at| tasks[at].writes.is_empty()).collect();
-        let answers: Vec<Answers> = open.iter().map(|&at| Answers::new(self.answers_for(&tasks[at]))).collect();
+        let answers: Vec<Answers> = open
+            .iter()
+            .map(|&at| Answers::new(self.answers_for(&tasks[at])))
+            .collect();
         let mut parents = self.parents.clone();
         parents.insert(self.ns.clone(), self.id.clone());
         let around = Around {
@@ -274,7 +277,8 @@ impl Engine<'_> {
         if !error.retry {
             let text = codec::repr(&error.class, &error.message);
             self.show_failure(task, &error);
-            self.keep_writes(task, &[(ERROR.to_owned(), Value::from(text).into())]).await?;
+            self.keep_writes(task, &[(ERROR.to_owned(), Value::from(text).into())])
+                .await?;
         }
         Err(error.into())
     }
@@ -316,7 +320,10 @@ impl Engine<'_> {
 
     /// Answers that a task has: those it read before, and the one that the command gives to it by name.
     fn answers_for(&self, task: &Task) -> Vec<Value> {
-        let before = self.pending.iter().find(|(id, channel, _)| *id == task.id && channel == RESUME);
+        let before = self
+            .pending
+            .iter()
+            .find(|(id, channel, _)| *id == task.id && channel == RESUME);
         let mut given = match before.map(|(.., value)| value.value()) {
             Some(Value::Array(list)) => list.clone(),
             Some(one) => vec![one.clone()],
@@ -494,7 +501,8 @@ impl Around<'_> {
         let parents = [self.run.execution.run_id.to_string()];
         let event = |name: &str, data: Value| {
             let metadata = job.message_metadata();
-            self.run.event(name, &job.node.name, &job.task.id, metadata, &parents, data);
+            self.run
+                .event(name, &job.node.name, &job.task.id, metadata, &parents, data);
         };
         if messages {
             job.know_input();
@@ -503,7 +511,9 @@ impl Around<'_> {
             event("on_chain_start", json!({"input": job.input}));
         }
         let mut output = job.perform().await?;
-        if (messages || events) && let Value::Object(update) = &mut output.update {
+        if (messages || events)
+            && let Value::Object(update) = &mut output.update
+        {
             // Ids are given now, so that the message told and the message kept are one.
             for (key, value) in update.iter_mut() {
                 if let Some(sort) = self.plan.sort(key) {
@@ -511,7 +521,10 @@ impl Around<'_> {
                 }
             }
             if messages {
-                let told: Writes = update.iter().map(|(key, value)| (key.clone(), value.clone().into())).collect();
+                let told: Writes = update
+                    .iter()
+                    .map(|(key, value)| (key.clone(), value.clone().into()))
+                    .collect();
                 job.tell_messages(&told);
             }
         }

@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 use towpath_outbound::Reply;
 
 use super::job::{Job, Output, Stop};
+use super::messages;
 use super::template::{Template, as_text, at};
 use super::tools::filled_url;
 use super::wire::{self, Events, Request};
-use super::messages;
 use crate::GraphError;
 
 /// A call, as declared.
@@ -74,7 +74,12 @@ impl Http {
         if !self.url.starts_with("http://") && !self.url.starts_with("https://") {
             return Err("`url` must be an http or https address".to_owned());
         }
-        let places = self.map.iter().flat_map(BTreeMap::values).chain(&self.message).chain(&self.token);
+        let places = self
+            .map
+            .iter()
+            .flat_map(BTreeMap::values)
+            .chain(&self.message)
+            .chain(&self.token);
         for place in places {
             if !place.is_empty() && !place.starts_with('/') {
                 return Err(format!("{place:?} is no JSON pointer: it begins with /"));
@@ -85,7 +90,11 @@ impl Http {
 
     /// Channels it writes by name.
     pub(super) fn channels(&self) -> impl Iterator<Item = &str> {
-        self.map.iter().flat_map(BTreeMap::keys).chain(&self.events).map(String::as_str)
+        self.map
+            .iter()
+            .flat_map(BTreeMap::keys)
+            .chain(&self.events)
+            .map(String::as_str)
     }
 
     /// Whether it writes messages.
@@ -150,7 +159,10 @@ impl Http {
         let mut update = self.mapped(job, &answer);
         if let Some(text) = self.message.as_deref().and_then(|place| at(&answer, place)) {
             let model = job.speech();
-            update.insert("messages".to_owned(), json!([messages::ai(&model.message_id, &as_text(text))]));
+            update.insert(
+                "messages".to_owned(),
+                json!([messages::ai(&model.message_id, &as_text(text))]),
+            );
         }
         Ok(update)
     }

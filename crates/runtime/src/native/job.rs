@@ -145,7 +145,9 @@ impl Job<'_> {
             return Ok(answer.clone());
         }
         let id = interrupt_id(&self.task.ns, given.len());
-        Err(Stop::Interrupt(vec![json!({"value": value, "id": id, "response_schema": null})]))
+        Err(Stop::Interrupt(vec![
+            json!({"value": value, "id": id, "response_schema": null}),
+        ]))
     }
 
     /// A custom event.
@@ -194,7 +196,11 @@ impl Job<'_> {
             metadata.insert("ls_temperature".to_owned(), Value::from(temperature));
         }
         let model = Model::new(name, serde_json::value::to_raw_value(&metadata).ok());
-        self.event(&model, "on_chat_model_start", || json!({"input": {"messages": [messages]}}));
+        self.event(
+            &model,
+            "on_chat_model_start",
+            || json!({"input": {"messages": [messages]}}),
+        );
         model
     }
 
@@ -207,7 +213,8 @@ impl Job<'_> {
         if self.run.sink.wants(StreamMode::Events, &[]) {
             let metadata = model.metadata.as_deref().unwrap_or_else(|| self.message_metadata());
             let parents = [self.run.execution.run_id.to_string(), self.task.id.clone()];
-            self.run.event(event, &model.name, &model.id, metadata, &parents, data());
+            self.run
+                .event(event, &model.name, &model.id, metadata, &parents, data());
         }
     }
 
@@ -265,7 +272,10 @@ fn messages_in(value: &Value) -> impl Iterator<Item = &Value> {
         one => std::slice::from_ref(one),
     };
     list.iter().filter(|message| {
-        message.get("type").and_then(Value::as_str).is_some_and(|sort| sort != "remove")
+        message
+            .get("type")
+            .and_then(Value::as_str)
+            .is_some_and(|sort| sort != "remove")
             && message.get("id").is_some_and(Value::is_string)
             && message.get("content").is_some()
     })

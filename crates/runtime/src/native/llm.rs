@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use towpath_outbound::Reply;
 
 use super::job::{Job, Output, Stop};
+use super::messages;
 use super::template::Template;
 use super::wire::{self, Events, Request};
-use super::messages;
 use crate::{GraphError, ids};
 
 /// A chat call, as declared.
@@ -64,7 +64,10 @@ const fn two() -> u32 {
 impl Llm {
     pub(super) fn checked(self) -> Result<Self, String> {
         if self.provider != "openai-compatible" {
-            return Err(format!("unknown provider {:?}: expected openai-compatible", self.provider));
+            return Err(format!(
+                "unknown provider {:?}: expected openai-compatible",
+                self.provider
+            ));
         }
         if !self.base_url.starts_with("http://") && !self.base_url.starts_with("https://") {
             return Err("`base_url` must be an http or https address".to_owned());
@@ -140,7 +143,11 @@ impl Llm {
             headers: &self.headers,
             bearer: self.api_key_env.as_deref(),
             body: Some(&body),
-            accept: if self.stream { "text/event-stream" } else { "application/json" },
+            accept: if self.stream {
+                "text/event-stream"
+            } else {
+                "application/json"
+            },
             limit: Duration::from_millis(self.timeout_ms),
         };
         request.send(job, job.input).await
@@ -232,7 +239,11 @@ struct Piece {
 
 impl Answer {
     fn add_delta(&mut self, delta: &Value) -> Piece {
-        let text = delta.get("content").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text = delta
+            .get("content")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
+            .to_owned();
         self.text.push_str(&text);
         for key in ["refusal", "reasoning_content"] {
             if let Some(more) = delta.get(key).and_then(Value::as_str) {
@@ -241,7 +252,13 @@ impl Answer {
             }
         }
         let mut calls = Vec::new();
-        for (at, call) in delta.get("tool_calls").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        for (at, call) in delta
+            .get("tool_calls")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .enumerate()
+        {
             let index = call.get("index").and_then(Value::as_u64).unwrap_or(at as u64);
             let part = |pointer: &str| call.pointer(pointer).and_then(Value::as_str);
             let (id, name, arguments) = self.calls.entry(index).or_default();
@@ -270,7 +287,10 @@ impl Answer {
         if let Some(usage) = body.get("usage").filter(|usage| usage.is_object()) {
             let count = |key: &str| usage.get(key).and_then(Value::as_u64).unwrap_or(0);
             let (input, output) = (count("prompt_tokens"), count("completion_tokens"));
-            let total = usage.get("total_tokens").and_then(Value::as_u64).unwrap_or(input + output);
+            let total = usage
+                .get("total_tokens")
+                .and_then(Value::as_u64)
+                .unwrap_or(input + output);
             self.usage = json!({"input_tokens": input, "output_tokens": output, "total_tokens": total});
         }
     }
@@ -314,7 +334,9 @@ fn to_openai(message: &Value) -> Value {
     let role = match message["type"].as_str() {
         Some("human") => "user",
         Some("ai") => "assistant",
-        Some("system") => message["additional_kwargs"]["__openai_role__"].as_str().unwrap_or("system"),
+        Some("system") => message["additional_kwargs"]["__openai_role__"]
+            .as_str()
+            .unwrap_or("system"),
         Some(other) => other,
         None => "user",
     };

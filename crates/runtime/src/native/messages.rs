@@ -11,7 +11,14 @@ const HELP: &str =
 /// Id of a remove message that empties the list.
 const REMOVE_ALL: &str = "__remove_all__";
 /// What every message has.
-const BASE: [&str; 6] = ["content", "additional_kwargs", "response_metadata", "type", "name", "id"];
+const BASE: [&str; 6] = [
+    "content",
+    "additional_kwargs",
+    "response_metadata",
+    "type",
+    "name",
+    "id",
+];
 
 /// A list of messages of any form, or a single one, as typed messages with ids.
 pub(super) fn coerce_all(value: Value) -> Result<Vec<Value>, GraphError> {
@@ -28,7 +35,10 @@ pub(super) fn coerce(value: Value) -> Result<Value, GraphError> {
         Value::String(text) => Ok(human(&text)),
         Value::Array(mut pair) if is_pair(&pair) => {
             let content = pair.pop().unwrap_or_default();
-            let role = pair.pop().and_then(|role| role.as_str().map(str::to_owned)).unwrap_or_default();
+            let role = pair
+                .pop()
+                .and_then(|role| role.as_str().map(str::to_owned))
+                .unwrap_or_default();
             typed(&role, content, Map::new())
         }
         Value::Object(fields) if is_typed(&fields) => Ok(Value::Object(fields)),
@@ -98,7 +108,10 @@ pub(super) fn merge(mut into: Vec<Value>, messages: Vec<Value>) -> Result<Vec<Va
     let mut index: HashMap<String, usize> = if messages.len() + into.len() <= 8 {
         HashMap::new()
     } else {
-        into.iter().enumerate().map(|(at, message)| (id(message).to_owned(), at)).collect()
+        into.iter()
+            .enumerate()
+            .map(|(at, message)| (id(message).to_owned(), at))
+            .collect()
     };
     let indexed = !index.is_empty();
     let mut removed = Vec::new();
@@ -154,14 +167,25 @@ fn is_typed(fields: &Map<String, Value>) -> bool {
         && fields.get("id").is_some_and(Value::is_string)
         && !fields.contains_key("role")
         && BASE.iter().all(|key| fields.contains_key(*key))
-        && (sort != "ai" || ["tool_calls", "invalid_tool_calls", "usage_metadata"].iter().all(|key| fields.contains_key(*key)))
+        && (sort != "ai"
+            || ["tool_calls", "invalid_tool_calls", "usage_metadata"]
+                .iter()
+                .all(|key| fields.contains_key(*key)))
 }
 
 fn from_fields(mut fields: Map<String, Value>) -> Result<Value, GraphError> {
     // langchain's own form: {"lc": 1, "type": "constructor", "id": [..., "HumanMessage"], "kwargs": {...}}
     if fields.contains_key("lc") && fields.get("type").and_then(Value::as_str) == Some("constructor") {
-        let class = fields.get("id").and_then(Value::as_array).and_then(|path| path.last()).and_then(Value::as_str);
-        let class = class.unwrap_or_default().trim_end_matches("Chunk").trim_end_matches("Message").to_lowercase();
+        let class = fields
+            .get("id")
+            .and_then(Value::as_array)
+            .and_then(|path| path.last())
+            .and_then(Value::as_str);
+        let class = class
+            .unwrap_or_default()
+            .trim_end_matches("Chunk")
+            .trim_end_matches("Message")
+            .to_lowercase();
         if let Some(Value::Object(kwargs)) = fields.remove("kwargs") {
             let mut inner = kwargs;
             inner.remove("role");
@@ -249,7 +273,10 @@ fn typed(role: &str, content: Value, mut fields: Map<String, Value>) -> Result<V
             let call = take("tool_call_id").ok_or_else(|| GraphError::new("KeyError", "'tool_call_id'"))?;
             message.insert("tool_call_id".to_owned(), call);
             message.insert("artifact".to_owned(), take("artifact").unwrap_or_default());
-            message.insert("status".to_owned(), take("status").unwrap_or_else(|| Value::from("success")));
+            message.insert(
+                "status".to_owned(),
+                take("status").unwrap_or_else(|| Value::from("success")),
+            );
         }
         _ => {}
     }

@@ -226,7 +226,11 @@ impl Builder {
             }
         }
         Ok(Plan {
-            index: channels.iter().enumerate().map(|(at, (name, _))| (name.clone(), at)).collect(),
+            index: channels
+                .iter()
+                .enumerate()
+                .map(|(at, (name, _))| (name.clone(), at))
+                .collect(),
             channels,
             state,
             schemas,
@@ -249,10 +253,14 @@ impl Builder {
         }
         for name in names {
             if name.is_empty() || name.starts_with("__") || name.contains(['|', ':']) {
-                return Err(format!("node name {name:?} is empty, reserved (__), or has | or : in it"));
+                return Err(format!(
+                    "node name {name:?} is empty, reserved (__), or has | or : in it"
+                ));
             }
             if self.channels.contains_key(name) {
-                return Err(format!("{name:?} is a channel and a node; choose another name for one of them"));
+                return Err(format!(
+                    "{name:?} is a channel and a node; choose another name for one of them"
+                ));
             }
         }
         for name in self.channels.keys() {
@@ -377,7 +385,9 @@ fn connect(edge: Edge, nodes: &mut [Node], by_name: &HashMap<String, usize>, cha
                 channels.push((channel.clone(), Sort::Join(from.iter().cloned().collect())));
                 nodes[at].triggers.push(channel.clone());
                 for name in &from {
-                    nodes[by_name[name]].signals.push((channel.clone(), Shared::from(json!(name))));
+                    nodes[by_name[name]]
+                        .signals
+                        .push((channel.clone(), Shared::from(json!(name))));
                 }
             }
         }

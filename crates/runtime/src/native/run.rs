@@ -143,7 +143,10 @@ impl Run<'_> {
             return;
         }
         let mut metadata = self.metadata.clone();
-        metadata.insert("thread_id".to_owned(), Value::from(self.execution.thread_id.to_string()));
+        metadata.insert(
+            "thread_id".to_owned(),
+            Value::from(self.execution.thread_id.to_string()),
+        );
         if let Ok(metadata) = serde_json::value::to_raw_value(&metadata) {
             let id = self.execution.run_id.to_string();
             self.event(event, &self.name, &id, &metadata, &[], data());

@@ -201,7 +201,10 @@ impl Script {
                     stack.push(branch.iter());
                 }
                 Step::Goto(targets) => {
-                    let targets = targets.iter().map(|target| target.filled(here.state())).collect::<Vec<_>>();
+                    let targets = targets
+                        .iter()
+                        .map(|target| target.filled(here.state()))
+                        .collect::<Vec<_>>();
                     here.goto.extend(targets);
                     break;
                 }
@@ -265,9 +268,13 @@ impl Here<'_> {
                 let answer = self.job.interrupt(value.fill(self.state()))?;
                 self.write_into(into.as_deref(), answer)?;
             }
-            Step::Fanout(fanout) => self.goto.extend(packets(fanout, self.state())?.into_iter().map(Goto::Send)),
+            Step::Fanout(fanout) => self
+                .goto
+                .extend(packets(fanout, self.state())?.into_iter().map(Goto::Send)),
             Step::Subgraph(plan, input, into) => {
-                let input = input.as_ref().map_or_else(|| self.state().clone(), |input| input.fill(self.state()));
+                let input = input
+                    .as_ref()
+                    .map_or_else(|| self.state().clone(), |input| input.fill(self.state()));
                 let output = self.job.subgraph(plan, input).await?;
                 match (into, output) {
                     (Some(key), output) => self.write(key, output)?,
@@ -365,7 +372,10 @@ pub(super) fn packets(fanout: &Fanout, state: &Value) -> Result<Vec<Packet>, Gra
         Value::Null => Vec::new(),
         other => {
             let kind = messages::kind(&other);
-            return Err(GraphError::new("TypeError", format!("fanout expects a list, got {kind}")));
+            return Err(GraphError::new(
+                "TypeError",
+                format!("fanout expects a list, got {kind}"),
+            ));
         }
     };
     let packet = |entry: Value| Packet {
@@ -467,7 +477,18 @@ fn read_steps(steps: Vec<Value>, depth: usize) -> Result<Vec<Step>, String> {
 }
 
 const KINDS: [&str; 13] = [
-    "set", "append", "say", "sleep_ms", "spin_us", "emit", "fail", "interrupt", "goto", "if", "fanout", "subgraph",
+    "set",
+    "append",
+    "say",
+    "sleep_ms",
+    "spin_us",
+    "emit",
+    "fail",
+    "interrupt",
+    "goto",
+    "if",
+    "fanout",
+    "subgraph",
     "item",
 ];
 

@@ -153,7 +153,10 @@ impl<'a> Sink<'a> {
             (std::mem::take(&mut state.chunks), state.failed.take())
         };
         if let Some(error) = failed {
-            return Err(GraphError::new("ValueError", format!("a chunk cannot be written as JSON: {error}")));
+            return Err(GraphError::new(
+                "ValueError",
+                format!("a chunk cannot be written as JSON: {error}"),
+            ));
         }
         if chunks.is_empty() {
             return Ok(());

@@ -8,9 +8,7 @@ use super::codec;
 use super::engine::{Engine, null_writes};
 use super::plan::Plan;
 use super::superstep::{self, Pending, Place, State, Status, Task};
-use crate::{
-    At, CheckpointRef, Finish, GraphError, HistoryQuery, Host, Saved, StateSnapshot, TaskSnapshot,
-};
+use crate::{At, CheckpointRef, Finish, GraphError, HistoryQuery, Host, Saved, StateSnapshot, TaskSnapshot};
 
 /// How a run ended, from where the graph stands.
 pub(super) fn finish(engine: Engine<'_>, values: Value) -> Finish {
@@ -80,7 +78,9 @@ pub(super) async fn history(
 async fn fill(plan: &Plan, at: &At, snapshot: &mut StateSnapshot, host: &dyn Host) -> Result<(), GraphError> {
     for task in &mut snapshot.tasks {
         let Some(place) = task.checkpoint.take() else { continue };
-        let Some(inside) = plan.subgraph(&task.name, 0) else { continue };
+        let Some(inside) = plan.subgraph(&task.name, 0) else {
+            continue;
+        };
         let inside_at = At {
             thread_id: at.thread_id,
             ns: place.checkpoint_ns.clone(),
@@ -174,8 +174,10 @@ fn snapshot(plan: &Plan, at: &At, saved: &Saved, live: bool) -> Result<StateSnap
     let keys: Vec<String> = plan.keys().map(str::to_owned).collect();
     let next = tasks.iter().filter(|task| task.writes.is_empty());
     let next = next.map(|task| plan.nodes[task.node].name.clone()).collect();
-    let tasks: Vec<TaskSnapshot> =
-        tasks.iter().map(|task| shown(plan, at, task, statuses.get(&task.id), live)).collect();
+    let tasks: Vec<TaskSnapshot> = tasks
+        .iter()
+        .map(|task| shown(plan, at, task, statuses.get(&task.id), live))
+        .collect();
     let parents = saved.metadata.get("parents");
     Ok(StateSnapshot {
         values: state.read_value(plan, &keys),

@@ -87,7 +87,10 @@ impl Input {
         match self {
             Self::Whole(value) => value,
             Self::State(state) => state.value.get_or_init(|| {
-                let parts = state.parts.iter().map(|(key, value)| (key.clone(), value.value().clone()));
+                let parts = state
+                    .parts
+                    .iter()
+                    .map(|(key, value)| (key.clone(), value.value().clone()));
                 Value::Object(parts.collect())
             }),
         }
@@ -96,7 +99,11 @@ impl Input {
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         match self {
             Self::Whole(value) => value.value().get(key),
-            Self::State(state) => state.parts.iter().find(|(name, _)| name == key).map(|(_, value)| value.value()),
+            Self::State(state) => state
+                .parts
+                .iter()
+                .find(|(name, _)| name == key)
+                .map(|(_, value)| value.value()),
         }
     }
 }
@@ -141,7 +148,12 @@ impl State {
 
     pub(super) fn read_value(&self, plan: &Plan, keys: &[String]) -> Value {
         let values = self.read(plan, keys);
-        Value::Object(values.into_iter().map(|(key, value)| (key, value.into_value())).collect())
+        Value::Object(
+            values
+                .into_iter()
+                .map(|(key, value)| (key, value.into_value()))
+                .collect(),
+        )
     }
 
     /// What a checkpoint keeps of the channels: those that were ever written.
@@ -209,8 +221,7 @@ pub(super) fn next_tasks(place: &Place<'_>, state: &State, updated: Option<&BTre
         let seen = state.seen.get(&this.name);
         let woken = this.triggers.iter().any(|trigger| {
             let version = state.versions.get(trigger);
-            state.channels[plan.index[trigger]].is_available()
-                && seen.is_none_or(|seen| version > seen.get(trigger))
+            state.channels[plan.index[trigger]].is_available() && seen.is_none_or(|seen| version > seen.get(trigger))
         });
         if !woken {
             continue;
@@ -372,7 +383,10 @@ pub(super) fn stops(state: &State, nodes: &Nodes, plan: &Plan, tasks: &[Task]) -
     }
     let nothing = Versions::new();
     let seen = state.seen.get(INTERRUPT).unwrap_or(&nothing);
-    let changed = state.versions.iter().any(|(channel, version)| Some(version) > seen.get(channel));
+    let changed = state
+        .versions
+        .iter()
+        .any(|(channel, version)| Some(version) > seen.get(channel));
     let meant = |task: &Task| {
         let node = &plan.nodes[task.node];
         !matches!(node.body, Body::Start) && nodes.holds(&node.name)
@@ -418,7 +432,10 @@ pub(super) fn statuses(pending: &[Pending]) -> BTreeMap<String, Status> {
 }
 
 /// A task's writes to the state, as results show them: several to one channel become `{"$writes": […]}`.
-pub(super) fn result<'a>(plan: &Plan, writes: impl IntoIterator<Item = &'a (String, Shared)>) -> BTreeMap<String, Shared> {
+pub(super) fn result<'a>(
+    plan: &Plan,
+    writes: impl IntoIterator<Item = &'a (String, Shared)>,
+) -> BTreeMap<String, Shared> {
     let mut found: BTreeMap<String, Shared> = BTreeMap::new();
     for (channel, value) in writes {
         if plan.sort(channel).is_none() {

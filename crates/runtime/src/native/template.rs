@@ -19,7 +19,11 @@ impl Template {
 
     /// Filled from `state`.
     pub(super) fn fill(&self, state: &Value) -> Value {
-        if self.plain { self.value.clone() } else { fill(&self.value, state) }
+        if self.plain {
+            self.value.clone()
+        } else {
+            fill(&self.value, state)
+        }
     }
 
     /// Filled, as a text: texts stay as they are, null is empty, anything else is its JSON.
@@ -62,7 +66,10 @@ fn fill(value: &Value, state: &Value) -> Value {
         Value::Array(list) => list.iter().map(|entry| fill(entry, state)).collect(),
         Value::Object(fields) => match hole(fields) {
             Some(pointer) => at(state, pointer).cloned().unwrap_or_default(),
-            None => fields.iter().map(|(key, value)| (key.clone(), fill(value, state))).collect(),
+            None => fields
+                .iter()
+                .map(|(key, value)| (key.clone(), fill(value, state)))
+                .collect(),
         },
         other => other.clone(),
     }
@@ -202,8 +209,13 @@ impl Comparison {
             && bound(self.greater, |number, limit| number > limit)
             && bound(self.at_least, |number, limit| number >= limit)
             && self.contains.as_ref().is_none_or(|part| contains(value, part))
-            && self.among.as_ref().is_none_or(|list| list.iter().any(|wanted| same(value, wanted)))
-            && self.exists.is_none_or(|wanted| wanted == found.is_some_and(|value| !value.is_null()))
+            && self
+                .among
+                .as_ref()
+                .is_none_or(|list| list.iter().any(|wanted| same(value, wanted)))
+            && self
+                .exists
+                .is_none_or(|wanted| wanted == found.is_some_and(|value| !value.is_null()))
     }
 }
 

@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::job::{Job, Output, Stop};
+use super::messages;
 use super::template::{Template, as_text, at};
 use super::wire::{self, Request};
-use super::messages;
 use crate::GraphError;
 
 /// The tools of a react graph.
@@ -81,7 +81,11 @@ impl Tools {
         let calls: Vec<&Value> = match job.input.get("tool_call") {
             Some(call) => vec![call],
             None => {
-                let last = job.input.get("messages").and_then(Value::as_array).and_then(|list| list.last());
+                let last = job
+                    .input
+                    .get("messages")
+                    .and_then(Value::as_array)
+                    .and_then(|list| list.last());
                 last.map(|last| open_calls(last).collect()).unwrap_or_default()
             }
         };
@@ -148,7 +152,11 @@ impl Tool {
 
 /// The calls of a message that wants some.
 pub(super) fn open_calls(message: &Value) -> impl Iterator<Item = &Value> {
-    message.get("tool_calls").and_then(Value::as_array).into_iter().flatten()
+    message
+        .get("tool_calls")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
 }
 
 /// Fills `${/pointer}`, escaped for a URL.
@@ -158,7 +166,9 @@ pub(super) fn filled_url(url: &str, from: &Value) -> String {
     while let Some(begin) = rest.find("${/") {
         let Some(length) = rest[begin..].find('}') else { break };
         filled.push_str(&rest[..begin]);
-        let value = at(from, &rest[begin + 2..begin + length]).map(as_text).unwrap_or_default();
+        let value = at(from, &rest[begin + 2..begin + length])
+            .map(as_text)
+            .unwrap_or_default();
         filled.extend(url::form_urlencoded::byte_serialize(value.as_bytes()));
         rest = &rest[begin + length + 1..];
     }

@@ -10,7 +10,7 @@ use super::engine::{changed, null_writes};
 use super::plan::{END, Plan, START};
 use super::sink::rfc3339;
 use super::snapshot::{inner, pending, step};
-use super::superstep::{self, INPUT, Place, State, Written, Writes};
+use super::superstep::{self, INPUT, Place, State, Writes, Written};
 use super::{codec, run};
 use crate::{At, Checkpoint, CheckpointRef, GraphError, Host, Put, PutWrites, Saved, Shared, Update, Versions, ids};
 
@@ -110,7 +110,10 @@ impl Step<'_> {
             }
             let mut statuses = superstep::statuses(&pending);
             for task in &mut tasks {
-                task.writes = statuses.remove(&task.id).map(|status| status.output).unwrap_or_default();
+                task.writes = statuses
+                    .remove(&task.id)
+                    .map(|status| status.output)
+                    .unwrap_or_default();
             }
             let written = tasks.iter().map(|task| task.written(self.plan)).collect();
             superstep::apply(self.plan, &mut state, written, true)?;
@@ -162,12 +165,7 @@ impl Step<'_> {
         Ok(id)
     }
 
-    async fn as_nodes(
-        &self,
-        saved: Option<Saved>,
-        mut state: State,
-        updates: &[Update],
-    ) -> Result<String, GraphError> {
+    async fn as_nodes(&self, saved: Option<Saved>, mut state: State, updates: &[Update]) -> Result<String, GraphError> {
         // Results are shown with the tasks they stand for.
         let mut prepared: BTreeMap<usize, Vec<String>> = BTreeMap::new();
         if let Some(saved) = &saved {
@@ -185,13 +183,23 @@ impl Step<'_> {
                     if let (Value::Object(values), Value::Object(more)) = (&mut values, &update.values) {
                         values.extend(more.clone());
                     }
-                    (if values.is_null() { update.values.clone() } else { values }, command.goto.as_slice())
+                    (
+                        if values.is_null() {
+                            update.values.clone()
+                        } else {
+                            values
+                        },
+                        command.goto.as_slice(),
+                    )
                 }
                 None => (update.values.clone(), [].as_slice()),
             };
             let writes = superstep::node_writes(self.plan, &state, node, values, goto)?;
             let task = prepared.get_mut(&node).and_then(Vec::pop);
-            let id = saved.as_ref().map(|saved| saved.checkpoint.id.as_str()).unwrap_or_default();
+            let id = saved
+                .as_ref()
+                .map(|saved| saved.checkpoint.id.as_str())
+                .unwrap_or_default();
             let task = task.unwrap_or_else(|| ids::task(id, &[codec::INTERRUPT, &at.to_string()]));
             made.push((node, task, writes));
         }

@@ -29,12 +29,18 @@ pub(super) struct Request<'a> {
 impl Request<'_> {
     /// Makes the call. `state` fills the holes of headers.
     pub(super) async fn send(&self, job: &Job<'_>, state: &Value) -> Result<Reply, GraphError> {
-        let guard = job.run.outside.guard().ok_or_else(|| {
-            GraphError::new("RuntimeError", "this server was started without calls to other servers")
-        })?;
+        let guard =
+            job.run.outside.guard().ok_or_else(|| {
+                GraphError::new("RuntimeError", "this server was started without calls to other servers")
+            })?;
         let mut headers = http::HeaderMap::new();
         let mut set = |name: &str, value: &str| -> Result<(), GraphError> {
-            let wrong = || GraphError::new("ValueError", format!("header {name:?} has a name or value that is not allowed"));
+            let wrong = || {
+                GraphError::new(
+                    "ValueError",
+                    format!("header {name:?} has a name or value that is not allowed"),
+                )
+            };
             let name = http::HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
             let mut value = http::HeaderValue::from_str(value).map_err(|_| wrong())?;
             value.set_sensitive(true);
@@ -52,7 +58,9 @@ impl Request<'_> {
             set(name, &with_secrets(&value.fill_text(state), job)?)?;
         }
         let body = match self.body {
-            Some(body) => Bytes::from(serde_json::to_vec(body).map_err(|error| GraphError::new("ValueError", error.to_string()))?),
+            Some(body) => {
+                Bytes::from(serde_json::to_vec(body).map_err(|error| GraphError::new("ValueError", error.to_string()))?)
+            }
             None => Bytes::new(),
         };
         let method = http::Method::from_bytes(self.method.as_bytes())
@@ -171,7 +179,10 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 
 /// What kind of body an answer says it has.
 pub(super) fn content_type(reply: &Reply) -> String {
-    let value = reply.headers().get("content-type").and_then(|value| value.to_str().ok());
+    let value = reply
+        .headers()
+        .get("content-type")
+        .and_then(|value| value.to_str().ok());
     let value = value.unwrap_or_default().split(';').next().unwrap_or_default();
     value.trim().to_ascii_lowercase()
 }
@@ -181,7 +192,10 @@ pub(super) async fn excerpt(reply: Reply) -> String {
     let body = reply.bytes(1 << 20).await.unwrap_or_default();
     let text = String::from_utf8_lossy(&body);
     let told = serde_json::from_str::<Value>(&text).ok().and_then(|body| {
-        let error = body.get("error").or_else(|| body.get("detail")).or_else(|| body.get("message"))?;
+        let error = body
+            .get("error")
+            .or_else(|| body.get("detail"))
+            .or_else(|| body.get("message"))?;
         let message = error.get("message").unwrap_or(error);
         Some(super::template::as_text(message))
     });

@@ -8,7 +8,7 @@ use towpath_domain::Clock;
 use towpath_outbound::{Guard, Policy};
 use towpath_runtime::memory::MemoryHost;
 use towpath_runtime::{
-    At, Chunk, Command, Execution, Finish, Graph, GraphError, Graphs, Outside, Save, StateSnapshot, StreamMode, Update,
+    At, Chunk, Command, Execution, Finish, Graph, GraphError, Graphs, Outside, StateSnapshot, StreamMode, Update,
 };
 use uuid::Uuid;
 
@@ -85,11 +85,18 @@ impl Arranged {
     }
 
     pub async fn state(&self) -> StateSnapshot {
-        self.graph().state(&At::latest(THREAD), false, &*self.host).await.unwrap().unwrap()
+        self.graph()
+            .state(&At::latest(THREAD), false, &*self.host)
+            .await
+            .unwrap()
+            .unwrap()
     }
 
     pub async fn history(&self) -> Vec<StateSnapshot> {
-        self.graph().history(&At::latest(THREAD), &Default::default(), &*self.host).await.unwrap()
+        self.graph()
+            .history(&At::latest(THREAD), &Default::default(), &*self.host)
+            .await
+            .unwrap()
     }
 
     pub async fn update(&self, values: Value, as_node: Option<&str>) -> Result<String, GraphError> {
@@ -99,20 +106,11 @@ impl Arranged {
             command: None,
         };
         let at = At::latest(THREAD);
-        let made = self.graph().update_state(&at, &[vec![update]], &Map::new(), &*self.host).await?;
+        let made = self
+            .graph()
+            .update_state(&at, &[vec![update]], &Map::new(), &*self.host)
+            .await?;
         Ok(made.checkpoint_id.unwrap())
-    }
-
-    /// Tasks whose writes were saved since the last look, with the channels they wrote.
-    pub fn saved_tasks(&self) -> Vec<Vec<String>> {
-        let saves = self.host.take_saves();
-        saves
-            .into_iter()
-            .filter_map(|save| match save {
-                Save::Writes(put) => Some(put.writes.into_iter().map(|(_, channel, _)| channel).collect()),
-                Save::Checkpoint(_) => None,
-            })
-            .collect()
     }
 }
 
@@ -122,7 +120,10 @@ fn told(chunk: &Chunk) -> (String, Value) {
 
 /// Data of the events of one name.
 pub fn of<'a>(told: &'a [(String, Value)], name: &str) -> Vec<&'a Value> {
-    told.iter().filter(|(event, _)| event == name).map(|(_, data)| data).collect()
+    told.iter()
+        .filter(|(event, _)| event == name)
+        .map(|(_, data)| data)
+        .collect()
 }
 
 /// Names of events.

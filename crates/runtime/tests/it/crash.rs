@@ -23,7 +23,10 @@ fn parallel() -> Value {
 }
 
 fn retried(execution: &Execution) -> Execution {
-    Execution { attempt: execution.attempt + 1, ..execution.clone() }
+    Execution {
+        attempt: execution.attempt + 1,
+        ..execution.clone()
+    }
 }
 
 #[tokio::test]
@@ -50,15 +53,33 @@ async fn a_run_that_lost_its_host_goes_on_without_running_finished_tasks_again()
             thread.host.crash_after(None);
             let _ = thread.told();
             let finish = thread.run(&retried(&execution)).await;
-            assert_eq!(finish.values, json!({"items": ["in", "a", "b", "c", "end"]}), "after {survived} saves");
-            let again: Vec<String> =
-                thread.told().iter().map(|(_, data)| data.as_str().unwrap().to_owned()).collect();
+            assert_eq!(
+                finish.values,
+                json!({"items": ["in", "a", "b", "c", "end"]}),
+                "after {survived} saves"
+            );
+            let again: Vec<String> = thread
+                .told()
+                .iter()
+                .map(|(_, data)| data.as_str().unwrap().to_owned())
+                .collect();
             for node in &finished {
-                assert!(!again.contains(node), "{node} ran again after {survived} saves: {again:?}");
+                assert!(
+                    !again.contains(node),
+                    "{node} ran again after {survived} saves: {again:?}"
+                );
             }
-            let steps: Vec<i64> =
-                thread.history().await.iter().map(|state| state.metadata.as_ref().unwrap()["step"].as_i64().unwrap()).collect();
-            assert_eq!(steps, [2, 1, 0, -1], "one checkpoint per superstep after {survived} saves");
+            let steps: Vec<i64> = thread
+                .history()
+                .await
+                .iter()
+                .map(|state| state.metadata.as_ref().unwrap()["step"].as_i64().unwrap())
+                .collect();
+            assert_eq!(
+                steps,
+                [2, 1, 0, -1],
+                "one checkpoint per superstep after {survived} saves"
+            );
         }
     }
 }
@@ -113,7 +134,11 @@ async fn a_command_is_not_applied_twice_by_a_second_attempt() {
                 thread.run(&retried(&resume)).await
             }
         };
-        assert_eq!(finish.values, json!({"items": ["u", "yes", "then"]}), "after {survived} saves");
+        assert_eq!(
+            finish.values,
+            json!({"items": ["u", "yes", "then"]}),
+            "after {survived} saves"
+        );
     }
 }
 
@@ -125,7 +150,10 @@ async fn durability_decides_when_checkpoints_are_written() {
         execution.durability = durability;
         thread.run(&execution).await;
         let saves = thread.host.take_saves();
-        (saves.iter().filter(|save| matches!(save, Save::Checkpoint(_))).count(), saves.len())
+        (
+            saves.iter().filter(|save| matches!(save, Save::Checkpoint(_))).count(),
+            saves.len(),
+        )
     };
     assert_eq!(count(Durability::Sync).await, (4, 9));
     assert_eq!(count(Durability::Async).await, (4, 9));
@@ -157,7 +185,10 @@ async fn exit_durability_saves_at_a_stop_and_at_an_error_too() {
     let mut execution = thread.execution(Some(json!({})));
     execution.durability = Durability::Exit;
     thread.try_run(&execution).await.unwrap_err();
-    assert_eq!(thread.state().await.tasks[0].error.as_deref(), Some("ValueError('boom')"));
+    assert_eq!(
+        thread.state().await.tasks[0].error.as_deref(),
+        Some("ValueError('boom')")
+    );
 }
 
 #[tokio::test]
@@ -196,7 +227,10 @@ async fn a_node_is_tried_as_often_as_its_policy_says() {
         })
     };
     let thread = arrange(native(3));
-    assert_eq!(thread.run(&thread.execution(Some(json!({})))).await.values, json!({"x": 1}));
+    assert_eq!(
+        thread.run(&thread.execution(Some(json!({})))).await.values,
+        json!({"x": 1})
+    );
     let thread = arrange(native(2));
     let error = thread.try_run(&thread.execution(Some(json!({})))).await.unwrap_err();
     assert_eq!((error.class.as_str(), error.retry), ("ValueError", false));
@@ -224,10 +258,18 @@ async fn the_recursion_limit_ends_a_loop() {
     execution.config.insert("recursion_limit".to_owned(), json!(3));
     let error = thread.try_run(&execution).await.unwrap_err();
     assert_eq!(error.class, "GraphRecursionError");
-    assert!(error.message.starts_with("Recursion limit of 3 reached without hitting a stop condition."), "{error}");
+    assert!(
+        error
+            .message
+            .starts_with("Recursion limit of 3 reached without hitting a stop condition."),
+        "{error}"
+    );
     assert_eq!(thread.state().await.values, json!({"items": [1, 1, 1]}));
     execution.config.insert("recursion_limit".to_owned(), json!(0));
-    assert_eq!(thread.try_run(&execution).await.unwrap_err().message, "recursion_limit must be at least 1");
+    assert_eq!(
+        thread.try_run(&execution).await.unwrap_err().message,
+        "recursion_limit must be at least 1"
+    );
 }
 
 async fn cancelled(thread: &Arranged, execution: &Execution) -> GraphError {
@@ -242,23 +284,25 @@ async fn cancelled(thread: &Arranged, execution: &Execution) -> GraphError {
 
 #[tokio::test]
 async fn a_cancel_ends_a_wait_at_once_and_keeps_what_is_done() {
-    let thread = arrange(json!({
-        "kind": "workflow", "channels": {"items": "append"},
-        "nodes": {
-            "fast": {"kind": "script", "steps": [{"append": {"items": "fast"}}]},
-            "slow": {"kind": "script", "steps": [{"sleep_ms": 600_000}]},
-        },
-        "edges": [["__start__", "fast"], ["__start__", "slow"]],
-    }));
     for durability in [Durability::Async, Durability::Exit] {
+        let thread = arrange(json!({
+            "kind": "workflow", "channels": {"items": "append"},
+            "nodes": {
+                "fast": {"kind": "script", "steps": [{"append": {"items": "fast"}}]},
+                "slow": {"kind": "script", "steps": [{"sleep_ms": 600_000}]},
+            },
+            "edges": [["__start__", "fast"], ["__start__", "slow"]],
+        }));
         let mut execution = thread.execution(Some(json!({})));
         execution.durability = durability;
-        let error = tokio::time::timeout(Duration::from_secs(20), cancelled(&thread, &execution)).await.unwrap();
+        let error = tokio::time::timeout(Duration::from_secs(20), cancelled(&thread, &execution))
+            .await
+            .unwrap();
         assert!(error.is_cancelled(), "{error}");
+        let state = thread.state().await;
+        assert_eq!(state.next, ["slow"]);
+        assert_eq!(state.tasks[0].result, Some(json!({"items": ["fast"]})));
     }
-    let state = thread.state().await;
-    assert_eq!(state.next, ["slow"]);
-    assert_eq!(state.tasks[0].result, Some(json!({"items": ["fast"]})));
 }
 
 #[tokio::test]

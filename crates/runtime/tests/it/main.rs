@@ -1,10 +1,10 @@
 //! Graphs run against a host in memory.
 
 mod arrange;
-
+mod calls;
 mod config;
 mod crash;
-
+mod docs;
 mod human;
 mod messages;
 mod shapes;

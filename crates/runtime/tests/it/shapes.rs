@@ -29,8 +29,11 @@ fn told(saves: Vec<Save>) -> Vec<Value> {
                 })
             }
             Save::Writes(put) => {
-                let writes: Vec<Value> =
-                    put.writes.iter().map(|(idx, channel, value)| json!([idx, channel, value])).collect();
+                let writes: Vec<Value> = put
+                    .writes
+                    .iter()
+                    .map(|(idx, channel, value)| json!([idx, channel, value]))
+                    .collect();
                 json!({"path": put.path, "writes": writes})
             }
         })
@@ -107,7 +110,10 @@ async fn packets_and_interrupts_are_saved_as_langgraph_revives_them() {
         "kwargs": {"node": "w", "arg": {"item": 5}},
     });
     assert_eq!(saved[3]["writes"], json!([[0, "__pregel_tasks", send]]));
-    assert_eq!(saved[4]["checkpoint"]["channel_values"]["__pregel_tasks"], json!([send]));
+    assert_eq!(
+        saved[4]["checkpoint"]["channel_values"]["__pregel_tasks"],
+        json!([send])
+    );
     let last = saved.last().unwrap();
     assert_eq!(last["path"], json!("~__pregel_push, 0000000000, 0000000000"));
     let interrupt = &last["writes"][0];

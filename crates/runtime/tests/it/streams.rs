@@ -1,7 +1,9 @@
 //! Each stream mode, in the order and with the payloads langgraph 1.2.22 gives for the same graph.
 
 use serde_json::{Value, json};
-use towpath_runtime::StreamMode::{Checkpoints, Custom, Debug, Events, Messages, MessagesTuple, Tasks, Updates, Values};
+use towpath_runtime::StreamMode::{
+    Checkpoints, Custom, Debug, Events, Messages, MessagesTuple, Tasks, Updates, Values,
+};
 
 use crate::arrange::{arrange, names, of};
 
@@ -21,7 +23,9 @@ fn two() -> Value {
 #[tokio::test]
 async fn values_and_updates() {
     let thread = arrange(two());
-    let told = thread.stream(thread.execution(Some(json!({"items": ["in"]}))), &[Values, Updates]).await;
+    let told = thread
+        .stream(thread.execution(Some(json!({"items": ["in"]}))), &[Values, Updates])
+        .await;
     let expected = [
         ("values", json!({"items": ["in"]})),
         ("updates", json!({"a": {"x": 1, "items": ["a"]}})),
@@ -29,7 +33,10 @@ async fn values_and_updates() {
         ("updates", json!({"b": {"items": ["b"]}})),
         ("values", json!({"x": 1, "items": ["in", "a", "b"]})),
     ];
-    let expected: Vec<(String, Value)> = expected.into_iter().map(|(name, data)| (name.to_owned(), data)).collect();
+    let expected: Vec<(String, Value)> = expected
+        .into_iter()
+        .map(|(name, data)| (name.to_owned(), data))
+        .collect();
     assert_eq!(told, expected);
 }
 
@@ -37,8 +44,19 @@ async fn values_and_updates() {
 async fn a_superstep_tells_in_langgraphs_order() {
     let thread = arrange(two());
     let execution = thread.execution(Some(json!({"items": ["in"]})));
-    let told = thread.stream(execution, &[Values, Updates, Tasks, Checkpoints, Debug]).await;
-    let step = ["checkpoints", "debug", "tasks", "debug", "updates", "tasks", "debug", "values"];
+    let told = thread
+        .stream(execution, &[Values, Updates, Tasks, Checkpoints, Debug])
+        .await;
+    let step = [
+        "checkpoints",
+        "debug",
+        "tasks",
+        "debug",
+        "updates",
+        "tasks",
+        "debug",
+        "values",
+    ];
     let mut expected = vec!["checkpoints", "debug", "values"];
     expected.extend(step);
     expected.extend(step);
@@ -51,7 +69,9 @@ async fn tasks_and_checkpoints_carry_what_langgraphs_do() {
     let thread = arrange(two());
     let mut execution = thread.execution(Some(json!({"items": ["in"]})));
     execution.metadata.insert("user".to_owned(), json!("u"));
-    execution.config.insert("configurable".to_owned(), json!({"foo": "bar"}));
+    execution
+        .config
+        .insert("configurable".to_owned(), json!({"foo": "bar"}));
     let run_id = execution.run_id.to_string();
     let told = thread.stream(execution, &[Tasks, Checkpoints, Debug]).await;
     let tasks = of(&told, "tasks");
@@ -83,7 +103,10 @@ async fn tasks_and_checkpoints_carry_what_langgraphs_do() {
         })
     );
     assert_eq!(checkpoints.len(), 4);
-    assert_eq!(checkpoints[1]["metadata"], json!({"source": "loop", "step": 0, "parents": {}}));
+    assert_eq!(
+        checkpoints[1]["metadata"],
+        json!({"source": "loop", "step": 0, "parents": {}})
+    );
     assert_eq!(checkpoints[1]["parent_config"], config(0));
     assert_eq!(checkpoints[3]["next"], json!([]));
     let debug = of(&told, "debug");
@@ -94,7 +117,11 @@ async fn tasks_and_checkpoints_carry_what_langgraphs_do() {
     assert_eq!(debug[2]["type"], json!("task"));
     assert_eq!(debug[2]["step"], json!(1));
     assert_eq!(debug[3]["type"], json!("task_result"));
-    assert!(debug[3]["timestamp"].as_str().unwrap().ends_with("+00:00"), "{}", debug[3]);
+    assert!(
+        debug[3]["timestamp"].as_str().unwrap().ends_with("+00:00"),
+        "{}",
+        debug[3]
+    );
 }
 
 #[tokio::test]
@@ -102,7 +129,9 @@ async fn custom_events_come_as_they_are_emitted() {
     let thread = arrange(json!({"kind": "script", "steps": [
         {"emit": {"n": 1}}, {"emit": "${/messages/0/content}!"}, {"say": "done"},
     ]}));
-    let told = thread.stream(thread.execution(Some(json!({"messages": "hi"}))), &[Custom]).await;
+    let told = thread
+        .stream(thread.execution(Some(json!({"messages": "hi"}))), &[Custom])
+        .await;
     assert_eq!(
         told,
         [
@@ -153,8 +182,13 @@ async fn messages_tuple_streams_words_with_metadata() {
 #[tokio::test]
 async fn messages_grow() {
     let thread = arrange(json!("echo"));
-    let told = thread.stream(thread.execution(Some(json!({"messages": "one two"}))), &[Messages]).await;
-    assert_eq!(names(&told), ["messages/metadata", "messages/partial", "messages/partial"]);
+    let told = thread
+        .stream(thread.execution(Some(json!({"messages": "one two"}))), &[Messages])
+        .await;
+    assert_eq!(
+        names(&told),
+        ["messages/metadata", "messages/partial", "messages/partial"]
+    );
     let id = told[1].1[0]["id"].as_str().unwrap();
     assert_eq!(told[0].1[id]["metadata"]["langgraph_node"], json!("echo"));
     assert_eq!(told[1].1[0]["content"], json!("one "));
@@ -167,7 +201,12 @@ async fn a_message_that_was_not_streamed_is_told_whole_and_once() {
     let thread = arrange(json!({"kind": "script", "steps": [
         {"append": {"messages": [{"role": "assistant", "content": "plain", "id": "m1"}]}},
     ]}));
-    let told = thread.stream(thread.execution(Some(json!({"messages": "hi"}))), &[Messages, MessagesTuple]).await;
+    let told = thread
+        .stream(
+            thread.execution(Some(json!({"messages": "hi"}))),
+            &[Messages, MessagesTuple],
+        )
+        .await;
     assert_eq!(names(&told), ["messages", "messages/metadata", "messages/complete"]);
     assert_eq!(told[0].1[0]["type"], json!("ai"));
     assert_eq!(told[2].1, json!([told[0].1[0]]));
@@ -194,7 +233,9 @@ async fn events_tell_of_the_graph_and_its_nodes() {
             ("on_chain_end", "LangGraph"),
         ]
     );
-    let again = thread.stream(thread.execution(Some(json!({"messages": "hi"}))), &[Events]).await;
+    let again = thread
+        .stream(thread.execution(Some(json!({"messages": "hi"}))), &[Events])
+        .await;
     assert_eq!(again[0].1["parent_ids"], json!([]));
     assert_ne!(again[0].1["run_id"], json!(run_id));
     assert_eq!(again[1].1["parent_ids"], json!([again[0].1["run_id"]]));
@@ -227,6 +268,8 @@ async fn chunks_of_subgraphs_carry_their_namespace_and_come_only_when_asked_for(
     ];
     assert_eq!(told, expected);
     let thread = arrange(native);
-    let told = thread.stream(thread.execution(Some(json!({"items": ["in"]}))), &[Updates, Custom]).await;
+    let told = thread
+        .stream(thread.execution(Some(json!({"items": ["in"]}))), &[Updates, Custom])
+        .await;
     assert_eq!(told, [("updates".to_owned(), json!({"sub": {"items": ["in", "i"]}}))]);
 }

@@ -53,7 +53,12 @@ async fn two_writes_to_a_last_value_clash() {
     }));
     let error = thread.try_run(&thread.execution(Some(json!({})))).await.unwrap_err();
     assert_eq!(error.class, "InvalidUpdateError");
-    assert!(error.message.starts_with("At key 'x': Can receive only one value per step."), "{error}");
+    assert!(
+        error
+            .message
+            .starts_with("At key 'x': Can receive only one value per step."),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -73,20 +78,30 @@ async fn steps_fan_out_go_and_run_graphs() {
             "collect": [{"append": {"items": {"$": "/inner/out"}}}],
         },
     }));
-    let error = thread.try_run(&thread.execution(Some(json!({"items": [1, 2]})))).await.unwrap_err();
+    let error = thread
+        .try_run(&thread.execution(Some(json!({"items": [1, 2]}))))
+        .await
+        .unwrap_err();
     assert_eq!(error.class, "InvalidUpdateError", "both workers write `inner`: {error}");
-    let finish = thread.run(&thread.execution(Some(json!({"items": {"__overwrite__": [7]}})))).await;
-    assert_eq!(finish.values, json!({"items": [7, "<7>"], "inner": {"n": 7, "out": "<7>"}}));
+    let finish = thread
+        .run(&thread.execution(Some(json!({"items": {"__overwrite__": [7]}}))))
+        .await;
+    assert_eq!(
+        finish.values,
+        json!({"items": [7, "<7>"], "inner": {"n": 7, "out": "<7>"}})
+    );
 }
 
 #[tokio::test]
 async fn scripts_use_the_store_of_items() {
-    let thread = arrange(json!({"kind": "script", "channels": {"name": "last-value", "got": "last-value", "all": "last-value"}, "steps": [
-        {"item": {"put": {"namespace": ["users", "${/name}"], "key": "k", "value": {"n": 1}}}},
-        {"item": {"get": {"namespace": ["users", "${/name}"], "key": "k"}}, "into": "got"},
-        {"item": {"delete": {"namespace": ["users", "nobody"], "key": "k"}}},
-        {"item": {"search": {"namespace": ["users"], "filter": {"n": 1}}}, "into": "all"},
-    ]}));
+    let thread = arrange(
+        json!({"kind": "script", "channels": {"name": "last-value", "got": "last-value", "all": "last-value"}, "steps": [
+            {"item": {"put": {"namespace": ["users", "${/name}"], "key": "k", "value": {"n": 1}}}},
+            {"item": {"get": {"namespace": ["users", "${/name}"], "key": "k"}}, "into": "got"},
+            {"item": {"delete": {"namespace": ["users", "nobody"], "key": "k"}}},
+            {"item": {"search": {"namespace": ["users"], "filter": {"n": 1}}}, "into": "all"},
+        ]}),
+    );
     let finish = thread.run(&thread.execution(Some(json!({"name": "ada"})))).await;
     assert_eq!(finish.values["got"]["value"], json!({"n": 1}));
     assert_eq!(finish.values["all"][0]["namespace"], json!(["users", "ada"]));
@@ -100,17 +115,31 @@ async fn input_and_output_are_limited_to_what_is_declared() {
     }));
     let finish = thread.run(&thread.execution(Some(json!({"q": "x"})))).await;
     assert_eq!(finish.values, json!({"a": "re: x"}));
-    assert_eq!(thread.state().await.values, json!({"q": "x", "secret": 1, "a": "re: x"}));
+    assert_eq!(
+        thread.state().await.values,
+        json!({"q": "x", "secret": 1, "a": "re: x"})
+    );
     let schemas = thread.graph().schemas();
-    assert_eq!(schemas.output_schema.unwrap()["properties"], json!({"a": {"title": "A"}}));
+    assert_eq!(
+        schemas.output_schema.unwrap()["properties"],
+        json!({"a": {"title": "A"}})
+    );
 }
 
 #[tokio::test]
 async fn bench_does_the_work_it_is_given() {
     let thread = arrange(json!({"kind": "bench", "steps": 3, "payload_bytes": 10, "chunks": 4}));
-    let told = thread.stream(thread.execution(Some(json!({}))), &[towpath_runtime::StreamMode::MessagesTuple]).await;
+    let told = thread
+        .stream(
+            thread.execution(Some(json!({}))),
+            &[towpath_runtime::StreamMode::MessagesTuple],
+        )
+        .await;
     assert_eq!(told.len(), 12);
-    assert_eq!(thread.state().await.values, json!({"count": 3, "messages": [], "payload": "xxxxxxxxxx"}));
+    assert_eq!(
+        thread.state().await.values,
+        json!({"count": 3, "messages": [], "payload": "xxxxxxxxxx"})
+    );
 }
 
 #[test]
@@ -129,22 +158,37 @@ fn a_drawing_is_langgraphs() {
     let graph = graphs.get("agent").unwrap();
     let drawn = |xray| {
         let drawing = serde_json::to_value(graph.drawing(xray).unwrap()).unwrap();
-        let nodes: Vec<String> =
-            drawing["nodes"].as_array().unwrap().iter().map(|node| node["id"].as_str().unwrap().to_owned()).collect();
+        let nodes: Vec<String> = drawing["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|node| node["id"].as_str().unwrap().to_owned())
+            .collect();
         (nodes.join(" "), drawing)
     };
     let (nodes, drawing) = drawn(Xray::No);
     assert_eq!(nodes, "__start__ a b c sub __end__");
     let plain = json!({"id": ["langgraph", "_internal", "_runnable", "RunnableCallable"], "name": "a"});
-    assert_eq!(drawing["nodes"][1], json!({"id": "a", "type": "runnable", "data": plain}));
-    assert_eq!(drawing["nodes"][4]["data"]["id"], json!(["langgraph", "graph", "state", "CompiledStateGraph"]));
+    assert_eq!(
+        drawing["nodes"][1],
+        json!({"id": "a", "type": "runnable", "data": plain})
+    );
+    assert_eq!(
+        drawing["nodes"][4]["data"]["id"],
+        json!(["langgraph", "graph", "state", "CompiledStateGraph"])
+    );
     assert_eq!(drawing["nodes"][5], json!({"id": "__end__"}));
     let edge = |source: &str, target: &str| json!({"source": source, "target": target});
     assert_eq!(
         drawing["edges"],
         json!([
-            edge("__start__", "a"), edge("__start__", "b"), edge("a", "c"), edge("a", "sub"), edge("b", "c"),
-            edge("c", "__end__"), edge("sub", "__end__"),
+            edge("__start__", "a"),
+            edge("__start__", "b"),
+            edge("a", "c"),
+            edge("a", "sub"),
+            edge("b", "c"),
+            edge("c", "__end__"),
+            edge("sub", "__end__"),
         ])
     );
     let (nodes, drawing) = drawn(Xray::All);
@@ -153,9 +197,17 @@ fn a_drawing_is_langgraphs() {
     assert_eq!(
         drawing["edges"],
         json!([
-            edge("__start__", "a"), edge("__start__", "b"), edge("a", "c"), edge("a", "sub:a"), edge("b", "c"),
-            edge("c", "__end__"), edge("sub:__end__", "__end__"), decided("sub:b"), decided("sub:c"),
-            edge("sub:b", "sub:__end__"), edge("sub:c", "sub:__end__"),
+            edge("__start__", "a"),
+            edge("__start__", "b"),
+            edge("a", "c"),
+            edge("a", "sub:a"),
+            edge("b", "c"),
+            edge("c", "__end__"),
+            edge("sub:__end__", "__end__"),
+            decided("sub:b"),
+            decided("sub:c"),
+            edge("sub:b", "sub:__end__"),
+            edge("sub:c", "sub:__end__"),
         ])
     );
     assert_eq!(graph.subgraphs(None, false).keys().collect::<Vec<_>>(), ["sub"]);

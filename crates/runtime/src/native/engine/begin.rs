@@ -29,18 +29,29 @@ impl<'a> Engine<'a> {
         let addressed = addressed.is_some() && saved.as_ref().is_none_or(|(_, moved_on)| !moved_on);
         let saved = saved.map(|(saved, _)| saved);
         let checkpoint = saved.as_ref().map_or_else(empty, |saved| saved.checkpoint.clone());
-        let step = saved.as_ref().and_then(|saved| saved.metadata.get("step")?.as_i64()).unwrap_or(-2) + 1;
+        let step = saved
+            .as_ref()
+            .and_then(|saved| saved.metadata.get("step")?.as_i64())
+            .unwrap_or(-2)
+            + 1;
         Ok(Self {
             run,
             plan,
-            namespace: if ns.is_empty() { Vec::new() } else { ns.split('|').map(str::to_owned).collect() },
+            namespace: if ns.is_empty() {
+                Vec::new()
+            } else {
+                ns.split('|').map(str::to_owned).collect()
+            },
             ns,
             nested,
             parents,
             resuming,
             state: State::new(plan, &checkpoint),
             stored: checkpoint.channel_versions.clone(),
-            updated: checkpoint.updated_channels.map(BTreeSet::from_iter).filter(|updated| !updated.is_empty()),
+            updated: checkpoint
+                .updated_channels
+                .map(BTreeSet::from_iter)
+                .filter(|updated| !updated.is_empty()),
             pending: saved.as_ref().map(pending).unwrap_or_default(),
             metadata: saved.as_ref().map_or_else(Map::new, |saved| saved.metadata.clone()),
             before: saved.as_ref().and_then(|saved| saved.parent.clone()),
@@ -61,7 +72,12 @@ impl<'a> Engine<'a> {
     pub(super) async fn begin(&mut self, input: Option<Value>) -> Result<(), Halt> {
         let own_before = self.metadata.get("run_id") == self.run.metadata.get("run_id");
         // A run that made a checkpoint has used its command up: trying it again would apply it twice.
-        let command = self.run.execution.command.as_ref().filter(|_| !self.nested && !own_before);
+        let command = self
+            .run
+            .execution
+            .command
+            .as_ref()
+            .filter(|_| !self.nested && !own_before);
         let known = !self.state.versions.is_empty();
         let resuming = known
             && match (self.nested, self.resuming) {
@@ -83,7 +99,10 @@ impl<'a> Engine<'a> {
         }
         let mut nobodys = null_writes(&self.pending);
         nobodys.extend(carried);
-        let answer = nobodys.iter().position(|(channel, _)| channel == RESUME).map(|at| nobodys.remove(at));
+        let answer = nobodys
+            .iter()
+            .position(|(channel, _)| channel == RESUME)
+            .map(|at| nobodys.remove(at));
         if let Some((_, answer)) = answer {
             self.run.offer_answer(answer.into_value());
         }
@@ -95,7 +114,12 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         if !nobodys.is_empty() {
-            let more = superstep::apply(self.plan, &mut self.state, vec![superstep::input_writes(&nobodys)], true)?;
+            let more = superstep::apply(
+                self.plan,
+                &mut self.state,
+                vec![superstep::input_writes(&nobodys)],
+                true,
+            )?;
             if let Some(updated) = &mut self.updated {
                 updated.extend(more);
             }
@@ -150,7 +174,8 @@ impl<'a> Engine<'a> {
         // Regular writes are kept by position, marks are not: those go last, so that no position moves.
         writes.sort_by_key(|(channel, _)| codec::is_mark(channel));
         self.wrote.insert(NULL_TASK.to_owned());
-        self.pending.retain(|(task, channel, _)| task != NULL_TASK || !codec::is_mark(channel));
+        self.pending
+            .retain(|(task, channel, _)| task != NULL_TASK || !codec::is_mark(channel));
         let of = |(channel, value)| (NULL_TASK.to_owned(), channel, value);
         self.pending.extend(writes.into_iter().map(of));
         if self.run.execution.durability == Durability::Exit || self.id.is_empty() {
@@ -163,7 +188,11 @@ impl<'a> Engine<'a> {
     /// Goes on from the checkpoint.
     async fn go_on(&mut self, forks: bool) -> Result<(), GraphError> {
         let versions = self.state.versions.clone();
-        self.state.seen.entry(INTERRUPT.to_owned()).or_default().extend(versions);
+        self.state
+            .seen
+            .entry(INTERRUPT.to_owned())
+            .or_default()
+            .extend(versions);
         if forks {
             self.pending.retain(|(_, channel, _)| channel != INTERRUPT);
             self.put_checkpoint("fork").await?;
@@ -192,10 +221,17 @@ impl<'a> Engine<'a> {
 fn address(run: &Run<'_>, ns: &str, nested: bool) -> Option<String> {
     let execution = run.execution;
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
-    if let Some(id) = execution.configurable("checkpoint_map").and_then(|map| map.get(ns)).and_then(text) {
+    if let Some(id) = execution
+        .configurable("checkpoint_map")
+        .and_then(|map| map.get(ns))
+        .and_then(text)
+    {
         return Some(id);
     }
-    let of = execution.configurable("checkpoint_ns").and_then(Value::as_str).unwrap_or_default();
+    let of = execution
+        .configurable("checkpoint_ns")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if nested || !of.is_empty() {
         return None;
     }
@@ -245,4 +281,3 @@ fn empty() -> Checkpoint {
         updated_channels: None,
     }
 }
-

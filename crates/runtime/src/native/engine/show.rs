@@ -42,8 +42,16 @@ impl Engine<'_> {
             false => self.saved.as_deref(),
         };
         let (config, parent_config) = (self.config(Some(&self.id)), self.config(parent));
-        let next: Vec<&str> = self.tasks.iter().map(|task| self.plan.nodes[task.node].name.as_str()).collect();
-        let tasks: Vec<Value> = self.tasks.iter().map(|task| self.shown_task(task, statuses.get(&task.id))).collect();
+        let next: Vec<&str> = self
+            .tasks
+            .iter()
+            .map(|task| self.plan.nodes[task.node].name.as_str())
+            .collect();
+        let tasks: Vec<Value> = self
+            .tasks
+            .iter()
+            .map(|task| self.shown_task(task, statuses.get(&task.id)))
+            .collect();
         let keys: Vec<String> = self.plan.keys().map(str::to_owned).collect();
         let payload = json!({
             "config": config, "parent_config": parent_config, "values": self.state.read(self.plan, &keys),
@@ -56,7 +64,10 @@ impl Engine<'_> {
             for key in ["checkpoint", "parent_checkpoint"] {
                 if let Some(fields) = payload[key].as_object_mut() {
                     fields.retain(|key, _| {
-                        matches!(key.as_str(), "thread_id" | "checkpoint_id" | "checkpoint_ns" | "checkpoint_map")
+                        matches!(
+                            key.as_str(),
+                            "thread_id" | "checkpoint_id" | "checkpoint_ns" | "checkpoint_map"
+                        )
                     });
                 }
             }
@@ -70,7 +81,9 @@ impl Engine<'_> {
             }
             (self.step - 1, "checkpoint", payload)
         };
-        self.run.sink.push_debug(StreamMode::Checkpoints, &self.namespace, &payload, debug);
+        self.run
+            .sink
+            .push_debug(StreamMode::Checkpoints, &self.namespace, &payload, debug);
     }
 
     /// Config that names a checkpoint of this graph.
@@ -78,10 +91,15 @@ impl Engine<'_> {
         let Some(id) = id else { return Value::Null };
         let mut fields = Map::new();
         if let Some(own) = self.run.execution.config.get("configurable").and_then(Value::as_object) {
-            let own = own.iter().filter(|(key, _)| !key.starts_with("__pregel_") && *key != "checkpoint_map");
+            let own = own
+                .iter()
+                .filter(|(key, _)| !key.starts_with("__pregel_") && *key != "checkpoint_map");
             fields.extend(own.map(|(key, value)| (key.clone(), value.clone())));
         }
-        fields.insert("thread_id".to_owned(), Value::from(self.run.execution.thread_id.to_string()));
+        fields.insert(
+            "thread_id".to_owned(),
+            Value::from(self.run.execution.thread_id.to_string()),
+        );
         fields.insert("checkpoint_ns".to_owned(), Value::from(self.ns.as_str()));
         fields.insert("checkpoint_id".to_owned(), Value::from(id));
         if !self.parents.is_empty() {
@@ -128,7 +146,9 @@ impl Engine<'_> {
             metadata: &self.run.metadata,
         };
         let debug = || (self.step, "task", json!(started));
-        self.run.sink.push_debug(StreamMode::Tasks, &self.namespace, &started, debug);
+        self.run
+            .sink
+            .push_debug(StreamMode::Tasks, &self.namespace, &started, debug);
     }
 
     /// What a task wrote, or that it waits. `cached` when an earlier run did that.
@@ -138,7 +158,10 @@ impl Engine<'_> {
             return;
         }
         let sink = &self.run.sink;
-        let waiting = writes.first().filter(|(channel, _)| channel == INTERRUPT).map(|(_, value)| value);
+        let waiting = writes
+            .first()
+            .filter(|(channel, _)| channel == INTERRUPT)
+            .map(|(_, value)| value);
         if let Some(waiting) = waiting {
             sink.push(StreamMode::Updates, &self.namespace, &json!({"__interrupt__": waiting}));
             if sink.wants(StreamMode::Values, &self.namespace) {
