@@ -95,6 +95,36 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> R
     .await)?)
 }
 
+/// Records a thread unless its id is taken. True when this call made it.
+///
+/// # Errors
+/// As every statement.
+pub async fn insert_new(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> Result<bool> {
+    let now = tx.now();
+    let made =
+        on!(tx, |conn| {
+            sqlx::query(
+        "INSERT INTO thread (id, tenant_id, status, metadata, config, temporary, ttl_strategy, ttl_minutes, expires_at,
+                             created_at, updated_at, state_updated_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $10) ON CONFLICT (id) DO NOTHING"
+    )
+    .bind(new.id)
+    .bind(tenant)
+    .bind(new.status)
+    .bind(new.metadata)
+    .bind(new.config)
+    .bind(new.temporary)
+    .bind(new.ttl.map(|ttl| ttl.strategy))
+    .bind(new.ttl.map(|ttl| ttl.minutes))
+    .bind(new.ttl.map(|ttl| ttl.expires(now)))
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected())
+        })?;
+    Ok(made == 1)
+}
+
 /// One thread.
 ///
 /// # Errors
@@ -264,6 +294,17 @@ pub async fn set_state(
 /// # Errors
 /// [`Error::NotFound`](crate::Error::NotFound).
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
+    if !delete_bare(tx, tenant, id).await? {
+        return Err(crate::Error::NotFound);
+    }
+    crate::checkpoints::delete_all(tx, id).await
+}
+
+/// Deletes a thread that never had a checkpoint, with its runs. True when it was there.
+///
+/// # Errors
+/// As every statement.
+pub async fn delete_bare(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<bool> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM thread WHERE tenant_id = $1 AND id = $2"
     )
@@ -272,10 +313,29 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<(
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
-    if gone == 0 {
-        return Err(crate::Error::NotFound);
-    }
-    crate::checkpoints::delete_all(tx, id).await
+    Ok(gone == 1)
+}
+
+/// Threads that changed after `since`, the longest unchanged first: what a sweep of checkpoints goes through.
+///
+/// # Errors
+/// As every statement.
+pub async fn changed(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    since: (Timestamp, ThreadId),
+    limit: i64,
+) -> Result<Vec<(ThreadId, Timestamp)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, updated_at FROM thread WHERE tenant_id = $1 AND (updated_at, id) > ($2, $3)
+         ORDER BY updated_at, id LIMIT $4"
+    )
+    .bind(tenant)
+    .bind(since.0)
+    .bind(since.1)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
 }
 
 /// Threads whose time to live is over, with what is to happen; busy ones are left for later.
