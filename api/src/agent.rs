@@ -12,6 +12,7 @@ pub(crate) mod extract;
 mod assistants;
 mod auth;
 mod cors;
+mod crons;
 mod docs;
 mod items;
 mod system;
@@ -48,6 +49,7 @@ pub fn agent_router(app: AgentApp) -> Router {
 fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let (api, mut document) = OpenApiRouter::default()
         .merge(assistants::routes())
+        .merge(crons::routes())
         .merge(items::routes())
         .split_for_parts();
     let (system, of_system) = system::routes().split_for_parts();

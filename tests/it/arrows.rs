@@ -28,7 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("runtime", &["domain", "outbound"]),
     ("durable", &["domain", "queue", "store"]),
     ("traces", &["domain", "store"]),
-    ("workflows", &["domain", "durable", "outbound", "runtime", "store", "traces"]),
+    ("workflows", &["domain", "durable", "outbound", "queue", "runtime", "store", "traces"]),
     ("workers", &["domain", "durable", "queue", "store"]),
     ("scheduler", &["domain", "durable", "queue", "store"]),
     (

@@ -6,7 +6,7 @@ use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use towpath_domain::Timestamp;
 
@@ -158,36 +158,6 @@ impl Select {
 /// Stored JSON as it goes out.
 pub(crate) fn raw(json: &str) -> Result<Box<RawValue>, AgentError> {
     RawValue::from_string(json.to_owned()).map_err(|error| AgentError::internal(&error))
-}
-
-/// A JSON object of a request with every NUL in it replaced, in keys and values: databases refuse it.
-pub(crate) fn clean(object: Map<String, Value>) -> Map<String, Value> {
-    match clean_value(Value::Object(object)) {
-        Value::Object(object) => object,
-        _ => Map::new(),
-    }
-}
-
-/// A text of a request without NUL.
-pub(crate) fn plain(text: String) -> String {
-    if text.contains('\0') {
-        text.replace('\0', "\u{FFFD}")
-    } else {
-        text
-    }
-}
-
-/// As [`clean`], for any JSON.
-pub(crate) fn clean_value(value: Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(plain(text)),
-        Value::Array(items) => items.into_iter().map(clean_value).collect(),
-        Value::Object(fields) => fields
-            .into_iter()
-            .map(|(name, value)| (plain(name), clean_value(value)))
-            .collect(),
-        value => value,
-    }
 }
 
 #[cfg(test)]

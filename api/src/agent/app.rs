@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use towpath_domain::{Clock, TenantId};
 use towpath_queue::Queue;
 use towpath_runtime::Graphs;
 use towpath_store::Store;
+use towpath_store::threads::Ttl;
 
 use crate::auth::Keys;
 use crate::ops::Ops;
@@ -29,6 +31,8 @@ pub struct Parts {
     pub keys: Option<Store>,
     /// The process's clock.
     pub clock: Clock,
+    /// Cancelled when the process begins to drain. Streams end then; their readers come back to another process.
+    pub draining: CancellationToken,
     /// Health and metrics.
     pub ops: Ops,
     /// Limits and defaults.
@@ -56,6 +60,8 @@ pub struct Settings {
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
     pub always_resumable: bool,
+    /// How long threads live that do not say.
+    pub thread_ttl: Option<Ttl>,
     /// How long items of the store live that do not say, in minutes; nothing means for ever.
     pub item_ttl_minutes: Option<f64>,
     /// Whether reading an item lets its time begin anew, where the request does not say.
@@ -73,6 +79,7 @@ impl Default for Settings {
             cors_origins: Vec::new(),
             mount_prefix: String::new(),
             always_resumable: false,
+            thread_ttl: None,
             item_ttl_minutes: None,
             refresh_on_read: true,
             heartbeat: Duration::from_secs(5),

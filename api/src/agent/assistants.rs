@@ -7,17 +7,20 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
-use towpath_domain::AssistantId;
+use serde_json::{Map, Value, json};
+use towpath_domain::agent::CancelAction;
 use towpath_domain::agent::merge::RESERVED_CONFIGURABLE;
 use towpath_domain::agent::request::check_config;
+use towpath_domain::{AssistantId, TenantId};
 use towpath_runtime::{Graph, Schemas, Xray};
 use towpath_store::assistants::{self as rows, Content, Order, Which};
+use towpath_store::{Tx, runs, threads};
+use towpath_workflows::run_agent;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 use uuid::Uuid;
 
-use super::answer::{Ascending, Json, Page, Select, Time, clean, plain, raw};
+use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Path, Query};
@@ -182,11 +185,11 @@ pub(crate) async fn create(
     let (config, context) = settings(new.config.unwrap_or_default(), new.context.unwrap_or_default())?;
     let content = Content {
         graph_id: new.graph_id,
-        name: plain(new.name.unwrap_or_else(|| "Untitled".to_owned())),
-        description: new.description.map(plain),
+        name: new.name.unwrap_or_else(|| "Untitled".to_owned()),
+        description: new.description,
         config: text(config),
         context: text(context),
-        metadata: text(clean(new.metadata.unwrap_or_default())),
+        metadata: text(new.metadata.unwrap_or_default()),
     };
     let id = new.assistant_id.unwrap_or_else(AssistantId::random);
     let tenant = app.tenant;
@@ -280,7 +283,7 @@ pub(crate) async fn update(
     } else {
         None
     };
-    let metadata = clean(change.metadata.unwrap_or_default());
+    let metadata = change.metadata.unwrap_or_default();
     let updated = app
         .store
         .write(async |tx| {
@@ -294,8 +297,8 @@ pub(crate) async fn update(
                 merged.extend(metadata);
                 Ok(Content {
                     graph_id: change.graph_id.unwrap_or_else(|| current.graph_id.clone()),
-                    name: change.name.map_or_else(|| current.name.clone(), plain),
-                    description: change.description.map(plain).or_else(|| current.description.clone()),
+                    name: change.name.unwrap_or_else(|| current.name.clone()),
+                    description: change.description.or_else(|| current.description.clone()),
                     config,
                     context,
                     metadata: text(merged),
@@ -326,10 +329,44 @@ pub(crate) async fn delete(
     Path(id): Path<AssistantId>,
     Query(how): Query<Deletion>,
 ) -> Result<StatusCode, AgentError> {
+    let Flag(threads) = how.delete_threads;
     app.store
-        .write(async |tx| rows::delete(tx, app.tenant, id).await)
+        .write(async |tx| {
+            rows::get(tx, app.tenant, id).await?;
+            let open = runs::open(tx, app.tenant, None, Some(id)).await?;
+            run_agent::cancel(tx, app.tenant, &open, CancelAction::Interrupt).await?;
+            if threads {
+                delete_threads(tx, app.tenant, id).await?;
+            }
+            // Its crons go with it; the chains that fire them end when they find that out.
+            rows::delete(tx, app.tenant, id).await
+        })
         .await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Deletes the threads that were last used with an assistant.
+async fn delete_threads(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> towpath_store::Result<()> {
+    let page = threads::Search {
+        filter: threads::Filter {
+            metadata: Some(json!({ "assistant_id": id })),
+            ..threads::Filter::default()
+        },
+        sort_by: threads::SortBy::ThreadId,
+        ascending: true,
+        limit: 1000,
+        offset: 0,
+        with_values: false,
+    };
+    loop {
+        let found = threads::search(tx, tenant, &page).await?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        for thread in found {
+            run_agent::delete_thread(tx, tenant, thread.id).await?;
+        }
+    }
 }
 
 /// How a graph is drawn.
@@ -430,7 +467,7 @@ pub(crate) async fn versions(
     Body(search): Body<VersionSearch>,
 ) -> Result<Json<Vec<Assistant>>, AgentError> {
     let page = Page::of(search.limit, search.offset)?;
-    let metadata = clean(search.metadata.unwrap_or_default());
+    let metadata = search.metadata.unwrap_or_default();
     let found = app
         .store
         .read(async |tx| rows::versions(tx, app.tenant, id, &metadata, page.limit, page.offset).await)
@@ -499,8 +536,8 @@ fn which(
     Ok(Which {
         graph_id,
         graphs: app.graphs.ids().map(str::to_owned).collect(),
-        name: name.filter(|name| !name.is_empty()).map(plain),
-        metadata: clean(metadata.unwrap_or_default()),
+        name: name.filter(|name| !name.is_empty()),
+        metadata: metadata.unwrap_or_default(),
     })
 }
 
@@ -511,20 +548,6 @@ fn settings(
     mut context: Map<String, Value>,
 ) -> Result<(Map<String, Value>, Map<String, Value>), AgentError> {
     check_config(&config)?;
-    for (place, object) in [
-        ("config", Some(&config)),
-        ("context", Some(&context)),
-        (
-            "config.configurable",
-            config.get("configurable").and_then(Value::as_object),
-        ),
-    ] {
-        if object.into_iter().flat_map(Map::keys).any(|key| key.contains('\0')) {
-            return Err(AgentError::invalid(format!(
-                "{place}: keys cannot contain NUL characters"
-            )));
-        }
-    }
     if let Some(Value::Object(configurable)) = config.get_mut("configurable") {
         configurable.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
     }
@@ -544,7 +567,7 @@ fn settings(
         }
         _ => {}
     }
-    Ok((clean(config), clean(context)))
+    Ok((config, context))
 }
 
 fn text(object: Map<String, Value>) -> String {

@@ -12,6 +12,7 @@ use serde_path_to_error::Segment;
 use towpath_domain::{AssistantId, CronId, RunId, ThreadId};
 use uuid::Uuid;
 
+use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
 use crate::extract::explain;
@@ -46,7 +47,8 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for Body<T> {
                 ));
             }
         };
-        read_json(&body).map(Self)
+        // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
+        read_json(&without_nul(body)).map(Self)
     }
 }
 

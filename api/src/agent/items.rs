@@ -10,7 +10,7 @@ use towpath_store::items;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::answer::{Json, Time, clean, raw};
+use super::answer::{Json, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Query};
@@ -149,7 +149,7 @@ pub(crate) async fn put(State(app): State<AgentApp>, Body(new): Body<NewItem>) -
     if minutes.is_some_and(|minutes| !minutes.is_finite() || minutes <= 0.0) {
         return Err(AgentError::invalid("ttl: expected a positive number of minutes"));
     }
-    let value = Value::Object(clean(new.value)).to_string();
+    let value = Value::Object(new.value).to_string();
     app.store
         .write(async |tx| items::put(tx, app.tenant, &namespace, &new.key, &value, minutes).await)
         .await?;
@@ -200,7 +200,7 @@ pub(crate) async fn search(
     let (limit, offset) = window(search.limit, search.offset, 10)?;
     // Without an index a query ranks nothing: the items are those the filter leaves, as upstream.
     let _ = search.query;
-    let filter = clean(search.filter.unwrap_or_default());
+    let filter = search.filter.unwrap_or_default();
     let found = app
         .store
         .read(async |tx| items::search(tx, app.tenant, &prefix, &filter, limit, offset).await)

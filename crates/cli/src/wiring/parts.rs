@@ -166,7 +166,7 @@ impl Shared {
     }
 }
 
-fn probe<F: Future<Output = Result<(), String>> + Send + 'static>(
+pub(super) fn probe<F: Future<Output = Result<(), String>> + Send + 'static>(
     ask: impl Fn() -> F + Send + Sync + 'static,
 ) -> Probe {
     Box::new(move || Box::pin(ask()))
