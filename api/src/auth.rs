@@ -98,7 +98,7 @@ async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     if is_in_session(headers) {
         session_holder(app, headers).await
     } else {
-        key_holder(app, headers).await
+        key_holder(&app.keys, &app.store, &app.clock, headers).await
     }
 }
 
@@ -140,15 +140,19 @@ async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError
 }
 
 /// What the key of a request opens.
-pub(crate) async fn key_holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+pub(crate) async fn key_holder(
+    keys: &Keys,
+    store: &Store,
+    clock: &Clock,
+    headers: &HeaderMap,
+) -> Result<Principal, ApiError> {
     // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
     let Some(key) = only(headers, KEY)? else {
         return Err(ApiError::unauthorized(
             "an API key is required: send it in the X-API-Key header",
         ));
     };
-    app.keys
-        .principal(&app.store, &app.clock, KeyHash::of(key.as_bytes()))
+    keys.principal(store, clock, KeyHash::of(key.as_bytes()))
         .await?
         .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
 }

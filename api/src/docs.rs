@@ -6,7 +6,7 @@ mod page;
 
 use axum::Router;
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{MethodRouter, get};
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde_json::Value;
@@ -15,10 +15,18 @@ pub(crate) use complete::complete;
 
 /// The two routes over a finished document.
 pub(crate) fn routes(document: &Value) -> Router {
-    let page = Bytes::from(page::page(document));
+    let page = page_route(document);
     let json = Bytes::from(document.to_string());
     let json_route = get(async move || ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], json));
-    let page_route = get(async move || {
+    Router::new()
+        .route("/openapi.json", json_route)
+        .route("/docs", page)
+}
+
+/// A document as a page.
+pub(crate) fn page_route<S: Clone + Send + Sync + 'static>(document: &Value) -> MethodRouter<S> {
+    let page = Bytes::from(page::page(document));
+    get(async move || {
         let headers = [
             (CONTENT_TYPE, "text/html; charset=utf-8"),
             (CACHE_CONTROL, "no-cache"),
@@ -28,10 +36,7 @@ pub(crate) fn routes(document: &Value) -> Router {
             ),
         ];
         (headers, page).into_response()
-    });
-    Router::new()
-        .route("/openapi.json", json_route)
-        .route("/docs", page_route)
+    })
 }
 
 /// This description, in OpenAPI 3.1.

@@ -187,7 +187,7 @@ impl ApiError {
         self.status
     }
 
-    /// What the caller is told.
+    /// What the caller is told, for surfaces with a shape of their own.
     #[must_use]
     pub(crate) fn text(&self) -> &str {
         &self.text
@@ -290,7 +290,7 @@ impl From<store::Error> for ApiError {
 }
 
 /// The error and its sources in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -239,7 +239,7 @@ fn json_problem(trail: Option<&Trail>, problem: &serde_json::Error) -> ApiError 
 
 /// Turns serde's sentence into a type, a message without the caller's value, and the field's name where the sentence
 /// has it and the trail has not.
-fn explain(text: &str) -> (&'static str, String, Option<String>) {
+pub(crate) fn explain(text: &str) -> (&'static str, String, Option<String>) {
     // serde_json adds where in the text it was; the place in the document says it better.
     let text = text.rfind(" at line ").map_or(text, |end| &text[..end]);
     let named = |text: &str| text.split('`').nth(1).map(str::to_owned);

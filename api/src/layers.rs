@@ -18,6 +18,7 @@ use towpath_durable::trace;
 use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
+use crate::agent::AgentError;
 use crate::errors::{ApiError, tracing_shape};
 use crate::gate::Gate;
 use crate::metric;
@@ -46,6 +47,21 @@ pub(crate) fn limited(router: Router, ops: Router, requests: usize) -> Router {
 struct Gates {
     all: Gate,
     ingest: Gate,
+}
+
+/// As [`limited`], with refusals in the shape of the agent surface.
+pub(crate) fn agent(router: Router, ops: Router, requests: usize) -> Router {
+    let places = Arc::new(Gate::new(requests));
+    router
+        .layer(from_fn_with_state(places, limit_agent))
+        .merge(ops)
+        .fallback(async || AgentError::not_found())
+        .method_not_allowed_fallback(async || AgentError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
+        .layer(CatchPanicLayer::custom(|panic| {
+            report_panic(panic);
+            AgentError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response()
+        }))
+        .layer(from_fn(observe))
 }
 
 async fn no_such_route() -> ApiError {
@@ -85,8 +101,24 @@ fn is_ingest(request: &Request) -> bool {
         && (path.starts_with("/runs") || path.starts_with("/feedback"))
 }
 
+async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    match places.enter() {
+        Ok(_place) => next.run(request).await,
+        Err(wait) => {
+            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+            AgentError::unavailable("Too many requests at once", wait).into_response()
+        }
+    }
+}
+
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    report_panic(panic);
+    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn report_panic(panic: Box<dyn std::any::Any + Send>) {
     let text = panic
         .downcast_ref::<String>()
         .map(String::as_str)
@@ -94,7 +126,6 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
         .unwrap_or("unknown");
     tracing::error!(panic.message = text, "a handler panicked");
     metrics::counter!(metric::PANICS).increment(1);
-    ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
 }
 
 /// Gives the request an id and a span, and counts it. The route in both is the matched template, never the path as

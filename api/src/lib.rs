@@ -4,6 +4,7 @@
 //! client reads; no caller sees another workspace's data or an inside of ours. Leaves to others: SQL, retries, and
 //! waiting for work. A handler unpacks, decides, writes and answers.
 
+pub mod agent;
 pub mod app;
 pub mod auth;
 pub mod errors;

@@ -49,6 +49,16 @@ impl Ops {
         self.gauges = Arc::new(gauges);
         self
     }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Everything measured, in Prometheus' text format.
+    pub(crate) fn rendered(&self) -> String {
+        (self.gauges)();
+        self.metrics.render()
+    }
 }
 
 /// Asks a dependency whether it works; the error says why not, in words that anybody may read: a literal, so that no

@@ -78,7 +78,7 @@ pub(crate) struct Session {
     responses((status = 201, description = "The session", body = Session),
               (status = 400, description = "A header was sent twice", body = Error), ApiError))]
 pub(crate) async fn create(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
-    let principal = auth::key_holder(&app, &headers).await;
+    let principal = auth::key_holder(&app.keys, &app.store, &app.clock, &headers).await;
     count(principal.is_ok());
     let principal = principal?;
     let (token, expires_at) = issue(&app, principal.key);

@@ -10,13 +10,27 @@
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
+//!
+//! And of an agent server ([`agent`]):
+//!
+//! | job | lane | story |
+//! |---|---|---|
+//! | [`run_agent`] | `thread:<thread>`, one place | performs a graph on a thread |
+//! | [`send_webhook`] | none | tells an address that a run is over |
+//! | [`fire_cron`] | none | starts a cron's run, records the next instant |
+//! | [`sweep_agent`] | none | ends what has lived long enough |
 
+pub mod agent;
 pub mod clean_export;
 pub mod export_part;
+pub mod fire_cron;
 pub mod fold_units;
 pub mod heavy;
 pub mod metric;
+pub mod run_agent;
 pub mod run_export;
+pub mod send_webhook;
+pub mod sweep_agent;
 pub mod world;
 
 use towpath_durable::Registry;

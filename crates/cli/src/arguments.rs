@@ -28,6 +28,10 @@ pub enum Command {
     Dev(Dev),
     /// Run roles of a cluster.
     Serve(Serve),
+    /// Run an agent server: graphs behind assistants, threads, runs, crons and a store.
+    Agent(Agent),
+    /// Say when a cron schedule fires.
+    Cron(Cron),
     /// Bring the database's schema up to date.
     Migrate(Migrate),
     /// Make, list and revoke API keys.
@@ -105,10 +109,62 @@ pub struct Dev {
     /// Address of the platform API [default: 127.0.0.1:8400]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
-    /// Address of the agent server [default: 127.0.0.1:8123]. Accepted and checked; this build has no agent server
-    /// to open there.
+    /// Address of the agent server [default: 127.0.0.1:8123]
     #[arg(long, value_name = "ADDR")]
     pub agent_listen: Option<SocketAddr>,
+    /// The file that declares the agent server's graphs [default: langgraph.json or towpath.json of this folder where
+    /// there is one, else one graph that echoes]
+    #[arg(long, value_name = "FILE")]
+    pub graphs: Option<PathBuf>,
+    /// Ask callers of the agent server for an API key, also on loopback
+    #[arg(long)]
+    pub agent_auth: bool,
+}
+
+/// `towpath agent`
+#[derive(Debug, Args)]
+pub struct Agent {
+    /// The file that declares the graphs [default: langgraph.json or towpath.json of this folder where there is one,
+    /// else one graph that echoes]
+    #[arg(long, visible_alias = "graphs", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address it listens on [default: 127.0.0.1:8123]
+    #[arg(long, value_name = "ADDR")]
+    pub listen: Option<SocketAddr>,
+    /// What this process does, with commas between several. Only with PostgreSQL can there be several processes.
+    #[arg(long, value_enum, value_delimiter = ',', num_args = 1.., default_value = "all")]
+    pub role: Vec<Role>,
+    /// Ask callers for an API key, also on loopback
+    #[arg(long)]
+    pub agent_auth: bool,
+    /// Configuration file of Towpath itself [default: $TOWPATH_CONFIG, else towpath.toml where there is one]
+    #[arg(long, value_name = "FILE")]
+    pub settings: Option<PathBuf>,
+    /// Folder for everything that is kept on this machine [default: .towpath]
+    #[arg(long, value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// How much is logged, as in info or info,towpath_durable=debug
+    #[arg(long, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+/// `towpath cron`
+#[derive(Debug, Args)]
+pub struct Cron {
+    /// Five fields: minute, hour, day of month, month, day of week.
+    pub schedule: String,
+    /// IANA name of the zone the fields are read in.
+    #[arg(long, value_name = "ZONE", default_value = "UTC")]
+    pub timezone: String,
+    /// Begin after this time [default: now]
+    #[arg(long, value_name = "TIME")]
+    pub after: Option<towpath_domain::Timestamp>,
+    /// How many times are printed.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub count: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
 }
 
 /// `towpath serve`
@@ -213,6 +269,8 @@ pub enum For {
     Worker,
     /// `towpath serve --role scheduler`
     Scheduler,
+    /// `towpath agent`
+    Agent,
 }
 
 /// What `towpath config` does.

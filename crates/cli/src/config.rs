@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
-pub use settings::{LogFormat, Settings};
+pub use settings::{AgentAuth, LogFormat, Settings};
 pub use values::{Origin, Resolved};
 
 /// Which command the settings are for; a few defaults differ.
@@ -31,6 +31,8 @@ pub enum Mode {
     Worker,
     /// `towpath serve --role scheduler`.
     Scheduler,
+    /// `towpath agent`.
+    Agent,
 }
 
 /// A value given on the command line.
@@ -100,6 +102,8 @@ pub struct Config {
     pub resolved: Vec<Resolved>,
     /// What looks wrong but stops nothing.
     pub warnings: Vec<String>,
+    /// The environment, for what graphs name of it.
+    pub environment: BTreeMap<String, Secret>,
     /// Where a test wants the process to die, see `domain::failpoint`.
     pub failpoint: Option<String>,
     /// The usual AWS variables, for `s3://` objects and for destinations that may use them.
@@ -134,7 +138,10 @@ impl Config {
             .iter()
             .find(|(name, _)| name == environment::FAILPOINT);
         let failpoint = failpoint.map(|(_, point)| point.clone());
+        let whole = inputs.environment.iter();
+        let environment = whole.map(|(name, value)| (name.clone(), Secret::new(value))).collect();
         Ok(Self {
+            environment,
             mode: inputs.mode,
             settings: Settings::from_checked(&resolved),
             resolved,

@@ -16,6 +16,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
         For::Api => Mode::Api,
         For::Worker => Mode::Worker,
         For::Scheduler => Mode::Scheduler,
+        For::Agent => Mode::Agent,
     };
     let config = Config::load(&command.common.inputs(mode, Vec::new()))?;
     for warning in &config.warnings {

@@ -4,13 +4,19 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::Context as _;
+use metrics_exporter_prometheus::PrometheusHandle;
+use towpath_domain::TenantId;
+use towpath_store::{Options, Store};
+
 use crate::arguments::{Dev, flag};
-use crate::config::{Config, Mode};
+use crate::config::{AgentAuth, Config, Mode};
 use crate::first_key::{self, FirstKey};
+use crate::graph_file::GraphFile;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{Roles, Server};
+use crate::wiring::{AgentParts, AgentServer, Roles, Server};
 
 /// Runs until it is asked to stop.
 ///
@@ -21,13 +27,16 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let flags = [
         flag("listen", "--listen", command.listen),
         flag("agent_listen", "--agent-listen", command.agent_listen),
+        flag(
+            "agent.graphs",
+            "--graphs",
+            command.graphs.as_ref().map(|path| path.display()),
+        ),
+        flag("agent.auth", "--agent-auth", command.agent_auth.then_some("key")),
     ];
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
     let spans = telemetry::start_logging(&config)?;
-    if command.agent_listen.is_some() {
-        let address = config.settings.agent_listen;
-        tracing::info!(agent.listen = %address, "this build has no agent server; nothing is opened there");
-    }
+    let file = graphs(&config)?;
     let metrics = telemetry::start_metrics()?;
     let storage = Storage::open(&config.settings).await?;
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;
@@ -37,7 +46,16 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         .as_ref()
         .filter(|_| first.kept)
         .map(crate::data_dir::DataDir::api_key_file);
-    let server = Server::start(&config, Roles::ALL, storage, metrics).await?;
+    let keys = storage.store.clone();
+    let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
+    let ids = file.graphs.ids().collect::<Vec<_>>().join(", ");
+    let agent = match agent(&config, keys, first.tenant, file, metrics).await {
+        Ok(agent) => agent,
+        Err(why) => {
+            server.drain().await?;
+            return Err(why.context("the agent server"));
+        }
+    };
     // Whoever reads this terminal may look. What listens to others too hands out no such link.
     let link = if server.address().ip().is_loopback() {
         server.sign_in_link(&first.key).await?
@@ -49,19 +67,72 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         "{}",
         banner(
             server.address(),
+            &format!("http://{}   graphs: {ids}", agent.address()),
             &config.settings.data_dir,
             &first,
             key_file.as_deref(),
             link.as_deref()
         )
     );
-    let ran = server.run(signals).await;
+    // The agent server drains beside the platform, and not after it: the signal's grace is for both.
+    let ran = server.run_with(signals, agent).await;
     spans.close().await;
     ran
 }
 
+/// The graphs of dev's agent server. A file that lies in the current folder may be meant for another server, such as
+/// one of Python graphs: that is said, and keeps nobody from using the platform.
+fn graphs(config: &Config) -> anyhow::Result<GraphFile> {
+    let named = config.settings.agent.graphs.as_deref();
+    match GraphFile::find(named) {
+        Err(why) if named.is_none() => {
+            tracing::warn!("{why:#}; the agent server offers one graph that echoes");
+            Ok(GraphFile::echo())
+        }
+        found => found,
+    }
+}
+
+/// Dev's agent server, with a database file of its own.
+async fn agent(
+    config: &Config,
+    keys: Store,
+    tenant: TenantId,
+    file: GraphFile,
+    metrics: PrometheusHandle,
+) -> anyhow::Result<AgentServer> {
+    let settings = &config.settings;
+    let uri = format!("sqlite://{}", settings.data_dir.join("agent.db").display());
+    let options = Options {
+        connections: settings.database_connections,
+        ..Options::default()
+    };
+    std::fs::create_dir_all(&settings.data_dir)?;
+    let store = Store::open(&uri, options).await.context("opening its database")?;
+    store.migrate().await.context("migrating its database")?;
+    let auth = match settings.agent.auth {
+        AgentAuth::Auto => !settings.agent_listen.ip().is_loopback(),
+        AgentAuth::Key => true,
+        AgentAuth::None => false,
+    };
+    let parts = AgentParts {
+        address: settings.agent_listen,
+        store,
+        // The folder is the platform's already.
+        data: None,
+        tenant,
+        keys: auth.then_some(keys),
+        redis: None,
+        loopback: true,
+        file,
+        metrics,
+    };
+    AgentServer::start(config, Roles::ALL, parts).await
+}
+
 fn banner(
     address: SocketAddr,
+    agent: &str,
     data_dir: &Path,
     first: &FirstKey,
     key_file: Option<&Path>,
@@ -84,6 +155,7 @@ fn banner(
     };
     format!(
         "  API          {url}/api/v1
+  agent server {agent}
   reference    {url}/docs  {url}/openapi.json
   dashboard    {url}/ui
   health       {url}/livez  {url}/readyz?verbose

@@ -101,6 +101,22 @@ pub async fn of_serve(store: &Store, settings: &Settings) -> anyhow::Result<()> 
     }
 }
 
+/// For `towpath agent`: a workspace may come without a key, because callers may not need one.
+///
+/// # Errors
+/// As [`of_serve`], but for a workspace alone.
+pub async fn of_agent(store: &Store, settings: &Settings) -> anyhow::Result<()> {
+    match (&settings.api_key, settings.tenant_id) {
+        (None, Some(tenant)) => {
+            store
+                .write(async |tx| access::ensure_workspace(tx, tenant).await)
+                .await?;
+            Ok(())
+        }
+        _ => of_serve(store, settings).await,
+    }
+}
+
 /// What the operator gave does not fit: wrong usage, not a failure.
 fn refused(error: Error) -> anyhow::Error {
     match error {

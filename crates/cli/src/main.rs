@@ -5,15 +5,18 @@
     reason = "a command talks to people and programs through its output"
 )]
 
+mod agent;
 mod arguments;
 mod bench;
 mod config;
 mod config_command;
+mod cron;
 mod data_dir;
 mod demo;
 mod dev;
 mod exit;
 mod first_key;
+mod graph_file;
 mod keys;
 mod migrate;
 mod serve;
@@ -52,6 +55,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Demo(command) => block_on(demo::run(command)),
         Command::Dev(command) => block_on(dev::run(command)),
         Command::Serve(command) => block_on(serve::run(command)),
+        Command::Agent(command) => block_on(agent::run(command)),
+        Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),
         Command::Bench(command) => block_on(bench::run(command)),

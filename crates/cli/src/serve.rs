@@ -40,7 +40,8 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     ran
 }
 
-fn roles(given: &[Role]) -> Roles {
+/// What a process does that was given these.
+pub fn roles(given: &[Role]) -> Roles {
     let has = |role| given.contains(&role) || given.contains(&Role::All);
     Roles {
         api: has(Role::Api),

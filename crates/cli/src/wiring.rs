@@ -1,5 +1,6 @@
 //! Puts the rooms together for the roles of this process, and takes them apart again.
 
+mod agent;
 mod housekeeping;
 mod parts;
 mod roles;
@@ -27,6 +28,7 @@ use crate::storage::Storage;
 use crate::telemetry;
 use parts::Shared;
 
+pub use agent::{AgentParts, AgentServer};
 pub use roles::Roles;
 
 /// A process at work.
@@ -146,7 +148,19 @@ impl Server {
     ///
     /// # Errors
     /// When serving breaks, or draining fails.
-    pub async fn run(mut self, mut signals: Signals) -> anyhow::Result<()> {
+    pub async fn run(self, signals: Signals) -> anyhow::Result<()> {
+        self.work(signals, None).await
+    }
+
+    /// As [`Server::run`], with an agent server in the same process.
+    ///
+    /// # Errors
+    /// When either breaks, or draining fails.
+    pub async fn run_with(self, signals: Signals, agent: AgentServer) -> anyhow::Result<()> {
+        self.work(signals, Some(agent)).await
+    }
+
+    async fn work(mut self, mut signals: Signals, agent: Option<AgentServer>) -> anyhow::Result<()> {
         let broken = tokio::select! {
             number = signals.next() => {
                 tracing::info!(signal = number, grace_seconds = self.grace.as_secs(), "draining");
@@ -163,10 +177,22 @@ impl Server {
             };
             // Work in hand is still given back well.
             self.http = tokio::spawn(async { Ok(0) });
-            self.drain().await?;
+            self.drain_with(agent).await?;
             return Err(why.context("serving HTTP"));
         }
-        self.drain().await
+        self.drain_with(agent).await
+    }
+
+    /// Both at once: they have the same grace.
+    async fn drain_with(self, agent: Option<AgentServer>) -> anyhow::Result<()> {
+        let agent = async {
+            match agent {
+                Some(agent) => agent.drain().await,
+                None => Ok(()),
+            }
+        };
+        let (agent, platform) = tokio::join!(agent, self.drain());
+        platform.and(agent)
     }
 
     /// Takes nothing more, lets what is under way finish for the grace time, hands back the rest.

@@ -87,4 +87,44 @@ id! {
     ExportId,
     /// One day partition of a bulk export.
     ExportRunId,
+    /// A graph with its settings, as the agent server offers it.
+    AssistantId,
+    /// A conversation of the agent server: its state outlives its runs.
+    ThreadId,
+    /// One execution of a graph. (A run of tracing is a [`TraceRunId`].)
+    RunId,
+    /// A recurring run of the agent server.
+    CronId,
+}
+
+/// The namespace under which clients make the ids of assistants that come with a graph.
+const GRAPHS: Uuid = uuid::uuid!("6ba7b821-9dad-11d1-80b4-00c04fd430c8");
+
+impl AssistantId {
+    /// The id of the assistant that comes with the graph of this name. Clients compute it too (UUID version 5), so it
+    /// never changes.
+    #[must_use]
+    pub fn of_graph(graph: &str) -> Self {
+        Self(Uuid::new_v5(&GRAPHS, graph.as_bytes()))
+    }
+
+    /// A new random id (UUID version 4), as clients of assistants expect them.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "ids are made here")]
+    pub fn random() -> Self {
+        Self(Uuid::new_v4())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_assistant_of_a_graph_has_the_id_that_clients_compute() {
+        assert_eq!(
+            AssistantId::of_graph("agent").to_string(),
+            "fe096781-5601-53d2-b2f6-0d3403f7e9ca"
+        );
+    }
 }

@@ -4,6 +4,7 @@
 //! SQL text; time and randomness are handed in through [`Clock`]. Rooms above (`store`, `durable`, `api`) share
 //! these types, so a rule is written once and answers the same everywhere.
 
+pub mod agent;
 pub mod clock;
 pub mod export;
 pub mod failpoint;
@@ -18,8 +19,8 @@ pub mod traceparent;
 
 pub use clock::Clock;
 pub use id::{
-    DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId, ScheduleId, SegmentId,
-    TenantId, TraceRunId, UnitId, WorkerId,
+    AssistantId, CronId, DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId, RunId,
+    ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

@@ -2,6 +2,7 @@
 
 mod address;
 mod allow;
+mod call;
 mod client;
 
 use std::collections::HashMap;
@@ -14,6 +15,7 @@ use tokio::runtime::Handle;
 
 pub use address::{Kind, kind};
 pub use allow::{Allowed, ParseAllowed};
+pub use call::{Call, CallError, Reply};
 pub use client::GuardedConnector;
 pub(crate) use client::refusal;
 
@@ -67,8 +69,8 @@ pub struct Guard(Arc<Inner>);
 
 struct Inner {
     policy: Policy,
-    /// One per (plain, port): rules can hang on both, and a resolver learns neither.
-    clients: Mutex<HashMap<(bool, u16), reqwest::Client>>,
+    /// One per (plain, port, patient): rules can hang on the first two, and a resolver learns neither.
+    clients: Mutex<HashMap<(bool, u16, bool), reqwest::Client>>,
     runtime: Handle,
 }
 
@@ -159,24 +161,37 @@ impl Guard {
 
     /// A client for calls to `port`, which resolves through this guard.
     fn client(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
+        self.client_of(plain, port, false)
+    }
+
+    /// The same for calls with a time limit of their own: a model may think for minutes before its first word.
+    fn patient_client(&self, plain: bool, port: u16) -> Result<reqwest::Client, reqwest::Error> {
+        self.client_of(plain, port, true)
+    }
+
+    fn client_of(&self, plain: bool, port: u16, patient: bool) -> Result<reqwest::Client, reqwest::Error> {
         let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(&(plain, port)) {
+        if let Some(client) = clients.get(&(plain, port, patient)) {
             return Ok(client.clone());
         }
-        let client = reqwest::Client::builder()
+        let builder = reqwest::Client::builder();
+        let builder = if patient {
+            builder
+        } else {
+            builder.read_timeout(SILENCE_LIMIT).timeout(REQUEST_LIMIT)
+        };
+        let client = builder
             .dns_resolver(Arc::new(client::Resolver::new(self.clone(), plain, port)))
             .redirect(reqwest::redirect::Policy::none())
             .no_proxy()
             .connect_timeout(CONNECT_LIMIT)
-            .read_timeout(SILENCE_LIMIT)
-            .timeout(REQUEST_LIMIT)
             .user_agent(concat!("towpath/", env!("CARGO_PKG_VERSION")))
             .build()?;
         // A rule may name any port; nobody has this many destinations on different ones for long.
         if clients.len() >= 64 {
             clients.clear();
         }
-        clients.insert((plain, port), client.clone());
+        clients.insert((plain, port, patient), client.clone());
         Ok(client)
     }
 }

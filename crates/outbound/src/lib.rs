@@ -9,4 +9,4 @@ pub mod destination;
 pub mod guard;
 
 pub use destination::{Begun, Destination, DestinationFailure, Reason, Settings, classify};
-pub use guard::{Allowed, Guard, Policy, Refused};
+pub use guard::{Allowed, Call, CallError, Guard, Policy, Refused, Reply};

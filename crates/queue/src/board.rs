@@ -7,6 +7,7 @@ use tokio::sync::{Notify, broadcast};
 use towpath_domain::JobId;
 
 use crate::Signal;
+use crate::events::Hub;
 use crate::wakes::Wake;
 
 /// Signals a slow receiver may fall behind before it is told to look at the rows.
@@ -17,6 +18,8 @@ pub struct Board {
     /// By pool. Sorted, so that the reader takes pools in the order in which a publisher sends them.
     listeners: RwLock<BTreeMap<Arc<str>, Vec<Listener>>>,
     signals: broadcast::Sender<Signal>,
+    /// Who reads the events of threads.
+    pub events: Hub,
 }
 
 /// One listener of a pool.
@@ -31,6 +34,7 @@ impl Default for Board {
         Self {
             listeners: RwLock::default(),
             signals: broadcast::Sender::new(SIGNALS_KEPT),
+            events: Hub::default(),
         }
     }
 }
@@ -52,6 +56,7 @@ impl Board {
         }
         drop(listeners);
         self.signal(Signal::Lagged);
+        self.events.missed();
     }
 
     /// Signals the jobs to every receiver.

@@ -1,4 +1,4 @@
-//! Wake-ups and cancel signals: SQL says what, this crate says when.
+//! Wake-ups, cancel signals and live events of threads: SQL says what, this crate says when.
 //!
 //! Promises: a wake or a signal reaches every listener in this process at once, and every listener of other
 //! processes within about a millisecond while Redis is up. Nothing here ever blocks, fails or grows without
@@ -10,6 +10,7 @@
 
 mod board;
 mod cancels;
+mod events;
 mod health;
 mod streams;
 mod wakes;
@@ -17,10 +18,11 @@ mod wakes;
 use std::fmt;
 use std::sync::Arc;
 
-use towpath_domain::JobId;
+use towpath_domain::{JobId, ThreadId};
 
 use crate::board::Board;
 pub use crate::cancels::{Cancels, Signal};
+pub use crate::events::{Event, Events};
 pub use crate::health::{Health, State};
 use crate::streams::Streams;
 pub use crate::streams::{Error, Options};
@@ -93,6 +95,32 @@ impl Queue {
     #[must_use]
     pub fn cancels(&self) -> Cancels {
         Cancels::new(self.clone(), self.board().signals())
+    }
+
+    /// Hands a frame to whoever reads the thread, in this process and others. Never blocks, never fails, needs no
+    /// runtime; frames of one thread that are published one after another arrive in that order.
+    pub fn publish(&self, thread: ThreadId, frame: impl Into<Arc<str>>) {
+        let frame = frame.into();
+        self.board().events.publish(thread, &frame);
+        if let Backend::Redis(streams) = &self.0 {
+            streams.outbox().publish(thread, &frame);
+        }
+    }
+
+    /// Reads the events of a thread from now on. When this returns, whatever any process publishes from then on
+    /// arrives, as long as Redis is up: so whoever subscribes before it records a run misses nothing of it.
+    pub async fn subscribe(&self, thread: ThreadId) -> Events {
+        let events = Events::new(self.clone(), thread);
+        if let Backend::Redis(streams) = &self.0 {
+            streams.follow(thread).await;
+        }
+        events
+    }
+
+    fn unfollow(&self, thread: ThreadId) {
+        if let Backend::Redis(streams) = &self.0 {
+            streams.unfollow(thread);
+        }
     }
 
     /// How the queue does, for readiness. Without Redis a process is degraded, never dead.

@@ -11,14 +11,15 @@
 //!           absent in an entry that only unblocks the reader of its sender
 //! ```
 //!
-//! Every process has two connections. One sits in `XREAD BLOCK` over the cancel stream and the streams of all pools
+//! Every process has three connections, the third for events of threads: see [`feed`]. One sits in `XREAD BLOCK` over the cancel stream and the streams of all pools
 //! it listens to; no consumer groups, because a half-open member would swallow hints that are meant for others. The
-//! other sends. Both live and die together: a session connects, takes its positions in the streams, tells every
-//! listener to look, and ends with the first error of either side.
+//! second sends. All live and die together: a session connects, takes its positions in the streams, tells every
+//! listener to look, and ends with the first error of any of them.
 //!
 //! A half-open connection shows no error by itself. So a read blocks for [`BLOCK`] at most and has to answer within
 //! [`DEADLINE`]; the sender has the same deadline and pings when it has nothing to send.
 
+mod feed;
 mod outbox;
 mod publisher;
 mod reader;
@@ -34,7 +35,7 @@ use redis::{AsyncConnectionConfig, ConnectionAddr, IntoConnectionInfo};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use towpath_domain::{Clock, WorkerId};
+use towpath_domain::{Clock, ThreadId, WorkerId};
 
 use self::outbox::Outbox;
 use crate::board::Board;
@@ -107,6 +108,7 @@ struct Shared {
     origin: String,
     board: Arc<Board>,
     outbox: Outbox,
+    wishes: feed::Wishes,
     status: Mutex<Status>,
 }
 
@@ -132,6 +134,7 @@ impl Streams {
             origin: WorkerId::new().to_string(),
             board: Arc::default(),
             outbox: Outbox::default(),
+            wishes: feed::Wishes::default(),
             status: Mutex::new(Status {
                 state,
                 connected_before: false,
@@ -153,6 +156,19 @@ impl Streams {
     /// Who listens in this process.
     pub fn board(&self) -> &Arc<Board> {
         &self.shared.board
+    }
+
+    /// Follows the events of a thread, and returns when it does; at once while Redis is away.
+    pub async fn follow(&self, thread: ThreadId) {
+        if let Some(followed) = self.shared.wishes.follow(thread) {
+            // A reader that was not followed in time finds its gap in the log.
+            let _ = tokio::time::timeout(FIRST_ATTEMPT, followed).await;
+        }
+    }
+
+    /// Nobody in this process reads the thread any more.
+    pub fn unfollow(&self, thread: ThreadId) {
+        self.shared.wishes.unfollow(thread);
     }
 
     /// What waits to be sent.
@@ -198,10 +214,12 @@ impl Shared {
     async fn session(&self, connected: impl FnOnce()) -> redis::RedisResult<Infallible> {
         let mut reader = reader::Reader::start(self, self.connect().await?).await?;
         let mut publisher = publisher::Publisher::start(self, self.connect().await?).await?;
+        let mut feed = feed::Feed::start(self).await?;
         self.up();
         connected();
         tokio::select! {
             ended = reader.run() => ended,
+            ended = feed.run() => ended,
             ended = publisher.run() => ended,
         }
     }

@@ -169,6 +169,38 @@ pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) ->
     Ok(principal)
 }
 
+/// Makes sure that a workspace is there, in an organisation of its own where it is not. Any number of processes may
+/// call it at every start.
+///
+/// # Errors
+/// Only the database's.
+pub async fn ensure_workspace(tx: &mut Tx<'_>, tenant: TenantId) -> Result<()> {
+    if workspace(tx, tenant).await?.is_some() {
+        return Ok(());
+    }
+    let now = tx.now();
+    // As in `ensure_first`: ids made from the workspace's, so that all come to the same rows.
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO organization (id, name, created_at) VALUES ($1, 'default', $2) ON CONFLICT (id) DO NOTHING"
+    )
+    .bind(OrganizationId(tenant.0))
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO workspace (id, organization_id, name, created_at) VALUES ($1, $2, 'default', $3)
+         ON CONFLICT (id) DO NOTHING"
+    )
+    .bind(tenant)
+    .bind(OrganizationId(tenant.0))
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// Makes an organisation.
 ///
 /// # Errors

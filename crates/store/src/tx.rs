@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{PgConnection, SqliteConnection};
-use towpath_domain::{Clock, JobId, Timestamp};
+use towpath_domain::{Clock, JobId, ThreadId, Timestamp};
 
 use crate::postgres::Beat;
 
@@ -24,13 +24,15 @@ pub struct Hints {
     pub wakes: Vec<String>,
     /// Running jobs that were asked to stop.
     pub cancels: Vec<JobId>,
+    /// Events for whoever listens to a thread, in their order.
+    pub events: Vec<(ThreadId, Arc<str>)>,
 }
 
 impl Hints {
     /// Whether there is nothing to tell.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.wakes.is_empty() && self.cancels.is_empty()
+        self.wakes.is_empty() && self.cancels.is_empty() && self.events.is_empty()
     }
 }
 
@@ -136,6 +138,11 @@ impl<'c> Tx<'c> {
     /// Tells the worker of a running job, after the commit, that it was asked to stop.
     pub fn signal_cancel(&mut self, job: JobId) {
         self.hints.cancels.push(job);
+    }
+
+    /// Tells whoever listens to a thread, after the commit: the text of a [`towpath_domain::agent::Frame`].
+    pub fn publish(&mut self, thread: ThreadId, frame: impl Into<Arc<str>>) {
+        self.hints.events.push((thread, frame.into()));
     }
 
     /// What a room above attached to the store, see [`Store::attach`](crate::Store::attach).

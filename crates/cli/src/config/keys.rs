@@ -28,6 +28,13 @@ pub enum Fallback {
     Text(&'static str),
     /// Depends on the command.
     ByMode(fn(Mode) -> &'static str),
+    /// A place below the data folder that depends on the command.
+    BelowDataByMode {
+        /// Before the absolute path of the data folder.
+        scheme: &'static str,
+        /// After it.
+        file: fn(Mode) -> &'static str,
+    },
     /// A place below the data folder.
     BelowData {
         /// Before the absolute path of the data folder.
@@ -64,9 +71,12 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "database_uri",
         environment: &["DATABASE_URI", "POSTGRES_URI"],
-        default: Fallback::BelowData {
+        default: Fallback::BelowDataByMode {
             scheme: "sqlite://",
-            file: "towpath.db",
+            file: |mode| match mode {
+                Mode::Agent => "agent.db",
+                Mode::Dev | Mode::Api | Mode::Worker | Mode::Scheduler => "towpath.db",
+            },
         },
         kind: Kind::Uri(&["sqlite", "postgres", "postgresql"]),
         about: "the database: sqlite:///path/file.db or postgres://user:password@host/name",
@@ -102,6 +112,7 @@ pub const KEYS: &[Key] = &[
             Mode::Dev | Mode::Api => "127.0.0.1:8400",
             Mode::Worker => "127.0.0.1:8401",
             Mode::Scheduler => "127.0.0.1:8402",
+            Mode::Agent => "127.0.0.1:8123",
         }),
         kind: Kind::Address,
         about: "address of the platform API, or of health and metrics where this process serves no API",
@@ -111,7 +122,96 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text("127.0.0.1:8123"),
         kind: Kind::Address,
-        about: "address of dev's agent server; kept for the build that has one, opened by none so far",
+        about: "address of dev's agent server; `towpath agent` listens on `listen`",
+    },
+    Key {
+        name: "agent.graphs",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "the file that declares the graphs of the agent server; absent: langgraph.json or towpath.json of the current folder, else one graph that echoes",
+    },
+    Key {
+        name: "agent.auth",
+        environment: &[],
+        default: Fallback::Text("auto"),
+        kind: Kind::Choice(&["auto", "key", "none"]),
+        about: "whether callers of the agent server need an API key; auto asks for one unless it listens on loopback",
+    },
+    Key {
+        name: "agent.mount_prefix",
+        environment: &["MOUNT_PREFIX"],
+        default: Fallback::Text(""),
+        kind: Kind::Prefix,
+        about: "path below which the agent server answers, such as /agents/one",
+    },
+    Key {
+        name: "agent.cors_origins",
+        environment: &["CORS_ALLOW_ORIGINS"],
+        default: Fallback::Text("*"),
+        kind: Kind::Origins,
+        about: "web pages that may call the agent server, with commas between them; * is any",
+    },
+    Key {
+        name: "agent.body_limit_bytes",
+        environment: &["HTTP_MAX_REQUEST_BODY_BYTES"],
+        default: Fallback::Text("314572800"),
+        kind: Kind::Count {
+            least: 1024,
+            most: 4 << 30,
+        },
+        about: "largest request body of the agent server",
+    },
+    Key {
+        name: "agent.resumable",
+        environment: &[],
+        default: Fallback::Text("asked"),
+        kind: Kind::Choice(&["asked", "always"]),
+        about: "whose events are kept for readers that come back: of runs that ask for it, or of all",
+    },
+    Key {
+        name: "agent.event_retention_seconds",
+        environment: &["RESUMABLE_STREAM_TTL_SECONDS"],
+        default: Fallback::Text("120"),
+        kind: Kind::Count {
+            least: 1,
+            most: 31_536_000,
+        },
+        about: "how long kept events stay after their run is over",
+    },
+    Key {
+        name: "agent.run_timeout_seconds",
+        environment: &["BG_JOB_TIMEOUT_SECS"],
+        default: Fallback::Text("86400"),
+        kind: Kind::Count {
+            least: 1,
+            most: 31_536_000,
+        },
+        about: "a run that takes longer ends as timed out",
+    },
+    Key {
+        name: "agent.run_attempts",
+        environment: &["BG_JOB_MAX_RETRIES"],
+        default: Fallback::Text("3"),
+        kind: Kind::Count { least: 1, most: 100 },
+        about: "a run whose worker failed so often ends as failed; what a graph raises is never repeated",
+    },
+    Key {
+        name: "agent.webhook_secret",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::ApiKey,
+        about: "signs the bodies of webhooks (HMAC-SHA256); at least 32 characters",
+    },
+    Key {
+        name: "agent.keep_checkpoints",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "checkpoints kept for each thread beside the latest states of its subgraphs, the newest first; 0 keeps all",
     },
     Key {
         name: "encryption_key",
@@ -143,7 +243,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "engine.drain_grace_seconds",
-        environment: &[],
+        environment: &["BG_JOB_SHUTDOWN_GRACE_PERIOD_SECS"],
         default: Fallback::Text("10"),
         kind: Kind::Count { least: 0, most: 3600 },
         about: "time running jobs get to finish at shutdown before they are handed back",

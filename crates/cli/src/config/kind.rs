@@ -33,6 +33,10 @@ pub enum Kind {
     Allowed,
     /// `pool=count` with commas between them.
     PoolSlots,
+    /// The path a surface stands below: empty, or `/` and more.
+    Prefix,
+    /// Origins of web pages with commas between them, or `*`.
+    Origins,
     /// A UUID.
     Uuid,
     /// At least 32 characters; never shown.
@@ -71,6 +75,15 @@ impl Kind {
             Self::PoolSlots => {
                 let broken = items(text).any(|item| pool_slots(item).is_none());
                 broken.then(|| "pool=count, with commas between several".to_owned())
+            }
+            Self::Prefix => {
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+                let fits = text.is_empty() || (text.starts_with('/') && text.bytes().all(plain) && !text.contains("//"));
+                (!fits).then(|| "a path such as /agents/one".to_owned())
+            }
+            Self::Origins => {
+                let broken = items(text).any(|item| item != "*" && Url::parse(item).is_err());
+                broken.then(|| "* or origins such as https://studio.example, with commas between".to_owned())
             }
             Self::Uuid => text.parse::<Uuid>().is_err().then(|| "a UUID".to_owned()),
             Self::ApiKey => (text.chars().count() < 32).then(|| "at least 32 characters".to_owned()),

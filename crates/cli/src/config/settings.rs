@@ -57,12 +57,52 @@ pub struct Settings {
     pub ingest_memory_bytes: usize,
     /// Private or local addresses that destinations may have.
     pub outbound_allow: Vec<Allowed>,
+    /// The agent server.
+    pub agent: AgentSettings,
     /// Directives of `tracing`.
     pub log_filter: String,
     /// How log lines look.
     pub log_format: LogFormat,
     /// Collector of spans.
     pub otlp_endpoint: Option<String>,
+}
+
+/// What the agent server alone is told.
+#[derive(Clone, Debug)]
+pub struct AgentSettings {
+    /// The file that declares its graphs.
+    pub graphs: Option<PathBuf>,
+    /// Whether callers need a key.
+    pub auth: AgentAuth,
+    /// Where it stands below its address; empty for the top.
+    pub mount_prefix: String,
+    /// Web pages that may call; empty means any.
+    pub cors_origins: Vec<String>,
+    /// Largest request body, in bytes.
+    pub body_bytes: usize,
+    /// Events of every run are kept.
+    pub always_resumable: bool,
+    /// How long kept events stay.
+    pub event_retention: Duration,
+    /// How long a run may take.
+    pub run_timeout: Duration,
+    /// A run whose worker failed so often ends as failed.
+    pub run_attempts: u32,
+    /// Signs the bodies of webhooks.
+    pub webhook_secret: Option<Secret>,
+    /// Checkpoints kept for each thread; 0 keeps all.
+    pub keep_checkpoints: u32,
+}
+
+/// Whether callers of the agent server need an API key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentAuth {
+    /// Unless it listens on loopback.
+    Auto,
+    /// Always.
+    Key,
+    /// Never.
+    None,
 }
 
 /// How log lines look.
@@ -107,6 +147,26 @@ impl Settings {
             outbound_allow: kind::items(values.text("outbound.allow"))
                 .filter_map(|item| item.parse().ok())
                 .collect(),
+            agent: AgentSettings {
+                graphs: values.optional("agent.graphs").map(PathBuf::from),
+                auth: match values.text("agent.auth") {
+                    "key" => AgentAuth::Key,
+                    "none" => AgentAuth::None,
+                    _ => AgentAuth::Auto,
+                },
+                mount_prefix: values.text("agent.mount_prefix").to_owned(),
+                cors_origins: kind::items(values.text("agent.cors_origins"))
+                    .filter(|origin| *origin != "*")
+                    .map(|origin| origin.trim_end_matches('/').to_owned())
+                    .collect(),
+                body_bytes: values.number("agent.body_limit_bytes"),
+                always_resumable: values.text("agent.resumable") == "always",
+                event_retention: Duration::from_secs(values.number("agent.event_retention_seconds")),
+                run_timeout: Duration::from_secs(values.number("agent.run_timeout_seconds")),
+                run_attempts: values.number("agent.run_attempts"),
+                webhook_secret: values.optional("agent.webhook_secret").map(Secret::new),
+                keep_checkpoints: values.number("agent.keep_checkpoints"),
+            },
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {
                 "text" => LogFormat::Text,

@@ -115,6 +115,7 @@ fn fallback(key: &Key, mode: Mode, data_dir: &Path) -> Option<String> {
             scheme: "file://",
             file,
         } => Url::from_file_path(data_dir.join(file)).ok().map(Into::into),
+        Fallback::BelowDataByMode { scheme, file } => Some(format!("{scheme}{}", data_dir.join(file(mode)).display())),
         Fallback::BelowData { scheme, file } => Some(format!("{scheme}{}", data_dir.join(file).display())),
     }
 }

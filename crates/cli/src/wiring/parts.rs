@@ -156,8 +156,7 @@ impl Shared {
                 match state {
                     towpath_queue::State::Down { error, .. } => {
                         tracing::debug!(%error, "redis is asked in vain");
-                        // The error itself names addresses.
-                        Err("it does not answer as it should; work is found by looking")
+                        Err(REDIS_AWAY)
                     }
                     _ => Ok(()),
                 }
@@ -167,7 +166,10 @@ impl Shared {
     }
 }
 
-fn probe<F: Future<Output = Result<(), &'static str>> + Send + 'static>(
+/// Told where Redis is away: the error itself names addresses.
+pub(super) const REDIS_AWAY: &str = "it does not answer as it should; work is found by looking";
+
+pub(super) fn probe<F: Future<Output = Result<(), &'static str>> + Send + 'static>(
     ask: impl Fn() -> F + Send + Sync + 'static,
 ) -> Probe {
     Box::new(move || Box::pin(ask()))

@@ -1,15 +1,18 @@
 //! What waits to be sent to Redis: bounded, whatever callers do and however long Redis is away.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
-use towpath_domain::JobId;
+use towpath_domain::{JobId, ThreadId};
 
 use crate::metric;
 
 /// Signals that may wait; more become one "look at the rows".
 const SIGNALS_WAITING: usize = 4096;
+
+/// Bytes of events that may wait; further ones are dropped, and their readers look into the log.
+const EVENT_BYTES_WAITING: usize = 32 << 20;
 
 /// One wake per pool and a bounded number of signals, while there is a session; nothing while there is none.
 #[derive(Default)]
@@ -34,6 +37,10 @@ pub struct Batch {
     pub wakes: BTreeSet<String>,
     /// Jobs to signal.
     pub cancels: Vec<JobId>,
+    /// Events of threads, in their order.
+    pub events: Vec<(ThreadId, Arc<str>)>,
+    /// Their bytes.
+    pub(super) event_bytes: usize,
     /// There were too many signals to name.
     pub look: bool,
     /// The reader of this process is to be unblocked.
@@ -41,9 +48,9 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Wakes and signals in it.
+    /// Wakes, signals and events in it.
     pub fn hints(&self) -> u64 {
-        (self.wakes.len() + self.cancels.len()) as u64 + u64::from(self.look)
+        (self.wakes.len() + self.cancels.len() + self.events.len()) as u64 + u64::from(self.look)
     }
 
     fn is_empty(&self) -> bool {
@@ -73,6 +80,18 @@ impl Outbox {
             } else {
                 batch.cancels.extend_from_slice(jobs);
             }
+        });
+    }
+
+    /// An event of a thread.
+    pub fn publish(&self, thread: ThreadId, frame: &Arc<str>) {
+        self.put(1, |batch| {
+            if batch.event_bytes + frame.len() > EVENT_BYTES_WAITING && !batch.events.is_empty() {
+                metrics::counter!(metric::DROPPED).increment(1);
+                return;
+            }
+            batch.event_bytes += frame.len();
+            batch.events.push((thread, frame.clone()));
         });
     }
 

@@ -64,6 +64,11 @@ impl<'s> Publisher<'s> {
         if batch.look {
             self.entry(&mut pipeline, &cancel, Some("*"));
         }
+        for (thread, frame) in &batch.events {
+            let channel = self.shared.thread_key(*thread);
+            let text = format!("{} {frame}", self.shared.origin);
+            pipeline.cmd("PUBLISH").arg(channel).arg(text).ignore();
+        }
         for pool in &batch.wakes {
             self.entry(&mut pipeline, &self.shared.wake_key(pool), None);
         }

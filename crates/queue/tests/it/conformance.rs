@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use futures::FutureExt;
-use towpath_domain::JobId;
-use towpath_queue::{Signal, Wake, Wakes};
+use towpath_domain::{JobId, ThreadId};
+use towpath_queue::{Event, Signal, Wake, Wakes};
 
 use crate::processes::{Processes, soon};
 
@@ -153,5 +153,37 @@ conforms! {
         assert_eq!(soon("the marker", slow.next()).await, Signal::Lagged);
         // It goes on with the signals that are kept.
         assert_eq!(soon("a signal", slow.next()).await, Signal::Job(jobs[4_000 - 1024]));
+    }
+}
+
+conforms! {
+    /// Nothing that is published after the subscription is missed, and it comes in order.
+    async fn events_of_a_thread_arrive_in_order(processes: Processes) {
+        let (thread, other) = (ThreadId::new(), ThreadId::new());
+        let mut events = processes.there.subscribe(thread).await;
+        // Without a session yet there is a first look.
+        while events.try_next().is_some() {}
+        processes.here.publish(other, "not this");
+        for number in 0..100 {
+            processes.here.publish(thread, format!("frame {number}"));
+        }
+        for number in 0..100 {
+            let event = soon("a frame", events.next()).await;
+            assert_eq!(event, Event::Frame(format!("frame {number}").into()));
+        }
+    }
+
+    /// A second reader of the same thread, and one after the last one left, get what comes from then on.
+    async fn readers_come_and_go(processes: Processes) {
+        let thread = ThreadId::new();
+        for round in 0..3 {
+            let mut one = processes.there.subscribe(thread).await;
+            let mut two = processes.there.subscribe(thread).await;
+            processes.here.publish(thread, format!("round {round}"));
+            for events in [&mut one, &mut two] {
+                let event = soon("a frame", events.next()).await;
+                assert_eq!(event, Event::Frame(format!("round {round}").into()));
+            }
+        }
     }
 }

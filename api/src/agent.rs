@@ -1,0 +1,58 @@
+//! The agent surface: what one deployment offers at its own address. Assistants, threads, runs, crons, items, system.
+//!
+//! Every refusal is `{"detail": text}`, bodies are JSON under whatever content type they come, and every answer says
+//! `vary: Origin`, as the clients of the agent protocol expect.
+
+pub mod app;
+pub mod errors;
+
+pub(crate) mod answer;
+pub(crate) mod extract;
+
+mod assistants;
+mod auth;
+mod cors;
+mod crons;
+mod docs;
+mod items;
+mod system;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use utoipa::openapi::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+
+pub use app::{AgentApp, Parts, Settings};
+pub use errors::AgentError;
+
+/// The whole surface, ready to be served.
+pub fn agent_router(app: AgentApp) -> Router {
+    let settings = app.settings.clone();
+    let (api, system, document) = described();
+    let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
+    // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
+    let system = system.with_state(app.clone());
+    let open = system.clone().merge(docs::routes(&document));
+    let router = crate::layers::agent(api.with_state(app), open, settings.requests);
+    let router = match settings.mount_prefix.trim_end_matches('/') {
+        "" => router,
+        prefix => Router::new()
+            .nest(prefix, router)
+            // Probes know nothing of prefixes.
+            .merge(system)
+            .fallback(async || AgentError::not_found()),
+    };
+    router.layer(cors::layer(&settings.cors_origins))
+}
+
+/// Routes that need a key, routes that do not, and the description of both.
+fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
+    let (api, mut document) = OpenApiRouter::default()
+        .merge(assistants::routes())
+        .merge(crons::routes())
+        .merge(items::routes())
+        .split_for_parts();
+    let (system, of_system) = system::routes().split_for_parts();
+    document.merge(of_system);
+    (api, system, docs::complete(document))
+}

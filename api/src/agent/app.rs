@@ -1,0 +1,115 @@
+//! What every handler of the agent surface shares.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use towpath_domain::{Clock, TenantId};
+use towpath_queue::Queue;
+use towpath_runtime::Graphs;
+use towpath_store::Store;
+use towpath_store::threads::Ttl;
+
+use crate::auth::Keys;
+use crate::ops::Ops;
+
+/// The surface's state; clones share it. `cli` builds the [`Parts`].
+#[derive(Clone)]
+pub struct AgentApp(Arc<Inner>);
+
+/// What `cli` wires into the surface.
+pub struct Parts {
+    /// The database of this server.
+    pub store: Store,
+    /// Wakes, cancel signals and live events of runs.
+    pub queue: Queue,
+    /// The graphs this server offers.
+    pub graphs: Arc<Graphs>,
+    /// Whose server it is: every row it reads or writes is this workspace's.
+    pub tenant: TenantId,
+    /// Where API keys are kept, where callers need one; without it everybody may call.
+    pub keys: Option<Store>,
+    /// The process's clock.
+    pub clock: Clock,
+    /// Cancelled when the process begins to drain. Streams end then; their readers come back to another process.
+    pub draining: CancellationToken,
+    /// Health and metrics.
+    pub ops: Ops,
+    /// Limits and defaults.
+    pub settings: Settings,
+}
+
+/// The state behind an [`AgentApp`].
+pub struct Inner {
+    parts: Parts,
+    pub(crate) known: Keys,
+}
+
+/// Limits and defaults of the surface.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Requests worked on at once; more are refused with 503. Streams count until their head is sent.
+    pub requests: usize,
+    /// The most bytes a body may have.
+    pub body_bytes: usize,
+    /// Run slots of one worker process, for `/metrics`.
+    pub slots: usize,
+    /// Web pages that may call; empty means any.
+    pub cors_origins: Vec<String>,
+    /// Where the surface stands below its address, such as `/agents/one`; empty for the top.
+    pub mount_prefix: String,
+    /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
+    pub always_resumable: bool,
+    /// How long threads live that do not say.
+    pub thread_ttl: Option<Ttl>,
+    /// How long items of the store live that do not say, in minutes; nothing means for ever.
+    pub item_ttl_minutes: Option<f64>,
+    /// Whether reading an item lets its time begin anew, where the request does not say.
+    pub refresh_on_read: bool,
+    /// A comment is sent on a stream, or a newline on a waiting answer, this often.
+    pub heartbeat: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            requests: 1024,
+            body_bytes: 300 << 20,
+            slots: 10,
+            cors_origins: Vec::new(),
+            mount_prefix: String::new(),
+            always_resumable: false,
+            thread_ttl: None,
+            item_ttl_minutes: None,
+            refresh_on_read: true,
+            heartbeat: Duration::from_secs(5),
+        }
+    }
+}
+
+impl AgentApp {
+    /// Wires the surface.
+    #[must_use]
+    pub fn new(parts: Parts) -> Self {
+        Self(Arc::new(Inner {
+            parts,
+            known: Keys::default(),
+        }))
+    }
+}
+
+impl std::ops::Deref for AgentApp {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+impl std::ops::Deref for Inner {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}

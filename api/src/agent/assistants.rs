@@ -1,0 +1,575 @@
+//! Assistants: graphs with their settings, and the versions of those.
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+use towpath_domain::agent::CancelAction;
+use towpath_domain::agent::merge::RESERVED_CONFIGURABLE;
+use towpath_domain::agent::request::check_config;
+use towpath_domain::{AssistantId, TenantId};
+use towpath_runtime::{Graph, Schemas, Xray};
+use towpath_store::assistants::{self as rows, Content, Order, Which};
+use towpath_store::{Tx, runs, threads};
+use towpath_workflows::run_agent;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::answer::{Ascending, Json, Page, Select, Time, raw};
+use super::app::AgentApp;
+use super::errors::AgentError;
+use super::extract::{Body, Flag, Path, Query};
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(create))
+        .routes(routes!(search))
+        .routes(routes!(count))
+        .routes(routes!(get, update, delete))
+        .routes(routes!(graph))
+        .routes(routes!(schemas))
+        .routes(routes!(subgraphs))
+        .routes(routes!(subgraphs_of))
+        .routes(routes!(versions))
+        .routes(routes!(latest))
+}
+
+/// A graph with its settings.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Assistant {
+    #[schema(value_type = Uuid)]
+    assistant_id: AssistantId,
+    graph_id: String,
+    #[schema(value_type = Object)]
+    config: Box<RawValue>,
+    #[schema(value_type = Object)]
+    context: Box<RawValue>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Time,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Time,
+    #[schema(value_type = Object)]
+    metadata: Box<RawValue>,
+    version: i64,
+    name: String,
+    description: Option<String>,
+}
+
+const FIELDS: [&str; 10] = [
+    "assistant_id",
+    "graph_id",
+    "name",
+    "description",
+    "config",
+    "context",
+    "created_at",
+    "updated_at",
+    "metadata",
+    "version",
+];
+
+impl TryFrom<rows::Assistant> for Assistant {
+    type Error = AgentError;
+
+    fn try_from(row: rows::Assistant) -> Result<Self, AgentError> {
+        Ok(Self {
+            assistant_id: row.id,
+            graph_id: row.graph_id,
+            config: raw(&row.config)?,
+            context: raw(&row.context)?,
+            created_at: Time(row.created_at),
+            updated_at: Time(row.updated_at),
+            metadata: raw(&row.metadata)?,
+            version: row.version,
+            name: row.name,
+            description: row.description,
+        })
+    }
+}
+
+/// An assistant to be made.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct NewAssistant {
+    graph_id: String,
+    #[schema(value_type = Option<Uuid>)]
+    assistant_id: Option<AssistantId>,
+    config: Option<Map<String, Value>>,
+    context: Option<Map<String, Value>>,
+    metadata: Option<Map<String, Value>>,
+    if_exists: Option<IfExists>,
+    name: Option<String>,
+    description: Option<String>,
+}
+
+/// What happens when it is there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum IfExists {
+    /// 409.
+    #[default]
+    Raise,
+    /// The one that is there is answered.
+    DoNothing,
+}
+
+/// What is to change. Absent and null leave a field as it is.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct AssistantChange {
+    graph_id: Option<String>,
+    config: Option<Map<String, Value>>,
+    context: Option<Map<String, Value>>,
+    /// Merged key by key.
+    metadata: Option<Map<String, Value>>,
+    name: Option<String>,
+    description: Option<String>,
+}
+
+/// Which assistants.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct AssistantSearch {
+    /// Contained in the assistant's.
+    metadata: Option<Map<String, Value>>,
+    graph_id: Option<String>,
+    /// Part of the name, whatever its case.
+    name: Option<String>,
+    /// 1 to 1000, 10 unless said.
+    limit: Option<i64>,
+    offset: Option<i64>,
+    sort_by: Option<SortBy>,
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    sort_order: Ascending,
+    select: Option<Vec<String>>,
+}
+
+/// What a list is sorted by.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = AssistantSortBy)]
+pub(crate) enum SortBy {
+    AssistantId,
+    CreatedAt,
+    UpdatedAt,
+    Name,
+    GraphId,
+}
+
+/// Which versions.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct VersionSearch {
+    metadata: Option<Map<String, Value>>,
+    limit: Option<i64>,
+    offset: Option<i64>,
+}
+
+/// Which version shall be the current one.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct Latest {
+    version: i64,
+}
+
+/// Make an assistant.
+#[utoipa::path(post, path = "/assistants", tag = "assistants", request_body = NewAssistant,
+    responses((status = 200, description = "Made, or the one that is there", body = Assistant),
+              (status = 404, description = "No such graph"), (status = 409, description = "It exists"), AgentError))]
+pub(crate) async fn create(
+    State(app): State<AgentApp>,
+    Body(new): Body<NewAssistant>,
+) -> Result<Json<Assistant>, AgentError> {
+    known_graph(&app, &new.graph_id)?;
+    let (config, context) = settings(new.config.unwrap_or_default(), new.context.unwrap_or_default())?;
+    let content = Content {
+        graph_id: new.graph_id,
+        name: new.name.unwrap_or_else(|| "Untitled".to_owned()),
+        description: new.description,
+        config: text(config),
+        context: text(context),
+        metadata: text(new.metadata.unwrap_or_default()),
+    };
+    let id = new.assistant_id.unwrap_or_else(AssistantId::random);
+    let tenant = app.tenant;
+    let made = app
+        .store
+        .write(async |tx| match rows::create(tx, tenant, id, &content).await? {
+            Some(made) => Ok(Some(made)),
+            None if new.if_exists == Some(IfExists::DoNothing) => rows::get(tx, tenant, id).await.map(Some),
+            None => Ok(None),
+        })
+        .await?;
+    let made = made.ok_or_else(|| AgentError::conflict(format!("Assistant {id} already exists")))?;
+    Ok(Json(made.try_into()?))
+}
+
+/// Assistants, newest first unless said otherwise.
+#[utoipa::path(post, path = "/assistants/search", tag = "assistants", request_body = AssistantSearch,
+    responses((status = 200, description = "A page; `X-Pagination-Next` says where the next begins", body = Vec<Assistant>),
+              (status = 404, description = "No such graph"), AgentError))]
+pub(crate) async fn search(
+    State(app): State<AgentApp>,
+    Body(search): Body<AssistantSearch>,
+) -> Result<Response, AgentError> {
+    let page = Page::of(search.limit, search.offset)?;
+    let select = Select::of(search.select, &FIELDS)?;
+    let which = which(&app, search.metadata, search.graph_id, search.name)?;
+    let order = match search.sort_by {
+        Some(SortBy::AssistantId) => Order::Id,
+        Some(SortBy::UpdatedAt) => Order::Updated,
+        Some(SortBy::Name) => Order::Name,
+        Some(SortBy::GraphId) => Order::Graph,
+        Some(SortBy::CreatedAt) | None => Order::Created,
+    };
+    let Ascending(ascending) = search.sort_order;
+    let found = app
+        .store
+        .read(async |tx| rows::search(tx, app.tenant, &which, order, ascending, page.fetch(), page.offset).await)
+        .await?;
+    let (headers, found) = page.cut(found);
+    let found: Vec<Value> = found
+        .into_iter()
+        .map(|row| select.apply(&Assistant::try_from(row)?))
+        .collect::<Result<_, _>>()?;
+    Ok((headers, Json(found)).into_response())
+}
+
+/// How many assistants match.
+#[utoipa::path(post, path = "/assistants/count", tag = "assistants", request_body = AssistantSearch,
+    responses((status = 200, description = "How many", body = i64), AgentError))]
+pub(crate) async fn count(
+    State(app): State<AgentApp>,
+    Body(search): Body<AssistantSearch>,
+) -> Result<Json<i64>, AgentError> {
+    let which = which(&app, search.metadata, search.graph_id, search.name)?;
+    let count = app
+        .store
+        .read(async |tx| rows::count(tx, app.tenant, &which).await)
+        .await?;
+    Ok(Json(count))
+}
+
+/// One assistant.
+#[utoipa::path(get, path = "/assistants/{assistant_id}", tag = "assistants",
+    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    responses((status = 200, description = "The assistant", body = Assistant),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn get(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+) -> Result<Json<Assistant>, AgentError> {
+    Ok(Json(find(&app, id).await?.try_into()?))
+}
+
+/// Change an assistant: a new version.
+#[utoipa::path(patch, path = "/assistants/{assistant_id}", tag = "assistants", request_body = AssistantChange,
+    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    responses((status = 200, description = "As it is now", body = Assistant),
+              (status = 404, description = "No such assistant, or no such graph"), AgentError))]
+pub(crate) async fn update(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+    Body(change): Body<AssistantChange>,
+) -> Result<Json<Assistant>, AgentError> {
+    if let Some(graph) = &change.graph_id {
+        known_graph(&app, graph)?;
+    }
+    let given = |object: Option<Map<String, Value>>| object.filter(|object| !object.is_empty());
+    let (config, context) = (given(change.config), given(change.context));
+    let settings = if config.is_some() || context.is_some() {
+        Some(settings(config.unwrap_or_default(), context.unwrap_or_default())?)
+    } else {
+        None
+    };
+    let metadata = change.metadata.unwrap_or_default();
+    let updated = app
+        .store
+        .write(async |tx| {
+            rows::update(tx, app.tenant, id, |current| {
+                let (config, context) = match settings {
+                    Some((config, context)) => (text(config), text(context)),
+                    None => (current.config.clone(), current.context.clone()),
+                };
+                let mut merged: Map<String, Value> = serde_json::from_str(&current.metadata)
+                    .map_err(|_| towpath_store::Error::corrupt("assistant", "metadata", id))?;
+                merged.extend(metadata);
+                Ok(Content {
+                    graph_id: change.graph_id.unwrap_or_else(|| current.graph_id.clone()),
+                    name: change.name.unwrap_or_else(|| current.name.clone()),
+                    description: change.description.or_else(|| current.description.clone()),
+                    config,
+                    context,
+                    metadata: text(merged),
+                })
+            })
+            .await
+        })
+        .await?;
+    Ok(Json(updated.try_into()?))
+}
+
+/// What goes with an assistant.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Deletion {
+    /// Also the threads that were last used with it.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    delete_threads: Flag,
+}
+
+/// Delete an assistant with its versions and crons. Its runs that are not over are interrupted.
+#[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "assistants",
+    params(("assistant_id" = Uuid, Path, description = "The assistant"), Deletion),
+    responses((status = 204, description = "It is gone"), (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn delete(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+    Query(how): Query<Deletion>,
+) -> Result<StatusCode, AgentError> {
+    let Flag(threads) = how.delete_threads;
+    app.store
+        .write(async |tx| {
+            rows::get(tx, app.tenant, id).await?;
+            let open = runs::open(tx, app.tenant, None, Some(id)).await?;
+            run_agent::cancel(tx, app.tenant, &open, CancelAction::Interrupt).await?;
+            if threads {
+                delete_threads(tx, app.tenant, id).await?;
+            }
+            // Its crons go with it; the chains that fire them end when they find that out.
+            rows::delete(tx, app.tenant, id).await
+        })
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Deletes the threads that were last used with an assistant.
+async fn delete_threads(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> towpath_store::Result<()> {
+    let page = threads::Search {
+        filter: threads::Filter {
+            metadata: Some(json!({ "assistant_id": id })),
+            ..threads::Filter::default()
+        },
+        sort_by: threads::SortBy::ThreadId,
+        ascending: true,
+        limit: 1000,
+        offset: 0,
+        with_values: false,
+    };
+    loop {
+        let found = threads::search(tx, tenant, &page).await?;
+        if found.is_empty() {
+            return Ok(());
+        }
+        for thread in found {
+            run_agent::delete_thread(tx, tenant, thread.id).await?;
+        }
+    }
+}
+
+/// How a graph is drawn.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Drawn {
+    /// Whether to open subgraphs: true, false, or how deep.
+    xray: Option<String>,
+}
+
+/// The graph as nodes and edges. `{assistant_id}` may also be the name of a graph.
+#[utoipa::path(get, path = "/assistants/{assistant_id}/graph", tag = "assistants",
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"), Drawn),
+    responses((status = 200, description = "Nodes and edges", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn graph(
+    State(app): State<AgentApp>,
+    Path(name): Path<String>,
+    Query(drawn): Query<Drawn>,
+) -> Result<Response, AgentError> {
+    let xray = drawn.xray.map_or(Ok(Xray::No), |text| {
+        text.to_ascii_lowercase()
+            .parse::<Xray>()
+            .map_err(|_| AgentError::invalid("Invalid xray value: expected true, false, or a positive integer"))
+    })?;
+    let id = if name.parse::<Uuid>().is_err() && app.graphs.get(&name).is_some() {
+        AssistantId::of_graph(&name)
+    } else {
+        <AssistantId as super::extract::PathValue>::read(&name)?
+    };
+    let row = find(&app, id).await?;
+    let drawing = graph_of(&app, &row)?
+        .drawing(xray)
+        .map_err(|error| AgentError::invalid(error.message))?;
+    Ok(Json(drawing).into_response())
+}
+
+/// JSON schemas of the graph.
+#[utoipa::path(get, path = "/assistants/{assistant_id}/schemas", tag = "assistants",
+    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    responses((status = 200, description = "Schemas", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn schemas(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+) -> Result<Json<Schemas>, AgentError> {
+    let row = find(&app, id).await?;
+    Ok(Json(graph_of(&app, &row)?.schemas()))
+}
+
+/// How subgraphs are listed.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Depth {
+    /// Also subgraphs of subgraphs.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    recurse: Flag,
+}
+
+/// JSON schemas of the graph's subgraphs, by namespace.
+#[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs", tag = "assistants",
+    params(("assistant_id" = Uuid, Path, description = "The assistant"), Depth),
+    responses((status = 200, description = "Schemas by namespace", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn subgraphs(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+    Query(depth): Query<Depth>,
+) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
+    let row = find(&app, id).await?;
+    Ok(Json(graph_of(&app, &row)?.subgraphs(None, depth.recurse.0)))
+}
+
+/// JSON schemas of the subgraphs at and below a namespace.
+#[utoipa::path(get, path = "/assistants/{assistant_id}/subgraphs/{namespace}", tag = "assistants",
+    params(("assistant_id" = Uuid, Path, description = "The assistant"),
+           ("namespace" = String, Path, description = "Names of nodes, joined by |"), Depth),
+    responses((status = 200, description = "Schemas by namespace", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn subgraphs_of(
+    State(app): State<AgentApp>,
+    Path((id, namespace)): Path<(AssistantId, String)>,
+    Query(depth): Query<Depth>,
+) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
+    let row = find(&app, id).await?;
+    Ok(Json(graph_of(&app, &row)?.subgraphs(Some(&namespace), depth.recurse.0)))
+}
+
+/// Versions of an assistant, newest first.
+#[utoipa::path(post, path = "/assistants/{assistant_id}/versions", tag = "assistants", request_body = VersionSearch,
+    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    responses((status = 200, description = "The assistant as it was", body = Vec<Assistant>),
+              (status = 404, description = "No such assistant, or no version matches"), AgentError))]
+pub(crate) async fn versions(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+    Body(search): Body<VersionSearch>,
+) -> Result<Json<Vec<Assistant>>, AgentError> {
+    let page = Page::of(search.limit, search.offset)?;
+    let metadata = search.metadata.unwrap_or_default();
+    let found = app
+        .store
+        .read(async |tx| rows::versions(tx, app.tenant, id, &metadata, page.limit, page.offset).await)
+        .await?;
+    if found.is_empty() {
+        return Err(AgentError::not_found());
+    }
+    Ok(Json(
+        found.into_iter().map(Assistant::try_from).collect::<Result<_, _>>()?,
+    ))
+}
+
+/// Make a version the current one.
+#[utoipa::path(post, path = "/assistants/{assistant_id}/latest", tag = "assistants", request_body = Latest,
+    params(("assistant_id" = Uuid, Path, description = "The assistant")),
+    responses((status = 200, description = "As it is now", body = Assistant),
+              (status = 404, description = "No such assistant, or no such version"), AgentError))]
+pub(crate) async fn latest(
+    State(app): State<AgentApp>,
+    Path(id): Path<AssistantId>,
+    Body(latest): Body<Latest>,
+) -> Result<Json<Assistant>, AgentError> {
+    let row = app
+        .store
+        .write(async |tx| rows::set_latest(tx, app.tenant, id, latest.version).await)
+        .await?;
+    Ok(Json(row.try_into()?))
+}
+
+async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentError> {
+    Ok(app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await?)
+}
+
+/// The graph of an assistant. One that an earlier configuration had is as good as gone.
+fn graph_of<'a>(app: &'a AgentApp, row: &rows::Assistant) -> Result<&'a Graph, AgentError> {
+    app.graphs
+        .get(&row.graph_id)
+        .ok_or_else(|| no_graph(app, &row.graph_id))
+}
+
+fn known_graph(app: &AgentApp, graph: &str) -> Result<(), AgentError> {
+    match app.graphs.get(graph) {
+        Some(_) => Ok(()),
+        None => Err(no_graph(app, graph)),
+    }
+}
+
+fn no_graph(app: &AgentApp, graph: &str) -> AgentError {
+    let known: Vec<&str> = app.graphs.ids().collect();
+    AgentError::missing(format!(
+        "Graph '{graph}' not found. Expected one of: {}",
+        known.join(", ")
+    ))
+}
+
+/// Only assistants whose graph this server has: others may share the database.
+fn which(
+    app: &AgentApp,
+    metadata: Option<Map<String, Value>>,
+    graph_id: Option<String>,
+    name: Option<String>,
+) -> Result<Which, AgentError> {
+    if let Some(graph) = &graph_id {
+        known_graph(app, graph)?;
+    }
+    Ok(Which {
+        graph_id,
+        graphs: app.graphs.ids().map(str::to_owned).collect(),
+        name: name.filter(|name| !name.is_empty()),
+        metadata: metadata.unwrap_or_default(),
+    })
+}
+
+/// Checks the settings of an assistant. Context and `configurable` mirror each other, so that graphs written for
+/// either find what they look for; both at once would leave open which is meant.
+fn settings(
+    mut config: Map<String, Value>,
+    mut context: Map<String, Value>,
+) -> Result<(Map<String, Value>, Map<String, Value>), AgentError> {
+    check_config(&config)?;
+    if let Some(Value::Object(configurable)) = config.get_mut("configurable") {
+        configurable.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
+    }
+    let configurable = match config.get("configurable") {
+        Some(Value::Object(configurable)) => configurable.clone(),
+        _ => Map::new(),
+    };
+    match (configurable.is_empty(), context.is_empty()) {
+        (false, false) if configurable != context => {
+            return Err(AgentError::bad_request(
+                "Cannot specify both configurable and context. Prefer setting context alone.",
+            ));
+        }
+        (false, true) => context = configurable,
+        (true, false) => {
+            config.insert("configurable".to_owned(), Value::Object(context.clone()));
+        }
+        _ => {}
+    }
+    Ok((config, context))
+}
+
+fn text(object: Map<String, Value>) -> String {
+    Value::Object(object).to_string()
+}

@@ -1,0 +1,39 @@
+//! Who may call: everybody, or whoever holds a key of the workspace whose server this is.
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::WWW_AUTHENTICATE;
+use http::{HeaderValue, Method, StatusCode};
+
+use super::app::AgentApp;
+use super::errors::AgentError;
+use super::system::OPEN;
+
+/// The layer in front of every route.
+pub(super) async fn require(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
+    let open = OPEN.contains(&request.uri().path()) || request.method() == Method::OPTIONS;
+    let Some(keys) = app.keys.as_ref().filter(|_| !open) else {
+        return next.run(request).await;
+    };
+    let error = match crate::auth::key_holder(&app.known, keys, &app.clock, request.headers()).await {
+        Ok(principal) if principal.workspaces.contains(&app.tenant) => return next.run(request).await,
+        Ok(_) => AgentError::new(
+            StatusCode::FORBIDDEN,
+            "the API key does not open this server's workspace",
+        ),
+        Err(error) if error.status() == StatusCode::INTERNAL_SERVER_ERROR => {
+            AgentError::new(error.status(), "Internal Server Error")
+        }
+        Err(error) => AgentError::new(error.status(), error.text().to_owned()),
+    };
+    let unauthorized = error.status() == StatusCode::UNAUTHORIZED;
+    let mut response = error.into_response();
+    if unauthorized {
+        // RFC 9110 wants a challenge with every 401.
+        response
+            .headers_mut()
+            .insert(WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey"));
+    }
+    response
+}

@@ -1,0 +1,56 @@
+//! The description of the agent surface, and the same as a page.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::get;
+use http::HeaderMap;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use serde_json::{Value, json};
+use utoipa::OpenApi as _;
+use utoipa::openapi::OpenApi;
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme};
+
+/// Gives the collected paths their head.
+pub(super) fn complete(mut document: OpenApi) -> OpenApi {
+    document.merge(super::errors::Described::openapi());
+    document.info.title = "Towpath agent server".to_owned();
+    env!("CARGO_PKG_VERSION").clone_into(&mut document.info.version);
+    let about = "Assistants, threads, runs, crons and a long-term store: what one deployment offers.";
+    document.info.description = Some(about.to_owned());
+    let components = document.components.get_or_insert_default();
+    let key = ApiKeyValue::with_description("X-API-Key", "An API key, where the server asks for one.");
+    components.add_security_scheme("api_key", SecurityScheme::ApiKey(ApiKey::Header(key)));
+    let key = SecurityRequirement::new::<_, [&str; 0], &str>("api_key", []);
+    document.security = Some(vec![key, SecurityRequirement::default()]);
+    crate::platform::unique_operations(&mut document);
+    document
+}
+
+/// The two routes over a finished document.
+pub(super) fn routes(document: &OpenApi) -> Router {
+    let json = serde_json::to_value(document).expect("the document is plain data with text keys");
+    let page = crate::docs::page_route(&json);
+    let json = Arc::new(json);
+    let described = get(async move |headers: HeaderMap| {
+        let text = match prefix(&headers) {
+            None => json.to_string(),
+            Some(prefix) => below(&json, prefix).to_string(),
+        };
+        ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], text)
+    });
+    Router::new().route("/openapi.json", described).route("/docs", page)
+}
+
+/// Where a proxy says this surface stands, if that looks like a path.
+fn prefix(headers: &HeaderMap) -> Option<&str> {
+    let text = headers.get("x-forwarded-prefix")?.to_str().ok()?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+    (text.starts_with('/') && text.len() <= 256 && text.bytes().all(plain)).then_some(text)
+}
+
+fn below(document: &Value, prefix: &str) -> Value {
+    let mut document = document.clone();
+    document["servers"] = json!([{ "url": prefix }]);
+    document
+}

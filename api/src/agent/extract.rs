@@ -1,0 +1,251 @@
+//! Reading requests of the agent surface. A refusal is one text that names the place.
+
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use http::StatusCode;
+use http::request::Parts;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use serde_path_to_error::Segment;
+use towpath_domain::{AssistantId, CronId, RunId, ThreadId};
+use uuid::Uuid;
+
+use super::answer::without_nul;
+use super::app::AgentApp;
+use super::errors::AgentError;
+use crate::extract::explain;
+
+/// A body that takes longer holds a place others could use.
+const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// A JSON body, under any content type: browsers send text/plain to save a preflight. No body at all counts as `{}`.
+/// Nesting deeper than 128 is refused.
+#[derive(Clone, Debug)]
+pub(crate) struct Body<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<AgentApp> for Body<T> {
+    type Rejection = AgentError;
+
+    async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
+        let limit = app.settings.body_bytes;
+        let read = Limited::new(request.into_body(), limit).collect();
+        let body = match tokio::time::timeout(BODY_PATIENCE, read).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(problem)) if problem.is::<LengthLimitError>() => {
+                return Err(AgentError::new(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    format!("Request body is larger than {limit} bytes"),
+                ));
+            }
+            Ok(Err(_)) => return Err(AgentError::bad_request("Request body broke off before its end")),
+            Err(_) => {
+                return Err(AgentError::new(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "Request body came too slowly",
+                ));
+            }
+        };
+        // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
+        read_json(&without_nul(body)).map(Self)
+    }
+}
+
+/// Reads JSON into `T`.
+pub(crate) fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentError> {
+    let body = if body.iter().all(u8::is_ascii_whitespace) {
+        b"{}"
+    } else {
+        body
+    };
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value: T = serde_path_to_error::deserialize(&mut json).map_err(|problem| {
+        let place = dotted(problem.path());
+        json_problem(&place, problem.inner())
+    })?;
+    json.end().map_err(|problem| json_problem("", &problem))?;
+    Ok(value)
+}
+
+/// Reads `T` out of JSON that was read before.
+pub(crate) fn read_value<T: DeserializeOwned>(value: Value) -> Result<T, AgentError> {
+    serde_path_to_error::deserialize(value).map_err(|problem| {
+        let place = dotted(problem.path());
+        json_problem(&place, problem.inner())
+    })
+}
+
+fn json_problem(place: &str, problem: &serde_json::Error) -> AgentError {
+    let text = problem.to_string();
+    if !problem.is_data() {
+        return AgentError::invalid(if text.starts_with("recursion limit") {
+            "Request body is nested too deeply"
+        } else {
+            "Invalid JSON in request body"
+        });
+    }
+    let (_, message, missing) = explain(&text);
+    AgentError::invalid(placed(place, missing.as_deref(), &message))
+}
+
+/// `config.tags: expected a sequence`.
+fn placed(place: &str, missing: Option<&str>, message: &str) -> String {
+    let parts = [Some(place).filter(|place| !place.is_empty()), missing];
+    let place = parts.into_iter().flatten().collect::<Vec<_>>().join(".");
+    if place.is_empty() {
+        format!("Request body: {message}")
+    } else {
+        format!("{place}: {message}")
+    }
+}
+
+fn dotted(trail: &serde_path_to_error::Path) -> String {
+    let parts = trail.iter().filter_map(|step| match step {
+        Segment::Seq { index } => Some(index.to_string()),
+        Segment::Map { key } => Some(key.clone()),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    });
+    parts.collect::<Vec<_>>().join(".")
+}
+
+/// A parameter of a path.
+pub(crate) trait PathValue: Sized {
+    /// Reads it.
+    fn read(text: &str) -> Result<Self, AgentError>;
+}
+
+macro_rules! path_ids {
+    ($($id:ty => $noun:literal),* $(,)?) => {$(
+        impl PathValue for $id {
+            fn read(text: &str) -> Result<Self, AgentError> {
+                match text.parse::<Uuid>() {
+                    Ok(id) => Ok(id.into()),
+                    Err(_) => Err(AgentError::invalid(concat!("Invalid ", $noun, " ID: must be a UUID"))),
+                }
+            }
+        }
+    )*};
+}
+
+path_ids! {
+    ThreadId => "thread",
+    RunId => "run",
+    AssistantId => "assistant",
+    CronId => "cron",
+    // Checkpoints are named by the graphs that make them; ours are UUIDs of version 6.
+    Uuid => "checkpoint",
+}
+
+impl PathValue for String {
+    fn read(text: &str) -> Result<Self, AgentError> {
+        Ok(text.to_owned())
+    }
+}
+
+/// The parameters of a path, in their order: one, or a tuple.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path<T>(pub T);
+
+impl<A: PathValue, S: Send + Sync> FromRequestParts<S> for Path<A> {
+    type Rejection = AgentError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, AgentError> {
+        let all = params(parts, state).await?;
+        Ok(Self(nth(&all, 0)?))
+    }
+}
+
+impl<A: PathValue, B: PathValue, S: Send + Sync> FromRequestParts<S> for Path<(A, B)> {
+    type Rejection = AgentError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, AgentError> {
+        let all = params(parts, state).await?;
+        Ok(Self((nth(&all, 0)?, nth(&all, 1)?)))
+    }
+}
+
+async fn params<S: Send + Sync>(parts: &mut Parts, state: &S) -> Result<Vec<String>, AgentError> {
+    let all = RawPathParams::from_request_parts(parts, state).await;
+    let all = all.map_err(|_| AgentError::not_found())?;
+    Ok(all.iter().map(|(_, value)| value.to_owned()).collect())
+}
+
+fn nth<A: PathValue>(all: &[String], index: usize) -> Result<A, AgentError> {
+    A::read(all.get(index).map_or("", String::as_str))
+}
+
+/// A yes or no in a query string: Python sends `True`, JavaScript `true`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flag(pub bool);
+
+impl<'de> Deserialize<'de> for Flag {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        Ok(Self(matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")))
+    }
+}
+
+/// The query string.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Query<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = AgentError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, AgentError> {
+        match axum::extract::Query::<T>::from_request_parts(parts, state).await {
+            Ok(axum::extract::Query(value)) => Ok(Self(value)),
+            Err(QueryRejection::FailedToDeserializeQueryString(problem)) => {
+                // Its source is `field: what is wrong`, from the path-aware reader inside axum.
+                let text = std::error::Error::source(&problem)
+                    .map(ToString::to_string)
+                    .unwrap_or_default();
+                let (field, text) = text.split_once(": ").unwrap_or(("", &text));
+                let (_, message, missing) = explain(text);
+                Err(AgentError::invalid(placed(field, missing.as_deref(), &message)))
+            }
+            Err(problem) => Err(AgentError::internal(&problem)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only read")]
+    struct Wish {
+        graph_id: String,
+        config: Option<Config>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only read")]
+    struct Config {
+        tags: Vec<String>,
+    }
+
+    #[test]
+    fn refusals_name_the_place() {
+        let refused = |body: &str| read_json::<Wish>(body.as_bytes()).unwrap_err().detail().to_owned();
+        assert_eq!(refused(""), "graph_id: field required");
+        assert_eq!(refused("{"), "Invalid JSON in request body");
+        assert_eq!(refused("{} x"), "graph_id: field required");
+        assert_eq!(refused(r#"{"graph_id":"a"} x"#), "Invalid JSON in request body");
+        assert_eq!(
+            refused(r#"{"graph_id":"a","config":{"tags":[1]}}"#),
+            "config.tags.0: expected a string"
+        );
+        assert_eq!(refused("[".repeat(500).as_str()), "Request body is nested too deeply");
+    }
+
+    #[test]
+    fn ids_say_whose_they_are() {
+        assert_eq!(
+            ThreadId::read("x").unwrap_err().detail(),
+            "Invalid thread ID: must be a UUID"
+        );
+    }
+}

@@ -1,0 +1,277 @@
+//! The long-term store: JSON objects under a namespace and a key.
+
+use axum::extract::State;
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use towpath_domain::agent::namespace::Namespace;
+use towpath_store::items;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::answer::{Json, Time, raw};
+use super::app::AgentApp;
+use super::errors::AgentError;
+use super::extract::{Body, Flag, Query};
+
+/// The most bytes a key may have.
+const KEY_BYTES: usize = 2048;
+/// The most items one search answers.
+const MOST: i64 = 10_000;
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(put, get, delete))
+        .routes(routes!(search))
+        .routes(routes!(namespaces))
+}
+
+/// An item.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Item {
+    namespace: Vec<String>,
+    key: String,
+    #[schema(value_type = Object)]
+    value: Box<RawValue>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Time,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Time,
+}
+
+impl TryFrom<items::Item> for Item {
+    type Error = AgentError;
+
+    fn try_from(row: items::Item) -> Result<Self, AgentError> {
+        Ok(Self {
+            namespace: row.labels(),
+            value: raw(&row.value)?,
+            key: row.key,
+            created_at: Time(row.created_at),
+            updated_at: Time(row.updated_at),
+        })
+    }
+}
+
+/// An item that was found.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct FoundItem {
+    #[serde(flatten)]
+    item: Item,
+    /// How near it is to the query; always null without an index.
+    score: Option<f64>,
+}
+
+/// Items that were found.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct FoundItems {
+    items: Vec<FoundItem>,
+}
+
+/// An item to be written.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct NewItem {
+    namespace: Vec<String>,
+    key: String,
+    value: Map<String, Value>,
+    /// Minutes it lives; without one the server's default, null for ever.
+    #[serde(default, deserialize_with = "said")]
+    #[schema(value_type = Option<f64>)]
+    ttl: Option<Option<f64>>,
+}
+
+/// Tells null from absent.
+fn said<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::<f64>::deserialize(from).map(Some)
+}
+
+/// Which item.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Which {
+    /// Its key.
+    key: Option<String>,
+    /// Its labels, joined by dots.
+    namespace: Option<String>,
+    /// Whether its time to live begins anew.
+    #[param(value_type = Option<bool>)]
+    refresh_ttl: Option<Flag>,
+}
+
+/// Which item goes.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct GoneItem {
+    #[serde(default)]
+    namespace: Vec<String>,
+    key: String,
+}
+
+/// Which items.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct ItemSearch {
+    namespace_prefix: Vec<String>,
+    /// Equality by key, or operators: `$eq $ne $gt $gte $lt $lte`.
+    filter: Option<Map<String, Value>>,
+    /// 10 unless said.
+    limit: Option<i64>,
+    offset: Option<i64>,
+    /// Natural language; ranks only where the server has an index, and this one has none.
+    query: Option<String>,
+    refresh_ttl: Option<bool>,
+}
+
+/// Which namespaces.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct NamespaceSearch {
+    prefix: Option<Vec<String>>,
+    suffix: Option<Vec<String>>,
+    /// Longer ones are cut to so many labels.
+    max_depth: Option<i64>,
+    /// 100 unless said.
+    limit: Option<i64>,
+    offset: Option<i64>,
+}
+
+/// Namespaces that were found.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Namespaces {
+    namespaces: Vec<Vec<String>>,
+}
+
+/// Write an item, replacing the one that is there.
+#[utoipa::path(put, path = "/store/items", tag = "store", request_body = NewItem,
+    responses((status = 204, description = "Written"), AgentError))]
+pub(crate) async fn put(State(app): State<AgentApp>, Body(new): Body<NewItem>) -> Result<StatusCode, AgentError> {
+    let namespace = Namespace::new("namespace", new.namespace)?;
+    check_key(&new.key)?;
+    let minutes = new.ttl.unwrap_or(app.settings.item_ttl_minutes);
+    if minutes.is_some_and(|minutes| !minutes.is_finite() || minutes <= 0.0) {
+        return Err(AgentError::invalid("ttl: expected a positive number of minutes"));
+    }
+    let value = Value::Object(new.value).to_string();
+    app.store
+        .write(async |tx| items::put(tx, app.tenant, &namespace, &new.key, &value, minutes).await)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// One item, or null where there is none.
+#[utoipa::path(get, path = "/store/items", tag = "store", params(Which),
+    responses((status = 200, description = "The item, or null", body = Option<Item>), AgentError))]
+pub(crate) async fn get(
+    State(app): State<AgentApp>,
+    Query(which): Query<Which>,
+) -> Result<Json<Option<Item>>, AgentError> {
+    let Some(key) = which.key.filter(|key| !key.is_empty()) else {
+        return Err(AgentError::bad_request("Key is required"));
+    };
+    let namespace = Namespace::from_dotted("namespace", &which.namespace.unwrap_or_default())?;
+    let item = app
+        .store
+        .read(async |tx| items::get(tx, app.tenant, &namespace, &key).await)
+        .await?;
+    let Some(item) = item else { return Ok(Json(None)) };
+    let found = std::slice::from_ref(&item);
+    refresh(&app, which.refresh_ttl.map(|Flag(refresh)| refresh), found).await?;
+    Ok(Json(Some(item.try_into()?)))
+}
+
+/// Delete an item, if it is there.
+#[utoipa::path(delete, path = "/store/items", tag = "store", request_body = GoneItem,
+    responses((status = 204, description = "It is gone"), AgentError))]
+pub(crate) async fn delete(State(app): State<AgentApp>, Body(gone): Body<GoneItem>) -> Result<StatusCode, AgentError> {
+    let namespace = Namespace::new("namespace", gone.namespace)?;
+    check_key(&gone.key)?;
+    app.store
+        .write(async |tx| items::delete(tx, app.tenant, &namespace, &gone.key).await)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Items below a namespace, last written first.
+#[utoipa::path(post, path = "/store/items/search", tag = "store", request_body = ItemSearch,
+    responses((status = 200, description = "Items", body = FoundItems), AgentError))]
+pub(crate) async fn search(
+    State(app): State<AgentApp>,
+    Body(search): Body<ItemSearch>,
+) -> Result<Json<FoundItems>, AgentError> {
+    let prefix = Namespace::part("namespace_prefix", search.namespace_prefix)?;
+    let (limit, offset) = window(search.limit, search.offset, 10)?;
+    // Without an index a query ranks nothing: the items are those the filter leaves, as upstream.
+    let _ = search.query;
+    let filter = search.filter.unwrap_or_default();
+    let found = app
+        .store
+        .read(async |tx| items::search(tx, app.tenant, &prefix, &filter, limit, offset).await)
+        .await?;
+    refresh(&app, search.refresh_ttl, &found).await?;
+    let items = found.into_iter().map(|row| {
+        Ok(FoundItem {
+            item: row.try_into()?,
+            score: None,
+        })
+    });
+    Ok(Json(FoundItems {
+        items: items.collect::<Result<_, AgentError>>()?,
+    }))
+}
+
+/// Namespaces that hold something.
+#[utoipa::path(post, path = "/store/namespaces", tag = "store", request_body = NamespaceSearch,
+    responses((status = 200, description = "Namespaces, sorted", body = Namespaces), AgentError))]
+pub(crate) async fn namespaces(
+    State(app): State<AgentApp>,
+    Body(search): Body<NamespaceSearch>,
+) -> Result<Json<Namespaces>, AgentError> {
+    let prefix = Namespace::part("prefix", search.prefix.unwrap_or_default())?;
+    let suffix = Namespace::part("suffix", search.suffix.unwrap_or_default())?;
+    let (limit, offset) = window(search.limit, search.offset, 100)?;
+    let depth = match search.max_depth {
+        None => None,
+        Some(depth) => Some(
+            usize::try_from(depth)
+                .ok()
+                .filter(|depth| *depth > 0)
+                .ok_or_else(|| AgentError::invalid("max_depth: expected 1 or more"))?,
+        ),
+    };
+    let size = |count: i64| usize::try_from(count).unwrap_or(usize::MAX);
+    let namespaces = app
+        .store
+        .read(async |tx| items::namespaces(tx, app.tenant, &prefix, &suffix, depth, size(limit), size(offset)).await)
+        .await?;
+    Ok(Json(Namespaces { namespaces }))
+}
+
+/// Lets the time of items begin anew, where somebody wants it.
+async fn refresh(app: &AgentApp, wanted: Option<bool>, found: &[items::Item]) -> Result<(), AgentError> {
+    let wanted = wanted.unwrap_or(app.settings.refresh_on_read);
+    if !wanted || found.iter().all(|item| item.expires_at.is_none()) {
+        return Ok(());
+    }
+    Ok(app
+        .store
+        .write(async |tx| items::refresh(tx, app.tenant, found).await)
+        .await?)
+}
+
+fn check_key(key: &str) -> Result<(), AgentError> {
+    if key.is_empty() || key.len() > KEY_BYTES || key.contains('\0') {
+        return Err(AgentError::invalid(format!(
+            "key: expected 1 to {KEY_BYTES} bytes without NUL"
+        )));
+    }
+    Ok(())
+}
+
+fn window(limit: Option<i64>, offset: Option<i64>, usual: i64) -> Result<(i64, i64), AgentError> {
+    let (limit, offset) = (limit.unwrap_or(usual), offset.unwrap_or(0));
+    if !(1..=MOST).contains(&limit) {
+        return Err(AgentError::invalid(format!("limit: expected 1 to {MOST}")));
+    }
+    if offset < 0 {
+        return Err(AgentError::invalid("offset: expected 0 or more"));
+    }
+    Ok((limit, offset))
+}

@@ -1,0 +1,316 @@
+//! What clients and operators ask about the server itself.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use towpath_store::agent_stats::{OpenRuns, open_runs};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::answer::Json;
+use super::app::AgentApp;
+use super::errors::AgentError;
+use super::extract::{Flag, Query};
+
+/// The release of the agent protocol's reference server whose interface this is. Studios refuse to talk to versions
+/// they take for old ones, so the product's own version stands beside it.
+const SPEAKS: &str = "0.16.7";
+/// The release of the graph library whose checkpoints and streams these are.
+const GRAPHS_LIKE: &str = "1.2.22";
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(root))
+        .routes(routes!(ok))
+        .routes(routes!(info))
+        .routes(routes!(metrics))
+        .routes(routes!(livez))
+        .routes(routes!(readyz))
+}
+
+/// Paths that are open where others need a key.
+pub(super) const OPEN: [&str; 8] = [
+    "/",
+    "/ok",
+    "/info",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+    "/livez",
+    "/readyz",
+];
+
+/// How health is asked.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Asked {
+    /// Also ask what this server depends on.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    check_db: Flag,
+}
+
+/// How a live server answers.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Ok {
+    ok: bool,
+    /// `healthy` or `unhealthy`, by dependency, where `check_db` asked for it.
+    services: BTreeMap<&'static str, &'static str>,
+}
+
+/// Alive.
+#[utoipa::path(get, path = "/ok", tag = "system", params(Asked), security(()),
+    responses((status = 200, description = "Alive", body = Ok),
+              (status = 500, description = "A dependency that it cannot do without is away", body = Ok)))]
+pub(crate) async fn ok(State(app): State<AgentApp>, Query(asked): Query<Asked>) -> Response {
+    let mut services = BTreeMap::new();
+    let mut ok = true;
+    if asked.check_db.0 {
+        let readiness = app.ops.health().readiness().await;
+        ok = matches!(readiness.status, "ready" | "degraded");
+        for (name, state) in readiness.dependencies.unwrap_or_default() {
+            services.insert(name, if state.status == "ok" { "healthy" } else { "unhealthy" });
+        }
+    }
+    let status = if ok {
+        StatusCode::OK
+    } else {
+        StatusCode::INTERNAL_SERVER_ERROR
+    };
+    (status, Json(Ok { ok, services })).into_response()
+}
+
+/// Alive, as [`ok`].
+#[utoipa::path(get, path = "/", tag = "system", params(Asked), security(()),
+    responses((status = 200, description = "Alive", body = Ok)))]
+pub(crate) async fn root(app: State<AgentApp>, asked: Query<Asked>) -> Response {
+    ok(app, asked).await
+}
+
+/// Alive: asks no dependency, so a database that is away restarts nobody.
+#[utoipa::path(get, path = "/livez", tag = "system", security(()),
+    responses((status = 200, description = "Alive", body = Ok)))]
+pub(crate) async fn livez() -> Json<Ok> {
+    Json(Ok {
+        ok: true,
+        services: BTreeMap::new(),
+    })
+}
+
+/// Ready: the process can do its work.
+#[utoipa::path(get, path = "/readyz", tag = "system", security(()),
+    responses((status = 200, description = "Ready, perhaps degraded", body = crate::ops::Readiness),
+              (status = 503, description = "Not ready", body = crate::ops::Readiness)))]
+pub(crate) async fn readyz(State(app): State<AgentApp>) -> Response {
+    let readiness = app.ops.health().readiness().await;
+    let status = if matches!(readiness.status, "ready" | "degraded") {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, [(CACHE_CONTROL, "no-store")], Json(readiness)).into_response()
+}
+
+/// What this server is and can.
+#[utoipa::path(get, path = "/info", tag = "system", security(()),
+    responses((status = 200, description = "Version and abilities", body = Object)))]
+pub(crate) async fn info() -> Json<Value> {
+    Json(json!({
+        "version": SPEAKS,
+        "langgraph_py_version": GRAPHS_LIKE,
+        "server": { "name": "towpath", "version": env!("CARGO_PKG_VERSION") },
+        "flags": {
+            "assistants": true,
+            "crons": true,
+            "langsmith": false,
+            "langsmith_tracing_replicas": false,
+            "langsmith_tracing_session_on_runs": false,
+        },
+        "host": {
+            "kind": "self-hosted",
+            "project_id": null,
+            "host_revision_id": null,
+            "revision_id": null,
+            "tenant_id": null,
+        },
+    }))
+}
+
+/// How metrics are written.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Format {
+    /// `prometheus`, or `json`.
+    format: Option<String>,
+}
+
+/// Metrics: this process's, and how busy the server is.
+#[utoipa::path(get, path = "/metrics", tag = "system", params(Format), security(()),
+    responses((status = 200, description = "Metrics", content((String = "text/plain"), (Object = "application/json"))),
+              AgentError))]
+pub(crate) async fn metrics(
+    State(app): State<AgentApp>,
+    Query(Format { format }): Query<Format>,
+) -> Result<Response, AgentError> {
+    let open = app
+        .store
+        .read(async |tx| open_runs(tx, app.tenant).await)
+        .await
+        .map_err(AgentError::from)?;
+    let rendered = app.ops.rendered();
+    match format.as_deref() {
+        None | Some("prometheus") => {
+            let text = rendered.clone() + &prometheus(&app, &open, &rendered);
+            let kind = [(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+            Ok((kind, text).into_response())
+        }
+        Some("json") => Ok(Json(as_json(&app, &open, &rendered)).into_response()),
+        Some(_) => Err(AgentError::invalid("format: expected prometheus or json")),
+    }
+}
+
+struct Slots {
+    most: i64,
+    busy: i64,
+}
+
+/// Slots of one worker process, and how many of them the runs at work would fill.
+fn slots(app: &AgentApp, open: &OpenRuns) -> Slots {
+    let most = i64::try_from(app.settings.slots).unwrap_or(i64::MAX);
+    Slots {
+        most,
+        busy: open.running.min(most),
+    }
+}
+
+/// The names that dashboards of the reference server use.
+fn prometheus(app: &AgentApp, open: &OpenRuns, rendered: &str) -> String {
+    let Slots { most, busy } = slots(app, open);
+    let mut text = String::new();
+    for (name, about, value) in [
+        ("num_pending_runs", "Runs that wait", open.pending),
+        ("num_running_runs", "Runs at work", open.running),
+        ("workers_max", "Run slots of one worker process", most),
+        ("workers_active", "Run slots in use", busy),
+        ("workers_available", "Run slots free", most - busy),
+    ] {
+        let _ = writeln!(
+            text,
+            "# HELP lg_api_{name} {about}\n# TYPE lg_api_{name} gauge\nlg_api_{name} {value}"
+        );
+    }
+    for (name, about, value) in [
+        (
+            "pending_runs_wait_time_max",
+            "Longest wait in seconds",
+            open.longest_wait_seconds,
+        ),
+        (
+            "pending_runs_wait_time_med",
+            "Median wait in seconds",
+            open.median_wait_seconds,
+        ),
+        (
+            "pending_unblocked_runs_wait_time_max",
+            "Longest wait in seconds of a run that nothing stands before",
+            open.longest_unblocked_wait_seconds,
+        ),
+    ] {
+        let _ = writeln!(
+            text,
+            "# HELP lg_api_{name} {about}\n# TYPE lg_api_{name} gauge\nlg_api_{name} {value}"
+        );
+    }
+    let requests = requests(rendered);
+    if !requests.is_empty() {
+        let name = "lg_api_http_requests_total";
+        let _ = writeln!(text, "# HELP {name} HTTP requests answered\n# TYPE {name} counter");
+        for Requests {
+            method,
+            path,
+            status,
+            count,
+        } in requests
+        {
+            let _ = writeln!(
+                text,
+                "{name}{{method=\"{method}\",path=\"{path}\",status=\"{status}\"}} {count}"
+            );
+        }
+    }
+    text
+}
+
+fn as_json(app: &AgentApp, open: &OpenRuns, rendered: &str) -> Value {
+    let Slots { most, busy } = slots(app, open);
+    json!({
+        "queue": {
+            "n_pending": open.pending,
+            "n_running": open.running,
+            "pending_runs_wait_time_max_secs": open.longest_wait_seconds,
+            "pending_runs_wait_time_med_secs": open.median_wait_seconds,
+            "pending_unblocked_runs_wait_time_max_secs": open.longest_unblocked_wait_seconds,
+        },
+        "workers": { "max": most, "active": busy, "available": most - busy },
+        "api": { "http_requests_total": requests(rendered) },
+    })
+}
+
+/// Requests of one kind.
+#[derive(Debug, PartialEq, Serialize)]
+struct Requests {
+    method: String,
+    path: String,
+    status: String,
+    count: u64,
+}
+
+/// Reads them out of this process's own metrics.
+fn requests(rendered: &str) -> Vec<Requests> {
+    let lines = rendered
+        .lines()
+        .filter_map(|line| line.strip_prefix("towpath_http_requests_total{"));
+    lines
+        .filter_map(|line| {
+            let (labels, count) = line.rsplit_once("} ")?;
+            let label = |name: &str| {
+                let (_, rest) = labels.split_once(&format!("{name}=\""))?;
+                rest.split_once('"').map(|(value, _)| value.to_owned())
+            };
+            Some(Requests {
+                method: label("method")?,
+                path: label("route")?,
+                status: label("status")?,
+                count: count.trim().parse().ok()?,
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_read_from_the_processes_own_metrics() {
+        let rendered = "# TYPE x counter\n\
+            towpath_http_requests_total{route=\"/threads/{thread_id}\",method=\"GET\",status=\"200\"} 7\n\
+            towpath_http_requests_in_flight 1\n";
+        let found = requests(rendered);
+        assert_eq!(
+            found,
+            [Requests {
+                method: "GET".into(),
+                path: "/threads/{thread_id}".into(),
+                status: "200".into(),
+                count: 7
+            }]
+        );
+    }
+}

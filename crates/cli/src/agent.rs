@@ -1,0 +1,107 @@
+//! `towpath agent`: an agent server, in one process or in several.
+
+use anyhow::bail;
+use towpath_domain::TenantId;
+use towpath_store::{Dialect, Store, access};
+use uuid::Uuid;
+
+use crate::arguments::{Agent, flag};
+use crate::config::{AgentAuth, Config, Inputs, Mode, Settings};
+use crate::exit::Usage;
+use crate::first_key;
+use crate::graph_file::GraphFile;
+use crate::serve::roles;
+use crate::signals::Signals;
+use crate::storage::Storage;
+use crate::telemetry;
+use crate::wiring::{AgentParts, AgentServer, Roles};
+
+/// The workspace of an agent server that was not told one: the same for every process that shares a database.
+const WORKSPACE: TenantId = TenantId(Uuid::from_u128(0x0000_0000_0000_4000_8000_0000_0000_0001));
+
+/// Runs until it is asked to stop.
+///
+/// # Errors
+/// When something cannot be started, or breaks.
+pub async fn run(command: Agent) -> anyhow::Result<()> {
+    let flags = [
+        flag("listen", "--listen", command.listen),
+        flag(
+            "agent.graphs",
+            "--config",
+            command.config.as_ref().map(|path| path.display()),
+        ),
+        flag("agent.auth", "--agent-auth", command.agent_auth.then_some("key")),
+        flag(
+            "data_dir",
+            "--data-dir",
+            command.data_dir.as_ref().map(|path| path.display()),
+        ),
+        flag("log.filter", "--log", command.log.as_ref()),
+    ];
+    let flags = flags.into_iter().flatten().collect();
+    let config = Config::load(&Inputs::of_process(Mode::Agent, flags, command.settings))?;
+    telemetry::start_logging(&config)?;
+    let settings = &config.settings;
+    let file = GraphFile::find(settings.agent.graphs.as_deref())?;
+    let metrics = telemetry::start_metrics()?;
+    let roles = roles(&command.role);
+    let storage = Storage::open(settings).await?;
+    if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
+        bail!(Usage(
+            "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
+        ));
+    }
+    let tenant = tenant(&storage.store, settings).await?;
+    let auth = match settings.agent.auth {
+        AgentAuth::Auto => !settings.listen.ip().is_loopback(),
+        AgentAuth::Key => true,
+        AgentAuth::None => false,
+    };
+    if auth && roles.api && !storage.store.read(async |tx| access::has_keys(tx).await).await? {
+        bail!(Usage(format!(
+            "{} asks for API keys and there is none: give TOWPATH_API_KEY and TOWPATH_TENANT_ID, make one with \
+             `DATABASE_URI=… towpath keys create`, or let everybody in with TOWPATH_AGENT_AUTH=none",
+            settings.listen
+        )));
+    }
+    let signals = Signals::listen()?;
+    let keys = auth.then(|| storage.store.clone());
+    let parts = AgentParts {
+        address: settings.listen,
+        store: storage.store,
+        data: storage.data,
+        tenant,
+        keys,
+        redis: settings.redis_uri.clone(),
+        loopback: false,
+        file,
+        metrics,
+    };
+    let server = AgentServer::start(&config, roles, parts).await?;
+    tracing::info!(listen = %server.address(), roles = %roles, "ready");
+    server.run(signals).await
+}
+
+/// The workspace whose server this is: the one that was told, else the only one there is, else one of our own.
+async fn tenant(store: &Store, settings: &Settings) -> anyhow::Result<TenantId> {
+    if settings.api_key.is_some() || settings.tenant_id.is_some() {
+        first_key::of_agent(store, settings).await?;
+    }
+    if let Some(tenant) = settings.tenant_id {
+        return Ok(tenant);
+    }
+    let known = store.read(async |tx| access::list_workspaces(tx, None).await).await?;
+    match &known[..] {
+        [] => {
+            store
+                .write(async |tx| access::ensure_workspace(tx, WORKSPACE).await)
+                .await?;
+            Ok(WORKSPACE)
+        }
+        [only] => Ok(only.id),
+        _ => bail!(Usage(
+            "this database has several workspaces: say as TOWPATH_TENANT_ID whose agent server this is".into()
+        )),
+    }
+}

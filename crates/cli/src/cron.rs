@@ -1,0 +1,42 @@
+//! `towpath cron`: when a schedule fires. What the clock changes of a zone do to it is best seen.
+
+use anyhow::anyhow;
+use towpath_domain::agent::cron::{Schedule, zone};
+use towpath_domain::{Clock, Rejection, Timestamp};
+
+use crate::arguments::{Cron, Output};
+use crate::exit::Usage;
+
+/// Prints the next times.
+///
+/// # Errors
+/// When the schedule is none, or names a zone there is not.
+pub fn run(command: &Cron) -> anyhow::Result<()> {
+    let wrong = |why: Rejection| anyhow!(Usage(why.message));
+    let schedule: Schedule = command.schedule.parse().map_err(wrong)?;
+    let zone = zone(Some(&command.timezone)).map_err(wrong)?;
+    let mut time = command.after.unwrap_or_else(|| Clock::system().now());
+    let mut times: Vec<Timestamp> = Vec::new();
+    for _ in 0..command.count {
+        let Some(next) = schedule.next_after(time, zone) else {
+            break;
+        };
+        times.push(next);
+        time = next;
+    }
+    match command.output {
+        Output::Json => println!("{}", serde_json::to_string(&times)?),
+        Output::Table if times.is_empty() => println!("never"),
+        Output::Table => {
+            for time in times {
+                let local = time.to_utc().with_timezone(&zone);
+                println!(
+                    "{}   {}",
+                    local.format("%a %Y-%m-%d %H:%M %Z"),
+                    time.to_utc().format("%Y-%m-%dT%H:%MZ")
+                );
+            }
+        }
+    }
+    Ok(())
+}

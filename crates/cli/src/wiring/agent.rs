@@ -1,0 +1,325 @@
+//! An agent server: its own database, workers and scheduler beside its HTTP, alone in a process or inside of `dev`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use towpath_api::agent::{AgentApp, Parts, Settings as Surface, agent_router};
+use towpath_api::{Health, Ops};
+use towpath_domain::{Clock, Secret, TenantId};
+use towpath_durable::Engine;
+use towpath_outbound::{Guard, Policy};
+use towpath_queue::Queue;
+use towpath_runtime::Graphs;
+use towpath_scheduler::Scheduler;
+use towpath_store::assistants::{self, Content};
+use towpath_store::Store;
+use towpath_workers::Workers;
+use towpath_workflows::agent::{self, AgentWorld};
+
+use super::{Roles, parts};
+use crate::config::{Config, Settings};
+use crate::data_dir::DataDir;
+use crate::graph_file::GraphFile;
+use crate::signals::Signals;
+
+/// The exporter's histograms grow until this is done.
+const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// What an agent server is made of, beside the settings.
+pub struct AgentParts {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its database, the schema up to date.
+    pub store: Store,
+    /// Its data folder, where it alone uses one.
+    pub data: Option<DataDir>,
+    /// Whose it is.
+    pub tenant: TenantId,
+    /// Where API keys are kept, where callers need one.
+    pub keys: Option<Store>,
+    /// Redis between the processes of one server.
+    pub redis: Option<Secret>,
+    /// Whether its graphs and webhooks may call this machine.
+    pub loopback: bool,
+    /// Its graphs.
+    pub file: GraphFile,
+    /// Renders the process's metrics.
+    pub metrics: PrometheusHandle,
+}
+
+/// An agent server at work.
+pub struct AgentServer {
+    address: SocketAddr,
+    grace: Duration,
+    store: Store,
+    /// Cancelled: take nothing more.
+    draining: CancellationToken,
+    http: JoinHandle<std::io::Result<usize>>,
+    workers: Option<Workers>,
+    scheduler: Option<Scheduler>,
+    upkeep: JoinHandle<()>,
+    /// The folder's lock, given back last.
+    _data: Option<DataDir>,
+}
+
+impl AgentServer {
+    /// Starts the roles. When this returns, the server answers.
+    ///
+    /// # Errors
+    /// When a part cannot be made, or the address is taken.
+    pub async fn start(config: &Config, roles: Roles, given: AgentParts) -> anyhow::Result<Self> {
+        if let Some(point) = &config.failpoint {
+            tracing::warn!(point, "this process was told to die at a point");
+            towpath_domain::failpoint::arm(point);
+        }
+        let settings = &config.settings;
+        // Bound first: a taken port is the commonest mistake, and must not cost a claimed job.
+        let listener = TcpListener::bind(given.address).await;
+        let listener = listener.with_context(|| format!("cannot listen on {}", given.address))?;
+        let address = listener.local_addr()?;
+        let store = given.store;
+        let queue = queue(&store, given.redis.as_ref()).await?;
+        let guard = Guard::new(Policy {
+            loopback: given.loopback,
+            allow: settings.outbound_allow.clone(),
+        });
+        let graphs = given.file.ready(guard.clone(), &config.environment);
+        // Every process that ends jobs must know how they end: also one that only takes requests.
+        let mut registry = agent::registry();
+        registry.attach(&store);
+        offer(&store, given.tenant, &graphs).await?;
+
+        let draining = CancellationToken::new();
+        let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone());
+        let router = if roles.api {
+            agent_router(AgentApp::new(Parts {
+                store: store.clone(),
+                queue: queue.clone(),
+                graphs: graphs.clone(),
+                tenant: given.tenant,
+                keys: given.keys,
+                clock: Clock::system(),
+                draining: draining.clone(),
+                ops,
+                settings: surface(settings, &given.file),
+            }))
+        } else {
+            towpath_api::health_router(ops)
+        };
+        let grace = settings.drain_grace;
+        let http = tokio::spawn(towpath_api::serve(listener, router, draining.clone(), grace));
+
+        // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
+        let scheduler = if roles.scheduler {
+            agent::ensure_sweeps(&store, given.tenant).await?;
+            Some(Scheduler::start(&store, parts::scheduler(settings)).await?)
+        } else {
+            None
+        };
+        let workers = if roles.worker {
+            let engine = Engine::new(store.clone(), parts::engine(settings));
+            let options = parts::pools(settings, &registry.pools());
+            let world = Arc::new(AgentWorld {
+                store: store.clone(),
+                queue: queue.clone(),
+                graphs,
+                guard,
+                settings: agent::Settings {
+                    max_attempts: settings.agent.run_attempts,
+                    timeout: settings.agent.run_timeout,
+                    events_kept: settings.agent.event_retention,
+                    // Readers in other processes find events only in the log.
+                    log_all: given.redis.is_none() && roles != Roles::ALL,
+                    webhook_secret: settings.agent.webhook_secret.clone(),
+                    api_url: None,
+                    thread_ttl: given.file.server.thread_ttl(),
+                    keep_checkpoints: settings.agent.keep_checkpoints,
+                },
+            });
+            Some(Workers::start(engine, &queue, &Arc::new(registry), &world, &options)?)
+        } else {
+            None
+        };
+        let metrics = given.metrics;
+        let upkeep = tokio::spawn(async move {
+            let mut upkeep = tokio::time::interval(UPKEEP_EVERY);
+            loop {
+                upkeep.tick().await;
+                metrics.run_upkeep();
+            }
+        });
+        Ok(Self {
+            address,
+            grace,
+            store,
+            draining,
+            http,
+            workers,
+            scheduler,
+            upkeep,
+            _data: given.data,
+        })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.
+    ///
+    /// # Errors
+    /// When serving breaks, or draining fails.
+    pub async fn run(mut self, mut signals: Signals) -> anyhow::Result<()> {
+        let broken = tokio::select! {
+            number = signals.next() => {
+                tracing::info!(signal = number, grace_seconds = self.grace.as_secs(), "draining");
+                None
+            }
+            ended = &mut self.http => Some(ended),
+        };
+        signals.end_at_next();
+        if let Some(ended) = broken {
+            let why = match ended {
+                Ok(Ok(_)) => anyhow!("it ended by itself"),
+                Ok(Err(error)) => error.into(),
+                Err(error) => error.into(),
+            };
+            // Work in hand is still given back well.
+            self.http = tokio::spawn(async { Ok(0) });
+            self.drain().await?;
+            return Err(why.context("serving HTTP"));
+        }
+        self.drain().await
+    }
+
+    /// Takes nothing more, lets what is under way finish for the grace time, hands back the rest.
+    ///
+    /// # Errors
+    /// When a part of the process had panicked.
+    pub async fn drain(self) -> anyhow::Result<()> {
+        self.draining.cancel();
+        self.upkeep.abort();
+        let workers = async {
+            if let Some(workers) = self.workers {
+                let drained = workers.drain(self.grace).await;
+                tracing::info!(
+                    jobs.at_work = drained.at_work,
+                    jobs.handed_back = drained.handed_back,
+                    "workers of the agent server drained"
+                );
+            }
+        };
+        // Together: both have the same grace.
+        let ((), served) = tokio::join!(workers, self.http);
+        if let Some(scheduler) = self.scheduler {
+            scheduler.stop().await;
+        }
+        self.store.close().await;
+        served.context("serving HTTP")?.context("serving HTTP")?;
+        tracing::info!("agent server drained");
+        Ok(())
+    }
+}
+
+async fn queue(store: &Store, redis: Option<&Secret>) -> anyhow::Result<Queue> {
+    let queue = match redis {
+        None => Queue::local(),
+        Some(uri) => Queue::redis(uri.reveal(), towpath_queue::Options::default())
+            .await
+            .context("redis_uri")?,
+    };
+    agent::connect(store, &queue);
+    Ok(queue)
+}
+
+/// Each graph has an assistant of its name from the start.
+async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::Result<()> {
+    let contents: Vec<Content> = graphs
+        .iter()
+        .map(|graph| Content {
+            graph_id: graph.id().to_owned(),
+            name: graph.name().unwrap_or(graph.id()).to_owned(),
+            description: graph.description().map(str::to_owned),
+            config: "{}".to_owned(),
+            context: "{}".to_owned(),
+            metadata: r#"{"created_by":"system"}"#.to_owned(),
+        })
+        .collect();
+    store
+        .write(async |tx| {
+            for content in &contents {
+                assistants::ensure_system(tx, tenant, content).await?;
+            }
+            Ok(())
+        })
+        .await
+        .context("the graphs' assistants")
+}
+
+fn surface(settings: &Settings, file: &GraphFile) -> Surface {
+    let agent = &settings.agent;
+    // What an operator says wins over what the graphs' authors do.
+    let cors_origins = if agent.cors_origins.is_empty() {
+        file.server.cors_origins().unwrap_or_default()
+    } else {
+        agent.cors_origins.clone()
+    };
+    let mount_prefix = match agent.mount_prefix.as_str() {
+        "" => file.server.mount_prefix().unwrap_or_default().to_owned(),
+        prefix => prefix.to_owned(),
+    };
+    Surface {
+        requests: settings.requests,
+        body_bytes: agent.body_bytes,
+        slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
+        cors_origins,
+        mount_prefix,
+        always_resumable: agent.always_resumable,
+        thread_ttl: file.server.thread_ttl(),
+        item_ttl_minutes: file.server.item_ttl_minutes(),
+        refresh_on_read: file.server.refresh_on_read(),
+        ..Surface::default()
+    }
+}
+
+/// The database must answer; without Redis the server is slower, and still ready.
+fn health(store: &Store, queue: &Queue, draining: CancellationToken) -> Health {
+    let store = store.clone();
+    let database = parts::probe(move || {
+        let store = store.clone();
+        async move {
+            store.check().await.map_err(|error| {
+                tracing::debug!(
+                    error = &error as &dyn std::error::Error,
+                    "the database is asked in vain"
+                );
+                error.told()
+            })
+        }
+    });
+    let health = Health::new(draining).require("database", database);
+    if queue.health().state == towpath_queue::State::Local {
+        return health;
+    }
+    let queue = queue.clone();
+    let redis = parts::probe(move || {
+        let state = queue.health().state;
+        async move {
+            match state {
+                towpath_queue::State::Down { error, .. } => {
+                    tracing::debug!(%error, "redis is asked in vain");
+                    Err(parts::REDIS_AWAY)
+                }
+                _ => Ok(()),
+            }
+        }
+    });
+    health.want("redis", redis)
+}

@@ -1,0 +1,19 @@
+//! The nouns of the agent server and the rules about them: runs on threads, what is streamed, how configurations merge.
+//!
+//! Field names and defaults are those of the agent protocol that the official clients speak.
+
+pub mod cron;
+pub mod namespace;
+pub mod frame;
+pub mod merge;
+pub mod request;
+pub mod state;
+pub mod stream;
+
+pub use frame::Frame;
+pub use merge::{Layers, Merged, Object, merge};
+pub use request::{
+    AdmittedRun, Durability, IfNotExists, Kwargs, Nodes, OnCompletion, OnDisconnect, OneOrMany, RunRequest,
+};
+pub use state::{CancelAction, InTheWay, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
+pub use stream::{EventId, Since, StreamMode};

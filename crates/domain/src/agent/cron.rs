@@ -1,0 +1,522 @@
+//! When a cron fires next: five fields read in the wall time of a zone.
+//!
+//! ```text
+//! minute 0-59 · hour 0-23 · day of month 1-31, L · month 1-12, JAN-DEC · day of week 0-7, SUN-SAT, n#1-5, Ln
+//! each: * ? a  a-b  */s  a-b/s  a/s (to the end)  and lists of those; a range may wrap around (FRI-MON)
+//! @hourly @daily @midnight @weekly @monthly @yearly @annually
+//! ```
+//!
+//! Where both days are restricted, either may match. Where the clock is set forward, a time of a restricted hour that
+//! does not exist fires when the clock has jumped; where it is set back, a time that comes twice fires the first
+//! time. A cron of every hour (its hour field has a `*`) follows real time instead: it neither catches up nor skips.
+
+use std::str::FromStr;
+
+use chrono::{
+    DateTime, Datelike as _, Days, LocalResult, NaiveDate, NaiveDateTime, TimeDelta, TimeZone as _, Timelike as _,
+};
+use chrono_tz::Tz;
+
+use crate::{Rejection, Timestamp};
+
+/// A day that does not come within so many years never comes (29 February of a given weekday comes within 40).
+const YEARS: i32 = 50;
+/// Longer texts are no schedule.
+const LONGEST: usize = 1024;
+
+/// When something recurs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    minutes: u64,
+    hours: u64,
+    every_hour: bool,
+    months: u64,
+    days: DaysOfMonth,
+    weekdays: Weekdays,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DaysOfMonth {
+    days: u64,
+    last: bool,
+    any: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Weekdays {
+    days: u64,
+    /// `nth[n - 1]`: these days of the week when they come the nth time in a month.
+    nth: [u64; 5],
+    last: u64,
+    any: bool,
+}
+
+/// Reads the name of a zone; nothing said means UTC.
+///
+/// # Errors
+/// `Invalid` naming `timezone`.
+pub fn zone(name: Option<&str>) -> Result<Tz, Rejection> {
+    let Some(name) = name else { return Ok(Tz::UTC) };
+    name.parse()
+        .map_err(|_| Rejection::invalid("timezone", "timezone: expected an IANA name such as Europe/Berlin"))
+}
+
+impl Schedule {
+    /// The first time after `after` at which it fires in `zone`, or `None` when there is none within fifty years.
+    #[must_use]
+    pub fn next_after(&self, after: Timestamp, zone: Tz) -> Option<Timestamp> {
+        let after: DateTime<Tz> = after.to_utc().with_timezone(&zone);
+        // Where the clock was set back, wall times of the day before may come again: begin a day early.
+        let mut day = after.date_naive().pred_opt()?;
+        let end = day.year().checked_add(YEARS)?;
+        // A day with a match may have none after `after`, so the best of two such days is taken: instants of one day
+        // cannot pass those of the day after the next.
+        let mut best: Option<DateTime<Tz>> = None;
+        while day.year() <= end {
+            if self.months >> day.month() & 1 == 0 {
+                day = first_of_next_month(day)?;
+                if best.is_some() {
+                    break;
+                }
+                continue;
+            }
+            if self.day_matches(day) {
+                let found = self.first_of_day(day, &after);
+                best = [best, found].into_iter().flatten().min();
+            }
+            if best.as_ref().is_some_and(|best| best.date_naive() < day) {
+                break;
+            }
+            day = day.checked_add_days(Days::new(1))?;
+        }
+        best.map(|time| time.to_utc().into())
+    }
+
+    /// The first instant after `after` among the wall times of `day`.
+    fn first_of_day(&self, day: NaiveDate, after: &DateTime<Tz>) -> Option<DateTime<Tz>> {
+        let zone = after.timezone();
+        let mut best: Option<DateTime<Tz>> = None;
+        for hour in bits(self.hours) {
+            for minute in bits(self.minutes) {
+                let wall = day.and_hms_opt(hour, minute, 0)?;
+                let instant = match zone.from_local_datetime(&wall) {
+                    LocalResult::Single(time) => Some(time).filter(|time| time > after),
+                    LocalResult::Ambiguous(first, again) if self.every_hour => {
+                        [first, again].into_iter().find(|time| time > after)
+                    }
+                    LocalResult::Ambiguous(first, _) => Some(first).filter(|time| time > after),
+                    LocalResult::None if self.every_hour => None,
+                    LocalResult::None => after_gap(zone, wall).filter(|time| time > after),
+                };
+                best = [best, instant].into_iter().flatten().min();
+            }
+            // Wall times grow with the hour, instants too but for a clock that was set back, by two hours at most.
+            if best.as_ref().is_some_and(|best| best.hour() + 3 < hour) {
+                break;
+            }
+        }
+        best
+    }
+
+    fn day_matches(&self, day: NaiveDate) -> bool {
+        let of_month = self.days.any || self.days.matches(day);
+        let of_week = self.weekdays.any || self.weekdays.matches(day);
+        if self.days.any || self.weekdays.any {
+            of_month && of_week
+        } else {
+            of_month || of_week
+        }
+    }
+}
+
+impl DaysOfMonth {
+    fn matches(&self, day: NaiveDate) -> bool {
+        self.days >> day.day() & 1 == 1 || (self.last && is_in_last_days(day, 1))
+    }
+}
+
+impl Weekdays {
+    fn matches(&self, day: NaiveDate) -> bool {
+        let weekday = day.weekday().num_days_from_sunday();
+        let nth = (day.day0() / 7) as usize;
+        self.days >> weekday & 1 == 1
+            || self.nth[nth] >> weekday & 1 == 1
+            || (self.last >> weekday & 1 == 1 && is_in_last_days(day, 7))
+    }
+}
+
+/// Whether the month ends within `days` days, this one included.
+fn is_in_last_days(day: NaiveDate, days: u64) -> bool {
+    day.checked_add_days(Days::new(days))
+        .is_none_or(|later| later.month() != day.month())
+}
+
+fn first_of_next_month(day: NaiveDate) -> Option<NaiveDate> {
+    let (year, month) = if day.month() == 12 {
+        (day.year() + 1, 1)
+    } else {
+        (day.year(), day.month() + 1)
+    };
+    NaiveDate::from_ymd_opt(year, month, 1)
+}
+
+/// The first instant after the gap in which `wall` lies. Gaps are of whole minutes, and a day at most.
+fn after_gap(zone: Tz, wall: NaiveDateTime) -> Option<DateTime<Tz>> {
+    (1..=24 * 60).find_map(|minutes| {
+        let later = wall.checked_add_signed(TimeDelta::minutes(minutes))?;
+        zone.from_local_datetime(&later).earliest()
+    })
+}
+
+fn bits(mask: u64) -> impl Iterator<Item = u32> {
+    (0..64).filter(move |bit| mask >> bit & 1 == 1)
+}
+
+impl FromStr for Schedule {
+    type Err = Rejection;
+
+    fn from_str(text: &str) -> Result<Self, Rejection> {
+        let refuse = |message: String| Rejection::invalid("schedule", format!("Invalid cron schedule: {message}"));
+        if text.len() > LONGEST {
+            return Err(refuse("it is too long".to_owned()));
+        }
+        let text = text.trim().to_ascii_uppercase();
+        let text = match text.as_str() {
+            "@HOURLY" => "0 * * * *",
+            "@DAILY" | "@MIDNIGHT" => "0 0 * * *",
+            "@WEEKLY" => "0 0 * * 0",
+            "@MONTHLY" => "0 0 1 * *",
+            "@YEARLY" | "@ANNUALLY" => "0 0 1 1 *",
+            text => text,
+        };
+        let fields: Vec<&str> = text.split_ascii_whitespace().collect();
+        let [minute, hour, day, month, weekday] = fields[..] else {
+            return Err(refuse(format!(
+                "expected five fields (minute, hour, day of month, month, day of week), found {}",
+                fields.len()
+            )));
+        };
+        let minutes = MINUTE.read(minute).map_err(refuse)?;
+        let hours = HOUR.read(hour).map_err(refuse)?;
+        let months = MONTH.read(month).map_err(refuse)?;
+        let mut days = days_of_month(day).map_err(refuse)?;
+        let mut weekdays = weekdays(weekday).map_err(refuse)?;
+        // A range that names every day restricts nothing, unless the other field has to be able to add days to it.
+        days.any = is_star(day) || (days.days == DAY.all() && weekday.contains(['*', '?']));
+        weekdays.any = is_star(weekday) || (weekdays.days == WEEKDAY.all() >> 1 && day.contains(['*', '?']));
+        Ok(Self {
+            minutes,
+            hours,
+            every_hour: hour.contains('*'),
+            months,
+            days,
+            weekdays,
+        })
+    }
+}
+
+fn is_star(field: &str) -> bool {
+    matches!(field, "*" | "?")
+}
+
+struct Field {
+    name: &'static str,
+    least: u32,
+    most: u32,
+    /// The first stands for `least`.
+    words: &'static [&'static str],
+}
+
+const MINUTE: Field = Field {
+    name: "minute",
+    least: 0,
+    most: 59,
+    words: &[],
+};
+const HOUR: Field = Field {
+    name: "hour",
+    least: 0,
+    most: 23,
+    words: &[],
+};
+const DAY: Field = Field {
+    name: "day of month",
+    least: 1,
+    most: 31,
+    words: &[],
+};
+const MONTH: Field = Field {
+    name: "month",
+    least: 1,
+    most: 12,
+    words: &[
+        "JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC",
+    ],
+};
+/// 7 is Sunday as well as 0.
+const WEEKDAY: Field = Field {
+    name: "day of week",
+    least: 0,
+    most: 7,
+    words: &["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"],
+};
+
+impl Field {
+    fn all(&self) -> u64 {
+        (self.least..=self.most).fold(0, |mask, bit| mask | 1 << bit)
+    }
+
+    /// The largest value that is not another one's second name.
+    const fn top(&self) -> u32 {
+        if self.most == 7 { 6 } else { self.most }
+    }
+
+    fn read(&self, field: &str) -> Result<u64, String> {
+        field.split(',').try_fold(0, |mask, part| Ok(mask | self.part(part)?))
+    }
+
+    /// One part of a list, as bits.
+    fn part(&self, part: &str) -> Result<u64, String> {
+        let broken = || format!("{part:?} in the field {}", self.name);
+        let (range, step) = match part.split_once('/') {
+            Some((range, step)) => (range, Some(step.parse::<usize>().map_err(|_| broken())?)),
+            None => (part, None),
+        };
+        if step == Some(0) {
+            return Err(broken());
+        }
+        let (from, to) = if is_star(range) {
+            (self.least, self.top())
+        } else if let Some((from, to)) = range.split_once('-') {
+            (self.value(from).ok_or_else(broken)?, self.value(to).ok_or_else(broken)?)
+        } else {
+            let from = self.value(range).ok_or_else(broken)?;
+            (from, if step.is_some() { self.top().max(from) } else { from })
+        };
+        let step = step.unwrap_or(1);
+        let mask = if from <= to {
+            (from..=to).step_by(step).fold(0, |mask, bit| mask | 1 << bit)
+        } else {
+            let around = (from..=self.top()).chain(self.least..=to);
+            around.step_by(step).fold(0, |mask, bit| mask | 1 << bit)
+        };
+        Ok(self.without_second_name(mask))
+    }
+
+    fn without_second_name(&self, mask: u64) -> u64 {
+        if self.most == 7 && mask >> 7 & 1 == 1 {
+            mask & !(1 << 7) | 1
+        } else {
+            mask
+        }
+    }
+
+    fn value(&self, text: &str) -> Option<u32> {
+        if let Some(index) = self.words.iter().position(|word| *word == text) {
+            return Some(self.least + u32::try_from(index).ok()?);
+        }
+        let digits = (1..=2).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit());
+        let value = text.parse().ok().filter(|_| digits)?;
+        (self.least..=self.most).contains(&value).then_some(value)
+    }
+}
+
+fn days_of_month(field: &str) -> Result<DaysOfMonth, String> {
+    let mut found = DaysOfMonth {
+        days: 0,
+        last: false,
+        any: false,
+    };
+    for part in field.split(',') {
+        if part == "L" {
+            found.last = true;
+        } else {
+            found.days |= DAY.part(part)?;
+        }
+    }
+    Ok(found)
+}
+
+fn weekdays(field: &str) -> Result<Weekdays, String> {
+    let mut found = Weekdays {
+        days: 0,
+        nth: [0; 5],
+        last: 0,
+        any: false,
+    };
+    for part in field.split(',') {
+        let broken = || format!("{part:?} in the field {}", WEEKDAY.name);
+        if let Some((day, nth)) = part.split_once('#') {
+            let nth = nth.parse::<usize>().ok().filter(|nth| (1..=5).contains(nth));
+            found.nth[nth.ok_or_else(broken)? - 1] |= WEEKDAY.part(day)?;
+        } else if let Some(day) = part.strip_prefix('L').filter(|day| !day.is_empty()) {
+            let day = WEEKDAY.value(day).ok_or_else(broken)?;
+            found.last |= WEEKDAY.without_second_name(1 << day);
+        } else {
+            found.days |= WEEKDAY.part(part)?;
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fires(schedule: &str, zone: &str, after: &str, count: usize) -> Vec<String> {
+        let schedule: Schedule = schedule.parse().unwrap();
+        let zone: Tz = zone.parse().unwrap();
+        let mut time: Timestamp = after.parse().unwrap();
+        (0..count)
+            .map_while(|_| {
+                time = schedule.next_after(time, zone)?;
+                Some(time.to_utc().format("%m-%dT%H:%M").to_string())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn fields_lists_ranges_and_names() {
+        let after = "2026-02-26T10:07:30Z";
+        assert_eq!(fires("*/7 * * * *", "UTC", after, 2), ["02-26T10:14", "02-26T10:21"]);
+        assert_eq!(fires("5/15 * * * *", "UTC", after, 2), ["02-26T10:20", "02-26T10:35"]);
+        assert_eq!(
+            fires("0 22-2 * * *", "UTC", after, 3),
+            ["02-26T22:00", "02-26T23:00", "02-27T00:00"]
+        );
+        assert_eq!(
+            fires("0 0 * * FRI-MON", "UTC", after, 5),
+            [
+                "02-27T00:00",
+                "02-28T00:00",
+                "03-01T00:00",
+                "03-02T00:00",
+                "03-06T00:00"
+            ]
+        );
+        assert_eq!(fires("0 0 l * *", "UTC", after, 2), ["02-28T00:00", "03-31T00:00"]);
+        assert_eq!(fires("0 0 * * 5#2", "UTC", after, 2), ["03-13T00:00", "04-10T00:00"]);
+        assert_eq!(fires("0 0 * * L5", "UTC", after, 2), ["02-27T00:00", "03-27T00:00"]);
+        assert_eq!(fires("0 0 29 2 *", "UTC", after, 1), ["02-29T00:00"]);
+        assert_eq!(fires("@weekly", "UTC", after, 1), ["03-01T00:00"]);
+        assert_eq!(fires("0 0 31 2 *", "UTC", after, 1), Vec::<String>::new());
+    }
+
+    #[test]
+    fn either_day_matches_where_both_are_restricted() {
+        let after = "2026-02-26T10:07:30Z";
+        assert_eq!(
+            fires("0 0 1,15 * MON", "UTC", after, 3),
+            ["03-01T00:00", "03-02T00:00", "03-09T00:00"]
+        );
+        assert_eq!(fires("0 0 1-31 * MON", "UTC", after, 2), ["02-27T00:00", "02-28T00:00"]);
+        assert_eq!(fires("0 0 30 2 1", "UTC", "2026-03-01T00:00:00Z", 1), ["02-01T00:00"]);
+    }
+
+    #[test]
+    fn a_time_that_the_clock_jumps_over_fires_after_the_jump() {
+        // 2026-03-08 02:00 EST becomes 03:00 EDT, which is 07:00 UTC.
+        assert_eq!(
+            fires("30 2 * * *", "America/New_York", "2026-03-07T17:00:00Z", 2),
+            ["03-08T07:00", "03-09T06:30"]
+        );
+        assert_eq!(
+            fires("30 * * * *", "America/New_York", "2026-03-08T05:45:00Z", 2),
+            ["03-08T06:30", "03-08T07:30"]
+        );
+        // Midnight itself is missing in Santiago on 2026-09-06.
+        assert_eq!(
+            fires("0 0 * * *", "America/Santiago", "2026-09-05T12:00:00Z", 2),
+            ["09-06T04:00", "09-07T03:00"]
+        );
+    }
+
+    #[test]
+    fn a_time_that_comes_twice_fires_once_unless_it_is_every_hours() {
+        // 2026-11-01 02:00 EDT becomes 01:00 EST.
+        assert_eq!(
+            fires("30 1 * * *", "America/New_York", "2026-10-31T16:00:00Z", 2),
+            ["11-01T05:30", "11-02T06:30"]
+        );
+        assert_eq!(
+            fires("*/30 * * * *", "America/New_York", "2026-11-01T04:45:00Z", 5),
+            [
+                "11-01T05:00",
+                "11-01T05:30",
+                "11-01T06:00",
+                "11-01T06:30",
+                "11-01T07:00"
+            ]
+        );
+        // Between the two: the first has passed, the second must not count as one.
+        assert_eq!(
+            fires("30 1 * * *", "America/New_York", "2026-11-01T05:45:00Z", 1),
+            ["11-02T06:30"]
+        );
+        assert_eq!(
+            fires("15 0,1,23 * * *", "America/New_York", "2026-11-01T04:00:00Z", 3),
+            ["11-01T04:15", "11-01T05:15", "11-02T04:15"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_schedule_is_refused_with_its_field() {
+        for wrong in [
+            "",
+            "* * * *",
+            "* * * * * *",
+            "60 * * * *",
+            "* 24 * * *",
+            "* * 0 * *",
+            "* * * 13 *",
+            "* * * * 8",
+            "*/0 * * * *",
+            "a * * * *",
+            "1- * * * *",
+            "* * * * 5#6",
+            "* * * * 5#0",
+            "+1 * * * *",
+            "001 * * * *",
+            "1//2 * * * *",
+            ", * * * *",
+            "@noon",
+            "* * 1W * *",
+        ] {
+            let refusal = wrong.parse::<Schedule>().unwrap_err();
+            assert_eq!(refusal.field, "schedule", "{wrong}");
+        }
+        let refusal = "* 25 * * *".parse::<Schedule>().unwrap_err();
+        assert_eq!(refusal.message, "Invalid cron schedule: \"25\" in the field hour");
+        assert!(zone(Some("Europe/Berlim")).is_err());
+        assert_eq!(zone(None).unwrap(), Tz::UTC);
+    }
+
+    #[test]
+    fn every_answer_lies_after_the_question() {
+        let zones = [
+            "UTC",
+            "Europe/Berlin",
+            "America/New_York",
+            "Australia/Lord_Howe",
+            "Asia/Kathmandu",
+        ];
+        for schedule in [
+            "*/5 * * * *",
+            "30 2 * * *",
+            "0 0 L * *",
+            "59 23 * * SUN#1",
+            "0 1,2,3 * 3,10,11 *",
+        ] {
+            let schedule: Schedule = schedule.parse().unwrap();
+            for zone in zones {
+                let zone: Tz = zone.parse().unwrap();
+                let mut time = Timestamp::parse("2026-01-01T00:00:17Z").unwrap();
+                for _ in 0..400 {
+                    let next = schedule.next_after(time, zone).unwrap();
+                    assert!(next > time);
+                    time = next;
+                }
+            }
+        }
+    }
+}

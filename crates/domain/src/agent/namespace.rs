@@ -1,0 +1,101 @@
+//! Where items lie: a path of labels.
+
+use crate::Rejection;
+
+/// Labels of a namespace in all.
+const MOST_LABELS: usize = 100;
+/// Bytes of all labels together.
+const MOST_BYTES: usize = 4096;
+
+/// A namespace whose labels were checked. Stored joined by dots, which no label contains.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Namespace(Vec<String>);
+
+impl Namespace {
+    /// Checks the labels of a whole namespace: at least one.
+    ///
+    /// # Errors
+    /// `Invalid` naming `field`.
+    pub fn new(field: &str, labels: Vec<String>) -> Result<Self, Rejection> {
+        if labels.is_empty() {
+            return Err(Rejection::invalid(
+                field,
+                format!("{field}: Namespace cannot be empty."),
+            ));
+        }
+        Self::part(field, labels)
+    }
+
+    /// Checks the labels of a prefix or suffix, which may have none.
+    ///
+    /// # Errors
+    /// `Invalid` naming `field`.
+    pub fn part(field: &str, labels: Vec<String>) -> Result<Self, Rejection> {
+        let refuse = |message: String| Err(Rejection::invalid(field, format!("{field}: {message}")));
+        for label in &labels {
+            if label.is_empty() {
+                return refuse("Namespace labels cannot be empty strings.".to_owned());
+            }
+            if label.contains('.') {
+                return refuse(format!(
+                    "Invalid namespace label '{label}'. Namespace labels cannot contain periods ('.')."
+                ));
+            }
+            if label.contains('\0') {
+                return refuse("Namespace labels cannot contain NUL characters.".to_owned());
+            }
+        }
+        if labels.len() > MOST_LABELS || labels.iter().map(String::len).sum::<usize>() > MOST_BYTES {
+            return refuse(format!("at most {MOST_LABELS} labels of {MOST_BYTES} bytes in all"));
+        }
+        Ok(Self(labels))
+    }
+
+    /// Reads labels joined by dots, as query strings carry them.
+    ///
+    /// # Errors
+    /// As [`Namespace::new`].
+    pub fn from_dotted(field: &str, text: &str) -> Result<Self, Rejection> {
+        let labels = if text.is_empty() {
+            Vec::new()
+        } else {
+            text.split('.').map(str::to_owned).collect()
+        };
+        Self::new(field, labels)
+    }
+
+    /// As it is stored.
+    #[must_use]
+    pub fn dotted(&self) -> String {
+        self.0.join(".")
+    }
+
+    /// The labels.
+    #[must_use]
+    pub fn labels(&self) -> &[String] {
+        &self.0
+    }
+}
+
+/// Labels of a stored namespace.
+#[must_use]
+pub fn split(dotted: &str) -> Vec<String> {
+    dotted.split('.').map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_checked() {
+        let of =
+            |labels: &[&str]| Namespace::new("namespace", labels.iter().map(|label| (*label).to_owned()).collect());
+        assert_eq!(of(&["a", "b c"]).unwrap().dotted(), "a.b c");
+        for wrong in [&[][..], &[""], &["a", ""], &["a.b"], &["a\0"]] {
+            assert_eq!(of(wrong).unwrap_err().field, "namespace", "{wrong:?}");
+        }
+        assert!(Namespace::part("prefix", Vec::new()).is_ok());
+        assert_eq!(Namespace::from_dotted("namespace", "a.b").unwrap().labels(), ["a", "b"]);
+    }
+}

@@ -1,0 +1,511 @@
+//! What a request for a run may ask, and what of it is kept with the run.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::merge::{Object, RESERVED_CONFIGURABLE};
+use super::state::MultitaskStrategy;
+use super::stream::StreamMode;
+use crate::Rejection;
+
+/// The longest delay: a run is not a calendar.
+const LONGEST_DELAY: f64 = 10.0 * 365.0 * 86_400.0;
+/// The longest address of a webhook.
+const LONGEST_WEBHOOK: usize = 4096;
+
+/// A request for a run, of the right shape but not yet judged. Unknown fields are ignored: clients add them faster than
+/// servers.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RunRequest {
+    /// An assistant's id, or the name of a graph.
+    pub assistant_id: String,
+    /// Anything; null goes on from the thread's state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Value>,
+    /// `{update, resume, goto}`; wins over `input`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<Object>,
+    /// Merged over that of assistant and thread.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Object>,
+    /// `{tags, recursion_limit, configurable, metadata}`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Object>,
+    /// Static context of the graph; not together with `config.configurable`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<Object>,
+    /// Where to start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Object>,
+    /// Older form of the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_id: Option<String>,
+    /// Called once the run is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<String>,
+    /// Nodes to stop before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupt_before: Option<Nodes>,
+    /// Nodes to stop after.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupt_after: Option<Nodes>,
+    /// What is streamed; `values` unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_mode: Option<OneOrMany>,
+    /// Whether events of subgraphs are streamed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_subgraphs: Option<bool>,
+    /// Whether events are kept, so that a reader can resume.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_resumable: Option<bool>,
+    /// Keys of feedback to ask for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub feedback_keys: Option<Vec<String>>,
+    /// What happens to runs of the thread that are not over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multitask_strategy: Option<MultitaskStrategy>,
+    /// What happens when the thread does not exist.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_not_exists: Option<IfNotExists>,
+    /// Delay before it starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_seconds: Option<f64>,
+    /// What becomes of the thread made for a stateless run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_completion: Option<OnCompletion>,
+    /// What happens when the caller that streams or waits goes away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_disconnect: Option<OnDisconnect>,
+    /// When checkpoints are written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub durability: Option<Durability>,
+    /// Older form of the same: false is `exit`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_during: Option<bool>,
+}
+
+/// `"*"`, or names of nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Nodes {
+    /// `"*"`: every node; any other text is the name of one.
+    One(String),
+    /// These.
+    Some(Vec<String>),
+}
+
+/// One text or several.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+/// What a run on a thread that does not exist does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IfNotExists {
+    /// Makes it.
+    Create,
+    /// Is refused.
+    #[default]
+    Reject,
+}
+
+/// What becomes of the thread of a stateless run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnCompletion {
+    /// It goes with the run.
+    #[default]
+    Delete,
+    /// It stays, and can be looked up.
+    Keep,
+}
+
+/// What becomes of a run whose reader goes away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnDisconnect {
+    /// It is cancelled.
+    Cancel,
+    /// It goes on.
+    #[default]
+    Continue,
+}
+
+/// When checkpoints are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// Before the next step begins.
+    Sync,
+    /// While the next step runs.
+    #[default]
+    Async,
+    /// When the run ends.
+    Exit,
+}
+
+/// What is kept with a run: its arguments, as the workers and the callers read them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Kwargs {
+    /// The input.
+    pub input: Option<Value>,
+    /// The command.
+    pub command: Option<Object>,
+    /// The merged configuration.
+    pub config: Object,
+    /// The context.
+    pub context: Option<Object>,
+    /// What is streamed.
+    pub stream_mode: Vec<StreamMode>,
+    /// Nodes to stop before.
+    pub interrupt_before: Option<Nodes>,
+    /// Nodes to stop after.
+    pub interrupt_after: Option<Nodes>,
+    /// Called once the run is over.
+    pub webhook: Option<String>,
+    /// Keys of feedback to ask for.
+    pub feedback_keys: Option<Vec<String>>,
+    /// The thread goes with the run.
+    #[serde(default)]
+    pub temporary: bool,
+    /// Events of subgraphs are streamed.
+    #[serde(default)]
+    pub subgraphs: bool,
+    /// Events are kept.
+    #[serde(default)]
+    pub resumable: bool,
+    /// As the caller said it.
+    pub checkpoint_during: Option<bool>,
+    /// When checkpoints are written.
+    #[serde(default)]
+    pub durability: Durability,
+}
+
+/// A request that may be recorded once its assistant and its thread are found.
+#[derive(Clone, Debug)]
+pub struct AdmittedRun {
+    /// What is kept, its `config` not merged yet.
+    pub kwargs: Kwargs,
+    /// The request's metadata.
+    pub metadata: Object,
+    /// What happens to runs in the way.
+    pub strategy: MultitaskStrategy,
+    /// Whether a missing thread is made.
+    pub create_thread: bool,
+    /// Delay before it starts.
+    pub after: Duration,
+    /// Whether it is cancelled when its reader goes away.
+    pub cancel_on_disconnect: bool,
+}
+
+impl RunRequest {
+    /// Judges the request; `stateless` is one without a thread.
+    ///
+    /// # Errors
+    /// The first rule that is broken, naming its field.
+    pub fn admit(self, stateless: bool) -> Result<AdmittedRun, Rejection> {
+        let mut config = self.config.unwrap_or_default();
+        check_config(&config)?;
+        if let Some(command) = &self.command {
+            check_command(command, stateless)?;
+        }
+        let stream_mode = modes(self.stream_mode)?;
+        let after = delay(self.after_seconds)?;
+        if let Some(webhook) = &self.webhook {
+            check_webhook(webhook)?;
+        }
+        let mut configurable = match config.remove("configurable") {
+            Some(Value::Object(configurable)) => configurable,
+            _ => Object::new(),
+        };
+        configurable.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
+        let context = match self.context {
+            Some(context) if !context.is_empty() && !configurable.is_empty() => {
+                let _ = context;
+                return Err(Rejection::rule(
+                    "context",
+                    "Cannot specify both configurable and context. Prefer setting context alone.",
+                ));
+            }
+            // The two mirror each other, so that graphs written for either find what they look for.
+            Some(context) if !context.is_empty() => {
+                configurable = context.clone();
+                Some(context)
+            }
+            given => given.or_else(|| (!configurable.is_empty()).then(|| configurable.clone())),
+        };
+        if let Some(checkpoint) = self.checkpoint {
+            check_checkpoint(&checkpoint)?;
+            let place = checkpoint
+                .into_iter()
+                .filter(|(key, value)| key != "thread_id" && !value.is_null());
+            configurable.extend(place);
+        }
+        if let Some(id) = self.checkpoint_id {
+            if id.parse::<uuid::Uuid>().is_err() {
+                return Err(Rejection::invalid(
+                    "checkpoint_id",
+                    "Invalid checkpoint ID: must be a UUID",
+                ));
+            }
+            configurable.insert("checkpoint_id".to_owned(), json!(id));
+        }
+        config.insert("configurable".to_owned(), Value::Object(configurable));
+        let durability = self.durability.unwrap_or(match self.checkpoint_during {
+            Some(false) => Durability::Exit,
+            _ => Durability::Async,
+        });
+        Ok(AdmittedRun {
+            kwargs: Kwargs {
+                input: self.input,
+                command: self.command,
+                config,
+                context,
+                stream_mode,
+                interrupt_before: self.interrupt_before,
+                interrupt_after: self.interrupt_after,
+                webhook: self.webhook,
+                feedback_keys: self.feedback_keys,
+                temporary: stateless && self.on_completion.unwrap_or_default() == OnCompletion::Delete,
+                subgraphs: self.stream_subgraphs.unwrap_or_default(),
+                resumable: self.stream_resumable.unwrap_or_default(),
+                checkpoint_during: self.checkpoint_during,
+                durability,
+            },
+            metadata: self.metadata.unwrap_or_default(),
+            strategy: self.multitask_strategy.unwrap_or_default(),
+            create_thread: stateless || self.if_not_exists == Some(IfNotExists::Create),
+            after,
+            cancel_on_disconnect: self.on_disconnect == Some(OnDisconnect::Cancel),
+        })
+    }
+}
+
+/// Checks the parts of a `config` whose shape is known.
+///
+/// # Errors
+/// A rejection that names the part.
+pub fn check_config(config: &Object) -> Result<(), Rejection> {
+    for (key, wanted, fits) in [
+        (
+            "configurable",
+            "expected an object",
+            Value::is_object as fn(&Value) -> bool,
+        ),
+        ("metadata", "expected an object", Value::is_object),
+        ("recursion_limit", "expected an integer", |limit| {
+            limit.is_i64() || limit.is_u64()
+        }),
+        ("tags", "expected a list of strings", |tags| {
+            tags.as_array().is_some_and(|tags| tags.iter().all(Value::is_string))
+        }),
+    ] {
+        if config.get(key).is_some_and(|value| !value.is_null() && !fits(value)) {
+            return Err(Rejection::invalid(format!("config.{key}"), wanted));
+        }
+    }
+    Ok(())
+}
+
+/// Checks the modes a request names; `values` when it names none.
+///
+/// # Errors
+/// A rejection of `stream_mode`.
+pub fn modes(asked: Option<OneOrMany>) -> Result<Vec<StreamMode>, Rejection> {
+    let names = match asked {
+        None => return Ok(vec![StreamMode::Values]),
+        Some(OneOrMany::One(name)) => vec![name],
+        Some(OneOrMany::Many(names)) => names,
+    };
+    let mut modes = Vec::with_capacity(names.len());
+    for name in names {
+        let mode = StreamMode::parse(&name).ok_or_else(|| {
+            let known = StreamMode::ALL.map(StreamMode::as_str).join(", ");
+            Rejection::invalid("stream_mode", format!("stream_mode: {name:?} is not one of {known}"))
+        })?;
+        if !modes.contains(&mode) {
+            modes.push(mode);
+        }
+    }
+    Ok(modes)
+}
+
+fn delay(seconds: Option<f64>) -> Result<Duration, Rejection> {
+    match seconds {
+        None => Ok(Duration::ZERO),
+        Some(seconds) if (0.0..=LONGEST_DELAY).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        Some(_) => Err(Rejection::invalid(
+            "after_seconds",
+            "expected 0 or more seconds, at most ten years",
+        )),
+    }
+}
+
+fn check_command(command: &Object, stateless: bool) -> Result<(), Rejection> {
+    let given = |key: &str| command.get(key).filter(|value| !value.is_null());
+    if stateless && given("resume").is_some() {
+        return Err(Rejection::rule(
+            "command.resume",
+            "a stateless run has nothing to resume",
+        ));
+    }
+    let pair = |value: &Value| matches!(value.as_array().map(Vec::as_slice), Some([Value::String(_), _]));
+    match given("update") {
+        None | Some(Value::Object(_)) => {}
+        Some(Value::Array(pairs)) if pairs.iter().all(pair) => {}
+        Some(_) => {
+            return Err(Rejection::invalid(
+                "command.update",
+                "expected an object or a list of [key, value] pairs",
+            ));
+        }
+    }
+    let place = |value: &Value| match value {
+        Value::String(_) => true,
+        Value::Object(send) => send.get("node").is_some_and(Value::is_string),
+        _ => false,
+    };
+    match given("goto") {
+        None => Ok(()),
+        Some(Value::Array(places)) if places.iter().all(place) => Ok(()),
+        Some(one) if place(one) => Ok(()),
+        Some(_) => Err(Rejection::invalid(
+            "command.goto",
+            "expected a node's name, {node, input}, or a list of them",
+        )),
+    }
+}
+
+fn check_checkpoint(checkpoint: &Object) -> Result<(), Rejection> {
+    for key in ["thread_id", "checkpoint_ns", "checkpoint_id"] {
+        let value = checkpoint.get(key);
+        if value.is_some_and(|value| !value.is_null() && !value.is_string()) {
+            return Err(Rejection::invalid(format!("checkpoint.{key}"), "expected a string"));
+        }
+    }
+    if checkpoint
+        .get("checkpoint_map")
+        .is_some_and(|map| !map.is_null() && !map.is_object())
+    {
+        return Err(Rejection::invalid("checkpoint.checkpoint_map", "expected an object"));
+    }
+    Ok(())
+}
+
+/// What can be said of an address without resolving it; that is done when it is called.
+fn check_webhook(address: &str) -> Result<(), Rejection> {
+    let refused = |why: &str| Err(Rejection::invalid("webhook", why));
+    if address.len() > LONGEST_WEBHOOK {
+        return refused("expected an address of at most 4096 characters");
+    }
+    let host = address
+        .strip_prefix("https://")
+        .or_else(|| address.strip_prefix("http://"))
+        .map(|rest| rest.split(['/', '?', '#']).next().unwrap_or_default());
+    match host {
+        None => refused("expected an absolute http or https address"),
+        Some("") => refused("expected an address with a host"),
+        Some(_) if address.chars().any(|c| c.is_control() || c.is_whitespace()) => {
+            refused("expected an address without blanks")
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Why;
+
+    fn request(body: Value) -> RunRequest {
+        serde_json::from_value(body).unwrap()
+    }
+
+    fn admitted(body: Value) -> AdmittedRun {
+        request(body).admit(false).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_protocol() {
+        let run = admitted(json!({"assistant_id": "agent", "input": null, "strict_resume": true}));
+        assert_eq!(run.kwargs.stream_mode, [StreamMode::Values]);
+        assert_eq!(run.kwargs.durability, Durability::Async);
+        assert_eq!(run.strategy, MultitaskStrategy::Enqueue);
+        assert!(!run.create_thread && !run.kwargs.temporary && run.after.is_zero());
+        let stateless = request(json!({"assistant_id": "agent"})).admit(true).unwrap();
+        assert!(stateless.kwargs.temporary && stateless.create_thread);
+        let kept = json!({"assistant_id": "agent", "on_completion": "keep"});
+        assert!(!request(kept).admit(true).unwrap().kwargs.temporary);
+    }
+
+    #[test]
+    fn durability_wins_over_its_older_form() {
+        let of = |body: Value| admitted(body).kwargs.durability;
+        assert_eq!(
+            of(json!({"assistant_id": "a", "checkpoint_during": false})),
+            Durability::Exit
+        );
+        assert_eq!(
+            of(json!({"assistant_id": "a", "checkpoint_during": false, "durability": "sync"})),
+            Durability::Sync
+        );
+    }
+
+    #[test]
+    fn context_and_configurable_mirror_each_other_and_exclude_each_other() {
+        let run = admitted(json!({"assistant_id": "a", "context": {"user": "u"}}));
+        assert_eq!(run.kwargs.config["configurable"], json!({"user": "u"}));
+        let run = admitted(json!({"assistant_id": "a", "config": {"configurable": {"user": "u"}}}));
+        assert_eq!(Value::Object(run.kwargs.context.unwrap()), json!({"user": "u"}));
+        let both = json!({"assistant_id": "a", "context": {"x": 1}, "config": {"configurable": {"user": "u"}}});
+        assert_eq!(request(both).admit(false).unwrap_err().why, Why::Rule);
+    }
+
+    #[test]
+    fn a_checkpoint_becomes_a_place_to_start_from() {
+        let run = admitted(json!({
+            "assistant_id": "a",
+            "checkpoint": {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": "c", "checkpoint_map": null},
+        }));
+        assert_eq!(
+            run.kwargs.config["configurable"],
+            json!({"checkpoint_ns": "", "checkpoint_id": "c"})
+        );
+    }
+
+    #[test]
+    fn refusals_name_their_field() {
+        let refused = |body: Value, stateless| {
+            let mut body = body;
+            body["assistant_id"] = json!("a");
+            let rejection = request(body).admit(stateless).unwrap_err();
+            (rejection.field, rejection.why)
+        };
+        for (body, field) in [
+            (json!({"stream_mode": "tools"}), "stream_mode"),
+            (json!({"stream_mode": ["values", "lifecycle"]}), "stream_mode"),
+            (json!({"after_seconds": -1}), "after_seconds"),
+            (json!({"config": {"tags": "x"}}), "config.tags"),
+            (json!({"config": {"recursion_limit": 1.5}}), "config.recursion_limit"),
+            (json!({"command": {"goto": 5}}), "command.goto"),
+            (json!({"command": {"update": [["a"]]}}), "command.update"),
+            (json!({"checkpoint_id": "x"}), "checkpoint_id"),
+            (json!({"webhook": "/relative"}), "webhook"),
+            (json!({"webhook": "http://"}), "webhook"),
+        ] {
+            assert_eq!(refused(body, false), (field.to_owned(), Why::Invalid));
+        }
+        assert_eq!(
+            refused(json!({"command": {"resume": 1}}), true),
+            ("command.resume".to_owned(), Why::Rule)
+        );
+    }
+}

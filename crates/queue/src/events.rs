@@ -1,0 +1,197 @@
+//! Live events of threads: what runs stream, for whoever reads it now.
+//!
+//! Like every hint they may be lost. Frames are numbered, so a reader sees a gap and looks into the log; a reader that
+//! is too slow is told [`Event::Missed`] and finds its buffer empty.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use towpath_domain::ThreadId;
+
+use crate::Queue;
+
+/// Frames one reader may be behind,
+const FRAMES_KEPT: usize = 4096;
+/// and their bytes: a long state after each of many steps.
+const BYTES_KEPT: usize = 16 << 20;
+
+/// What a reader gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A frame, as it was published.
+    Frame(Arc<str>),
+    /// Frames may have been missed here: the reader was too slow, or Redis was away.
+    Missed,
+}
+
+/// The events of one thread since [`Queue::subscribe`] was called.
+pub struct Events {
+    thread: ThreadId,
+    inbox: Arc<Inbox>,
+    queue: Queue,
+}
+
+impl Events {
+    pub(crate) fn new(queue: Queue, thread: ThreadId) -> Self {
+        let inbox = Arc::new(Inbox::default());
+        queue.board().events.enter(thread, inbox.clone());
+        Self { thread, inbox, queue }
+    }
+
+    /// Waits for the next event. It may be dropped while waiting without losing one.
+    pub async fn next(&mut self) -> Event {
+        loop {
+            if let Some(event) = self.inbox.take() {
+                return event;
+            }
+            self.inbox.ready.notified().await;
+        }
+    }
+
+    /// The next event if there is one already.
+    pub fn try_next(&mut self) -> Option<Event> {
+        self.inbox.take()
+    }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        if self.queue.board().events.leave(self.thread, &self.inbox) {
+            self.queue.unfollow(self.thread);
+        }
+    }
+}
+
+/// Who reads in this process, by thread.
+#[derive(Default)]
+pub struct Hub(Mutex<HashMap<ThreadId, Vec<Arc<Inbox>>>>);
+
+impl Hub {
+    /// Hands a frame to everybody who reads the thread.
+    pub fn publish(&self, thread: ThreadId, frame: &Arc<str>) {
+        let readers = self.lock();
+        for inbox in readers.get(&thread).into_iter().flatten() {
+            inbox.put(frame.clone());
+        }
+    }
+
+    /// Tells every reader that it may have missed something.
+    pub fn missed(&self) {
+        for inbox in self.lock().values().flatten() {
+            inbox.missed();
+        }
+    }
+
+    /// The threads somebody reads.
+    pub fn threads(&self) -> Vec<ThreadId> {
+        self.lock().keys().copied().collect()
+    }
+
+    fn enter(&self, thread: ThreadId, inbox: Arc<Inbox>) {
+        self.lock().entry(thread).or_default().push(inbox);
+    }
+
+    /// Whether this was the last reader of the thread.
+    fn leave(&self, thread: ThreadId, inbox: &Arc<Inbox>) -> bool {
+        let mut readers = self.lock();
+        let Some(others) = readers.get_mut(&thread) else {
+            return false;
+        };
+        others.retain(|other| !Arc::ptr_eq(other, inbox));
+        let last = others.is_empty();
+        if last {
+            readers.remove(&thread);
+        }
+        last
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ThreadId, Vec<Arc<Inbox>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What waits for one reader: bounded.
+#[derive(Default)]
+pub struct Inbox {
+    waiting: Mutex<Waiting>,
+    ready: Notify,
+}
+
+#[derive(Default)]
+struct Waiting {
+    frames: VecDeque<Arc<str>>,
+    bytes: usize,
+    missed: bool,
+}
+
+impl Inbox {
+    fn put(&self, frame: Arc<str>) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.bytes += frame.len();
+        waiting.frames.push_back(frame);
+        // One frame always fits, however long it is.
+        if waiting.frames.len() > FRAMES_KEPT || (waiting.bytes > BYTES_KEPT && waiting.frames.len() > 1) {
+            waiting.frames.clear();
+            waiting.bytes = 0;
+            waiting.missed = true;
+        }
+        drop(waiting);
+        self.ready.notify_one();
+    }
+
+    fn missed(&self) {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner).missed = true;
+        self.ready.notify_one();
+    }
+
+    fn take(&self) -> Option<Event> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut waiting.missed) {
+            return Some(Event::Missed);
+        }
+        let frame = waiting.frames.pop_front()?;
+        waiting.bytes -= frame.len();
+        Some(Event::Frame(frame))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_slow_reader_is_told_and_holds_no_more_than_its_bound() {
+        let queue = Queue::local();
+        let thread = ThreadId::new();
+        let mut events = queue.subscribe(thread).await;
+        let frame: Arc<str> = "x".repeat(1 << 20).into();
+        for _ in 0..20 {
+            queue.publish(thread, frame.clone());
+        }
+        assert_eq!(events.next().await, Event::Missed);
+        let mut kept = 0;
+        while events.try_next().is_some() {
+            kept += 1;
+        }
+        assert!(kept < 16, "{kept} MB were kept");
+    }
+
+    #[tokio::test]
+    async fn readers_of_a_thread_each_get_its_frames_in_order() {
+        let queue = Queue::local();
+        let (thread, other) = (ThreadId::new(), ThreadId::new());
+        let mut one = queue.subscribe(thread).await;
+        let mut two = queue.subscribe(thread).await;
+        queue.publish(other, "no");
+        queue.publish(thread, "a");
+        queue.publish(thread, "b");
+        for events in [&mut one, &mut two] {
+            assert_eq!(events.next().await, Event::Frame("a".into()));
+            assert_eq!(events.next().await, Event::Frame("b".into()));
+            assert_eq!(events.try_next(), None);
+        }
+        drop((one, two));
+        assert!(queue.board().events.threads().is_empty(), "nobody is left");
+    }
+}

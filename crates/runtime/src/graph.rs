@@ -1,0 +1,257 @@
+//! A graph as the server sees it, whoever runs it.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use crate::{At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateSnapshot, Update, native};
+
+/// A graph.
+#[derive(Clone, Debug)]
+pub enum Graph {
+    /// Declared as data, run here.
+    Native(native::Graph),
+}
+
+impl Graph {
+    /// The key in the config file.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        match self {
+            Self::Native(graph) => graph.id(),
+        }
+    }
+
+    /// What to call its assistant, when it says so.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Native(graph) => graph.name(),
+        }
+    }
+
+    /// What it says about itself.
+    #[must_use]
+    pub fn description(&self) -> Option<&str> {
+        match self {
+            Self::Native(graph) => graph.description(),
+        }
+    }
+
+    /// JSON schemas of what goes in and out.
+    #[must_use]
+    pub fn schemas(&self) -> Schemas {
+        match self {
+            Self::Native(graph) => graph.schemas(),
+        }
+    }
+
+    /// Nodes and edges.
+    ///
+    /// # Errors
+    /// It cannot be drawn.
+    pub fn drawing(&self, xray: Xray) -> Result<Drawing, GraphError> {
+        match self {
+            Self::Native(graph) => Ok(graph.drawing(xray)),
+        }
+    }
+
+    /// Schemas of its subgraphs (without `graph_id`) by namespace: the node's name, joined by `|` further down.
+    #[must_use]
+    pub fn subgraphs(&self, namespace: Option<&str>, recurse: bool) -> BTreeMap<String, Schemas> {
+        match self {
+            Self::Native(graph) => graph.subgraphs(namespace, recurse),
+        }
+    }
+
+    /// Names of its nodes, without start and end.
+    #[must_use]
+    pub fn node_names(&self) -> Vec<String> {
+        match self {
+            Self::Native(graph) => graph.node_names(),
+        }
+    }
+
+    /// Names of the properties its context schema has, when it has one: others are dropped from a run's context.
+    #[must_use]
+    pub fn context_keys(&self) -> Option<Vec<String>> {
+        let schema = self.schemas().context_schema?;
+        let properties = schema.get("properties")?.as_object()?;
+        Some(properties.keys().cloned().collect())
+    }
+
+    /// Runs it to its end, to an interrupt, or to an error. Drop the future to stop at once; cancel the host's token
+    /// to stop between tasks and inside of waits.
+    ///
+    /// # Errors
+    /// The graph failed, or the host did (`retry`).
+    pub async fn run(&self, execution: &Execution, host: &dyn Host) -> Result<Finish, GraphError> {
+        match self {
+            Self::Native(graph) => graph.run(execution, host).await,
+        }
+    }
+
+    /// State of a thread; `None` when there is no such checkpoint.
+    ///
+    /// # Errors
+    /// The host could not read, or what it read is not this graph's.
+    pub async fn state(&self, at: &At, subgraphs: bool, host: &dyn Host) -> Result<Option<StateSnapshot>, GraphError> {
+        match self {
+            Self::Native(graph) => graph.state(at, subgraphs, host).await,
+        }
+    }
+
+    /// States of a thread, newest first. Of `at`, the namespace counts.
+    ///
+    /// # Errors
+    /// As [`Graph::state`].
+    pub async fn history(
+        &self,
+        at: &At,
+        query: &HistoryQuery,
+        host: &dyn Host,
+    ) -> Result<Vec<StateSnapshot>, GraphError> {
+        match self {
+            Self::Native(graph) => graph.history(at, query, host).await,
+        }
+    }
+
+    /// Changes the state from outside: one checkpoint per superstep of updates. `metadata` is that of the caller;
+    /// its scalars reach the checkpoints.
+    ///
+    /// # Errors
+    /// An update that the graph refuses (`InvalidUpdateError`), or the host.
+    pub async fn update_state(
+        &self,
+        at: &At,
+        supersteps: &[Vec<Update>],
+        metadata: &Map<String, Value>,
+        host: &dyn Host,
+    ) -> Result<CheckpointRef, GraphError> {
+        match self {
+            Self::Native(graph) => graph.update_state(at, supersteps, metadata, host).await,
+        }
+    }
+}
+
+/// JSON schemas of a graph. Absent ones are null.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Schemas {
+    /// The graph; absent for subgraphs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub graph_id: Option<String>,
+    /// What a run takes.
+    pub input_schema: Option<Value>,
+    /// What a run gives.
+    pub output_schema: Option<Value>,
+    /// The state.
+    pub state_schema: Option<Value>,
+    /// Keys of `config.configurable`.
+    pub config_schema: Option<Value>,
+    /// The context.
+    pub context_schema: Option<Value>,
+}
+
+/// How deep a drawing goes into subgraphs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Xray {
+    /// Subgraphs are one node.
+    #[default]
+    No,
+    /// All levels.
+    All,
+    /// So many levels.
+    Levels(u32),
+}
+
+impl FromStr for Xray {
+    type Err = ParseXray;
+
+    fn from_str(text: &str) -> Result<Self, ParseXray> {
+        match text {
+            "false" | "False" => Ok(Self::No),
+            "true" | "True" => Ok(Self::All),
+            number => match number.parse::<u32>() {
+                Ok(levels) if levels > 0 => Ok(Self::Levels(levels)),
+                _ => Err(ParseXray),
+            },
+        }
+    }
+}
+
+/// Not a depth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("xray must be true, false or a positive integer")]
+pub struct ParseXray;
+
+/// Nodes and edges.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Drawing {
+    /// In order of declaration, start first, end last.
+    pub nodes: Vec<DrawnNode>,
+    /// Edges.
+    pub edges: Vec<DrawnEdge>,
+}
+
+/// A node of a drawing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DrawnNode {
+    /// Name; in an opened subgraph `parent:name`.
+    pub id: String,
+    /// What it is; absent for the end.
+    pub data: Option<NodeData>,
+}
+
+/// What a drawn node is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeData {
+    /// Something that runs, by its name.
+    Runnable(String),
+    /// A graph, by its name.
+    Graph(String),
+}
+
+impl Serialize for DrawnNode {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Shown<'a> {
+            id: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none", rename = "type")]
+            sort: Option<&'static str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            data: Option<Value>,
+        }
+        // The paths are those langgraph's own drawings carry: clients pick icons by them.
+        let data = self.data.as_ref().map(|data| match data {
+            NodeData::Runnable(name) => {
+                serde_json::json!({"id": ["langgraph", "_internal", "_runnable", "RunnableCallable"], "name": name})
+            }
+            NodeData::Graph(name) => {
+                serde_json::json!({"id": ["langgraph", "graph", "state", "CompiledStateGraph"], "name": name})
+            }
+        });
+        Shown {
+            id: &self.id,
+            sort: data.is_some().then_some("runnable"),
+            data,
+        }
+        .serialize(to)
+    }
+}
+
+/// An edge of a drawing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DrawnEdge {
+    /// From.
+    pub source: String,
+    /// To.
+    pub target: String,
+    /// Label of the condition.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<String>,
+    /// Taken or not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub conditional: bool,
+}

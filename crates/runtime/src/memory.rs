@@ -1,0 +1,254 @@
+//! A host in memory: for tests, and for who wants to try a graph without a server.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use serde_json::{Map, Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::{Chunk, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved, Shared, Write};
+
+/// One thread's checkpoints, events and items in memory.
+#[derive(Debug, Default)]
+pub struct MemoryHost {
+    inner: Mutex<Inner>,
+    token: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// By namespace and checkpoint id.
+    checkpoints: BTreeMap<(String, String), Kept>,
+    /// By namespace, channel and version: what a checkpoint does not repeat.
+    values: BTreeMap<(String, String, String), Option<Shared>>,
+    /// By namespace, checkpoint id and task: path, then index to channel and value.
+    writes: BTreeMap<(String, String, String), KeptWrites>,
+    chunks: Vec<Chunk>,
+    items: BTreeMap<(Vec<String>, String), Value>,
+    saved: Vec<Save>,
+    saves_left: Option<usize>,
+}
+
+type KeptWrites = (String, BTreeMap<i32, (String, Shared)>);
+
+#[derive(Debug, Clone)]
+struct Kept {
+    checkpoint: crate::Checkpoint,
+    metadata: Map<String, Value>,
+    parent: Option<String>,
+}
+
+impl MemoryHost {
+    /// An empty thread.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The chunks since the last call.
+    #[must_use]
+    pub fn take_chunks(&self) -> Vec<Chunk> {
+        std::mem::take(&mut self.lock().chunks)
+    }
+
+    /// What was saved since the last call, in order.
+    #[must_use]
+    pub fn take_saves(&self) -> Vec<Save> {
+        std::mem::take(&mut self.lock().saved)
+    }
+
+    /// Lets `count` more things be saved and then fails as a lost host does, until it is called again: a crash after
+    /// exactly so many acknowledged saves.
+    pub fn crash_after(&self, count: Option<usize>) {
+        self.lock().saves_left = count;
+    }
+
+    /// Stops the run.
+    pub fn cancel(&self) {
+        self.token.cancel();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing here leaves a half-made change behind.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn allow(&mut self) -> Result<(), HostError> {
+        match &mut self.saves_left {
+            Some(0) => Err(HostError::Lost("the host is gone".to_owned())),
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn put(&mut self, put: Put) -> Result<(), HostError> {
+        self.allow()?;
+        self.saved.push(Save::Checkpoint(put.clone()));
+        let Put {
+            ns,
+            mut checkpoint,
+            metadata,
+            parent,
+            changed,
+        } = put;
+        for channel in changed {
+            let version = checkpoint.channel_versions.get(&channel).cloned().unwrap_or_default();
+            let value = checkpoint.channel_values.get(&channel).cloned();
+            self.values.insert((ns.clone(), channel, version), value);
+        }
+        // What was not announced as changed has to be there already, so it is not kept from here.
+        checkpoint.channel_values.clear();
+        let key = (ns, checkpoint.id.clone());
+        self.checkpoints.insert(
+            key,
+            Kept {
+                checkpoint,
+                metadata,
+                parent,
+            },
+        );
+        Ok(())
+    }
+
+    fn put_writes(&mut self, put: PutWrites) -> Result<(), HostError> {
+        self.allow()?;
+        self.saved.push(Save::Writes(put.clone()));
+        let key = (put.ns, put.checkpoint_id, put.task);
+        let (_, kept) = self
+            .writes
+            .entry(key)
+            .or_insert_with(|| (put.path.clone(), BTreeMap::new()));
+        for (idx, channel, value) in put.writes {
+            if idx < 0 {
+                kept.insert(idx, (channel, value));
+            } else {
+                kept.entry(idx).or_insert((channel, value));
+            }
+        }
+        Ok(())
+    }
+
+    fn saved(&self, ns: &str, kept: &Kept) -> Saved {
+        let mut checkpoint = kept.checkpoint.clone();
+        for (channel, version) in &checkpoint.channel_versions {
+            let key = (ns.to_owned(), channel.clone(), version.clone());
+            if let Some(Some(value)) = self.values.get(&key) {
+                checkpoint.channel_values.insert(channel.clone(), value.clone());
+            }
+        }
+        let mut writes: Vec<Write> = self
+            .writes
+            .iter()
+            .filter(|((of, id, _), _)| of == ns && *id == checkpoint.id)
+            .flat_map(|((_, _, task), (path, kept))| {
+                kept.iter().map(|(idx, (channel, value))| Write {
+                    task: task.clone(),
+                    path: path.clone(),
+                    idx: *idx,
+                    channel: channel.clone(),
+                    value: value.clone(),
+                })
+            })
+            .collect();
+        writes.sort_by(|a, b| (&a.path, &a.task, a.idx).cmp(&(&b.path, &b.task, b.idx)));
+        Saved {
+            ns: ns.to_owned(),
+            checkpoint,
+            metadata: kept.metadata.clone(),
+            parent: kept.parent.clone(),
+            writes,
+        }
+    }
+}
+
+#[async_trait]
+impl Host for MemoryHost {
+    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+        let inner = self.lock();
+        let found = inner
+            .checkpoints
+            .iter()
+            .rev()
+            .find(|((of, this), _)| of == ns && id.is_none_or(|id| id == this));
+        Ok(found.map(|(_, kept)| inner.saved(ns, kept)))
+    }
+
+    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+        let inner = self.lock();
+        Ok(inner
+            .checkpoints
+            .iter()
+            .rev()
+            .filter(|((of, id), _)| of == ns && query.before.as_ref().is_none_or(|before| id < before))
+            .filter(|(_, kept)| {
+                query
+                    .filter
+                    .iter()
+                    .all(|(key, value)| kept.metadata.get(key) == Some(value))
+            })
+            .take(query.limit.unwrap_or(usize::MAX))
+            .map(|(_, kept)| inner.saved(ns, kept))
+            .collect())
+    }
+
+    async fn save(&self, put: Put) -> Result<(), HostError> {
+        self.lock().put(put)
+    }
+
+    async fn save_writes(&self, put: PutWrites) -> Result<(), HostError> {
+        self.lock().put_writes(put)
+    }
+
+    async fn emit(&self, chunks: Vec<Chunk>) -> Result<(), HostError> {
+        self.lock().chunks.extend(chunks);
+        Ok(())
+    }
+
+    fn cancelled(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
+    async fn item(&self, call: ItemCall) -> Result<Value, HostError> {
+        let mut inner = self.lock();
+        Ok(match call {
+            ItemCall::Get { namespace, key } => inner
+                .items
+                .get_key_value(&(namespace, key))
+                .map_or(Value::Null, |(at, value)| item(at, value)),
+            ItemCall::Put {
+                namespace, key, value, ..
+            } => {
+                inner.items.insert((namespace, key), Value::Object(value));
+                Value::Null
+            }
+            ItemCall::Delete { namespace, key } => {
+                inner.items.remove(&(namespace, key));
+                Value::Null
+            }
+            ItemCall::Search {
+                prefix,
+                filter,
+                limit,
+                offset,
+            } => inner
+                .items
+                .iter()
+                .filter(|((namespace, _), _)| namespace.starts_with(&prefix))
+                .filter(|(_, value)| filter.iter().all(|(key, wanted)| value.get(key) == Some(wanted)))
+                .skip(usize::try_from(offset).unwrap_or(usize::MAX))
+                .take(usize::try_from(limit).unwrap_or(usize::MAX))
+                .map(|(at, value)| item(at, value))
+                .collect(),
+        })
+    }
+}
+
+fn item((namespace, key): &(Vec<String>, String), value: &Value) -> Value {
+    json!({"namespace": namespace, "key": key, "value": value})
+}

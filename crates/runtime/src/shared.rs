@@ -1,0 +1,118 @@
+//! A JSON value that several places hold at once.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// A JSON value that is cheap to clone. Its text is made once: a channel's value goes into a checkpoint, into streams
+/// and into the thread's row, and a long conversation is costly to write three times.
+#[derive(Clone)]
+pub struct Shared(Arc<Inner>);
+
+struct Inner {
+    value: Value,
+    text: OnceLock<Box<RawValue>>,
+}
+
+impl Shared {
+    /// The value.
+    #[must_use]
+    pub fn value(&self) -> &Value {
+        &self.0.value
+    }
+
+    /// The value as JSON text, made at the first call.
+    #[must_use]
+    pub fn json(&self) -> &str {
+        self.raw().get()
+    }
+
+    /// The value as JSON text that serializes as it is.
+    #[must_use]
+    pub fn raw(&self) -> &RawValue {
+        self.0
+            .text
+            .get_or_init(|| serde_json::value::to_raw_value(&self.0.value).expect("a value with text keys is JSON"))
+    }
+
+    /// Reads JSON text.
+    ///
+    /// # Errors
+    /// The text is not JSON.
+    pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text).map(|value: Value| value.into())
+    }
+
+    /// The value for changing: without a copy when nobody else holds it.
+    #[must_use]
+    pub fn into_value(self) -> Value {
+        Arc::try_unwrap(self.0).map_or_else(|shared| shared.value.clone(), |inner| inner.value)
+    }
+}
+
+impl From<Value> for Shared {
+    fn from(value: Value) -> Self {
+        Self(Arc::new(Inner {
+            value,
+            text: OnceLock::new(),
+        }))
+    }
+}
+
+impl Deref for Shared {
+    type Target = Value;
+
+    fn deref(&self) -> &Value {
+        &self.0.value
+    }
+}
+
+impl PartialEq for Shared {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.value == other.0.value
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.value.fmt(f)
+    }
+}
+
+impl Serialize for Shared {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match (&self.0.value, self.0.text.get()) {
+            // Making and keeping a text pays for what is long.
+            (Value::Array(_) | Value::Object(_), None) => self.raw().serialize(to),
+            (_, Some(text)) => text.serialize(to),
+            (value, None) => value.serialize(to),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Shared {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Value::deserialize(from).map(Self::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn serializes_like_its_value() {
+        let shared = Shared::from(json!({"a": [1, "x"]}));
+        assert_eq!(shared.json(), r#"{"a":[1,"x"]}"#);
+        let holder = json!({"held": shared.clone()});
+        assert_eq!(holder, json!({"held": {"a": [1, "x"]}}));
+        assert_eq!(serde_json::to_string(&vec![shared]).unwrap(), r#"[{"a":[1,"x"]}]"#);
+        assert_eq!(Shared::parse("[1]").unwrap().into_value(), json!([1]));
+    }
+}

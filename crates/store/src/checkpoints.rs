@@ -1,0 +1,180 @@
+//! Checkpoints of threads, in the layout of the PostgreSQL saver that graph libraries bring along.
+//!
+//! These tables know no workspace: callers look the thread up by its workspace first. JSON of checkpoint and metadata
+//! is `jsonb` on PostgreSQL. Scalars of a checkpoint's channels stand in the checkpoint itself, larger values in
+//! `checkpoint_blobs`, once for each version of a channel.
+
+mod read;
+mod retain;
+
+use sqlx::FromRow;
+use towpath_domain::ThreadId;
+
+use crate::error::Result;
+use crate::query::{Arg, Query};
+use crate::tx::Tx;
+
+pub use read::{Blobs, Place, blobs, get, latest, list, writes};
+pub use retain::{Storage, copy, delete_all, delete_run, keep_last, keep_latest, storage};
+
+/// A checkpoint as it is stored.
+#[derive(Clone, Debug, FromRow)]
+pub struct Checkpoint {
+    /// Namespace: empty for the graph itself, `node:task` for subgraphs, joined by `|`.
+    pub checkpoint_ns: String,
+    /// Id, sortable.
+    pub checkpoint_id: String,
+    /// The one before it.
+    pub parent_checkpoint_id: Option<String>,
+    /// JSON object.
+    pub checkpoint: String,
+    /// JSON object.
+    pub metadata: String,
+}
+
+/// The value of a channel at a version, encoded.
+#[derive(Clone, Debug, FromRow)]
+pub struct Blob {
+    /// Channel.
+    pub channel: String,
+    /// Version.
+    pub version: String,
+    /// Encoding: `json`, `msgpack`, `empty`, …
+    pub r#type: String,
+    /// The bytes; none of an empty channel.
+    pub blob: Option<Vec<u8>>,
+}
+
+/// What a task wrote before its step was over.
+#[derive(Clone, Debug, FromRow)]
+pub struct Write {
+    /// The checkpoint it belongs to.
+    pub checkpoint_id: String,
+    /// Task.
+    pub task_id: String,
+    /// Where the task stands in its graph.
+    pub task_path: String,
+    /// Which of its writes; negative for the special channels.
+    pub idx: i32,
+    /// Channel.
+    pub channel: String,
+    /// Encoding.
+    pub r#type: Option<String>,
+    /// The bytes.
+    pub blob: Vec<u8>,
+}
+
+/// What is saved at once.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// Checkpoints.
+    pub checkpoints: Vec<Checkpoint>,
+    /// Blobs that are new with them, each with its namespace.
+    pub blobs: Vec<(String, Blob)>,
+    /// Writes of tasks, each with its namespace.
+    pub writes: Vec<(String, Write)>,
+}
+
+/// Rows of one statement. Each number of rows is a text of its own, and texts are cached.
+const ROWS: usize = 16;
+
+/// Saves checkpoints, blobs and writes, in few statements. Doing it again changes nothing. Of writes, those of the
+/// special channels (negative `idx`) replace earlier ones; others stay as they were first.
+///
+/// # Errors
+/// As every statement.
+pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()> {
+    let thread = thread.to_string();
+    for rows in batch.blobs.chunks(ROWS) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob) VALUES ",
+        );
+        for (index, (ns, blob)) in rows.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query
+                .bind(Arg::Text(thread.clone()))
+                .push(", ")
+                .bind(Arg::Text(ns.clone()));
+            query.push(", ").bind(Arg::Text(blob.channel.clone()));
+            query.push(", ").bind(Arg::Text(blob.version.clone()));
+            query.push(", ").bind(Arg::Text(blob.r#type.clone()));
+            query.push(", ").bind(Arg::Bytes(blob.blob.clone())).push(")");
+        }
+        query.push(" ON CONFLICT (thread_id, checkpoint_ns, channel, version) DO NOTHING");
+        query.execute(tx).await?;
+    }
+    let checkpoints = last_of_each(&batch.checkpoints, |row| (&row.checkpoint_ns, &row.checkpoint_id));
+    for rows in checkpoints.chunks(ROWS) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata)
+             VALUES ",
+        );
+        // The texts become jsonb.
+        let json = sql!(tx, sqlite: "", postgres: "::jsonb");
+        for (index, row) in rows.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query.bind(Arg::Text(thread.clone())).push(", ");
+            query.bind(Arg::Text(row.checkpoint_ns.clone())).push(", ");
+            query.bind(Arg::Text(row.checkpoint_id.clone())).push(", ");
+            query.bind(Arg::MaybeText(row.parent_checkpoint_id.clone())).push(", ");
+            query.bind(Arg::Text(row.checkpoint.clone())).push(json).push(", ");
+            query.bind(Arg::Text(row.metadata.clone())).push(json).push(")");
+        }
+        query.push(
+            " ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id)
+             DO UPDATE SET checkpoint = excluded.checkpoint, metadata = excluded.metadata",
+        );
+        query.execute(tx).await?;
+    }
+    let writes = last_of_each(&batch.writes, |(ns, row)| {
+        // Only those of the special channels come twice, and of them the last counts.
+        (ns, &row.checkpoint_id, &row.task_id, row.idx)
+    });
+    for rows in writes.chunks(ROWS) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel,
+                                            type, blob)
+             VALUES ",
+        );
+        for (index, (ns, row)) in rows.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query
+                .bind(Arg::Text(thread.clone()))
+                .push(", ")
+                .bind(Arg::Text(ns.clone()));
+            query.push(", ").bind(Arg::Text(row.checkpoint_id.clone()));
+            query.push(", ").bind(Arg::Text(row.task_id.clone()));
+            query.push(", ").bind(Arg::Text(row.task_path.clone()));
+            query.push(", ").bind(Arg::Int4(row.idx));
+            query.push(", ").bind(Arg::Text(row.channel.clone()));
+            query.push(", ").bind(Arg::MaybeText(row.r#type.clone()));
+            query.push(", ").bind(Arg::Bytes(Some(row.blob.clone()))).push(")");
+        }
+        query.push(
+            " ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
+             DO UPDATE SET channel = excluded.channel, type = excluded.type, blob = excluded.blob
+             WHERE checkpoint_writes.idx < 0",
+        );
+        query.execute(tx).await?;
+    }
+    Ok(())
+}
+
+/// The last row of each key, in the order of their first: one statement must not meet a row twice.
+fn last_of_each<'r, T, K: Eq + std::hash::Hash>(rows: &'r [T], key: impl Fn(&'r T) -> K) -> Vec<&'r T> {
+    let mut places = std::collections::HashMap::with_capacity(rows.len());
+    let mut kept: Vec<&T> = Vec::with_capacity(rows.len());
+    for row in rows {
+        match places.entry(key(row)) {
+            std::collections::hash_map::Entry::Occupied(place) => kept[*place.get()] = row,
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(kept.len());
+                kept.push(row);
+            }
+        }
+    }
+    kept
+}

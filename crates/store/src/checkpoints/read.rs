@@ -1,0 +1,148 @@
+//! Reading checkpoints.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde_json::Value;
+use towpath_domain::ThreadId;
+
+use super::{Blob, Checkpoint, Write};
+use crate::error::Result;
+use crate::query::{Arg, Query};
+use crate::tx::{Conn, Dialect, Tx};
+
+/// A thread and a namespace of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// The thread.
+    pub thread: ThreadId,
+    /// The namespace.
+    pub ns: &'a str,
+}
+
+/// Blobs by channel and version.
+pub type Blobs = HashMap<(String, String), Blob>;
+
+const SQLITE: &str = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint, metadata
+                      FROM checkpoints WHERE thread_id = ";
+// Handed over as text: what it holds is parsed once, above.
+const POSTGRES: &str = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id, checkpoint::text AS checkpoint,
+                        metadata::text AS metadata FROM checkpoints WHERE thread_id = ";
+
+fn select(tx: &Tx<'_>, place: Place<'_>) -> Query {
+    let text = match tx.dialect() {
+        Dialect::Sqlite => SQLITE,
+        Dialect::Postgres => POSTGRES,
+    };
+    let mut query = Query::new(tx, text);
+    query.bind(Arg::Text(place.thread.to_string()));
+    query.push(" AND checkpoint_ns = ").bind(Arg::Text(place.ns.to_owned()));
+    query
+}
+
+/// The checkpoint of this id.
+///
+/// # Errors
+/// As every statement.
+pub async fn get(tx: &mut Tx<'_>, place: Place<'_>, id: &str) -> Result<Option<Checkpoint>> {
+    let mut query = select(tx, place);
+    query.push(" AND checkpoint_id = ").bind(Arg::Text(id.to_owned()));
+    Ok(query.fetch_all(tx).await?.pop())
+}
+
+/// The latest checkpoint.
+///
+/// # Errors
+/// As every statement.
+pub async fn latest(tx: &mut Tx<'_>, place: Place<'_>) -> Result<Option<Checkpoint>> {
+    Ok(list(tx, place, None, None, 1).await?.pop())
+}
+
+/// Checkpoints, newest first: before an id, with metadata that contain an object.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(
+    tx: &mut Tx<'_>,
+    place: Place<'_>,
+    before: Option<&str>,
+    metadata: Option<&Value>,
+    limit: i64,
+) -> Result<Vec<Checkpoint>> {
+    let mut query = select(tx, place);
+    if let Some(before) = before {
+        query.push(" AND checkpoint_id < ").bind(Arg::Text(before.to_owned()));
+    }
+    if let Some(metadata) = metadata.filter(|filter| filter.as_object().is_some_and(|filter| !filter.is_empty())) {
+        query.push(" AND ");
+        query.contains("metadata", metadata);
+    }
+    query.push(" ORDER BY checkpoint_id DESC LIMIT ").bind(Arg::Int(limit));
+    query.fetch_all(tx).await
+}
+
+/// Blobs of these channels at these versions, in one statement however many checkpoints share them.
+///
+/// # Errors
+/// As every statement.
+pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String, String)>) -> Result<Blobs> {
+    if wanted.is_empty() {
+        return Ok(Blobs::new());
+    }
+    let thread = place.thread.to_string();
+    let found: Vec<Blob> = match tx.conn() {
+        Conn::Sqlite(conn) => {
+            let pairs: Vec<_> = wanted.iter().map(|(channel, version)| [channel, version]).collect();
+            let pairs = serde_json::to_string(&pairs)
+                .map_err(|_| crate::Error::corrupt("checkpoint_blobs", "channel", place.thread))?;
+            sqlx::query_as(
+                "SELECT channel, version, type, blob FROM json_each($3) AS pair CROSS JOIN checkpoint_blobs
+                 WHERE thread_id = $1 AND checkpoint_ns = $2 AND channel = pair.value ->> 0
+                 AND version = pair.value ->> 1",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(pairs)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            let (channels, versions): (Vec<&str>, Vec<&str>) = wanted
+                .iter()
+                .map(|(channel, version)| (channel.as_str(), version.as_str()))
+                .unzip();
+            // LATERAL: one look into the primary key for each pair, whatever the plan thinks of the table's size.
+            sqlx::query_as(
+                "SELECT blob.* FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
+                 (SELECT channel, version, type, blob FROM checkpoint_blobs AS b WHERE b.thread_id = $1
+                  AND b.checkpoint_ns = $2 AND b.channel = pair.channel AND b.version = pair.version) AS blob",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(channels)
+            .bind(versions)
+            .fetch_all(conn)
+            .await?
+        }
+    };
+    Ok(found
+        .into_iter()
+        .map(|blob| ((blob.channel.clone(), blob.version.clone()), blob))
+        .collect())
+}
+
+/// What tasks wrote after these checkpoints, in the order of task and index.
+///
+/// # Errors
+/// As every statement.
+pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<Vec<Write>> {
+    let mut query = Query::new(
+        tx,
+        "SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes WHERE thread_id = ",
+    );
+    query.bind(Arg::Text(place.thread.to_string()));
+    query.push(" AND checkpoint_ns = ").bind(Arg::Text(place.ns.to_owned()));
+    query.push(" AND ");
+    query.any_of("checkpoint_id", ids.iter().map(|id| Arg::Text((*id).to_owned())));
+    query.push(" ORDER BY checkpoint_id, task_path, task_id, idx");
+    query.fetch_all(tx).await
+}

@@ -1,0 +1,169 @@
+//! Keeping, copying and deleting checkpoints. Blobs that no checkpoint names any more go with them.
+
+use sqlx::FromRow;
+use towpath_domain::{RunId, ThreadId};
+
+use crate::error::Result;
+use crate::tx::Tx;
+
+/// Deletes all checkpoints of a thread.
+///
+/// # Errors
+/// As every statement.
+pub async fn delete_all(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
+    let thread = thread.to_string();
+    for text in [
+        "DELETE FROM checkpoints WHERE thread_id = $1",
+        "DELETE FROM checkpoint_blobs WHERE thread_id = $1",
+        "DELETE FROM checkpoint_writes WHERE thread_id = $1",
+    ] {
+        on!(tx, |conn| sqlx::query(text).bind(&thread).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
+/// Deletes the checkpoints a run made. The thread's latest checkpoint is then the one before it.
+///
+/// # Errors
+/// As every statement.
+pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<u64> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM checkpoints WHERE thread_id = $1 AND metadata ->> 'run_id' = $2"
+    )
+    .bind(thread.to_string())
+    .bind(run.to_string())
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if gone > 0 {
+        sweep(tx, thread).await?;
+    }
+    Ok(gone)
+}
+
+/// Deletes all but the latest checkpoint of each namespace.
+///
+/// # Errors
+/// As every statement.
+pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId) -> Result<u64> {
+    keep_last(tx, thread, 1).await
+}
+
+/// Deletes all but the latest `count` checkpoints of each namespace.
+///
+/// # Errors
+/// As every statement.
+pub async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<u64> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM checkpoints WHERE thread_id = $1 AND checkpoint_id < (
+             SELECT min(kept.checkpoint_id) FROM (
+                 SELECT other.checkpoint_id FROM checkpoints AS other
+                 WHERE other.thread_id = $1 AND other.checkpoint_ns = checkpoints.checkpoint_ns
+                 ORDER BY other.checkpoint_id DESC LIMIT $2) AS kept)"
+    )
+    .bind(thread.to_string())
+    .bind(count.max(1))
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if gone > 0 {
+        sweep(tx, thread).await?;
+    }
+    Ok(gone)
+}
+
+/// Deletes blobs and writes of a thread that belong to no checkpoint of it.
+async fn sweep(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
+    let thread = thread.to_string();
+    let blobs = sql!(tx,
+        sqlite: "DELETE FROM checkpoint_blobs WHERE thread_id = $1 AND NOT EXISTS (
+                     SELECT 1 FROM checkpoints AS c, json_each(c.checkpoint, '$.channel_versions') AS named
+                     WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_blobs.checkpoint_ns
+                     AND named.key = checkpoint_blobs.channel
+                     AND CAST(named.value AS TEXT) = checkpoint_blobs.version)",
+        postgres: "DELETE FROM checkpoint_blobs WHERE thread_id = $1 AND NOT EXISTS (
+                       SELECT 1 FROM checkpoints AS c
+                       WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_blobs.checkpoint_ns
+                       AND c.checkpoint -> 'channel_versions' ->> checkpoint_blobs.channel = checkpoint_blobs.version)");
+    let writes = "DELETE FROM checkpoint_writes WHERE thread_id = $1 AND NOT EXISTS (
+                      SELECT 1 FROM checkpoints AS c
+                      WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_writes.checkpoint_ns
+                      AND c.checkpoint_id = checkpoint_writes.checkpoint_id)";
+    for text in [blobs, writes] {
+        on!(tx, |conn| sqlx::query(text).bind(&thread).execute(conn).await.map(drop))?;
+    }
+    Ok(())
+}
+
+/// Copies all checkpoints of a thread to another, which has none.
+///
+/// # Errors
+/// As every statement.
+pub async fn copy(tx: &mut Tx<'_>, from: ThreadId, to: ThreadId) -> Result<()> {
+    let (from, to) = (from.to_string(), to.to_string());
+    let checkpoints = sql!(tx,
+        sqlite: "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type,
+                                          checkpoint, metadata)
+                 SELECT $2, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,
+                        CASE WHEN metadata ->> 'thread_id' IS NULL THEN metadata
+                             ELSE json_set(metadata, '$.thread_id', $2) END
+                 FROM checkpoints WHERE thread_id = $1",
+        postgres: "INSERT INTO checkpoints (thread_id, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type,
+                                            checkpoint, metadata)
+                   SELECT $2, checkpoint_ns, checkpoint_id, parent_checkpoint_id, type, checkpoint,
+                          CASE WHEN metadata ->> 'thread_id' IS NULL THEN metadata
+                               ELSE jsonb_set(metadata, '{thread_id}', to_jsonb($2::text)) END
+                   FROM checkpoints WHERE thread_id = $1");
+    for text in [
+        checkpoints,
+        "INSERT INTO checkpoint_blobs (thread_id, checkpoint_ns, channel, version, type, blob)
+         SELECT $2, checkpoint_ns, channel, version, type, blob FROM checkpoint_blobs WHERE thread_id = $1",
+        "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type,
+                                        blob)
+         SELECT $2, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel, type, blob
+         FROM checkpoint_writes WHERE thread_id = $1",
+    ] {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(&from)
+            .bind(&to)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
+    Ok(())
+}
+
+/// Bytes a thread's checkpoints take, as they were handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromRow)]
+pub struct Storage {
+    /// Checkpoints and their metadata.
+    pub checkpoints: i64,
+    /// Values of channels.
+    pub channel_values: i64,
+    /// What tasks wrote.
+    pub pending_writes: i64,
+}
+
+/// How much a thread's checkpoints take.
+///
+/// # Errors
+/// As every statement.
+pub async fn storage(tx: &mut Tx<'_>, thread: ThreadId) -> Result<Storage> {
+    let text = sql!(tx,
+        sqlite: "SELECT
+                 (SELECT coalesce(sum(length(CAST(checkpoint AS BLOB)) + length(CAST(metadata AS BLOB))), 0)
+                  FROM checkpoints WHERE thread_id = $1) AS checkpoints,
+                 (SELECT coalesce(sum(length(blob)), 0) FROM checkpoint_blobs WHERE thread_id = $1) AS channel_values,
+                 (SELECT coalesce(sum(length(blob)), 0) FROM checkpoint_writes WHERE thread_id = $1) AS pending_writes",
+        postgres: "SELECT
+                   (SELECT coalesce(sum(octet_length(checkpoint::text) + octet_length(metadata::text)), 0)::bigint
+                    FROM checkpoints WHERE thread_id = $1) AS checkpoints,
+                   (SELECT coalesce(sum(octet_length(blob)), 0)::bigint
+                    FROM checkpoint_blobs WHERE thread_id = $1) AS channel_values,
+                   (SELECT coalesce(sum(octet_length(blob)), 0)::bigint
+                    FROM checkpoint_writes WHERE thread_id = $1) AS pending_writes");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(thread.to_string())
+        .fetch_one(conn)
+        .await)?)
+}

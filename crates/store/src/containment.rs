@@ -1,0 +1,160 @@
+//! Whether stored JSON contains a filter, as PostgreSQL's `@>` means it: objects contain objects key by key, lists
+//! contain each element of a list in any order, scalars are equal.
+//!
+//! PostgreSQL does that itself. For SQLite the filter is taken apart into one condition for each of its leaves.
+
+use serde_json::Value;
+
+use crate::query::{Arg, Query};
+use crate::tx::Dialect;
+
+/// Adds the condition to a statement.
+pub(crate) fn push(query: &mut Query, column: &str, filter: &Value) {
+    match query.dialect() {
+        Dialect::Postgres => {
+            query.push("(").push(column).push(")::jsonb @> ");
+            query.bind(Arg::Text(filter.to_string())).push("::jsonb");
+        }
+        Dialect::Sqlite => {
+            let root = Place::Path {
+                json: column.to_owned(),
+                path: "$".to_owned(),
+            };
+            query.push("(");
+            root.contains(query, filter, 0);
+            query.push(")");
+        }
+    }
+}
+
+/// Where a part of the stored JSON is found.
+enum Place {
+    /// Below a path of a JSON text.
+    Path { json: String, path: String },
+    /// A row of `json_each` with this alias.
+    Element(String),
+}
+
+impl Place {
+    fn push_type(&self, query: &mut Query) {
+        match self {
+            Self::Path { json, path } => {
+                query.push("json_type(").push(json).push(", ");
+                query.bind(Arg::Text(path.clone())).push(")");
+            }
+            Self::Element(alias) => {
+                query.push(alias).push(".type");
+            }
+        }
+    }
+
+    fn push_value(&self, query: &mut Query) {
+        match self {
+            Self::Path { json, path } => {
+                query.push("json_extract(").push(json).push(", ");
+                query.bind(Arg::Text(path.clone())).push(")");
+            }
+            Self::Element(alias) => {
+                query.push(alias).push(".value");
+            }
+        }
+    }
+
+    fn push_each(&self, query: &mut Query, alias: &str) {
+        match self {
+            Self::Path { json, path } => {
+                query.push("json_each(").push(json).push(", ");
+                query.bind(Arg::Text(path.clone())).push(") AS ").push(alias);
+            }
+            Self::Element(outer) => {
+                query.push("json_each(").push(outer).push(".value) AS ").push(alias);
+            }
+        }
+    }
+
+    /// The member `key`, if a path can name it: a path has no way to write a quote.
+    fn member(&self, key: &str) -> Option<Self> {
+        if key.contains(['"', '\\']) {
+            return None;
+        }
+        let step = |path: &str| format!("{path}.\"{key}\"");
+        Some(match self {
+            Self::Path { json, path } => Self::Path {
+                json: json.clone(),
+                path: step(path),
+            },
+            Self::Element(alias) => Self::Path {
+                json: format!("{alias}.value"),
+                path: step("$"),
+            },
+        })
+    }
+
+    fn contains(&self, query: &mut Query, filter: &Value, depth: usize) {
+        let is = |query: &mut Query, what: &str| {
+            self.push_type(query);
+            query.push(what);
+        };
+        match filter {
+            Value::Null => is(query, " = 'null'"),
+            Value::Bool(true) => is(query, " = 'true'"),
+            Value::Bool(false) => is(query, " = 'false'"),
+            Value::String(text) => {
+                is(query, " = 'text' AND ");
+                self.push_value(query);
+                query.push(" = ").bind(Arg::Text(text.clone()));
+            }
+            Value::Number(number) => {
+                is(query, " IN ('integer', 'real') AND ");
+                self.push_value(query);
+                let arg = number
+                    .as_i64()
+                    .map_or_else(|| Arg::Real(number.as_f64().unwrap_or(f64::NAN)), Arg::Int);
+                query.push(" = ").bind(arg);
+            }
+            Value::Object(members) => {
+                // Read from JSON text only where there is one: `json_each` of a scalar is an error.
+                is(query, " = 'object'");
+                for (key, value) in members {
+                    query.push(" AND ");
+                    if let Some(member) = self.member(key) {
+                        query.push("CASE WHEN ");
+                        self.push_type(query);
+                        query.push(" = 'object' THEN (");
+                        member.contains(query, value, depth + 1);
+                        query.push(") ELSE 0 END");
+                    } else {
+                        self.some(query, depth, Some(key), value);
+                    }
+                }
+            }
+            Value::Array(elements) => {
+                is(query, " = 'array'");
+                for element in elements {
+                    query.push(" AND ");
+                    self.some(query, depth, None, element);
+                }
+            }
+        }
+    }
+
+    /// Some row of `json_each`, of this key if one is given, contains the filter.
+    fn some(&self, query: &mut Query, depth: usize, key: Option<&str>, filter: &Value) {
+        let alias = format!("j{depth}");
+        query.push("CASE WHEN ");
+        self.push_type(query);
+        query.push(" IN ('object', 'array') THEN EXISTS (SELECT 1 FROM ");
+        self.push_each(query, &alias);
+        query.push(" WHERE ");
+        if let Some(key) = key {
+            query
+                .push(&alias)
+                .push(".key = ")
+                .bind(Arg::Text(key.to_owned()))
+                .push(" AND ");
+        }
+        query.push("(");
+        Self::Element(alias).contains(query, filter, depth + 1);
+        query.push(")) ELSE 0 END");
+    }
+}

@@ -1,0 +1,147 @@
+//! Statements put together at run time, for searches with many optional parts. Values are always bound.
+
+use sqlx::{AssertSqlSafe, FromRow};
+use towpath_domain::Timestamp;
+use uuid::Uuid;
+
+use crate::error::Result;
+use crate::tx::{Dialect, Tx};
+
+/// A value to bind.
+#[derive(Clone, Debug)]
+pub enum Arg {
+    /// Text, also JSON.
+    Text(String),
+    /// A whole number.
+    Int(i64),
+    /// Any other number.
+    Real(f64),
+    /// A UUID.
+    Uuid(Uuid),
+    /// A point in time.
+    Time(Timestamp),
+    /// Text or nothing.
+    MaybeText(Option<String>),
+    /// Bytes or nothing.
+    Bytes(Option<Vec<u8>>),
+    /// A whole number of 32 bits.
+    Int4(i32),
+}
+
+/// Binds every value; the query's type is one per database and kind.
+macro_rules! bind_all {
+    ($query:ident, $args:ident) => {{
+        let mut query = $query;
+        for arg in $args {
+            query = match arg {
+                Arg::Text(value) => query.bind(value),
+                Arg::Int(value) => query.bind(value),
+                Arg::Real(value) => query.bind(value),
+                Arg::Uuid(value) => query.bind(value),
+                Arg::Time(value) => query.bind(value),
+                Arg::MaybeText(value) => query.bind(value),
+                Arg::Bytes(value) => query.bind(value),
+                Arg::Int4(value) => query.bind(value),
+            };
+        }
+        query
+    }};
+}
+
+/// A statement under construction. Text comes from this crate only.
+pub struct Query {
+    text: String,
+    args: Vec<Arg>,
+    dialect: Dialect,
+}
+
+impl Query {
+    /// Begins with `text`.
+    pub fn new(tx: &Tx<'_>, text: &str) -> Self {
+        Self {
+            text: text.to_owned(),
+            args: Vec::new(),
+            dialect: tx.dialect(),
+        }
+    }
+
+    /// Which database it is for.
+    pub const fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// Adds text.
+    pub fn push(&mut self, text: &str) -> &mut Self {
+        self.text.push_str(text);
+        self
+    }
+
+    /// Adds a place for a value, and the value.
+    pub fn bind(&mut self, arg: Arg) -> &mut Self {
+        self.args.push(arg);
+        let number = self.args.len();
+        self.text.push('$');
+        self.text.push_str(&number.to_string());
+        self
+    }
+
+    /// Adds `expression IN (values)`; never true when there are none.
+    pub fn any_of(&mut self, expression: &str, values: impl IntoIterator<Item = Arg>) -> &mut Self {
+        self.push(expression).push(" IN (");
+        for (index, value) in values.into_iter().enumerate() {
+            if index > 0 {
+                self.push(", ");
+            }
+            self.bind(value);
+        }
+        if self.text.ends_with('(') {
+            self.push("NULL");
+        }
+        self.push(")")
+    }
+
+    /// Adds what holds when `column`, JSON kept as text, contains `filter`: see [`crate::containment`].
+    pub fn contains(&mut self, column: &str, filter: &serde_json::Value) -> &mut Self {
+        crate::containment::push(self, column, filter);
+        self
+    }
+
+    /// Runs it and reads all rows.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn fetch_all<T>(self, tx: &mut Tx<'_>) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, sqlx::sqlite::SqliteRow> + for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin,
+    {
+        let Self { text, args, .. } = self;
+        Ok(on!(tx, |conn| {
+            let query = sqlx::query_as(AssertSqlSafe(text));
+            bind_all!(query, args).fetch_all(conn).await
+        })?)
+    }
+
+    /// Runs it and says how many rows it changed.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn execute(self, tx: &mut Tx<'_>) -> Result<u64> {
+        let Self { text, args, .. } = self;
+        Ok(on!(tx, |conn| {
+            let query = sqlx::query(AssertSqlSafe(text));
+            bind_all!(query, args)
+                .execute(conn)
+                .await
+                .map(|done| done.rows_affected())
+        })?)
+    }
+
+    /// Runs a statement that answers one number.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn count(self, tx: &mut Tx<'_>) -> Result<i64> {
+        let rows: Vec<(i64,)> = self.fetch_all(tx).await?;
+        Ok(rows.first().map_or(0, |row| row.0))
+    }
+}

@@ -1,0 +1,313 @@
+//! Runs of the agent server. Whether a run that is not over is at work is what its job says, so no write of its own
+//! tells that it began.
+
+use serde_json::Value;
+use sqlx::FromRow;
+use towpath_domain::agent::{CancelAction, MultitaskStrategy, RunStatus};
+use towpath_domain::{AssistantId, CronId, JobId, RunId, TenantId, ThreadId, Timestamp};
+
+use crate::error::Result;
+use crate::query::{Arg, Query};
+use crate::tx::Tx;
+
+/// A run as it stands.
+#[derive(Clone, Debug, FromRow)]
+pub struct Run {
+    /// Id.
+    pub id: RunId,
+    /// Its thread.
+    pub thread_id: ThreadId,
+    /// Its assistant.
+    pub assistant_id: AssistantId,
+    /// The job that does it.
+    pub job_id: JobId,
+    /// Where it stands.
+    pub status: RunStatus,
+    /// JSON object.
+    pub metadata: String,
+    /// JSON object: [`towpath_domain::agent::Kwargs`].
+    pub kwargs: String,
+    /// What it did to runs in its way.
+    pub multitask_strategy: MultitaskStrategy,
+    /// How the last cancel wants it stopped.
+    pub cancel_action: Option<CancelAction>,
+    /// When it was asked for; of a delayed run: when it is due.
+    pub created_at: Timestamp,
+    /// When it changed last.
+    pub updated_at: Timestamp,
+    /// When it was over.
+    pub finished_at: Option<Timestamp>,
+    /// When a worker took it first.
+    pub started_at: Option<Timestamp>,
+    /// Which attempt it is at.
+    pub attempt: i64,
+}
+
+const COLUMNS: &str = "SELECT run.id, run.thread_id, run.assistant_id, run.job_id,
+    CASE WHEN run.status = 'pending' AND job.state = 'running' THEN 'running' ELSE run.status END AS status,
+    run.metadata, run.kwargs, run.multitask_strategy, run.cancel_action, run.created_at, run.updated_at,
+    run.finished_at, job.started_at, coalesce(job.attempt, 0) AS attempt
+    FROM run LEFT JOIN job ON job.id = run.job_id ";
+
+/// A run about to be recorded.
+#[derive(Clone, Debug)]
+pub struct NewRun<'a> {
+    /// Id.
+    pub id: RunId,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// Its assistant.
+    pub assistant: AssistantId,
+    /// The job that does it.
+    pub job: JobId,
+    /// The cron that fired it, and the instant it stands for.
+    pub cron: Option<(CronId, Timestamp)>,
+    /// JSON object.
+    pub metadata: &'a str,
+    /// JSON object.
+    pub kwargs: &'a str,
+    /// What it does to runs in its way.
+    pub strategy: MultitaskStrategy,
+    /// When it is due.
+    pub created_at: Timestamp,
+}
+
+/// Records a run as pending.
+///
+/// # Errors
+/// [`Error::Conflict`](crate::Error::Conflict) when the cron has fired for that instant already.
+pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewRun<'_>) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO run (id, tenant_id, thread_id, assistant_id, job_id, cron_id, cron_at, metadata, kwargs,
+                          multitask_strategy, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
+    )
+    .bind(new.id)
+    .bind(tenant)
+    .bind(new.thread)
+    .bind(new.assistant)
+    .bind(new.job)
+    .bind(new.cron.map(|cron| cron.0))
+    .bind(new.cron.map(|cron| cron.1))
+    .bind(new.metadata)
+    .bind(new.kwargs)
+    .bind(new.strategy)
+    .bind(new.created_at)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// One run.
+///
+/// # Errors
+/// [`Error::NotFound`](crate::Error::NotFound) also for another workspace's.
+pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RunId) -> Result<Run> {
+    let mut query = Query::new(tx, COLUMNS);
+    query.push("WHERE run.tenant_id = ").bind(Arg::Uuid(tenant.0));
+    query.push(" AND run.id = ").bind(Arg::Uuid(id.0));
+    let found: Vec<Run> = query.fetch_all(tx).await?;
+    found.into_iter().next().ok_or(crate::Error::NotFound)
+}
+
+/// Which runs of a thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    /// Only those that stand there.
+    pub status: Option<RunStatus>,
+    /// At most so many.
+    pub limit: i64,
+    /// After so many.
+    pub offset: i64,
+}
+
+/// Runs of a thread, newest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, page: Page) -> Result<Vec<Run>> {
+    let mut query = Query::new(tx, COLUMNS);
+    query.push("WHERE run.tenant_id = ").bind(Arg::Uuid(tenant.0));
+    query.push(" AND run.thread_id = ").bind(Arg::Uuid(thread.0));
+    stands(&mut query, page.status);
+    query
+        .push(" ORDER BY run.created_at DESC, run.id DESC LIMIT ")
+        .bind(Arg::Int(page.limit));
+    query.push(" OFFSET ").bind(Arg::Int(page.offset));
+    query.fetch_all(tx).await
+}
+
+/// Which runs of a workspace.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Of this thread.
+    pub thread: Option<ThreadId>,
+    /// Of this assistant.
+    pub assistant: Option<AssistantId>,
+    /// Standing there.
+    pub status: Option<RunStatus>,
+    /// Their metadata contain this object.
+    pub metadata: Option<Value>,
+}
+
+/// Runs of a workspace, newest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64, offset: i64) -> Result<Vec<Run>> {
+    let mut query = Query::new(tx, COLUMNS);
+    query.push("WHERE run.tenant_id = ").bind(Arg::Uuid(tenant.0));
+    if let Some(thread) = filter.thread {
+        query.push(" AND run.thread_id = ").bind(Arg::Uuid(thread.0));
+    }
+    if let Some(assistant) = filter.assistant {
+        query.push(" AND run.assistant_id = ").bind(Arg::Uuid(assistant.0));
+    }
+    stands(&mut query, filter.status);
+    if let Some(metadata) = &filter.metadata {
+        query.push(" AND ");
+        query.contains("run.metadata", metadata);
+    }
+    query
+        .push(" ORDER BY run.created_at DESC, run.id DESC LIMIT ")
+        .bind(Arg::Int(limit));
+    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.fetch_all(tx).await
+}
+
+fn stands(query: &mut Query, status: Option<RunStatus>) {
+    match status {
+        None => {}
+        Some(RunStatus::Running) => {
+            query.push(" AND run.status = 'pending' AND job.state = 'running'");
+        }
+        Some(RunStatus::Pending) => {
+            query.push(" AND run.status = 'pending' AND coalesce(job.state, '') <> 'running'");
+        }
+        Some(over) => {
+            query
+                .push(" AND run.status = ")
+                .bind(Arg::Text(over.as_str().to_owned()));
+        }
+    }
+}
+
+/// A run that is not over.
+#[derive(Clone, Copy, Debug, FromRow)]
+pub struct Open {
+    /// Id.
+    pub id: RunId,
+    /// Its thread.
+    pub thread_id: ThreadId,
+    /// The job that does it.
+    pub job_id: JobId,
+}
+
+/// Runs that are not over, oldest first: of a thread, of an assistant, or all of a workspace.
+///
+/// # Errors
+/// As every statement.
+pub async fn open(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    thread: Option<ThreadId>,
+    assistant: Option<AssistantId>,
+) -> Result<Vec<Open>> {
+    let mut query = Query::new(tx, "SELECT id, thread_id, job_id FROM run WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0)).push(" AND status = 'pending'");
+    if let Some(thread) = thread {
+        query.push(" AND thread_id = ").bind(Arg::Uuid(thread.0));
+    }
+    if let Some(assistant) = assistant {
+        query.push(" AND assistant_id = ").bind(Arg::Uuid(assistant.0));
+    }
+    query.push(" ORDER BY created_at, id");
+    query.fetch_all(tx).await
+}
+
+/// Runs that stand there and are not over, oldest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn open_standing(tx: &mut Tx<'_>, tenant: TenantId, status: Option<RunStatus>) -> Result<Vec<Open>> {
+    let mut query = Query::new(
+        tx,
+        "SELECT run.id, run.thread_id, run.job_id FROM run LEFT JOIN job ON job.id = run.job_id WHERE run.tenant_id = ",
+    );
+    query.bind(Arg::Uuid(tenant.0)).push(" AND run.status = 'pending'");
+    stands(&mut query, status);
+    query.push(" ORDER BY run.created_at, run.id");
+    query.fetch_all(tx).await
+}
+
+/// Whether a run of the thread is not over.
+///
+/// # Errors
+/// As every statement.
+pub async fn any_open(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Result<bool> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM run WHERE tenant_id = $1 AND thread_id = $2 AND status = 'pending')"
+    )
+    .bind(tenant)
+    .bind(thread)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// Notes how a run is to be stopped. Of two cancels the later one counts.
+///
+/// # Errors
+/// As every statement.
+pub async fn set_cancel(tx: &mut Tx<'_>, tenant: TenantId, id: RunId, action: CancelAction) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE run SET cancel_action = $3, updated_at = $4 WHERE tenant_id = $1 AND id = $2 AND status = 'pending'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(action)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Brings a run to a final state. True when this call did it; a final state never changes again.
+///
+/// # Errors
+/// As every statement.
+pub async fn finish(tx: &mut Tx<'_>, tenant: TenantId, id: RunId, status: RunStatus) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE run SET status = $3, updated_at = $4, finished_at = $4
+         WHERE tenant_id = $1 AND id = $2 AND status = 'pending'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(status)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Deletes a run. True when it was there.
+///
+/// # Errors
+/// As every statement.
+pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: RunId) -> Result<bool> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM run WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(gone == 1)
+}

@@ -1,0 +1,149 @@
+//! Searching threads.
+
+use serde_json::Value;
+use sqlx::FromRow;
+use towpath_domain::agent::ThreadStatus;
+use towpath_domain::{TenantId, ThreadId, Timestamp};
+
+use crate::error::Result;
+use crate::query::{Arg, Query};
+use crate::tx::Tx;
+
+/// Which threads.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// These.
+    pub ids: Option<Vec<ThreadId>>,
+    /// Their metadata contain this object.
+    pub metadata: Option<Value>,
+    /// Their values contain this object.
+    pub values: Option<Value>,
+    /// They stand there.
+    pub status: Option<ThreadStatus>,
+}
+
+/// A page of threads.
+#[derive(Clone, Debug)]
+pub struct Search {
+    /// Which.
+    pub filter: Filter,
+    /// In which order.
+    pub sort_by: SortBy,
+    /// Which way.
+    pub ascending: bool,
+    /// At most so many.
+    pub limit: i64,
+    /// After so many.
+    pub offset: i64,
+    /// Whether values and interrupts are read; they can be large.
+    pub with_values: bool,
+}
+
+/// What threads are sorted by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SortBy {
+    /// Their ids.
+    ThreadId,
+    /// Where they stand.
+    Status,
+    /// When they were made.
+    CreatedAt,
+    /// When they changed last.
+    #[default]
+    UpdatedAt,
+    /// When their values changed last.
+    StateUpdatedAt,
+}
+
+impl SortBy {
+    const fn column(self) -> &'static str {
+        match self {
+            Self::ThreadId => "id",
+            Self::Status => "status",
+            Self::CreatedAt => "created_at",
+            Self::UpdatedAt => "updated_at",
+            Self::StateUpdatedAt => "state_updated_at",
+        }
+    }
+}
+
+/// A thread that was found.
+#[derive(Clone, Debug, FromRow)]
+#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
+pub struct Found {
+    pub id: ThreadId,
+    pub status: ThreadStatus,
+    pub metadata: String,
+    pub config: String,
+    pub current_values: Option<String>,
+    pub interrupts: String,
+    pub error: Option<String>,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+    pub state_updated_at: Timestamp,
+}
+
+/// A page of threads. Temporary ones are nobody's to find.
+///
+/// # Errors
+/// As every statement.
+pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Result<Vec<Found>> {
+    let values = if wanted.with_values {
+        "current_values, interrupts"
+    } else {
+        "NULL AS current_values, '{}' AS interrupts"
+    };
+    let mut query = Query::new(
+        tx,
+        "SELECT id, status, metadata, config, error, created_at, updated_at, state_updated_at, ",
+    );
+    query.push(values).push(" FROM thread");
+    narrow(&mut query, tenant, &wanted.filter);
+    let way = if wanted.ascending { " ASC" } else { " DESC" };
+    query.push(" ORDER BY ").push(wanted.sort_by.column()).push(way);
+    query
+        .push(", id")
+        .push(way)
+        .push(" LIMIT ")
+        .bind(Arg::Int(wanted.limit));
+    query.push(" OFFSET ").bind(Arg::Int(wanted.offset));
+    query.fetch_all(tx).await
+}
+
+/// How many threads there are.
+///
+/// # Errors
+/// As every statement.
+pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter) -> Result<i64> {
+    let mut query = Query::new(tx, "SELECT count(*) FROM thread");
+    narrow(&mut query, tenant, filter);
+    query.count(tx).await
+}
+
+fn narrow(query: &mut Query, tenant: TenantId, filter: &Filter) {
+    query.push(" WHERE tenant_id = ").bind(Arg::Uuid(tenant.0));
+    query.push(" AND NOT temporary");
+    if let Some(ids) = &filter.ids {
+        query.push(" AND ");
+        query.any_of("id", ids.iter().map(|id| Arg::Uuid(id.0)));
+    }
+    if let Some(status) = filter.status {
+        let status = match status {
+            ThreadStatus::Idle => "idle",
+            ThreadStatus::Busy => "busy",
+            ThreadStatus::Interrupted => "interrupted",
+            ThreadStatus::Error => "error",
+        };
+        query.push(" AND status = ").bind(Arg::Text(status.to_owned()));
+    }
+    for (column, filter) in [("metadata", &filter.metadata), ("current_values", &filter.values)] {
+        if let Some(filter) = filter.as_ref().filter(|filter| !is_empty(filter)) {
+            query.push(" AND ");
+            query.contains(column, filter);
+        }
+    }
+}
+
+fn is_empty(filter: &Value) -> bool {
+    filter.as_object().is_some_and(serde_json::Map::is_empty)
+}

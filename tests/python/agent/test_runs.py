@@ -1,0 +1,220 @@
+"""Runs through the official client: every way to start, to wait, to stop one."""
+
+import asyncio
+import itertools
+import uuid
+
+import pytest
+from langgraph_sdk.errors import BadRequestError, ConflictError, NotFoundError
+
+from clients import collect, eventually
+
+HI = {"messages": [{"role": "user", "content": "hello there"}]}
+
+
+async def test_waiting_without_a_thread(client):
+    values = await client.runs.wait(None, "agent", input=HI)
+    assert [message["type"] for message in values["messages"]] == ["human", "ai"]
+    assert "hello there" in values["messages"][1]["content"]
+    human = values["messages"][0]
+    assert uuid.UUID(human["id"]) and human["additional_kwargs"] == {} and human["response_metadata"] == {}
+
+
+async def test_a_run_is_what_it_was_asked_to_be(client):
+    thread = (await client.threads.create(metadata={"who": "thread"}))["thread_id"]
+    run = await client.runs.create(
+        thread, "steps", input={"log": ["in"]}, metadata={"mine": 1}, config={"configurable": {"tone": "dry"}}
+    )
+    assert run["status"] in ("pending", "running") and run["multitask_strategy"] == "enqueue"
+    assert uuid.UUID(run["run_id"]).version == 7
+    configurable = run["kwargs"]["config"]["configurable"]
+    assert configurable["tone"] == "dry" and configurable["run_id"] == run["run_id"]
+    assert (configurable["thread_id"], configurable["graph_id"]) == (thread, "steps")
+    assert run["metadata"]["mine"] == 1 and run["metadata"]["who"] == "thread"
+    assert run["metadata"]["assistant_id"] == run["assistant_id"]
+    values = await client.runs.join(thread, run["run_id"])
+    assert values["log"] == ["in", "one", "two"]
+    done = await client.runs.get(thread, run["run_id"])
+    assert done["status"] == "success"
+    assert [one["run_id"] for one in await client.runs.list(thread)] == [run["run_id"]]
+    assert await client.runs.list(thread, status="error") == []
+    await client.runs.delete(thread, run["run_id"])
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, run["run_id"])
+
+
+async def test_a_run_on_a_thread_that_is_not_there(client):
+    missing = str(uuid.uuid4())
+    with pytest.raises(NotFoundError):
+        await client.runs.wait(missing, "steps", input={"log": []})
+    values = await client.runs.wait(missing, "steps", input={"log": []}, if_not_exists="create")
+    assert values["log"] == ["one", "two"]
+    assert (await client.threads.get(missing))["status"] == "idle"
+
+
+async def test_what_a_graph_raises(client):
+    thread = (await client.threads.create())["thread_id"]
+    with pytest.raises(Exception, match="it broke"):
+        await client.runs.wait(thread, "broken", input={"log": []})
+    row = await client.threads.get(thread)
+    assert row["status"] == "error" and row["error"] == {"error": "ValueError", "message": "it broke"}
+    told = await client.runs.wait(thread, "private", input={"log": []}, raise_error=False)
+    assert told["__error__"]["message"] == "An internal error occurred", "insides stay inside"
+    parts = await collect(client.runs.stream(thread, "broken", input={"log": []}))
+    assert parts[-1].event == "error" and parts[-1].data == {"error": "ValueError", "message": "it broke"}
+    assert (await client.runs.list(thread))[0]["status"] == "error"
+
+
+async def test_a_human_answers(client):
+    thread = (await client.threads.create())["thread_id"]
+    stopped = await client.runs.wait(thread, "human", input={"log": []})
+    (interrupt,) = stopped["__interrupt__"]
+    assert interrupt["value"] == {"question": "go on?"} and len(interrupt["id"]) == 32
+    row = await client.threads.get(thread)
+    assert row["status"] == "interrupted"
+    assert [one["value"] for one in itertools.chain(*row["interrupts"].values())] == [{"question": "go on?"}]
+    state = await client.threads.get_state(thread)
+    assert state["next"] == ["ask"] and state["tasks"][0]["interrupts"][0]["id"] == interrupt["id"]
+    assert (await client.runs.list(thread))[0]["status"] == "success", "the run did what it could"
+    done = await client.runs.wait(thread, "human", command={"resume": {interrupt["id"]: "yes"}})
+    assert (done["answer"], done["log"]) == ("yes", ["asked", "done"])
+    assert (await client.threads.get(thread))["status"] == "idle"
+    with pytest.raises(BadRequestError):
+        await client.runs.wait(None, "human", command={"resume": "yes"})
+
+
+async def test_stops_that_the_caller_asks_for(client):
+    thread = (await client.threads.create())["thread_id"]
+    values = await client.runs.wait(thread, "steps", input={"log": []}, interrupt_before=["two"])
+    assert values["log"] == ["one"]
+    row = await client.threads.get(thread)
+    assert row["status"] == "interrupted" and row["interrupts"] == {}
+    assert (await client.runs.wait(thread, "steps", input=None))["log"] == ["one", "two"]
+    values = await client.runs.wait(thread, "steps", input={"log": []}, interrupt_after="*")
+    assert values["log"] == ["one", "two", "one"]
+    moved = await client.runs.wait(thread, "steps", command={"goto": "two", "update": {"log": ["moved"]}})
+    assert moved["log"][-2:] == ["moved", "two"]
+
+
+async def test_cancelling(client, sdk):
+    thread = (await client.threads.create())["thread_id"]
+    run = await client.runs.create(thread, "slow", input={"log": []})
+    await at_work(sdk, thread, run)
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    assert (await client.runs.get(thread, run["run_id"]))["status"] == "interrupted"
+    state = await client.threads.get_state(thread)
+    assert state["values"]["log"] == ["first"] and state["next"] == ["wait"], "what was done stays"
+    with pytest.raises(NotFoundError):
+        await client.runs.cancel(thread, run["run_id"])
+
+    other = await client.runs.create(thread, "slow", input={"log": []})
+    await at_work(sdk, thread, other)
+    await client.runs.cancel(thread, other["run_id"], wait=True, action="rollback")
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, other["run_id"])
+    assert (await client.threads.get_state(thread))["values"]["log"] == ["first"], "what it did is undone"
+
+
+async def test_cancelling_several(client, sdk, http):
+    thread = (await client.threads.create())["thread_id"]
+    runs = [await client.runs.create(thread, "slow", input={"log": []}) for _ in range(3)]
+    await client.runs.cancel_many(thread_id=thread, run_ids=[run["run_id"] for run in runs])
+
+    async def over():
+        found = await sdk.runs.list(thread)
+        return {run["status"] for run in found} == {"interrupted"}
+
+    await eventually(over)
+    await eventually(lambda: idle(sdk, thread))
+
+
+async def test_a_batch(client):
+    runs = await client.runs.create_batch(
+        [{"assistant_id": "agent", "input": HI}, {"assistant_id": "steps", "input": {"log": []}}]
+    )
+    assert len({run["run_id"] for run in runs}) == 2
+
+
+async def test_delayed_runs_wait_for_their_time(client, sdk):
+    thread = (await client.threads.create())["thread_id"]
+    begun = asyncio.get_running_loop().time()
+    run = await client.runs.create(thread, "steps", input={"log": []}, after_seconds=2)
+    assert (await client.threads.get(thread))["status"] == "busy", "from the start"
+    assert (await client.runs.get(thread, run["run_id"]))["status"] == "pending"
+    assert (await client.runs.join(thread, run["run_id"]))["log"] == ["one", "two"]
+    assert asyncio.get_running_loop().time() - begun >= 2
+
+
+async def test_what_became_of_stateless_threads(sdk, http):
+    kept = await sdk.runs.create(None, "steps", input={"log": []}, on_completion="keep")
+    gone = await sdk.runs.create(None, "steps", input={"log": []})
+
+    async def over():
+        answer = await http.get(f"/threads/{kept['thread_id']}/runs/{kept['run_id']}")
+        return answer.json()["status"] == "success"
+
+    await eventually(over)
+
+    async def deleted():
+        return (await http.get(f"/threads/{gone['thread_id']}")).status_code == 404
+
+    await eventually(deleted)
+
+
+@pytest.mark.parametrize("way", ["create", "stream", "wait"])
+@pytest.mark.parametrize("strategy", ["reject", "enqueue", "interrupt", "rollback"])
+@pytest.mark.parametrize("before", ["pending", "running"])
+async def test_a_run_in_the_way(sdk, before, strategy, way):
+    """Every strategy, by every way to start a run, met by a run that waits or is at work."""
+    thread = (await sdk.threads.create())["thread_id"]
+    if before == "running":
+        first = await sdk.runs.create(thread, "brief" if strategy == "enqueue" else "slow", input={"log": []})
+        await at_work(sdk, thread, first)
+    else:
+        delay = 1 if strategy == "enqueue" else 600
+        first = await sdk.runs.create(thread, "brief", input={"log": []}, after_seconds=delay)
+
+    async def start():
+        how = {"input": {"log": []}, "multitask_strategy": strategy}
+        if way == "create":
+            run = await sdk.runs.create(thread, "steps", **how)
+            return await sdk.runs.join(thread, run["run_id"])
+        if way == "stream":
+            return (await collect(sdk.runs.stream(thread, "steps", **how)))[-1].data
+        return await sdk.runs.wait(thread, "steps", **how)
+
+    if strategy == "reject":
+        with pytest.raises(ConflictError, match="already running a task"):
+            await start()
+        await sdk.runs.cancel(thread, first["run_id"], wait=before == "running")
+        return
+    values = await start()
+    assert values["log"][-2:] == ["one", "two"]
+    found = {run["run_id"]: run["status"] for run in await sdk.runs.list(thread)}
+    if strategy == "enqueue":
+        assert sorted(found.values()) == ["success", "success"]
+        # A delayed run is not yet in the queue, so the other one goes first.
+        expected = ["first", "waited", "one", "two"] if before == "running" else ["one", "two"]
+        assert values["log"] == expected
+    elif strategy == "interrupt":
+        assert found[first["run_id"]] == "interrupted"
+        assert values["log"] == (["first", "one", "two"] if before == "running" else ["one", "two"])
+    else:
+        assert first["run_id"] not in found
+        assert values["log"] == ["one", "two"]
+    await eventually(lambda: idle(sdk, thread))
+
+
+async def at_work(sdk, thread, run):
+    """Until its first node is done."""
+
+    async def first():
+        if (await sdk.runs.get(thread, run["run_id"]))["status"] != "running":
+            return False
+        return (await sdk.threads.get_state(thread))["values"].get("log")
+
+    await eventually(first)
+
+
+async def idle(sdk, thread):
+    return (await sdk.threads.get(thread))["status"] != "busy"

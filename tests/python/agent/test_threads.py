@@ -1,0 +1,130 @@
+"""Threads through the official client: their life, their state, their history."""
+
+import uuid
+
+import pytest
+from langgraph_sdk.errors import ConflictError, NotFoundError
+
+from clients import eventually
+
+
+async def test_a_threads_life(client):
+    mark = str(uuid.uuid4())
+    made = await client.threads.create(metadata={"mark": mark}, graph_id="steps")
+    assert uuid.UUID(made["thread_id"]).version == 7
+    assert (made["status"], made["values"]) == ("idle", None)
+    assert made["metadata"] == {"mark": mark, "graph_id": "steps"}
+    changed = await client.threads.update(made["thread_id"], metadata={"more": [1]})
+    assert changed["metadata"] == {"mark": mark, "graph_id": "steps", "more": [1]}
+    with pytest.raises(ConflictError, match="already exists"):
+        await client.threads.create(thread_id=made["thread_id"])
+    same = await client.threads.create(thread_id=made["thread_id"], if_exists="do_nothing")
+    assert same["metadata"] == changed["metadata"]
+
+    found = await client.threads.search(metadata={"mark": mark, "more": [1]})
+    assert [thread["thread_id"] for thread in found] == [made["thread_id"]]
+    assert await client.threads.search(metadata={"mark": mark}, status="busy") == []
+    assert await client.threads.count(metadata={"mark": mark}) == 1
+    only = await client.threads.search(metadata={"mark": mark}, select=["thread_id", "status"])
+    assert only == [{"thread_id": made["thread_id"], "status": "idle"}]
+    await client.threads.delete(made["thread_id"])
+    with pytest.raises(NotFoundError, match=f"Thread with ID {made['thread_id']} not found"):
+        await client.threads.get(made["thread_id"])
+
+
+async def test_state_and_history(client):
+    thread = (await client.threads.create())["thread_id"]
+    empty = await client.threads.get_state(thread)
+    assert (empty["values"], empty["next"]) == ({}, [])
+    await client.runs.wait(thread, "steps", input={"log": ["in"]})
+    state = await client.threads.get_state(thread)
+    assert state["values"] == {"log": ["in", "one", "two"], "x": 1}
+    assert (state["next"], state["tasks"], state["interrupts"]) == ([], [], [])
+    assert state["checkpoint"]["thread_id"] == thread and state["checkpoint"]["checkpoint_ns"] == ""
+    history = await client.threads.get_history(thread, limit=100)
+    assert [one["metadata"]["step"] for one in history] == [2, 1, 0, -1]
+    assert [one["metadata"]["source"] for one in history] == ["loop", "loop", "loop", "input"]
+    ids = [one["checkpoint"]["checkpoint_id"] for one in history]
+    assert ids == sorted(ids, reverse=True) and all(uuid.UUID(one).version == 6 for one in ids)
+    assert [one["parent_checkpoint"]["checkpoint_id"] for one in history[:-1]] == ids[1:]
+    before = await client.threads.get_history(thread, limit=1, before={"configurable": {"checkpoint_id": ids[1]}})
+    assert [one["checkpoint"]["checkpoint_id"] for one in before] == ids[2:3]
+    assert history[1]["next"] == ["two"] and history[1]["tasks"][0]["name"] == "two"
+    then = await client.threads.get_state(thread, checkpoint_id=ids[1])
+    assert then["values"]["log"] == ["in", "one"]
+
+    row = await client.threads.get(thread)
+    assert row["values"] == state["values"] and row["status"] == "idle"
+    assert row["metadata"]["graph_id"] == "steps" and row["metadata"]["assistant_id"]
+    assert [t["thread_id"] for t in await client.threads.search(values={"x": 1}, ids=[thread])] == [thread]
+
+
+async def test_time_travel(client):
+    thread = (await client.threads.create())["thread_id"]
+    await client.runs.wait(thread, "steps", input={"log": ["in"]})
+    history = await client.threads.get_history(thread, limit=100)
+    after_one = next(one for one in history if one["next"] == ["two"])
+    forked = await client.threads.update_state(
+        thread, {"log": ["by hand"]}, as_node="one", checkpoint_id=after_one["checkpoint"]["checkpoint_id"]
+    )
+    assert forked["checkpoint"]["checkpoint_id"] == forked["checkpoint_id"]
+    values = await client.runs.wait(thread, "steps", input=None, checkpoint=forked["checkpoint"])
+    assert values["log"] == ["in", "one", "by hand", "two"]
+    replayed = await client.runs.wait(
+        thread, "steps", input=None, checkpoint_id=after_one["checkpoint"]["checkpoint_id"]
+    )
+    assert replayed["log"] == ["in", "one", "two"]
+
+
+async def test_copies_are_independent(client):
+    thread = (await client.threads.create(metadata={"a": 1}))["thread_id"]
+    await client.runs.wait(thread, "steps", input={"log": ["in"]})
+    copy = await client.threads.copy(thread)
+    assert copy["metadata"]["a"] == 1
+    await client.runs.wait(copy["thread_id"], "steps", input={"log": ["more"]})
+    assert (await client.threads.get_state(thread))["values"]["log"] == ["in", "one", "two"]
+    copied = (await client.threads.get_state(copy["thread_id"]))["values"]["log"]
+    assert copied == ["in", "one", "two", "more", "one", "two"]
+    assert len(await client.threads.get_history(copy["thread_id"], limit=100)) == 8
+
+
+async def test_supersteps_at_creation(sdk):
+    thread = await sdk.threads.create(
+        graph_id="steps",
+        supersteps=[
+            {"updates": [{"values": {"log": ["a"]}, "as_node": "__start__"}]},
+            {"updates": [{"values": {"log": ["b"]}, "as_node": "one"}]},
+        ],
+    )
+    state = await sdk.threads.get_state(thread["thread_id"])
+    assert state["values"]["log"] == ["a", "b"] and state["next"] == ["two"]
+
+
+async def test_pruning(sdk, http):
+    threads = [(await sdk.threads.create())["thread_id"] for _ in range(2)]
+    for thread in threads:
+        await sdk.runs.wait(thread, "steps", input={"log": ["in"]})
+    kept = (await http.post("/threads/prune", json={"thread_ids": [threads[0]], "strategy": "keep_latest"})).json()
+    assert kept == {"pruned_count": 1}
+    assert len(await sdk.threads.get_history(threads[0], limit=100)) == 1
+    values = await sdk.runs.wait(threads[0], "steps", input={"log": []})
+    assert values["log"] == ["in", "one", "two", "one", "two"], "what is kept is enough to go on"
+    missing = str(uuid.uuid4())
+    gone = (await http.post("/threads/prune", json={"thread_ids": [threads[1], missing]})).json()
+    assert gone == {"pruned_count": 1}
+    assert (await http.get(f"/threads/{threads[1]}")).status_code == 404
+    assert (await http.post("/threads/prune", json={"thread_ids": []})).json() == {"pruned_count": 0}
+
+
+async def test_a_busy_threads_state_cannot_be_changed(client):
+    thread = (await client.threads.create())["thread_id"]
+    run = await client.runs.create(thread, "slow", input={"log": []})
+    with pytest.raises(ConflictError, match="in-flight"):
+        await client.threads.update_state(thread, {"log": ["x"]})
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+
+    async def idle():
+        return (await client.threads.get(thread))["status"] != "busy"
+
+    await eventually(idle)
+    await client.threads.update_state(thread, {"log": ["x"]}, as_node="first")

@@ -1,0 +1,94 @@
+//! What the jobs of an agent server share: their world, and which there are.
+//!
+//! An agent server has a database, workers and a scheduler of its own, so its jobs are registered apart from the
+//! platform's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use towpath_domain::Secret;
+use towpath_durable::Registry;
+use towpath_outbound::Guard;
+use towpath_queue::Queue;
+use towpath_runtime::Graphs;
+use towpath_store::Store;
+use towpath_store::threads::Ttl;
+
+pub use crate::sweep_agent::ensure as ensure_sweeps;
+
+/// The world of an agent server's workflows.
+pub struct AgentWorld {
+    /// For reading. A workflow writes through its `Ctx`.
+    pub store: Store,
+    /// Where live events go.
+    pub queue: Queue,
+    /// The graphs this server offers.
+    pub graphs: Arc<Graphs>,
+    /// Judges addresses that users gave.
+    pub guard: Guard,
+    /// Times and limits.
+    pub settings: Settings,
+}
+
+/// Times and limits.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A run whose worker failed so often ends as failed.
+    pub max_attempts: u32,
+    /// A run that takes longer ends as timed out.
+    pub timeout: Duration,
+    /// How long kept events stay after their run is over.
+    pub events_kept: Duration,
+    /// Every event goes through the log: where several processes have no Redis between them, readers find it only
+    /// there.
+    pub log_all: bool,
+    /// Signs the bodies of webhooks.
+    pub webhook_secret: Option<Secret>,
+    /// Where this server is found, as its runs' metadata say.
+    pub api_url: Option<String>,
+    /// How long threads live that are made for runs and kept.
+    pub thread_ttl: Option<Ttl>,
+    /// Checkpoints kept for each namespace of a thread; 0 keeps all.
+    pub keep_checkpoints: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_attempts: 3,
+            timeout: Duration::from_secs(86_400),
+            events_kept: Duration::from_secs(120),
+            log_all: false,
+            webhook_secret: None,
+            api_url: None,
+            thread_ttl: None,
+            keep_checkpoints: 0,
+        }
+    }
+}
+
+/// Sends what transactions of this store leave to tell (wakes, cancels, live events) through the queue.
+pub fn connect(store: &Store, queue: &Queue) {
+    let queue = queue.clone();
+    store.on_hints(move |told| {
+        for (thread, frame) in told.events {
+            queue.publish(thread, frame);
+        }
+        for pool in &told.wakes {
+            queue.wake(pool);
+        }
+        if !told.cancels.is_empty() {
+            queue.cancel(&told.cancels);
+        }
+    });
+}
+
+/// Every kind of job of an agent server.
+#[must_use]
+pub fn registry() -> Registry<AgentWorld> {
+    Registry::default()
+        .with::<crate::run_agent::RunAgent>()
+        .with::<crate::send_webhook::SendWebhook>()
+        .with::<crate::fire_cron::FireCron>()
+        .with::<crate::sweep_agent::SweepAgent>()
+}

@@ -1,0 +1,226 @@
+//! Starts a cron's run at its instant, and records the next instant. A chain: each firing records the job of the one
+//! after it, in the transaction that starts the run, so every instant is fired once whatever happens to workers.
+//!
+//! Instants that passed while nothing ran are made up for by one run. A run that cannot start (its thread is busy and
+//! it was told to be refused then) is left out; the chain goes on.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use towpath_domain::agent::cron::{Schedule, zone};
+use towpath_domain::agent::{AdmittedRun, RunRequest};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::{CronId, Rejection, RunId, ScheduleId, TenantId, ThreadId, Timestamp};
+use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_store::crons::{self, Cron};
+use towpath_store::{self as store, Tx, assistants, jobs, schedules};
+
+use crate::agent::AgentWorld;
+use crate::run_agent::{self, NewRun, Target};
+
+/// Fires a cron at the instant its schedule stands at.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FireCron {
+    /// Its workspace.
+    pub tenant: TenantId,
+    /// The cron.
+    pub cron: CronId,
+    /// The chain this firing belongs to. A cron that was changed has begun a new one.
+    pub schedule: ScheduleId,
+}
+
+/// Records a cron and its first instant.
+///
+/// # Errors
+/// Those of the database; `Rejected` where its schedule is none.
+pub async fn create(tx: &mut Tx<'_>, mut cron: Cron) -> store::Result<Cron> {
+    crons::insert(tx, &cron).await?;
+    arm(tx, &mut cron).await?;
+    crons::set_next(tx, cron.tenant_id, cron.id, cron.next_run_date, cron.schedule_id).await?;
+    Ok(cron)
+}
+
+/// Finds a cron and ends its chain, so that it can be changed or deleted. The row is kept from changing until the
+/// transaction is over.
+///
+/// # Errors
+/// `NotFound`, and those of the database.
+pub async fn disarm(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> store::Result<Cron> {
+    // Jobs are locked before business rows everywhere. A firing that gets in between the two reads has recorded a job
+    // of the ended chain, which does nothing when it is due.
+    let before = crons::get(tx, tenant, id).await?;
+    if let Some(chain) = before.schedule_id
+        && let Some(schedule) = schedules::get(tx, chain).await?
+    {
+        if let Some(job) = schedule.spawn_job {
+            towpath_durable::cancel(tx, job).await?;
+        }
+        schedules::end(tx, chain).await?;
+    }
+    let mut cron = crons::lock(tx, tenant, id).await?;
+    cron.schedule_id = None;
+    Ok(cron)
+}
+
+/// Begins a chain for a cron that has none, at its next instant; sets `next_run_date` and `schedule_id`, which the
+/// caller writes.
+///
+/// # Errors
+/// Those of the database; `Rejected` where its schedule is none.
+pub async fn arm(tx: &mut Tx<'_>, cron: &mut Cron) -> store::Result<()> {
+    let now = jobs::db_now(tx).await?;
+    cron.next_run_date = next(cron, now)?;
+    let (Some(at), true) = (cron.next_run_date, cron.enabled) else {
+        return Ok(());
+    };
+    let fire = FireCron {
+        tenant: cron.tenant_id,
+        cron: cron.id,
+        schedule: ScheduleId::new(),
+    };
+    let job = towpath_durable::start(tx, &fire, Start::new(fire.tenant).at(at)).await?;
+    let input = serde_json::to_string(&fire).map_err(|_| store::Error::corrupt("cron", "id", cron.id))?;
+    let schedule = schedules::Schedule {
+        id: fire.schedule,
+        tenant_id: fire.tenant,
+        kind: FireCron::KIND.to_owned(),
+        pool: FireCron::POOL.to_owned(),
+        input,
+        next_at: at,
+        paused: false,
+        spawn_job: Some(job),
+        created_at: tx.now(),
+        ended_at: None,
+    };
+    schedules::insert(tx, &schedule).await?;
+    cron.schedule_id = Some(fire.schedule);
+    Ok(())
+}
+
+/// The first instant after `after`, unless that is past the cron's end.
+fn next(cron: &Cron, after: Timestamp) -> Result<Option<Timestamp>, Rejection> {
+    let schedule: Schedule = cron.schedule.parse()?;
+    let next = schedule.next_after(after, zone(cron.timezone.as_deref())?);
+    Ok(next.filter(|next| cron.end_time.is_none_or(|end| *next <= end)))
+}
+
+/// Judges the request that a cron keeps, as its runs will be.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn request(payload: &Map<String, Value>, thread: Option<ThreadId>) -> Result<AdmittedRun, Rejection> {
+    let mut payload = payload.clone();
+    // The server's own mark, which must not look like a setting of the caller: that could not be had with a context.
+    let configurable = payload
+        .get_mut("config")
+        .and_then(|config| config.get_mut("configurable"))
+        .and_then(Value::as_object_mut);
+    let mark = configurable.and_then(|configurable| configurable.remove("cron_id"));
+    if let Some(completion) = payload.remove("on_run_completed") {
+        payload.insert("on_completion".to_owned(), completion);
+    }
+    let request: RunRequest = serde_json::from_value(Value::Object(payload))
+        .map_err(|error| Rejection::invalid("", format!("the run's request cannot be read: {error}")))?;
+    let mut admitted = request.admit(thread.is_none())?;
+    if let (Some(mark), Some(Value::Object(configurable))) = (mark, admitted.kwargs.config.get_mut("configurable")) {
+        configurable.insert("cron_id".to_owned(), mark);
+    }
+    Ok(admitted)
+}
+
+impl Workflow for FireCron {
+    const KIND: &'static str = "fire_cron";
+    const POOL: &'static str = "crons";
+    const RETRY: RetryPolicy = RetryPolicy::doubling(20, Duration::from_secs(1), Duration::from_secs(60));
+    type World = AgentWorld;
+
+    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+        let &Self { tenant, cron, schedule } = self;
+        let read = async |tx: &mut Tx<'_>| {
+            let chain = schedules::get(tx, schedule).await?;
+            let cron = match crons::get(tx, tenant, cron).await {
+                Err(store::Error::NotFound) => None,
+                cron => Some(cron?),
+            };
+            Ok((chain, cron, jobs::db_now(tx).await?))
+        };
+        let (chain, cron, now) = world.store.read(read).await.retry()?;
+        let Some(chain) = chain.filter(|chain| chain.ended_at.is_none() && chain.spawn_job == Some(ctx.job())) else {
+            // Somebody else stands for this instant.
+            return ctx.done();
+        };
+        let Some(cron) = cron.filter(|cron| cron.enabled && cron.schedule_id == Some(schedule)) else {
+            // Its thread or its assistant went, and it with them.
+            return ctx.settle(async |tx| schedules::end(tx, schedule).await).await;
+        };
+        // What passed meanwhile is made up for by this one run.
+        let following = next(&cron, now.max(chain.next_at)).fatal()?;
+        match self.fire(ctx, world, &cron, chain.next_at, following).await {
+            // Its request cannot be fulfilled now: this instant is left out.
+            Err(Failure::Fatal(why)) => {
+                tracing::warn!(cron.id = %cron.id, error = %why, "a cron's run cannot start; its next instant stays");
+                ctx.settle(async |tx| self.advance(tx, chain.next_at, following).await)
+                    .await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// A chain whose firing ended badly is taken up again by the scheduler, which finds it without a job.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+        Ok(())
+    }
+}
+
+impl FireCron {
+    /// Starts the run and moves the chain on, as one.
+    async fn fire(
+        &self,
+        ctx: &mut Ctx,
+        world: &AgentWorld,
+        cron: &Cron,
+        at: Timestamp,
+        following: Option<Timestamp>,
+    ) -> Outcome {
+        let corrupt = || store::Error::corrupt("cron", "payload", cron.id);
+        let payload: Map<String, Value> = serde_json::from_str(&cron.payload).map_err(|_| corrupt()).fatal()?;
+        let admitted = request(&payload, cron.thread_id).fatal()?;
+        let thread = cron.thread_id.unwrap_or_else(ThreadId::new);
+        let target = match cron.thread_id {
+            Some(thread) => Target::On(thread),
+            None => Target::Own(thread),
+        };
+        // The run's lane is locked before this job, as everywhere.
+        ctx.settle_with(&[run_agent::lane(thread)], async |tx| {
+            let assistant = assistants::get(tx, self.tenant, cron.assistant_id).await?;
+            let run = NewRun {
+                id: RunId::new(),
+                thread: target,
+                assistant: &assistant,
+                admitted,
+                headers: Map::new(),
+                user: None,
+                cron: Some((cron.id, at)),
+                events_kept: world.settings.events_kept,
+                ttl: world.settings.thread_ttl,
+            };
+            run_agent::start(tx, self.tenant, run).await?;
+            self.advance(tx, at, following).await
+        })
+        .await
+    }
+
+    async fn advance(&self, tx: &mut Tx<'_>, at: Timestamp, following: Option<Timestamp>) -> store::Result<()> {
+        let Some(following) = following else {
+            schedules::end(tx, self.schedule).await?;
+            return crons::set_next(tx, self.tenant, self.cron, None, None).await;
+        };
+        let job = towpath_durable::start(tx, self, Start::new(self.tenant).at(following)).await?;
+        if !schedules::advance(tx, self.schedule, at, following, Some(job)).await? {
+            // Somebody else moved it on: nothing of this firing may be kept.
+            return Err(store::Error::Stale);
+        }
+        crons::set_next(tx, self.tenant, self.cron, Some(following), Some(self.schedule)).await
+    }
+}

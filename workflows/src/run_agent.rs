@@ -1,0 +1,218 @@
+//! A run: performs a graph on a thread.
+//!
+//! ```text
+//! pending ─► (job at work) ─► superstep ─► superstep ─► … ─► success      the graph ended, or stopped at an interrupt
+//!                 │               checkpoints, events        error        it raised, or its attempts are spent
+//!                 │                                          timeout      it took too long
+//!                 └── worker or database lost: again         interrupted  cancelled; or rolled back: deleted
+//! ```
+//! Runs of one thread are jobs of one lane with one place, in the order they were recorded. The run of a temporary
+//! thread is alone on it and has no lane.
+//!
+//! A short run costs three commits: recording it, the claim, and the last one, which holds its checkpoints, its final
+//! state, that of its thread, and the job's end. Events are published as they are made; only the log waits for commits.
+
+mod conclude;
+mod end;
+mod host;
+mod items;
+mod start;
+mod stop;
+mod stream;
+
+pub mod saver;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use towpath_domain::agent::{Durability, Kwargs, Nodes};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
+use towpath_durable::{Ctx, Failure, Lane, Outcome, Verdict, Workflow};
+use towpath_runtime::Execution;
+use towpath_store::runs::{self, Run};
+use towpath_store::{self as store, Tx};
+
+use crate::agent::AgentWorld;
+
+use self::conclude::{Conclusion, Ending};
+use self::host::RunHost;
+
+pub use self::start::{NewRun, Target, start};
+pub use self::stop::{cancel, delete_run, delete_thread};
+
+/// The pool of runs.
+pub const POOL: &str = "agent";
+
+/// Performs one run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunAgent {
+    /// Its workspace.
+    pub tenant: TenantId,
+    /// The run.
+    pub run: RunId,
+    /// Its thread.
+    pub thread: ThreadId,
+    /// The thread goes with it.
+    #[serde(default)]
+    pub temporary: bool,
+    /// How long its events are kept after its end, in seconds.
+    #[serde(default)]
+    pub events_kept_s: u64,
+}
+
+/// The lane of a thread's runs.
+#[must_use]
+pub fn lane(thread: ThreadId) -> Lane {
+    Lane::new(format!("thread:{thread}"), 1)
+}
+
+impl Workflow for RunAgent {
+    const KIND: &'static str = "run_agent";
+    const POOL: &'static str = POOL;
+    // How often is said by the settings, which count lost workers too: see `run`.
+    const RETRY: RetryPolicy = RetryPolicy::doubling(1000, Duration::from_millis(500), Duration::from_secs(10));
+    // The next run of the thread builds on what this one leaves.
+    const KEEP_PLACE: bool = true;
+    type World = AgentWorld;
+
+    async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
+        let &Self { tenant, run: id, .. } = self;
+        let run = match world.store.read(async |tx| runs::get(tx, tenant, id).await).await {
+            // Deleted meanwhile, with its thread or alone.
+            Err(store::Error::NotFound) => return ctx.settle_final(async |_| Ok(())).await,
+            run => run.retry()?,
+        };
+        if run.status.is_final() {
+            return ctx.settle_final(async |_| Ok(())).await;
+        }
+        let kwargs: Kwargs = serde_json::from_str(&run.kwargs).fatal()?;
+        let logged = kwargs.resumable || world.settings.log_all;
+        let host = RunHost::open(ctx, world, self, &kwargs, logged).await?;
+        let ending = self.perform(&host, world, &run, &kwargs).await?;
+        let rest = host.close();
+        Conclusion {
+            job: self,
+            run: &run,
+            kwargs: &kwargs,
+            ending,
+            rest,
+        }
+        .settle(ctx)
+        .await
+    }
+
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+        end::end(tx, input, ended).await
+    }
+}
+
+impl RunAgent {
+    /// Runs the graph to whatever end it comes to, or fails with the attempt.
+    async fn perform(
+        &self,
+        host: &RunHost<'_>,
+        world: &AgentWorld,
+        run: &Run,
+        kwargs: &Kwargs,
+    ) -> Result<Ending, Failure> {
+        let attempt = host.attempt();
+        if attempt > world.settings.max_attempts {
+            let most = world.settings.max_attempts;
+            let message = format!(
+                "Run {} exceeded max attempts ({most}). Its workers were lost or could not reach their database.",
+                self.run
+            );
+            return Ok(host.failed("RuntimeError", &message));
+        }
+        host.began(self.run, attempt);
+        let graph_id = configurable(kwargs, "graph_id")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        let Some(graph) = world.graphs.get(graph_id) else {
+            return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
+        };
+        let execution = match self.execution(world, run, kwargs, attempt) {
+            Ok(execution) => execution,
+            Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
+        };
+        let spent = run
+            .started_at
+            .map_or(Duration::ZERO, |started| world.store.clock().now().since(started));
+        let limit = world.settings.timeout.saturating_sub(spent);
+        host.run(graph, &execution, limit).await
+    }
+
+    fn execution(
+        &self,
+        world: &AgentWorld,
+        run: &Run,
+        kwargs: &Kwargs,
+        attempt: u32,
+    ) -> Result<Execution, serde_json::Error> {
+        let mut metadata: Map<String, Value> = serde_json::from_str(&run.metadata)?;
+        metadata.extend(own_metadata(world, attempt));
+        let mut config = kwargs.config.clone();
+        config.insert("metadata".to_owned(), Value::Object(metadata.clone()));
+        let command = kwargs.command.clone().map(Value::Object);
+        Ok(Execution {
+            input: kwargs.input.clone(),
+            command: command.map(serde_json::from_value).transpose()?,
+            config,
+            context: kwargs.context.clone().map(Value::Object),
+            metadata,
+            modes: kwargs
+                .stream_mode
+                .iter()
+                .filter_map(|mode| mode.as_str().parse().ok())
+                .collect(),
+            subgraphs: kwargs.subgraphs,
+            interrupt_before: nodes(kwargs.interrupt_before.as_ref()),
+            interrupt_after: nodes(kwargs.interrupt_after.as_ref()),
+            durability: match kwargs.durability {
+                Durability::Sync => towpath_runtime::Durability::Sync,
+                Durability::Async => towpath_runtime::Durability::Async,
+                Durability::Exit => towpath_runtime::Durability::Exit,
+            },
+            attempt,
+            run_id: self.run.0,
+            thread_id: self.thread.0,
+        })
+    }
+}
+
+/// What this server adds to the metadata of runs; clients show it.
+fn own_metadata(world: &AgentWorld, attempt: u32) -> Map<String, Value> {
+    let url = world.settings.api_url.as_deref().unwrap_or_default();
+    match json!({
+        "run_attempt": attempt,
+        "langgraph_version": env!("CARGO_PKG_VERSION"),
+        "langgraph_api_version": env!("CARGO_PKG_VERSION"),
+        "langgraph_plan": "self_hosted",
+        "langgraph_host": "self-hosted",
+        "langgraph_api_url": url,
+    }) {
+        Value::Object(own) => own,
+        _ => Map::new(),
+    }
+}
+
+fn nodes(asked: Option<&Nodes>) -> towpath_runtime::Nodes {
+    match asked {
+        None => towpath_runtime::Nodes::default(),
+        Some(Nodes::One(star)) if star == "*" => towpath_runtime::Nodes::All,
+        Some(Nodes::One(one)) => towpath_runtime::Nodes::Some(vec![one.clone()]),
+        Some(Nodes::Some(names)) if names.iter().any(|name| name == "*") => towpath_runtime::Nodes::All,
+        Some(Nodes::Some(names)) => towpath_runtime::Nodes::Some(names.clone()),
+    }
+}
+
+fn configurable<'k>(kwargs: &'k Kwargs, key: &str) -> Option<&'k Value> {
+    kwargs.config.get("configurable")?.get(key)
+}
+
+/// A time as clients of the agent server read it.
+pub(crate) fn rfc3339(time: Timestamp) -> String {
+    time.to_utc().to_rfc3339_opts(chrono::SecondsFormat::Micros, false)
+}

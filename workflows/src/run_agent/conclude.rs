@@ -1,0 +1,216 @@
+//! The last transaction of a run that came to an end by itself, or was stopped while it ran.
+
+use serde_json::Value;
+use towpath_domain::agent::frame::End;
+use towpath_domain::agent::{CancelAction, Kwargs, RunStatus, StreamMode, ThreadStatus};
+use towpath_durable::{Ctx, Failure, Outcome};
+use towpath_store::runs::{self, Run};
+use towpath_store::threads;
+use towpath_store::{self as store, Tx, checkpoints, run_events};
+
+use super::RunAgent;
+use super::host::Rest;
+use super::saver::without_nul;
+use super::saver::write_all;
+use crate::send_webhook;
+
+/// How a run ended.
+pub enum Ending {
+    /// The graph ended, or stopped at an interrupt.
+    Done(Left),
+    /// The graph raised, or could not be run at all.
+    Failed {
+        /// As callers see it: `{error, message}`.
+        error: Value,
+        /// Where the thread stands, if that can be told.
+        left: Option<Left>,
+    },
+    /// It took too long.
+    TimedOut {
+        /// As callers see it.
+        error: Value,
+        /// Where the thread stands.
+        left: Option<Left>,
+    },
+    /// Somebody cancelled it.
+    Cancelled {
+        /// Where the thread stands.
+        left: Option<Left>,
+    },
+}
+
+/// Where a run leaves its thread.
+pub struct Left {
+    /// The state.
+    pub values: Value,
+    /// Task id to its waiting interrupts.
+    pub interrupts: Value,
+    /// Whether steps are left to do.
+    pub steps_left: bool,
+}
+
+impl Ending {
+    const fn status(&self) -> RunStatus {
+        match self {
+            Self::Done(_) => RunStatus::Success,
+            Self::Failed { .. } => RunStatus::Error,
+            Self::TimedOut { .. } => RunStatus::Timeout,
+            Self::Cancelled { .. } => RunStatus::Interrupted,
+        }
+    }
+
+    const fn left(&self) -> Option<&Left> {
+        match self {
+            Self::Done(left) => Some(left),
+            Self::Failed { left, .. } | Self::TimedOut { left, .. } | Self::Cancelled { left } => left.as_ref(),
+        }
+    }
+
+    const fn error(&self) -> Option<&Value> {
+        match self {
+            Self::Failed { error, .. } | Self::TimedOut { error, .. } => Some(error),
+            Self::Done(_) | Self::Cancelled { .. } => None,
+        }
+    }
+
+    fn thread_status(&self) -> ThreadStatus {
+        match self {
+            Self::Failed { .. } | Self::TimedOut { .. } => ThreadStatus::Error,
+            Self::Done(_) | Self::Cancelled { .. } => {
+                ThreadStatus::after(self.left().is_some_and(|left| left.steps_left))
+            }
+        }
+    }
+
+    /// The same end, seen as a cancel that came before it was written.
+    fn cancelled(self) -> Self {
+        let left = match self {
+            Self::Done(left) => Some(left),
+            Self::Failed { left, .. } | Self::TimedOut { left, .. } | Self::Cancelled { left } => left,
+        };
+        Self::Cancelled { left }
+    }
+}
+
+/// A run at its end.
+pub struct Conclusion<'a> {
+    /// Its job.
+    pub job: &'a RunAgent,
+    /// The run as it was at the start of the attempt.
+    pub run: &'a Run,
+    /// Its arguments.
+    pub kwargs: &'a Kwargs,
+    /// How it ended.
+    pub ending: Ending,
+    /// What is still to be written.
+    pub rest: Rest,
+}
+
+impl Conclusion<'_> {
+    /// Writes everything there is to write, with the end of the job.
+    pub async fn settle(mut self, ctx: &mut Ctx) -> Outcome {
+        if !matches!(self.ending, Ending::Cancelled { .. }) {
+            match ctx.settle(async |tx| self.write(tx).await).await {
+                // Asked to stop before this was written: what was answered to that must hold.
+                Err(Failure::Cancelled) => self.ending = self.ending.cancelled(),
+                settled => return settled,
+            }
+        }
+        // Stopping in good order is the effect here, and its rows say that the run was cancelled.
+        ctx.settle_final(async |tx| self.write(tx).await).await
+    }
+
+    async fn write(&self, tx: &mut Tx<'_>) -> store::Result<()> {
+        let &RunAgent {
+            tenant, thread, run, ..
+        } = self.job;
+        let status = self.ending.status();
+        if status == RunStatus::Interrupted && self.rolls_back(tx).await? {
+            checkpoints::delete_run(tx, thread, run).await?;
+            runs::delete(tx, tenant, run).await?;
+            if self.job.temporary {
+                self.drop_thread(tx).await?;
+            } else {
+                threads::settle(tx, tenant, thread, ThreadStatus::Idle, &threads::Left::default()).await?;
+            }
+            return self.tell(tx, None).await;
+        }
+        if let Some(url) = &self.kwargs.webhook {
+            let body = send_webhook::body(self.run, status, tx.now(), self.values(), self.ending.error());
+            send_webhook::start(tx, tenant, url, body).await?;
+        }
+        if self.job.temporary {
+            self.drop_thread(tx).await?;
+        } else {
+            runs::finish(tx, tenant, run, status).await?;
+            write_all(tx, thread, &self.rest.saves).await?;
+            let texts = self
+                .ending
+                .left()
+                .map(|left| (text(&left.values), text(&left.interrupts)));
+            let error = self.ending.error().map(text);
+            let left = threads::Left {
+                state: texts
+                    .as_ref()
+                    .map(|(values, interrupts)| (values.as_str(), interrupts.as_str())),
+                error: error.as_deref(),
+            };
+            threads::settle(tx, tenant, thread, self.ending.thread_status(), &left).await?;
+        }
+        self.tell(tx, Some(status)).await
+    }
+
+    /// A run whose row is gone was deleted while it ran, which takes back what it did.
+    async fn rolls_back(&self, tx: &mut Tx<'_>) -> store::Result<bool> {
+        match runs::get(tx, self.job.tenant, self.job.run).await {
+            Err(store::Error::NotFound) => Ok(true),
+            run => Ok(run?.cancel_action == Some(CancelAction::Rollback)),
+        }
+    }
+
+    /// The thread of a stateless run goes with it.
+    async fn drop_thread(&self, tx: &mut Tx<'_>) -> store::Result<()> {
+        let &RunAgent { tenant, thread, .. } = self.job;
+        threads::delete_bare(tx, tenant, thread).await?;
+        // All that waits was never written; what was, was written by this attempt or an earlier one.
+        if self.rest.wrote || self.rest.fence > 1 {
+            checkpoints::delete_all(tx, thread).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells readers, and the log, that the run is over.
+    async fn tell(&self, tx: &mut Tx<'_>, status: Option<RunStatus>) -> store::Result<()> {
+        let &RunAgent {
+            tenant, thread, run, ..
+        } = self.job;
+        let stream = &self.rest.stream;
+        let orphan = self.job.temporary && status.is_some();
+        let (frame, log) = stream.end(&End {
+            status,
+            attempt: 0,
+            last: 0,
+            // Who waits for a thread that is gone cannot read its state there.
+            values: (orphan && !self.kwargs.stream_mode.contains(&StreamMode::Values))
+                .then(|| self.values().cloned())
+                .flatten(),
+            error: self.ending.error().filter(|_| orphan).cloned(),
+        });
+        if stream.logged() {
+            run_events::append(tx, tenant, thread, &log.batch(run, self.rest.fence)).await?;
+            let kept = std::time::Duration::from_secs(self.job.events_kept_s);
+            let until = tx.now().plus(kept);
+            run_events::expire(tx, tenant, thread, run, until).await?;
+        }
+        tx.publish(thread, frame);
+        Ok(())
+    }
+
+    fn values(&self) -> Option<&Value> {
+        self.ending.left().map(|left| &left.values)
+    }
+}
+
+fn text(value: &Value) -> String {
+    without_nul(value.to_string())
+}

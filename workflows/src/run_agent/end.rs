@@ -1,0 +1,153 @@
+//! The end of a run whose worker does not end it: cancelled while it waited, attempts spent, no worker left.
+
+use serde_json::json;
+use towpath_domain::agent::frame::{End, Frame};
+use towpath_domain::agent::{CancelAction, EventId, Kwargs, RunStatus, ThreadStatus};
+use towpath_domain::job::Ended;
+use towpath_store::runs::{self, Run};
+use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
+
+use super::RunAgent;
+use super::stream::end_frame;
+use crate::send_webhook;
+
+/// Settles run and thread.
+///
+/// # Errors
+/// As every statement.
+pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result<()> {
+    let &RunAgent {
+        tenant, thread, run, ..
+    } = job;
+    let row = match runs::get(tx, tenant, run).await {
+        // Deleted with what it did; its thread, if it is still there, must not wait for it.
+        Err(store::Error::NotFound) => {
+            checkpoints::delete_run(tx, thread, run).await?;
+            threads::settle(tx, tenant, thread, ThreadStatus::Idle, &threads::Left::default()).await?;
+            return tell(tx, job, None, None).await;
+        }
+        row => row?,
+    };
+    if row.status.is_final() {
+        return Ok(());
+    }
+    let (status, error) = match ended {
+        Ended::Cancelled => (RunStatus::Interrupted, None),
+        Ended::Failed(error) => {
+            tracing::warn!(run.id = %run, error, "a run was given up");
+            let text = "The run was given up: its workers were lost, or failed for reasons of the server";
+            (
+                RunStatus::Error,
+                Some(json!({"error": "RuntimeError", "message": text})),
+            )
+        }
+        Ended::TimedOut => {
+            let text = "The run took longer than a run may";
+            (
+                RunStatus::Timeout,
+                Some(json!({"error": "TimeoutError", "message": text})),
+            )
+        }
+    };
+    if status == RunStatus::Interrupted && row.cancel_action == Some(CancelAction::Rollback) {
+        checkpoints::delete_run(tx, thread, run).await?;
+        runs::delete(tx, tenant, run).await?;
+        leave(tx, job, ThreadStatus::Idle, None).await?;
+        return tell(tx, job, None, None).await;
+    }
+    if let Some(url) = webhook(&row) {
+        let body = send_webhook::body(&row, status, tx.now(), None, error.as_ref());
+        send_webhook::start(tx, tenant, &url, body).await?;
+    }
+    runs::finish(tx, tenant, run, status).await?;
+    let stands = if error.is_some() {
+        ThreadStatus::Error
+    } else {
+        ThreadStatus::Idle
+    };
+    leave(tx, job, stands, error.as_ref()).await?;
+    tell(tx, job, Some(status), error).await
+}
+
+async fn leave(
+    tx: &mut Tx<'_>,
+    job: &RunAgent,
+    stands: ThreadStatus,
+    error: Option<&serde_json::Value>,
+) -> store::Result<()> {
+    let &RunAgent { tenant, thread, .. } = job;
+    if job.temporary {
+        threads::delete_bare(tx, tenant, thread).await?;
+        return checkpoints::delete_all(tx, thread).await;
+    }
+    let error = error.map(ToString::to_string);
+    let left = threads::Left {
+        state: None,
+        error: error.as_deref(),
+    };
+    threads::settle(tx, tenant, thread, stands, &left).await
+}
+
+/// Tells readers, and the log where the run has one.
+async fn tell(
+    tx: &mut Tx<'_>,
+    job: &RunAgent,
+    status: Option<RunStatus>,
+    error: Option<serde_json::Value>,
+) -> store::Result<()> {
+    let &RunAgent {
+        tenant, thread, run, ..
+    } = job;
+    let logged = run_events::last_id(tx, tenant, thread).await?;
+    let mut id = logged.unwrap_or_default().next(tx.now().micros() / 1000);
+    let mut frames = Vec::new();
+    if let Some(error) = &error {
+        frames.push(
+            Frame {
+                run: Some(run),
+                attempt: 0,
+                number: 0,
+                id,
+                event: "error",
+                data: &error.to_string(),
+            }
+            .encode(),
+        );
+        id = EventId { seq: id.seq + 1, ..id };
+    }
+    let end = End {
+        status,
+        attempt: 0,
+        last: 0,
+        values: None,
+        error: error.filter(|_| job.temporary),
+    };
+    frames.push(end_frame(run, 0, id, &end));
+    if logged.is_some() {
+        let mut log = String::new();
+        for frame in &frames {
+            towpath_domain::agent::frame::append(&mut log, frame);
+        }
+        let batch = run_events::NewBatch {
+            run: Some(run),
+            attempt: 0,
+            first: 0,
+            last: 0,
+            last_id: id,
+            frames: &log,
+            expires_at: None,
+        };
+        run_events::append(tx, tenant, thread, &batch).await?;
+        let kept = std::time::Duration::from_secs(job.events_kept_s);
+        let until = tx.now().plus(kept);
+        run_events::expire(tx, tenant, thread, run, until).await?;
+    }
+    for frame in frames {
+        tx.publish(thread, frame);
+    }
+    Ok(())
+}
+
+fn webhook(run: &Run) -> Option<String> {
+    serde_json::from_str::<Kwargs>(&run.kwargs).ok()?.webhook
+}

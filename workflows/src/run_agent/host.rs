@@ -1,0 +1,366 @@
+//! What a graph may ask for while it runs, over the job that performs it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, Notify};
+use tokio_util::sync::CancellationToken;
+use towpath_domain::agent::{EventId, Kwargs};
+use towpath_domain::{RunId, TenantId, ThreadId};
+use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_runtime::{
+    At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
+};
+use towpath_store::{Store, run_events};
+
+use super::RunAgent;
+use super::conclude::{Ending, Left};
+use super::items;
+use super::saver::{Saver, write_all};
+use super::stream::Stream;
+use crate::agent::AgentWorld;
+
+/// How long checkpoints that need not be durable at once wait for company. A short run is over by then, and they are
+/// written with its end.
+const LINGER: Duration = Duration::from_millis(10);
+/// How long events wait for the log.
+const LOG_LINGER: Duration = Duration::from_millis(40);
+/// A graph that has this much waiting for the log waits with it.
+const LOG_WAITING: usize = 4 << 20;
+
+/// The host of one attempt at a run.
+pub struct RunHost<'a> {
+    ctx: Mutex<&'a mut Ctx>,
+    store: Store,
+    tenant: TenantId,
+    thread: ThreadId,
+    run: RunId,
+    attempt: u32,
+    fence: i64,
+    saver: Saver,
+    stream: Stream,
+    /// Each save is durable before the graph goes on.
+    sync: bool,
+    /// Checkpoints are written at the end only.
+    exit: bool,
+    token: CancellationToken,
+    /// Checkpoints were written.
+    wrote: AtomicBool,
+    /// Something waits to be written.
+    work: Notify,
+}
+
+impl<'a> RunHost<'a> {
+    /// Prepares an attempt.
+    pub async fn open(
+        ctx: &'a mut Ctx,
+        world: &AgentWorld,
+        job: &RunAgent,
+        kwargs: &Kwargs,
+        logged: bool,
+    ) -> Result<Self, Failure> {
+        use towpath_domain::agent::Durability;
+        let &RunAgent {
+            tenant, thread, run, ..
+        } = job;
+        // Ids go on where the log ends, also if the clock of another machine was ahead.
+        let after = if logged {
+            let last = world
+                .store
+                .read(async |tx| run_events::last_id(tx, tenant, thread).await);
+            last.await.retry()?.unwrap_or_default()
+        } else {
+            EventId::default()
+        };
+        let fence = ctx.fence();
+        let stream = Stream::new(
+            world.queue.clone(),
+            world.store.clock().clone(),
+            (thread, run),
+            fence,
+            logged,
+            after,
+        );
+        // Nobody else ever writes to a temporary thread.
+        let fresh = job.temporary && fence == 1;
+        Ok(Self {
+            store: world.store.clone(),
+            tenant,
+            thread,
+            run,
+            attempt: ctx.attempt(),
+            fence,
+            saver: Saver::new(world.store.clone(), thread, fresh),
+            stream,
+            sync: kwargs.durability == Durability::Sync,
+            exit: kwargs.durability == Durability::Exit,
+            token: ctx.cancelled(),
+            ctx: Mutex::new(ctx),
+            wrote: AtomicBool::new(false),
+            work: Notify::new(),
+        })
+    }
+
+    /// Which attempt this is, from 1.
+    pub const fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Tells readers that the attempt began.
+    pub fn began(&self, run: RunId, attempt: u32) {
+        self.send("metadata", &json!({"run_id": run, "attempt": attempt}).to_string());
+    }
+
+    /// Tells readers that the run failed.
+    pub fn failed(&self, class: &str, message: &str) -> Ending {
+        let error = public_error(class, message);
+        self.send("error", &error.to_string());
+        Ending::Failed { error, left: None }
+    }
+
+    /// Runs a graph for at most `limit`.
+    pub async fn run(&self, graph: &Graph, execution: &Execution, limit: Duration) -> Result<Ending, Failure> {
+        let graph_run = tokio::time::timeout(limit, graph.run(execution, self));
+        let ended = tokio::select! {
+            biased;
+            ended = graph_run => ended,
+            failure = self.keep_writing() => match failure {
+                // The mark is in the row before its signal is here.
+                Failure::Cancelled => Ok(Err(GraphError::cancelled())),
+                failure => return Err(failure),
+            },
+        };
+        match ended {
+            Ok(Ok(finish)) => Ok(Ending::Done(Left {
+                steps_left: !finish.next.is_empty(),
+                values: finish.values,
+                interrupts: Value::Object(finish.interrupts),
+            })),
+            Ok(Err(error)) if error.is_cancelled() => Ok(Ending::Cancelled {
+                left: self.left(graph).await,
+            }),
+            Ok(Err(error)) if error.retry => Err(Failure::retry(error.message)),
+            Ok(Err(error)) => {
+                tracing::info!(run.id = %self.run, error = %error, "the graph failed");
+                let public = public_error(&error.class, &error.message);
+                self.send("error", &public.to_string());
+                Ok(Ending::Failed {
+                    error: public,
+                    left: self.left(graph).await,
+                })
+            }
+            Err(_) => {
+                let error = public_error("TimeoutError", "The run took longer than a run may");
+                self.send("error", &error.to_string());
+                Ok(Ending::TimedOut {
+                    error,
+                    left: self.left(graph).await,
+                })
+            }
+        }
+    }
+
+    /// Where the thread stands after a run that did not say so itself.
+    async fn left(&self, graph: &Graph) -> Option<Left> {
+        match graph.state(&At::latest(self.thread.0), false, self).await {
+            Ok(Some(state)) => {
+                let interrupts = state
+                    .tasks
+                    .into_iter()
+                    .filter(|task| !task.interrupts.is_empty())
+                    .map(|task| (task.id, Value::Array(task.interrupts)))
+                    .collect();
+                Some(Left {
+                    steps_left: !state.next.is_empty(),
+                    values: state.values,
+                    interrupts: Value::Object(interrupts),
+                })
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(run.id = %self.run, error = %error, "cannot tell where a run left its thread");
+                None
+            }
+        }
+    }
+
+    /// Gives back what is still to be written with the end of the run.
+    pub fn close(self) -> Rest {
+        Rest {
+            saves: self.saver.take(),
+            stream: self.stream,
+            fence: self.fence,
+            wrote: self.wrote.into_inner(),
+        }
+    }
+
+    fn send(&self, event: &str, data: &str) -> usize {
+        let waiting = self.stream.send(event, data);
+        if waiting > 0 {
+            self.work.notify_one();
+        }
+        waiting
+    }
+
+    /// Writes what waits, again and again. Ends only by failing.
+    async fn keep_writing(&self) -> Failure {
+        loop {
+            self.work.notified().await;
+            let linger = if self.exit || self.saver.is_empty() {
+                LOG_LINGER
+            } else {
+                LINGER
+            };
+            tokio::time::sleep(linger).await;
+            if let Err(failure) = self.write().await {
+                return failure;
+            }
+        }
+    }
+
+    /// Writes what waits, in one transaction.
+    async fn write(&self) -> Result<(), Failure> {
+        let mut ctx = self.ctx.lock().await;
+        let saves = if self.exit { Vec::new() } else { self.saver.take() };
+        let log = self.stream.take_log();
+        if saves.is_empty() && log.is_empty() {
+            return Ok(());
+        }
+        let &Self {
+            tenant,
+            thread,
+            run,
+            fence,
+            ..
+        } = self;
+        let written = ctx
+            .commit(async |tx| {
+                write_all(tx, thread, &saves).await?;
+                if !log.is_empty() {
+                    run_events::append(tx, tenant, thread, &log.batch(run, fence)).await?;
+                }
+                Ok(())
+            })
+            .await;
+        match written {
+            Ok(()) => {
+                self.saver.written(saves.len());
+                self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
+            }
+            Err(failure) => {
+                self.stream.put_back(log);
+                return Err(failure);
+            }
+        }
+        Ok(())
+    }
+
+    async fn take(&self, batch: Vec<Save>) -> Result<(), HostError> {
+        self.saver.put(batch);
+        if self.sync {
+            return self.write().await.map_err(host_error);
+        }
+        if !self.exit {
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+}
+
+/// What is still to be written when the graph is done.
+pub struct Rest {
+    /// Checkpoints and writes.
+    pub saves: Vec<Arc<Save>>,
+    /// Makes the last frame, and holds what is not logged.
+    pub stream: Stream,
+    /// The fence of the attempt.
+    pub fence: i64,
+    /// Whether this attempt has written checkpoints already.
+    pub wrote: bool,
+}
+
+pub fn host_error(failure: Failure) -> HostError {
+    match failure {
+        Failure::Cancelled => HostError::Cancelled,
+        Failure::Fatal(cause) => HostError::Invalid {
+            class: "RuntimeError".to_owned(),
+            message: cause.text().to_owned(),
+        },
+        failure => HostError::Lost(failure.to_string()),
+    }
+}
+
+/// Exceptions whose text is meant for the caller; of others it may say too much.
+const TOLD: [&str; 16] = [
+    "ValueError",
+    "TypeError",
+    "KeyError",
+    "AttributeError",
+    "RuntimeError",
+    "RecursionError",
+    "GraphRecursionError",
+    "TimeoutError",
+    "InvalidUpdateError",
+    "GraphBubbleUp",
+    "GraphInterrupt",
+    "EmptyInputError",
+    "TaskNotFound",
+    "HTTPException",
+    "UserInterrupt",
+    "UnknownInterruptError",
+];
+
+/// An error as callers see it.
+pub fn public_error(class: &str, message: &str) -> Value {
+    let message = if TOLD.contains(&class) {
+        message
+    } else {
+        "An internal error occurred"
+    };
+    json!({"error": class, "message": message})
+}
+
+#[async_trait]
+impl Host for RunHost<'_> {
+    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+        self.saver.load(ns, id).await
+    }
+
+    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+        self.saver.list(ns, query).await
+    }
+
+    async fn save(&self, put: Put) -> Result<(), HostError> {
+        self.take(vec![Save::Checkpoint(put)]).await
+    }
+
+    async fn save_writes(&self, put: PutWrites) -> Result<(), HostError> {
+        self.take(vec![Save::Writes(put)]).await
+    }
+
+    async fn save_all(&self, batch: Vec<Save>) -> Result<(), HostError> {
+        self.take(batch).await
+    }
+
+    async fn emit(&self, chunks: Vec<Chunk>) -> Result<(), HostError> {
+        let mut waiting = 0;
+        for chunk in chunks {
+            waiting = self.send(&chunk.event(), chunk.data.get());
+        }
+        if waiting > LOG_WAITING {
+            self.write().await.map_err(host_error)?;
+        }
+        Ok(())
+    }
+
+    fn cancelled(&self) -> CancellationToken {
+        self.token.clone()
+    }
+
+    async fn item(&self, call: ItemCall) -> Result<Value, HostError> {
+        items::call(&self.store, self.tenant, &self.ctx, call).await
+    }
+}

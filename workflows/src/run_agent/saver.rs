@@ -1,0 +1,431 @@
+//! Checkpoints of one thread between a graph and the tables: read from the database and from what waits to be written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value};
+use towpath_domain::ThreadId;
+use towpath_runtime::{Checkpoint, HistoryQuery, HostError, Put, Save, Saved, Shared, Write};
+use towpath_store::checkpoints::{self as tables, Batch, Blob, Place};
+use towpath_store::{self as store, Store, Tx};
+
+/// The encoding of the values that graphs declared as data write. Serializers of graph libraries read it.
+const JSON: &str = "json";
+/// The encoding of a channel without a value.
+const EMPTY: &str = "empty";
+
+/// The checkpoints of one thread.
+pub struct Saver {
+    store: Store,
+    thread: ThreadId,
+    /// Nothing of this thread is in the database, and nobody else writes it.
+    fresh: bool,
+    /// What waits to be written, oldest first.
+    waiting: Mutex<Vec<Arc<Save>>>,
+}
+
+impl Saver {
+    /// `fresh` says that the thread has no checkpoints yet, which spares looking.
+    #[must_use]
+    pub fn new(store: Store, thread: ThreadId, fresh: bool) -> Self {
+        Self {
+            store,
+            thread,
+            fresh,
+            waiting: Mutex::default(),
+        }
+    }
+
+    /// Takes something to be written later. Whoever reads sees it at once.
+    pub fn put(&self, batch: Vec<Save>) {
+        self.waiting().extend(batch.into_iter().map(Arc::new));
+    }
+
+    /// What waits to be written. It stays until [`Saver::written`] says that it is.
+    #[must_use]
+    pub fn take(&self) -> Vec<Arc<Save>> {
+        self.waiting().clone()
+    }
+
+    /// The first `count` of what waited are in the database.
+    pub fn written(&self, count: usize) {
+        self.waiting().drain(..count);
+    }
+
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.waiting().is_empty()
+    }
+
+    /// See [`towpath_runtime::Host::load`].
+    ///
+    /// # Errors
+    /// The database is away, or holds what is no checkpoint of ours.
+    pub async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+        let waiting = self.take();
+        let newest = waiting
+            .iter()
+            .filter_map(|save| match &**save {
+                Save::Checkpoint(put) if put.ns == ns => Some(put),
+                _ => None,
+            })
+            .filter(|put| id.is_none_or(|id| put.checkpoint.id == id))
+            .max_by(|a, b| a.checkpoint.id.cmp(&b.checkpoint.id));
+        if let Some(put) = newest {
+            let mut saved = of_put(put);
+            if !self.fresh {
+                // Writes may have been written before their checkpoint.
+                let kept = self.read_writes(ns, &saved.checkpoint.id).await?;
+                add(&mut saved.writes, kept);
+            }
+            add(&mut saved.writes, writes_on(&waiting, ns, &saved.checkpoint.id));
+            return Ok(Some(saved));
+        }
+        if self.fresh {
+            return Ok(None);
+        }
+        let place = Place {
+            thread: self.thread,
+            ns,
+        };
+        let found = self
+            .store
+            .read(async |tx| {
+                let found = match id {
+                    Some(id) => tables::get(tx, place, id).await?,
+                    None => tables::latest(tx, place).await?,
+                };
+                full(tx, place, found.into_iter().collect()).await
+            })
+            .await
+            .map_err(away)?;
+        let mut saved = rows(ns, found)?;
+        for one in &mut saved {
+            add(&mut one.writes, writes_on(&waiting, ns, &one.checkpoint.id));
+        }
+        Ok(saved.pop())
+    }
+
+    /// See [`towpath_runtime::Host::list`].
+    ///
+    /// # Errors
+    /// As [`Saver::load`].
+    pub async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+        let limit = query.limit.unwrap_or(usize::MAX);
+        let waiting = self.take();
+        let mut saved = Vec::new();
+        if !self.fresh {
+            let place = Place {
+                thread: self.thread,
+                ns,
+            };
+            let filter = Value::Object(query.filter.clone());
+            let rows_limit = i64::try_from(limit).unwrap_or(i64::MAX);
+            let found = self
+                .store
+                .read(async |tx| {
+                    let before = query.before.as_deref();
+                    let found = tables::list(tx, place, before, Some(&filter), rows_limit).await?;
+                    full(tx, place, found).await
+                })
+                .await
+                .map_err(away)?;
+            saved = rows(ns, found)?;
+        }
+        for save in &waiting {
+            if let Save::Checkpoint(put) = &**save
+                && put.ns == ns
+                && query.before.as_ref().is_none_or(|before| put.checkpoint.id < *before)
+                && query
+                    .filter
+                    .iter()
+                    .all(|(key, value)| put.metadata.get(key) == Some(value))
+            {
+                saved.retain(|other| other.checkpoint.id != put.checkpoint.id);
+                saved.push(of_put(put));
+            }
+        }
+        for one in &mut saved {
+            add(&mut one.writes, writes_on(&waiting, ns, &one.checkpoint.id));
+        }
+        saved.sort_by(|a, b| b.checkpoint.id.cmp(&a.checkpoint.id));
+        saved.truncate(limit);
+        Ok(saved)
+    }
+
+    async fn read_writes(&self, ns: &str, id: &str) -> Result<Vec<Write>, HostError> {
+        let place = Place {
+            thread: self.thread,
+            ns,
+        };
+        let found = self
+            .store
+            .read(async |tx| tables::writes(tx, place, &[id]).await)
+            .await
+            .map_err(away)?;
+        found.into_iter().map(write).collect()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Arc<Save>>> {
+        // Whole entries come and go, so there is nothing half done behind a panic.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes what waited, in the caller's transaction.
+///
+/// # Errors
+/// As every statement.
+pub async fn write_all(tx: &mut Tx<'_>, thread: ThreadId, saves: &[Arc<Save>]) -> store::Result<()> {
+    if saves.is_empty() {
+        return Ok(());
+    }
+    let mut batch = Batch::default();
+    for save in saves {
+        match &**save {
+            Save::Checkpoint(put) => encode(put, &mut batch).map_err(|_| corrupt(thread))?,
+            Save::Writes(put) => {
+                for (idx, channel, value) in &put.writes {
+                    let row = tables::Write {
+                        checkpoint_id: put.checkpoint_id.clone(),
+                        task_id: put.task.clone(),
+                        task_path: put.path.clone(),
+                        idx: *idx,
+                        channel: channel.clone(),
+                        r#type: Some(JSON.to_owned()),
+                        blob: value.json().as_bytes().to_vec(),
+                    };
+                    batch.writes.push((put.ns.clone(), row));
+                }
+            }
+        }
+    }
+    tables::save(tx, thread, &batch).await
+}
+
+fn corrupt(thread: ThreadId) -> store::Error {
+    store::Error::corrupt("checkpoints", "checkpoint", thread)
+}
+
+/// Scalars stay in the checkpoint, as stock savers keep them; other values that are new become blobs.
+fn encode(put: &Put, batch: &mut Batch) -> Result<(), serde_json::Error> {
+    let scalar = |value: &Shared| !value.is_array() && !value.is_object();
+    let mut inline = put.checkpoint.clone();
+    inline.channel_values.retain(|_, value| scalar(value));
+    for channel in &put.changed {
+        let value = put.checkpoint.channel_values.get(channel);
+        let (Some(value), Some(version)) = (value, put.checkpoint.channel_versions.get(channel)) else {
+            continue;
+        };
+        if scalar(value) {
+            continue;
+        }
+        let blob = Blob {
+            channel: channel.clone(),
+            version: version.clone(),
+            r#type: JSON.to_owned(),
+            blob: Some(value.json().as_bytes().to_vec()),
+        };
+        batch.blobs.push((put.ns.clone(), blob));
+    }
+    batch.checkpoints.push(tables::Checkpoint {
+        checkpoint_ns: put.ns.clone(),
+        checkpoint_id: put.checkpoint.id.clone(),
+        parent_checkpoint_id: put.parent.clone(),
+        checkpoint: without_nul(serde_json::to_string(&inline)?),
+        metadata: without_nul(serde_json::to_string(&put.metadata)?),
+    });
+    Ok(())
+}
+
+/// `jsonb` takes no U+0000.
+pub(crate) fn without_nul(json: String) -> String {
+    const ESCAPED: &str = "\\u0000";
+    if !json.contains(ESCAPED) {
+        return json;
+    }
+    let mut clean = String::with_capacity(json.len());
+    let mut rest = json.as_str();
+    while let Some(at) = rest.find('\\') {
+        clean.push_str(&rest[..at]);
+        rest = &rest[at..];
+        // An escape is read whole, so that a backslash before it is not taken for its beginning.
+        let (written, length) = if rest.starts_with(ESCAPED) {
+            ("\u{FFFD}", ESCAPED.len())
+        } else {
+            let length = rest.char_indices().nth(2).map_or(rest.len(), |(at, _)| at);
+            (&rest[..length], length)
+        };
+        clean.push_str(written);
+        rest = &rest[length..];
+    }
+    clean.push_str(rest);
+    clean
+}
+
+/// Rows with what belongs to them.
+struct Full {
+    rows: Vec<tables::Checkpoint>,
+    heads: Vec<Checkpoint>,
+    blobs: tables::Blobs,
+    writes: Vec<tables::Write>,
+}
+
+async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) -> store::Result<Full> {
+    let mut heads = Vec::with_capacity(rows.len());
+    let mut wanted = BTreeSet::new();
+    for row in &rows {
+        let head: Checkpoint = serde_json::from_str(&row.checkpoint).map_err(|_| corrupt(place.thread))?;
+        for (channel, version) in &head.channel_versions {
+            if !head.channel_values.contains_key(channel) {
+                wanted.insert((channel.clone(), version.clone()));
+            }
+        }
+        heads.push(head);
+    }
+    let blobs = tables::blobs(tx, place, &wanted).await?;
+    let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
+    let writes = if ids.is_empty() {
+        Vec::new()
+    } else {
+        tables::writes(tx, place, &ids).await?
+    };
+    Ok(Full {
+        rows,
+        heads,
+        blobs,
+        writes,
+    })
+}
+
+fn rows(ns: &str, full: Full) -> Result<Vec<Saved>, HostError> {
+    let mut writes: BTreeMap<String, Vec<Write>> = BTreeMap::new();
+    for row in full.writes {
+        let id = row.checkpoint_id.clone();
+        writes.entry(id).or_default().push(write(row)?);
+    }
+    // One value that several checkpoints share is read once.
+    let mut values: BTreeMap<(String, String), Shared> = BTreeMap::new();
+    for (key, blob) in full.blobs {
+        if blob.r#type != EMPTY {
+            let value = value(&key.0, &blob.r#type, blob.blob.as_deref().unwrap_or_default())?;
+            values.insert(key, value);
+        }
+    }
+    let mut saved = Vec::with_capacity(full.rows.len());
+    for (row, mut head) in full.rows.into_iter().zip(full.heads) {
+        for (channel, version) in &head.channel_versions {
+            if let Some(value) = values.get(&(channel.clone(), version.clone())) {
+                head.channel_values.insert(channel.clone(), value.clone());
+            }
+        }
+        let metadata: Map<String, Value> = serde_json::from_str(&row.metadata).map_err(|_| unreadable("metadata"))?;
+        saved.push(Saved {
+            ns: ns.to_owned(),
+            writes: writes.remove(&row.checkpoint_id).unwrap_or_default(),
+            checkpoint: head,
+            metadata,
+            parent: row.parent_checkpoint_id,
+        });
+    }
+    Ok(saved)
+}
+
+fn write(row: tables::Write) -> Result<Write, HostError> {
+    let value = value(&row.channel, row.r#type.as_deref().unwrap_or(JSON), &row.blob)?;
+    Ok(Write {
+        task: row.task_id,
+        path: row.task_path,
+        idx: row.idx,
+        channel: row.channel,
+        value,
+    })
+}
+
+fn value(channel: &str, encoding: &str, bytes: &[u8]) -> Result<Shared, HostError> {
+    if encoding == "null" || encoding == EMPTY {
+        return Ok(Value::Null.into());
+    }
+    if encoding != JSON {
+        return Err(HostError::Invalid {
+            class: "ValueError".to_owned(),
+            message: format!("the channel {channel:?} was saved as {encoding}, which this graph cannot read"),
+        });
+    }
+    let text = str::from_utf8(bytes).map_err(|_| unreadable(channel))?;
+    Shared::parse(text).map_err(|_| unreadable(channel))
+}
+
+fn unreadable(what: &str) -> HostError {
+    HostError::Invalid {
+        class: "ValueError".to_owned(),
+        message: format!("the saved {what} cannot be read"),
+    }
+}
+
+fn of_put(put: &Put) -> Saved {
+    Saved {
+        ns: put.ns.clone(),
+        checkpoint: put.checkpoint.clone(),
+        metadata: put.metadata.clone(),
+        parent: put.parent.clone(),
+        writes: Vec::new(),
+    }
+}
+
+fn writes_on(waiting: &[Arc<Save>], ns: &str, id: &str) -> Vec<Write> {
+    let mut writes = Vec::new();
+    for save in waiting {
+        if let Save::Writes(put) = &**save
+            && put.ns == ns
+            && put.checkpoint_id == id
+        {
+            let new = put.writes.iter().map(|(idx, channel, value)| Write {
+                task: put.task.clone(),
+                path: put.path.clone(),
+                idx: *idx,
+                channel: channel.clone(),
+                value: value.clone(),
+            });
+            add(&mut writes, new.collect());
+        }
+    }
+    writes
+}
+
+/// Adds writes as the tables do: those of special channels replace, others stay as they were first. Keeps the order of
+/// path, task and index.
+fn add(writes: &mut Vec<Write>, new: Vec<Write>) {
+    for write in new {
+        let same = |other: &Write| other.task == write.task && other.idx == write.idx;
+        match writes.iter().position(same) {
+            Some(place) if write.idx < 0 => writes[place] = write,
+            Some(_) => {}
+            None => writes.push(write),
+        }
+    }
+    writes.sort_by(|a, b| (&a.path, &a.task, a.idx).cmp(&(&b.path, &b.task, b.idx)));
+}
+
+pub(crate) fn away(error: store::Error) -> HostError {
+    match error {
+        error if error.is_transient() => HostError::Lost(error.to_string()),
+        error => HostError::Invalid {
+            class: "RuntimeError".to_owned(),
+            message: error.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nul_goes_and_its_look_alike_stays() {
+        assert_eq!(without_nul(r#"{"a":"x\u0000y"}"#.to_owned()), "{\"a\":\"x\u{FFFD}y\"}");
+        assert_eq!(without_nul(r#"["\\u0000"]"#.to_owned()), r#"["\\u0000"]"#);
+        assert_eq!(without_nul("[\"\\\\\\u0000ü\"]".to_owned()), "[\"\\\\\u{FFFD}ü\"]");
+    }
+}

@@ -1,0 +1,229 @@
+//! Recording a run.
+
+use std::time::Duration;
+
+use serde_json::json;
+use towpath_domain::agent::{AdmittedRun, InTheWay, Layers, Object, RunStatus, ThreadStatus, merge};
+use towpath_domain::{CronId, Rejection, RunId, TenantId, ThreadId, Timestamp, Why};
+use towpath_durable::Start;
+use towpath_store::assistants::Assistant;
+use towpath_store::runs::{self, Run};
+use towpath_store::threads::{self, NewThread, Ttl};
+use towpath_store::{self as store, Tx};
+
+use super::{RunAgent, lane, stop};
+
+/// A run to record.
+#[derive(Clone, Debug)]
+pub struct NewRun<'a> {
+    /// Its id.
+    pub id: RunId,
+    /// Where it runs.
+    pub thread: Target,
+    /// Its assistant.
+    pub assistant: &'a Assistant,
+    /// What was asked.
+    pub admitted: AdmittedRun,
+    /// What the request's headers add to `configurable`.
+    pub headers: Object,
+    /// The caller, where callers are known.
+    pub user: Option<String>,
+    /// The cron that fired it, and the instant it stands for.
+    pub cron: Option<(CronId, Timestamp)>,
+    /// How long its events are kept after its end.
+    pub events_kept: Duration,
+    /// How long a thread lives that is made for it.
+    pub ttl: Option<Ttl>,
+}
+
+/// The thread of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A thread that is there, or is made when the request says so.
+    On(ThreadId),
+    /// A thread of its own, made with it: a stateless run. Temporary unless the request keeps it.
+    Own(ThreadId),
+}
+
+impl Target {
+    /// The thread.
+    #[must_use]
+    pub const fn id(self) -> ThreadId {
+        match self {
+            Self::On(id) | Self::Own(id) => id,
+        }
+    }
+}
+
+/// Records a run with its job; deals with the runs in its way as its strategy says. Takes locks, so call it before the
+/// transaction's other writes.
+///
+/// # Errors
+/// A missing thread, and a thread that is busy when the run wants none of that; those of the database.
+pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store::Result<Run> {
+    let thread = new.thread.id();
+    let mut kwargs = new.admitted.kwargs;
+    let own = matches!(new.thread, Target::Own(_));
+    let (mut metadata, mut config) = (Object::new(), Object::new());
+    let mut made = own;
+    if !own {
+        match threads::get(tx, tenant, thread).await {
+            Ok(row) if row.temporary => return Err(missing()),
+            Ok(_) => {}
+            Err(store::Error::NotFound) if new.admitted.create_thread => {
+                made = threads::insert_new(tx, tenant, &fresh(thread, "{}", "{}", false, new.ttl)).await?;
+            }
+            Err(store::Error::NotFound) => return Err(missing()),
+            Err(error) => return Err(error),
+        }
+    }
+    let job = RunAgent {
+        tenant,
+        run: new.id,
+        thread,
+        temporary: kwargs.temporary,
+        events_kept_s: new.events_kept.as_secs(),
+    };
+    let mut how = Start::new(tenant).after(new.admitted.after);
+    if !kwargs.temporary {
+        // Locked from here on: nobody else starts, ends or cancels a run of the thread.
+        how = how.lane(lane(thread));
+    }
+    let job_id = towpath_durable::start(tx, &job, how).await?;
+    let open = if made {
+        Vec::new()
+    } else {
+        runs::open(tx, tenant, Some(thread), None).await?
+    };
+    let in_the_way = new.admitted.strategy.decide();
+    if in_the_way == InTheWay::Refuse && !open.is_empty() {
+        return Err(Rejection::conflict(
+            "",
+            "Thread is already running a task. Wait for it to finish or choose a different multitask strategy.",
+        )
+        .into());
+    }
+    if !own {
+        // Read under the lane's lock: what an earlier run left there counts.
+        let row = threads::lock(tx, tenant, thread).await?;
+        metadata = object("metadata", thread, &row.metadata)?;
+        config = object("config", thread, &row.config)?;
+    }
+    let assistant = new.assistant;
+    let mut forced = Object::new();
+    for (key, value) in [
+        ("run_id", json!(new.id)),
+        ("thread_id", json!(thread)),
+        ("graph_id", json!(assistant.graph_id)),
+        ("assistant_id", json!(assistant.id)),
+        ("user_id", json!(new.user.unwrap_or_default())),
+    ] {
+        forced.insert(key.to_owned(), value);
+    }
+    let merged = merge(Layers {
+        assistant_config: &object_of_assistant(assistant, &assistant.config)?,
+        assistant_metadata: &object_of_assistant(assistant, &assistant.metadata)?,
+        thread_config: &config,
+        thread_metadata: &metadata,
+        config: &kwargs.config,
+        metadata: &new.admitted.metadata,
+        forced: &forced,
+    });
+    kwargs.config = merged.config;
+    if let Some(configurable) = kwargs
+        .config
+        .get_mut("configurable")
+        .and_then(|part| part.as_object_mut())
+    {
+        for (key, value) in new.headers {
+            configurable.entry(key).or_insert(value);
+        }
+    }
+    if kwargs.context.is_none() {
+        let context = object_of_assistant(assistant, &assistant.context)?;
+        kwargs.context = (!context.is_empty()).then_some(context);
+    }
+    metadata.insert("graph_id".to_owned(), json!(assistant.graph_id));
+    metadata.insert("assistant_id".to_owned(), json!(assistant.id));
+    if made {
+        metadata.extend(new.admitted.metadata);
+    }
+    let (metadata, config) = (text(&metadata), text(&merged.thread_config));
+    if own {
+        let thread = fresh(thread, &metadata, &config, kwargs.temporary, new.ttl);
+        threads::insert(tx, tenant, &thread).await?;
+    } else {
+        threads::busy(tx, tenant, thread, &metadata, &config).await?;
+    }
+    let now = tx.now();
+    let run = Run {
+        id: new.id,
+        thread_id: thread,
+        assistant_id: assistant.id,
+        job_id,
+        status: RunStatus::Pending,
+        metadata: text(&merged.metadata),
+        kwargs: serde_json::to_string(&kwargs).map_err(|_| store::Error::corrupt("run", "kwargs", new.id))?,
+        multitask_strategy: new.admitted.strategy,
+        cancel_action: None,
+        created_at: now.plus(new.admitted.after),
+        updated_at: now,
+        finished_at: None,
+        started_at: None,
+        attempt: 0,
+    };
+    let row = runs::NewRun {
+        id: run.id,
+        thread,
+        assistant: run.assistant_id,
+        job: job_id,
+        cron: new.cron,
+        metadata: &run.metadata,
+        kwargs: &run.kwargs,
+        strategy: run.multitask_strategy,
+        created_at: run.created_at,
+    };
+    runs::insert(tx, tenant, &row).await?;
+    if let InTheWay::Cancel(action) = in_the_way {
+        stop::cancel(tx, tenant, &open, action).await?;
+    }
+    Ok(run)
+}
+
+const fn fresh<'a>(
+    id: ThreadId,
+    metadata: &'a str,
+    config: &'a str,
+    temporary: bool,
+    ttl: Option<Ttl>,
+) -> NewThread<'a> {
+    NewThread {
+        id,
+        metadata,
+        config,
+        status: ThreadStatus::Busy,
+        temporary,
+        ttl,
+    }
+}
+
+fn missing() -> store::Error {
+    Rejection {
+        why: Why::NotFound,
+        field: String::new(),
+        message: "Thread or assistant not found.".to_owned(),
+    }
+    .into()
+}
+
+fn object(column: &'static str, id: ThreadId, text: &str) -> store::Result<Object> {
+    serde_json::from_str(text).map_err(|_| store::Error::corrupt("thread", column, id))
+}
+
+fn object_of_assistant(assistant: &Assistant, text: &str) -> store::Result<Object> {
+    serde_json::from_str(text).map_err(|_| store::Error::corrupt("assistant", "config", assistant.id))
+}
+
+fn text(object: &Object) -> String {
+    serde_json::to_string(object).expect("an object with text keys is JSON")
+}

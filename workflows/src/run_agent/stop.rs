@@ -1,0 +1,82 @@
+//! Stopping runs, and deleting them and their threads.
+
+use towpath_domain::agent::{CancelAction, ThreadStatus};
+use towpath_domain::{RunId, TenantId, ThreadId};
+use towpath_store::runs::{self, Open};
+use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
+
+use super::lane;
+
+/// Cancels runs that are not over. Those that wait end at once; those at work end when their workers acknowledge it.
+/// Takes locks, so call it before the transaction's other writes.
+///
+/// # Errors
+/// As every statement.
+pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, open: &[Open], action: CancelAction) -> store::Result<()> {
+    lock(tx, open).await?;
+    for run in open {
+        // Before its job is cancelled: how it ends is read then.
+        runs::set_cancel(tx, tenant, run.id, action).await?;
+    }
+    // Those that wait first, or each place given up would be taken by one that is about to end too.
+    for run in open.iter().rev() {
+        towpath_durable::cancel(tx, run.job_id).await?;
+    }
+    Ok(())
+}
+
+/// Deletes a run with the checkpoints it made. One that is not over is stopped.
+///
+/// # Errors
+/// [`store::Error::NotFound`], and those of the database.
+pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id: RunId) -> store::Result<()> {
+    let run = runs::get(tx, tenant, id).await?;
+    if run.thread_id != thread {
+        return Err(store::Error::NotFound);
+    }
+    if !run.status.is_final() {
+        let open = Open {
+            id,
+            thread_id: thread,
+            job_id: run.job_id,
+        };
+        cancel(tx, tenant, &[open], CancelAction::Rollback).await?;
+    }
+    checkpoints::delete_run(tx, thread, id).await?;
+    if runs::delete(tx, tenant, id).await? && !run.status.is_final() {
+        threads::settle(tx, tenant, thread, ThreadStatus::Idle, &threads::Left::default()).await?;
+    }
+    Ok(())
+}
+
+/// Deletes a thread with everything on it. Runs that are not over are stopped.
+///
+/// # Errors
+/// [`store::Error::NotFound`], and those of the database.
+pub async fn delete_thread(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> store::Result<()> {
+    threads::get(tx, tenant, id).await?;
+    // Locked first, so that no run is recorded between the look and the deletion.
+    lanes::lock(tx, lane(id).key(), 1).await?;
+    let open = runs::open(tx, tenant, Some(id), None).await?;
+    cancel(tx, tenant, &open, CancelAction::Rollback).await?;
+    match threads::delete(tx, tenant, id).await {
+        // It was temporary, and went with its run just now.
+        Err(store::Error::NotFound) => Ok(()),
+        deleted => deleted,
+    }
+}
+
+/// Locks lanes, then jobs, in the order everybody takes them.
+async fn lock(tx: &mut Tx<'_>, open: &[Open]) -> store::Result<()> {
+    let mut keys: Vec<String> = open.iter().map(|run| lane(run.thread_id).key().to_owned()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    for key in keys {
+        lanes::lock_existing(tx, &key).await?;
+    }
+    let ids: Vec<_> = open.iter().map(|run| run.job_id).collect();
+    if !ids.is_empty() {
+        jobs::lock(tx, &ids).await?;
+    }
+    Ok(())
+}
