@@ -94,10 +94,7 @@ fn unique_operations(document: &mut OpenApi) {
                 .map(String::as_str)
                 .unwrap_or_default();
             let place = if twice { "_api_v1" } else { "" };
-            // The operators' nouns share one tag.
-            let noun = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
-            let noun = noun.map(|noun| format!("{noun}_")).unwrap_or_default();
-            operation.operation_id = Some(format!("{tag}_{noun}{name}{place}").replace('-', "_"));
+            operation.operation_id = Some(format!("{tag}_{name}{place}").replace('-', "_"));
         }
     }
 }

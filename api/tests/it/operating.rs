@@ -392,16 +392,23 @@ async fn many_jobs_at_once_each_by_itself() {
             (outcome["done"].as_u64(), outcome["refused"].as_array().map(Vec::len)),
             (Some(1), Some(2))
         );
+        // Rules across fields.
+        for body in [
+            json!({"action": "retry"}),
+            json!({"action": "retry", "filter": {}}),
+            json!({"action": "retry", "ids": [bad], "filter": {"pool": "a"}}),
+        ] {
+            let refused = call(body.clone()).await.expect(400);
+            assert!(refused["detail"].to_string().contains("filter"), "{body}: {refused}");
+        }
         for (body, field) in [
-            (json!({"action": "retry"}), json!(["body", "filter"])),
-            (json!({"action": "retry", "filter": {}}), json!(["body", "filter"])),
-            (
-                json!({"action": "retry", "ids": [bad], "filter": {"pool": "a"}}),
-                json!(["body", "filter"]),
-            ),
             (json!({"action": "retry", "ids": []}), json!(["body", "ids"])),
             (
                 json!({"action": "retry", "filter": {"pool": "a"}, "limit": 0}),
+                json!(["body", "limit"]),
+            ),
+            (
+                json!({"action": "retry", "ids": [bad], "limit": 0}),
                 json!(["body", "limit"]),
             ),
             (json!({"action": "drop", "ids": [bad]}), json!(["body", "action"])),
