@@ -17,6 +17,7 @@ mod sqlite;
 
 pub mod access;
 pub mod attempts;
+pub mod backup;
 pub mod baseline;
 pub mod destinations;
 pub mod exports;
