@@ -27,7 +27,11 @@ pub fn platform_router(app: App) -> Router {
     let health = ops::routes(app.ops.clone());
     let requests = app.settings.requests;
     let pages = ui::routes(&app);
-    layers::limited(api.merge(pages).with_state(app).merge(docs::routes(&document)), health, requests)
+    layers::limited(
+        api.merge(pages).with_state(app).merge(docs::routes(&document)),
+        health,
+        requests,
+    )
 }
 
 /// The API description without a server: what `/openapi.json` says.

@@ -9,7 +9,7 @@ use towpath_store::jobs;
 
 use crate::app::App;
 use crate::errors::{ApiError, Place};
-use crate::extract::{Json, optional_object};
+use crate::extract::{Json, optional_object, whole};
 use crate::internal::model::State as StateName;
 use crate::internal::{act, plain};
 
@@ -40,8 +40,9 @@ pub(crate) struct Bulk {
     #[serde(default, deserialize_with = "optional_object")]
     filter: Option<Filter>,
     /// With `filter`: look at no more than so many, 1 to 1000, which is the default.
+    #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
+    limit: Option<i64>,
     /// With `filter`: the `next_cursor` of the answer before.
     #[schema(value_type = Option<Uuid>)]
     cursor: Option<JobId>,
@@ -94,10 +95,9 @@ pub(crate) struct Refused {
     responses((status = 200, description = "How it went", body = Outcome), ApiError))]
 pub(crate) async fn bulk(State(app): State<App>, Json(bulk): Json<Bulk>) -> Result<Json<Outcome>, ApiError> {
     let action = bulk.action;
-    let limit = bulk.limit.unwrap_or(MOST);
-    if !(1..=MOST).contains(&limit) {
-        return Err(wrong("limit", format!("expected 1 to {MOST}")));
-    }
+    let limit = bulk.limit.map_or(Ok(MOST), usize::try_from);
+    let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));
+    let limit = limit.ok_or_else(|| wrong("limit", format!("expected 1 to {MOST}")))?;
     let (ids, next_cursor) = match (bulk.ids, bulk.filter) {
         (Some(ids), None) => {
             if ids.is_empty() || ids.len() > MOST {
