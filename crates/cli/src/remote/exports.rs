@@ -154,7 +154,7 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
     println!();
     let rows = runs.iter().map(|run| {
         let result = &run["metadata"]["result"];
-        let last = run["errors"].as_object().and_then(|errors| errors.values().last());
+        let last = run["errors"].as_object().and_then(|errors| errors.values().next_back());
         [
             print::text(&run["start_time"]).chars().take(10).collect(),
             print::text(&run["status"]),
