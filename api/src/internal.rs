@@ -28,7 +28,7 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(queues::drain))
         .routes(routes!(queues::scaling))
         .routes(routes!(jobs::list))
-        .routes(routes!(bulk::act))
+        .routes(routes!(bulk::bulk))
         .routes(routes!(jobs::get))
         .routes(routes!(jobs::retry))
         .routes(routes!(jobs::cancel))
@@ -78,6 +78,6 @@ fn read_cursor<Id: std::str::FromStr>(text: &str) -> Result<(Timestamp, Id), Api
     text.split_once('_')
         .and_then(|(moment, id)| Some((Timestamp::from_micros(moment.parse().ok()?), id.parse().ok()?)))
         // What no database can hold as a moment is not one of ours either.
-        .filter(|(moment, _)| (0..=4_102_444_800_000_000).contains(&moment.micros()))
+        .filter(|(moment, _)| (0..=9_999_999_999_999_999).contains(&moment.micros()))
         .ok_or_else(|| wrong("cursor", "expected the next_cursor of an earlier answer"))
 }

@@ -27,7 +27,11 @@ pub fn platform_router(app: App) -> Router {
     let health = ops::routes(app.ops.clone());
     let requests = app.settings.requests;
     let pages = ui::routes(&app);
-    layers::limited(api.merge(pages).with_state(app).merge(docs::routes(&document)), health, requests)
+    layers::limited(
+        api.merge(pages).with_state(app).merge(docs::routes(&document)),
+        health,
+        requests,
+    )
 }
 
 /// The API description without a server: what `/openapi.json` says.
@@ -94,10 +98,7 @@ pub(crate) fn unique_operations(document: &mut OpenApi) {
                 .map(String::as_str)
                 .unwrap_or_default();
             let place = if twice { "_api_v1" } else { "" };
-            // The operators' nouns share one tag.
-            let noun = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
-            let noun = noun.map(|noun| format!("{noun}_")).unwrap_or_default();
-            operation.operation_id = Some(format!("{tag}_{noun}{name}{place}").replace('-', "_"));
+            operation.operation_id = Some(format!("{tag}_{name}{place}").replace('-', "_"));
         }
     }
 }

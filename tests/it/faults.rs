@@ -5,7 +5,7 @@
 //! wrong, every refusal has to say when to come back, and when the fault is over everything goes on by itself: what
 //! was acknowledged is in its export once, with every value. The figures are printed as one row each of
 //!
-//! `| fault | hits | accepted | refused | slowest answer | told | back after | rows compared | tried again |`
+//! `| fault | hits | accepted | refused | cut off | slowest answer | told | back after | rows compared | tried again |`
 
 mod disks;
 mod lines;

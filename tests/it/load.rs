@@ -41,14 +41,20 @@ pub async fn project(api: &Api, name: &str) -> String {
         .to_owned()
 }
 
-/// Starts an export of everything generated; its id. One whose answer was lost is started again, so there may be a
-/// second one that nobody asks about, which has to complete too.
+/// Starts an export of everything generated; its id. A request whose answer was lost is sent again under the same key.
 pub async fn export(api: &Api, destination: &str, project: &str, generated: &Generated) -> String {
     let body = json!({
         "bulk_export_destination_id": destination, "session_id": project,
         "start_time": generated.start, "end_time": generated.end,
     });
-    let made = ask(api, Method::POST, "/api/v1/bulk-exports", Some(body)).await;
+    let body = bytes::Bytes::from(body.to_string());
+    // A project is exported once here, so its id will do.
+    let headers = [("content-type", "application/json"), ("idempotency-key", project)];
+    let made = until("an export to be recorded", PATIENCE, async || {
+        let reply = api.send("/api/v1/bulk-exports", &headers, body.clone()).await.ok()?;
+        (!reply.status.is_server_error()).then(|| reply.expect(200))
+    })
+    .await;
     made["id"].as_str().expect("an export has an id").to_owned()
 }
 

@@ -20,6 +20,10 @@ expect = playwright.expect
 IMAGES = harness.ROOT / "docs" / "images"
 BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = ["queues", "jobs", "workers", "exports", "schedules", "dead"]
+# Pictures that the documents keep.
+PICTURED = {(name, "light") for name in [*PAGES, "job", "export", "sign-in"]} | {
+    (name, look) for name in ("queues", "job") for look in ("dark", "phone")
+}
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 
 
@@ -276,9 +280,11 @@ def test_every_page_fits_and_is_pictured(browser, place, name, look):
             "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth + 1).length"
         )
         assert cut == 0, f"a table of {name} does not fit"
+        if (name, look) not in PICTURED:
+            return
         if os.environ.get("TOWPATH_UPDATE_IMAGES"):
             IMAGES.mkdir(exist_ok=True)
-            page.screenshot(path=IMAGES / f"{name}-{look}.png", full_page=look == "phone", animations="disabled")
+            page.screenshot(path=IMAGES / f"{name}-{look}.png", animations="disabled")
         else:
             assert (IMAGES / f"{name}-{look}.png").stat().st_size > 5_000, "make the pictures: TOWPATH_UPDATE_IMAGES=1"
 

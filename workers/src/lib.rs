@@ -111,6 +111,7 @@ impl Workers {
             started_at: engine.store().clock().now(),
             seen_at: engine.store().clock().now(),
             finished: "{}".to_owned(),
+            drain_at: None,
         };
         let keeper = Keeper::start(&engine, held.clone(), row, draining.clone(), queue.cancels())?;
         let mut claimers = JoinSet::new();

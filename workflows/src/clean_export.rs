@@ -9,7 +9,7 @@ use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_outbound::{Begun, Destination, classify};
-use towpath_store::exports::{self, Export, files};
+use towpath_store::exports::{self, Export, files, runs};
 use towpath_store::{self as store, Tx, destinations};
 
 use crate::World;
@@ -80,7 +80,12 @@ impl Workflow for CleanExport {
             destination => destination?,
         };
         match run {
-            Some(run) => give_up_uploads(ctx, world, &destination, run).await?,
+            Some(run) => {
+                give_up_uploads(ctx, world, &destination, run).await?;
+                let row = world.store.read(async |tx| runs::get(tx, tenant, export.id, run).await);
+                let prefix = row.await.retry()?.prefix;
+                destination.give_up_strays(&format!("{prefix}/{run}-")).await;
+            }
             None => remove_manifest(world, &destination, &export).await?,
         }
         ctx.done()

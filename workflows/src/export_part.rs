@@ -108,6 +108,11 @@ impl Workflow for ExportPart {
         if !parts.is_empty() {
             let destination = world.destination(tenant, plan.export.destination_id).await?;
             self.give_up_earlier_uploads(ctx, world, &destination).await?;
+            let own = format!("{}/{run}-", plan.run.prefix);
+            if ctx.fence() > 1 {
+                // Somebody was here before and may have begun one that was never written down.
+                destination.give_up_strays(&own).await;
+            }
             let cursor: Cursor = ctx.cursor()?.unwrap_or_default();
             let scan = Scan::new(
                 world.objects.store().clone(),
@@ -122,6 +127,10 @@ impl Workflow for ExportPart {
             );
             self.write_files(ctx, world, &plan, &destination, Feed::new(scan), cursor)
                 .await?;
+            if destination.began_any() {
+                // One that was begun twice, because the first answer was lost.
+                destination.give_up_strays(&own).await;
+            }
         }
         ctx.settle(async |tx| {
             runs::finish(tx, tenant, run, ExportStatus::Completed, None).await?;
@@ -141,8 +150,9 @@ impl Workflow for ExportPart {
             ),
         };
         runs::finish(tx, tenant, run, status, error.as_deref()).await?;
-        segments::unpin(tx, run.0).await?;
-        if !files::uploads(tx, run).await?.is_empty() {
+        let had_rows = segments::unpin(tx, run.0).await? > 0;
+        // Also where none is on record: one that was just begun may not have been written down.
+        if !files::uploads(tx, run).await?.is_empty() || (had_rows && runs::was_begun(tx, tenant, run).await?) {
             clean_export::start(tx, &CleanExport::uploads(tenant, export, run)).await?;
         }
         Ok(())

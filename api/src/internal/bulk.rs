@@ -9,7 +9,7 @@ use towpath_store::jobs;
 
 use crate::app::App;
 use crate::errors::{ApiError, Place};
-use crate::extract::{Json, optional_object};
+use crate::extract::{Json, optional_object, whole};
 use crate::internal::model::State as StateName;
 use crate::internal::{act, plain};
 
@@ -40,8 +40,9 @@ pub(crate) struct Bulk {
     #[serde(default, deserialize_with = "optional_object")]
     filter: Option<Filter>,
     /// With `filter`: look at no more than so many, 1 to 1000, which is the default.
+    #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 1000)]
-    limit: Option<usize>,
+    limit: Option<i64>,
     /// With `filter`: the `next_cursor` of the answer before.
     #[schema(value_type = Option<Uuid>)]
     cursor: Option<JobId>,
@@ -90,10 +91,13 @@ pub(crate) struct Refused {
 
 /// Retry or cancel many jobs, each in a transaction of its own. With a filter, call it again with the cursor until
 /// there is none.
-#[utoipa::path(post, path = "/internal/jobs/bulk", tag = "operations", security(("api_key" = []), ("bearer" = [])), request_body = Bulk,
+#[utoipa::path(post, path = "/internal/jobs/bulk", tag = "jobs", security(("api_key" = []), ("bearer" = [])), request_body = Bulk,
     responses((status = 200, description = "How it went", body = Outcome), ApiError))]
-pub(crate) async fn act(State(app): State<App>, Json(bulk): Json<Bulk>) -> Result<Json<Outcome>, ApiError> {
+pub(crate) async fn bulk(State(app): State<App>, Json(bulk): Json<Bulk>) -> Result<Json<Outcome>, ApiError> {
     let action = bulk.action;
+    let limit = bulk.limit.map_or(Ok(MOST), usize::try_from);
+    let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));
+    let limit = limit.ok_or_else(|| wrong("limit", format!("expected 1 to {MOST}")))?;
     let (ids, next_cursor) = match (bulk.ids, bulk.filter) {
         (Some(ids), None) => {
             if ids.is_empty() || ids.len() > MOST {
@@ -101,8 +105,8 @@ pub(crate) async fn act(State(app): State<App>, Json(bulk): Json<Bulk>) -> Resul
             }
             (ids, None)
         }
-        (None, Some(filter)) => find(&app, filter, bulk.limit, bulk.cursor).await?,
-        _ => return Err(wrong("filter", "give either ids or filter".to_owned())),
+        (None, Some(filter)) => find(&app, filter, limit, bulk.cursor).await?,
+        _ => return Err(ApiError::bad_request("give either ids or filter")),
     };
     let app = &app;
     let mut done = 0;
@@ -137,15 +141,11 @@ pub(crate) async fn act(State(app): State<App>, Json(bulk): Json<Bulk>) -> Resul
 async fn find(
     app: &App,
     filter: Filter,
-    limit: Option<usize>,
+    limit: usize,
     cursor: Option<JobId>,
 ) -> Result<(Vec<JobId>, Option<String>), ApiError> {
     for (field, text) in [("pool", &filter.pool), ("kind", &filter.kind), ("lane", &filter.lane)] {
         plain("body", field, text.as_deref())?;
-    }
-    let limit = limit.unwrap_or(MOST);
-    if !(1..=MOST).contains(&limit) {
-        return Err(wrong("limit", format!("expected 1 to {MOST}")));
     }
     let filter = jobs::Filter {
         pool: filter.pool,
@@ -157,7 +157,7 @@ async fn find(
     };
     if filter == jobs::Filter::default() {
         // Everything there is, by mistake.
-        return Err(wrong("filter", "give at least one of its fields".to_owned()));
+        return Err(ApiError::bad_request("filter: give at least one of its fields"));
     }
     let wanted = i64::try_from(limit).unwrap_or(i64::MAX) + 1;
     let found = app

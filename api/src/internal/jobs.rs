@@ -51,7 +51,7 @@ pub(crate) struct Which {
 
 /// Jobs of all workspaces, the latest first. A list that is read on by its cursor shows each job once, however jobs
 /// move meanwhile.
-#[utoipa::path(get, path = "/internal/jobs", tag = "operations", security(("api_key" = []), ("bearer" = [])), params(Which),
+#[utoipa::path(get, path = "/internal/jobs", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(Which),
     responses((status = 200, description = "Jobs", body = Jobs), ApiError))]
 pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
@@ -96,7 +96,7 @@ pub(crate) struct Show {
 }
 
 /// A job with its steps, attempts, children, lane and lease, and the one reason why it is not running now.
-#[utoipa::path(get, path = "/internal/jobs/{job_id}", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(get, path = "/internal/jobs/{job_id}", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job"), Show),
     responses((status = 200, description = "The job", body = JobDetail),
               (status = 404, description = "No such job", body = Error), ApiError))]
@@ -154,7 +154,7 @@ pub(crate) async fn detail(app: &App, id: JobId, input: bool) -> Result<JobDetai
 
 /// Try a job again that ended badly, or one that backs off at once. Finished steps are not repeated. Refused where the
 /// job's end has settled what it was for.
-#[utoipa::path(post, path = "/internal/jobs/{job_id}/retry", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/jobs/{job_id}/retry", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job")),
     responses((status = 200, description = "The job, open again", body = JobDetail),
               (status = 404, description = "No such job", body = Error),
@@ -165,7 +165,7 @@ pub(crate) async fn retry(State(app): State<App>, Path(id): Path<JobId>) -> Resu
 }
 
 /// Cancel a job with all it started. One that runs is asked to stop and has ten seconds for it.
-#[utoipa::path(post, path = "/internal/jobs/{job_id}/cancel", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/jobs/{job_id}/cancel", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job")),
     responses((status = 200, description = "The job, over or about to be", body = JobDetail),
               (status = 404, description = "No such job", body = Error),
@@ -184,12 +184,12 @@ pub(crate) struct WhichDead {
     #[param(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
     /// The `next_cursor` of the answer before.
-    #[param(pattern = "^[0-9]{1,15}_[0-9a-f-]{36}$")]
+    #[param(pattern = "^[0-9]{1,16}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")]
     cursor: Option<String>,
 }
 
 /// Dead letters: jobs whose attempts are spent, or that keep killing their workers. The latest to end first.
-#[utoipa::path(get, path = "/internal/dead", tag = "operations", security(("api_key" = []), ("bearer" = [])), params(WhichDead),
+#[utoipa::path(get, path = "/internal/dead", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(WhichDead),
     responses((status = 200, description = "Dead letters", body = Jobs), ApiError))]
 pub(crate) async fn dead(State(app): State<App>, Query(which): Query<WhichDead>) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
@@ -204,7 +204,7 @@ pub(crate) async fn dead(State(app): State<App>, Query(which): Query<WhichDead>)
 }
 
 /// Try a dead letter again.
-#[utoipa::path(post, path = "/internal/dead/{job_id}/retry", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/dead/{job_id}/retry", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
     params(("job_id" = Uuid, Path, description = "The job")),
     responses((status = 200, description = "The job, open again", body = JobDetail),
               (status = 404, description = "No such dead letter", body = Error),

@@ -336,7 +336,7 @@ impl Worker {
     pub(crate) fn of(worker: workers::Worker, running: BTreeMap<String, i64>, now: Timestamp) -> Self {
         let status = match (now.since(worker.seen_at) < workers::SEEN, worker.draining) {
             (false, _) => "silent",
-            (true, true) if running.is_empty() => "drained",
+            (true, true) if running.is_empty() && worker.has_stopped_claiming() => "drained",
             (true, true) => "draining",
             (true, false) => "active",
         };

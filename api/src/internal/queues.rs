@@ -10,7 +10,7 @@ use crate::extract::{Json, Path};
 use crate::internal::model::{Queue, Queues, Scaling};
 
 /// All pools with what waits in them, over all workspaces.
-#[utoipa::path(get, path = "/internal/queues", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(get, path = "/internal/queues", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Pools by name", body = Queues), ApiError))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Queues>, ApiError> {
     let (pools, now) = app
@@ -22,7 +22,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Queues>, ApiErro
 }
 
 /// One pool.
-#[utoipa::path(get, path = "/internal/queues/{pool}", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(get, path = "/internal/queues/{pool}", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
@@ -31,7 +31,7 @@ pub(crate) async fn get(State(app): State<App>, Path(name): Path<String>) -> Res
 }
 
 /// Stop claiming jobs of a pool; those at work go on.
-#[utoipa::path(post, path = "/internal/queues/{pool}/pause", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/queues/{pool}/pause", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, paused", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
@@ -40,7 +40,7 @@ pub(crate) async fn pause(State(app): State<App>, Path(name): Path<String>) -> R
 }
 
 /// Claim jobs of a pool again, after a pause or a drain.
-#[utoipa::path(post, path = "/internal/queues/{pool}/resume", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/queues/{pool}/resume", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, active", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
@@ -49,7 +49,7 @@ pub(crate) async fn resume(State(app): State<App>, Path(name): Path<String>) -> 
 }
 
 /// Empty a pool: nothing more is claimed, and once the jobs at work are over its status is `drained`.
-#[utoipa::path(post, path = "/internal/queues/{pool}/drain", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/queues/{pool}/drain", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, `draining` or `drained`", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
@@ -59,7 +59,7 @@ pub(crate) async fn drain(State(app): State<App>, Path(name): Path<String>) -> R
 
 /// What an autoscaler wants to know of a pool. A pool that this server's kinds of job use answers also before its
 /// first job and its first worker.
-#[utoipa::path(get, path = "/internal/scaling/{pool}", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(get, path = "/internal/scaling/{pool}", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "How much waits, and for how long", body = Scaling),
               (status = 404, description = "No such pool", body = Error), ApiError))]

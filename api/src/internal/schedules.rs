@@ -25,7 +25,7 @@ pub(crate) struct Which {
 }
 
 /// Schedules that have not ended, of all workspaces, the latest first.
-#[utoipa::path(get, path = "/internal/schedules", tag = "operations", security(("api_key" = []), ("bearer" = [])), params(Which),
+#[utoipa::path(get, path = "/internal/schedules", tag = "schedules", security(("api_key" = []), ("bearer" = [])), params(Which),
     responses((status = 200, description = "Schedules", body = Schedules), ApiError))]
 pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Schedules>, ApiError> {
     let limit = limit(which.limit)?;
@@ -43,7 +43,7 @@ pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> 
 }
 
 /// Spawn nothing more for now.
-#[utoipa::path(post, path = "/internal/schedules/{schedule_id}/pause", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/schedules/{schedule_id}/pause", tag = "schedules", security(("api_key" = []), ("bearer" = [])),
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, paused", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
@@ -52,7 +52,7 @@ pub(crate) async fn pause(State(app): State<App>, Path(id): Path<ScheduleId>) ->
 }
 
 /// Go on spawning, beginning with the instant the schedule stands at.
-#[utoipa::path(post, path = "/internal/schedules/{schedule_id}/resume", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/schedules/{schedule_id}/resume", tag = "schedules", security(("api_key" = []), ("bearer" = [])),
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, active", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]

@@ -12,7 +12,7 @@ use crate::extract::{Json, Path};
 use crate::internal::model::{Worker, Workers};
 
 /// Worker processes that have not left, the latest to start first.
-#[utoipa::path(get, path = "/internal/workers", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(get, path = "/internal/workers", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Workers", body = Workers), ApiError))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Workers>, ApiError> {
     let items = all(&app).await?;
@@ -21,7 +21,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Workers>, ApiErr
 
 /// Tell a worker to claim nothing more. It hears of it within five seconds, lets its jobs end and stays until it is
 /// stopped; its status is `drained` once it has none left.
-#[utoipa::path(post, path = "/internal/workers/{worker_id}/drain", tag = "operations", security(("api_key" = []), ("bearer" = [])),
+#[utoipa::path(post, path = "/internal/workers/{worker_id}/drain", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     params(("worker_id" = Uuid, Path, description = "The worker")),
     responses((status = 200, description = "The worker, `draining` or `drained`", body = Worker),
               (status = 404, description = "No such worker", body = Error), ApiError))]

@@ -68,7 +68,7 @@ fn row(export: Overview, now: Timestamp) -> Row {
     let status = export.status.as_str();
     Row {
         id: export.id.to_string(),
-        short: show::short(export.id),
+        short: show::short(&export.id),
         status,
         tone: show::tone(status),
         project: export.project.unwrap_or_else(|| "a project that is gone".to_owned()),

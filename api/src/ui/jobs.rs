@@ -129,7 +129,7 @@ impl Row {
         let state = job.state.as_str();
         Self {
             id: job.id.to_string(),
-            short: show::short(job.id),
+            short: show::short(&job.id),
             kind: job.kind,
             pool: job.pool,
             state,

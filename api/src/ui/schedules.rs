@@ -56,7 +56,7 @@ fn row(schedule: Schedule, now: Timestamp) -> Row {
     };
     Row {
         id: schedule.id.to_string(),
-        short: show::short(schedule.id),
+        short: show::short(&schedule.id),
         kind: schedule.kind,
         pool: schedule.pool,
         state,
@@ -70,7 +70,7 @@ fn row(schedule: Schedule, now: Timestamp) -> Row {
         },
         next_moment: show::moment(schedule.next_at),
         job: schedule.spawn_job.map(|job| job.to_string()),
-        job_short: schedule.spawn_job.map(show::short).unwrap_or_default(),
+        job_short: schedule.spawn_job.as_ref().map(show::short).unwrap_or_default(),
         age: show::relative(schedule.created_at, now),
     }
 }

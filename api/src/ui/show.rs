@@ -12,7 +12,7 @@ pub(crate) fn count(number: i64) -> String {
         text.push('−');
     }
     for (at, digit) in digits.char_indices() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             // A narrow space that does not break.
             text.push('\u{202f}');
         }
@@ -78,7 +78,7 @@ pub(crate) fn moment(time: Timestamp) -> String {
 }
 
 /// Enough of an id to know it again: its end, because ids made together begin alike.
-pub(crate) fn short(id: impl ToString) -> String {
+pub(crate) fn short(id: &impl ToString) -> String {
     let text = id.to_string();
     text.get(text.len().saturating_sub(12)..).unwrap_or(&text).to_owned()
 }
@@ -118,6 +118,6 @@ mod tests {
         assert_eq!(relative(now.minus(Duration::from_secs(240)), now), "4 min ago");
         assert_eq!(relative(now.plus(Duration::from_secs(7200)), now), "in 2 h");
         assert_eq!(moment(Timestamp::from_micros(0)), "1970-01-01 00:00:00");
-        assert_eq!(short("0199a5c4-1111-7000-8000-00000000abcd"), "00000000abcd");
+        assert_eq!(short(&"0199a5c4-1111-7000-8000-00000000abcd"), "00000000abcd");
     }
 }

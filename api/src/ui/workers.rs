@@ -70,7 +70,7 @@ fn row(worker: Worker, now: Timestamp) -> Row {
     let busy = |pool: &String| worker.running.get(pool).copied().unwrap_or(0);
     Row {
         id: worker.id.to_string(),
-        short: show::short(worker.id),
+        short: show::short(&worker.id),
         state: worker.status,
         tone: match worker.status {
             "active" => "good",

@@ -95,6 +95,7 @@ impl World {
             started_at: self.clock.now(),
             seen_at: self.clock.now(),
             finished: "{}".to_owned(),
+            drain_at: None,
         };
         self.store
             .write(async |tx| workers::seen(tx, &row).await)
@@ -392,16 +393,23 @@ async fn many_jobs_at_once_each_by_itself() {
             (outcome["done"].as_u64(), outcome["refused"].as_array().map(Vec::len)),
             (Some(1), Some(2))
         );
+        // Rules across fields.
+        for body in [
+            json!({"action": "retry"}),
+            json!({"action": "retry", "filter": {}}),
+            json!({"action": "retry", "ids": [bad], "filter": {"pool": "a"}}),
+        ] {
+            let refused = call(body.clone()).await.expect(400);
+            assert!(refused["detail"].to_string().contains("filter"), "{body}: {refused}");
+        }
         for (body, field) in [
-            (json!({"action": "retry"}), json!(["body", "filter"])),
-            (json!({"action": "retry", "filter": {}}), json!(["body", "filter"])),
-            (
-                json!({"action": "retry", "ids": [bad], "filter": {"pool": "a"}}),
-                json!(["body", "filter"]),
-            ),
             (json!({"action": "retry", "ids": []}), json!(["body", "ids"])),
             (
                 json!({"action": "retry", "filter": {"pool": "a"}, "limit": 0}),
+                json!(["body", "limit"]),
+            ),
+            (
+                json!({"action": "retry", "ids": [bad], "limit": 0}),
                 json!(["body", "limit"]),
             ),
             (json!({"action": "drop", "ids": [bad]}), json!(["body", "action"])),
@@ -482,7 +490,26 @@ async fn a_worker_is_drained() {
         assert_eq!(shown["items"][0]["status"], "active");
         assert_eq!(shown["items"][0]["pools"], json!({"folds": 3}));
         let drained = world.done(&format!("/internal/workers/{id}/drain")).await;
-        assert_eq!(drained["status"], "drained");
+        assert_eq!(drained["status"], "draining", "it has not heard of it");
+        // As its next sign of life tells, from the database's own clock where there is one.
+        world.clock.advance(Duration::from_secs(1));
+        let heard = Worker {
+            seen_at: world.clock.now(),
+            ..world
+                .store
+                .read(async |tx| workers::get(tx, id).await)
+                .await
+                .unwrap()
+                .unwrap()
+        };
+        assert!(
+            world
+                .store
+                .write(async |tx| workers::seen(tx, &heard).await)
+                .await
+                .unwrap()
+        );
+        assert_eq!(world.shown("/internal/workers").await["items"][0]["status"], "drained");
         let job = world.job("fold_units", "folds", JobState::Ready).await;
         let told = world.shown(&format!("/internal/jobs/{job}")).await;
         assert_eq!(told["explanation"]["reason"], "workers_draining");

@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use towpath_domain::{KeyId, TenantId};
 
 use crate::config::{Flag, Inputs, Mode};
+use crate::remote;
 
 /// Open, self-hosted platform for AI agents: durable jobs, traces, and exports of traces to Parquet.
 #[derive(Debug, Parser)]
@@ -36,10 +37,34 @@ pub enum Command {
     Migrate(Migrate),
     /// Make, list and revoke API keys.
     Keys(Keys),
+    /// Show pools and what waits in them; pause, resume and drain them.
+    Queues(remote::Queues),
+    /// List, show, explain, retry and cancel jobs.
+    Jobs(remote::Jobs),
+    /// List dead letters and try them again.
+    Dead(remote::Dead),
+    /// List worker processes and drain them.
+    Workers(remote::Workers),
+    /// List, pause and resume schedules.
+    Schedules(remote::Schedules),
+    /// Export traces, and follow exports.
+    Exports(remote::Exports),
+    /// Make and list destinations of exports.
+    Destinations(remote::Destinations),
+    /// Look at everything this installation needs, and say what is wrong with it.
+    Doctor(Doctor),
+    /// Copy the data folder as it is at one moment, also while a server uses it.
+    Backup(Backup),
+    /// Make a data folder from a backup.
+    Restore(Restore),
     /// Show and check the settings.
     Config(ConfigCommand),
     /// Measure this machine, beside the same work done by hand.
     Bench(Bench),
+    /// Print the completions of a shell.
+    Completions(Completions),
+    /// Print the manual page, or write one for each command.
+    Man(Man),
     /// Print the version.
     Version(Version),
 }
@@ -344,6 +369,58 @@ pub struct BenchEngine {
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
+}
+
+/// `towpath doctor`
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// The command whose settings are meant; a few defaults differ.
+    #[arg(long = "for", value_enum, default_value_t = For::Dev)]
+    pub command_of: For,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath backup`
+#[derive(Debug, Args)]
+pub struct Backup {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// A folder that does not exist yet.
+    #[arg(value_name = "DIR")]
+    pub to: PathBuf,
+}
+
+/// `towpath restore`
+#[derive(Debug, Args)]
+pub struct Restore {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// A folder that `towpath backup` made.
+    #[arg(value_name = "DIR")]
+    pub from: PathBuf,
+}
+
+/// `towpath completions`
+#[derive(Debug, Args)]
+pub struct Completions {
+    /// The shell.
+    #[arg(value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// `towpath man`
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Write a page for each command into this folder instead of printing the first.
+    #[arg(long, value_name = "DIR")]
+    pub to: Option<PathBuf>,
 }
 
 /// `towpath version`

@@ -21,7 +21,7 @@ use crate::telemetry;
 use crate::wiring::{Roles, Server};
 
 use client::Client;
-use progress::grouped;
+pub use progress::grouped;
 
 /// Runs the demo.
 ///

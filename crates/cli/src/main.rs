@@ -7,6 +7,7 @@
 
 mod agent;
 mod arguments;
+mod backup;
 mod bench;
 mod config;
 mod config_command;
@@ -14,12 +15,15 @@ mod cron;
 mod data_dir;
 mod demo;
 mod dev;
+mod doctor;
 mod exit;
 mod first_key;
 mod graph_file;
 mod keys;
 mod migrate;
+mod remote;
 mod serve;
+mod shell;
 mod signals;
 mod storage;
 mod telemetry;
@@ -59,6 +63,18 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),
+        Command::Queues(command) => block_on(remote::queues(command)),
+        Command::Jobs(command) => block_on(remote::jobs(command)),
+        Command::Dead(command) => block_on(remote::dead(command)),
+        Command::Workers(command) => block_on(remote::workers(command)),
+        Command::Schedules(command) => block_on(remote::schedules(command)),
+        Command::Exports(command) => block_on(remote::exports(command)),
+        Command::Destinations(command) => block_on(remote::destinations(command)),
+        Command::Doctor(command) => block_on(doctor::run(command)),
+        Command::Backup(command) => block_on(backup::create(command)),
+        Command::Restore(command) => block_on(backup::restore(command)),
+        Command::Completions(command) => shell::completions(&command),
+        Command::Man(command) => shell::man(&command),
         Command::Bench(command) => block_on(bench::run(command)),
     }
 }

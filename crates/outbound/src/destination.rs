@@ -4,6 +4,7 @@ mod begun;
 mod bucket;
 mod failure;
 mod folder;
+mod listing;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -102,6 +103,28 @@ impl Destination {
     #[must_use]
     pub fn begun(&self) -> Vec<Begun> {
         self.uploads.list()
+    }
+
+    /// Whether an upload in parts was ever begun through this value.
+    #[must_use]
+    pub fn began_any(&self) -> bool {
+        self.uploads.any()
+    }
+
+    /// Gives up every upload in parts of a key that begins with `prefix` and is open by the destination's own word,
+    /// also one whose id nobody was told because the answer that had it was lost. How many that were. Nobody may be
+    /// writing such a key. The right to ask is optional; without it nothing is found.
+    pub async fn give_up_strays(&self, prefix: &str) -> usize {
+        let Place::Bucket(bucket) = &self.place else { return 0 };
+        let found = tokio::time::timeout(TEST_LIMIT, bucket.open_uploads(prefix)).await;
+        let mut given_up = 0;
+        for upload in found.unwrap_or_default() {
+            match self.abort(&upload).await {
+                Ok(()) => given_up += 1,
+                Err(failure) => tracing::info!(%failure, "a stray upload in parts cannot be given up"),
+            }
+        }
+        given_up
     }
 
     /// Gives up an upload that another process began. One that is gone already is no error.

@@ -19,6 +19,7 @@ pub mod access;
 pub mod agent_stats;
 pub mod assistants;
 pub mod attempts;
+pub mod backup;
 pub mod baseline;
 pub mod checkpoints;
 mod containment;

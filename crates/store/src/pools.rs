@@ -173,7 +173,7 @@ pub async fn list(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Overview>> {
     }
     for oldest in oldest_ready(tx).await? {
         named(&mut pools, &oldest.pool, &mut |pool| {
-            pool.oldest_ready = Some(oldest.run_at)
+            pool.oldest_ready = Some(oldest.run_at);
         });
     }
     for worker in workers::alive(tx, window).await? {

@@ -14,6 +14,9 @@ use crate::tx::{Conn, Hints, Shared, Tx};
 pub(crate) use pool::Beat;
 use pool::{Line, Pool};
 
+/// Reading waits for no lock, and whoever waits for an answer gives up after ten seconds.
+const READ_SILENCE: Duration = Duration::from_secs(9);
+
 /// No statement of ours takes so long: one that does has lost its line. Longer than a stopped process may sit on a
 /// lock that others wait for, see [`SESSION`].
 const SILENCE: Duration = Duration::from_secs(20);
@@ -59,7 +62,7 @@ impl Postgres {
         let mut line = self.pool.line().await?;
         let beat = Beat::new();
         let mut tx = Tx::new(Conn::Postgres(line.conn()), &self.shared).beating(&beat);
-        let result = beat.watch(SILENCE, f(&mut tx)).await;
+        let result = beat.watch(READ_SILENCE, f(&mut tx)).await;
         give_back(line, &result);
         result
     }

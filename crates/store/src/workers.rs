@@ -30,12 +30,20 @@ pub struct Worker {
     pub seen_at: Timestamp,
     /// JSON: pool name to the attempts that ended here, in this life.
     pub finished: String,
+    /// When it was asked to drain, by the database's clock. It hears of it with its next sign of life.
+    pub drain_at: Option<Timestamp>,
 }
 
 /// A worker not seen for this long is not there: three renewals of the default lease.
 pub const SEEN: Duration = Duration::from_secs(15);
 
 impl Worker {
+    /// Whether it claims nothing more, and knows it.
+    #[must_use]
+    pub fn has_stopped_claiming(&self) -> bool {
+        self.draining && self.drain_at.is_none_or(|asked| self.seen_at > asked)
+    }
+
     /// Its pools, with the jobs it may have at work in each.
     #[must_use]
     pub fn slots(&self) -> BTreeMap<String, i64> {
@@ -88,9 +96,14 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
 /// # Errors
 /// As every statement.
 pub async fn drain(tx: &mut Tx<'_>, worker: WorkerId) -> Result<bool> {
+    let now = tx.now_param();
+    let text = sql!(tx,
+        sqlite: "UPDATE worker SET draining = 1, drain_at = coalesce(drain_at, $2) WHERE id = $1",
+        postgres: "UPDATE worker SET draining = true, drain_at = coalesce(drain_at, towpath_now($2)) WHERE id = $1");
     Ok(on!(tx, |conn| {
-        sqlx::query("UPDATE worker SET draining = (1 = 1) WHERE id = $1")
+        sqlx::query(text)
             .bind(worker)
+            .bind(now)
             .execute(conn)
             .await
             .map(|done| done.rows_affected())

@@ -34,6 +34,8 @@ impl RunExport {
 
     async fn write_manifest(&self, world: &World, export: &Export) -> Result<(), Failure> {
         let &Self { tenant, export: id } = self;
+        // First: a destination that was deleted stays so.
+        let destination = world.destination(tenant, export.destination_id).await?;
         let (rows, written, config) = world
             .store
             .read(async |tx| {
@@ -75,7 +77,6 @@ impl RunExport {
                 .unwrap_or(export.created_at),
         }
         .with_partitions(partitions(&rows, written));
-        let destination = world.destination(tenant, export.destination_id).await?;
         failpoint::hit("export.before_manifest");
         manifest
             .write(destination.objects(), &path)

@@ -6,6 +6,8 @@ use super::values::{Layer, Origin, Value};
 
 /// Names the configuration file.
 pub const CONFIG: &str = "TOWPATH_CONFIG";
+/// Names the server that commands talk to; the command line itself reads it.
+pub const SERVER: &str = "TOWPATH_SERVER";
 /// Names the point at which a test wants the process to die.
 pub const FAILPOINT: &str = "TOWPATH_FAILPOINT";
 
@@ -44,7 +46,7 @@ pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
     let known: Vec<String> = KEYS
         .iter()
         .flat_map(Key::environment_names)
-        .chain([CONFIG.to_owned(), FAILPOINT.to_owned()])
+        .chain([CONFIG.to_owned(), FAILPOINT.to_owned(), SERVER.to_owned()])
         .collect();
     let ours = |name: &str| name.starts_with("TOWPATH_") && !name.starts_with("TOWPATH_TEST_");
     let warnings = environment

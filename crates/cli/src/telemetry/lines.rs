@@ -11,7 +11,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
 
 use super::HIDDEN;
 
@@ -60,7 +60,7 @@ where
         line.insert("timestamp".to_owned(), self.clock.now().to_string().into());
         line.insert("level".to_owned(), event.metadata().level().as_str().into());
         line.insert("target".to_owned(), event.metadata().target().into());
-        for span in ctx.event_scope(event).into_iter().flat_map(|scope| scope.from_root()) {
+        for span in ctx.event_scope(event).into_iter().flat_map(Scope::from_root) {
             if let Some(Fields(fields)) = span.extensions().get() {
                 line.extend(fields.iter().map(|(name, value)| (name.clone(), value.clone())));
             }

@@ -7,18 +7,18 @@ use std::process::{Child, ChildStdout, Stdio};
 use crate::{err, run, towpath};
 
 /// A server that is ended when it is dropped.
-struct Server {
+pub struct Server {
     child: Child,
     /// Kept open: a server whose output is gone could not print any more.
     _output: BufReader<ChildStdout>,
-    url: String,
-    key: String,
-    tenant: String,
+    pub url: String,
+    pub key: String,
+    pub tenant: String,
 }
 
 impl Server {
     /// Starts one and reads its banner, which it prints when it is ready.
-    fn start(folder: &Path) -> Self {
+    pub fn start(folder: &Path) -> Self {
         let mut child = towpath(folder, &["dev", "--listen", "127.0.0.1:0", "--data-dir", "data"])
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
@@ -49,7 +49,7 @@ impl Server {
     }
 
     /// GET with the printed pair, and its status and body.
-    fn get(&self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -66,7 +66,7 @@ impl Server {
         })
     }
 
-    fn signal(&self, signal: nix::sys::signal::Signal) {
+    pub fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
         nix::sys::signal::kill(pid, signal).unwrap();
     }

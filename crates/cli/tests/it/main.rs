@@ -3,6 +3,7 @@
 mod config;
 mod demo;
 mod dev;
+mod operating;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

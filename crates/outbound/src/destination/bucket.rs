@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AwsCredential};
+use object_store::client::HttpConnector as _;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, UploadPart,
+    BackoffConfig, ClientOptions, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, UploadPart,
 };
 use towpath_domain::export::{AddressingStyle, Credentials, DestinationConfig};
 
 use super::begun::{Begun, Uploads};
 use super::failure::{DestinationFailure, Reason, classify};
+use super::listing::Listing;
 use crate::Guard;
 use crate::guard::GuardedConnector;
 
@@ -26,6 +28,7 @@ const RETRIES: usize = 3;
 #[derive(Clone)]
 pub(super) struct Bucket {
     store: Arc<AmazonS3>,
+    listing: Arc<Listing>,
     name: String,
     uploads: Uploads,
 }
@@ -58,16 +61,35 @@ impl Bucket {
             // A bucket with a dot has no certificate as a host name.
             AddressingStyle::Auto => config.endpoint_url.is_none() && !bucket.contains('.'),
         };
+        let region = config.region.as_deref().unwrap_or("us-east-1");
+        let endpoint = config.endpoint_url.as_deref();
+        let endpoint = endpoint.map(|endpoint| endpoint_for(endpoint, bucket, virtual_hosted));
+        let endpoint = endpoint.transpose()?;
+        let connector = GuardedConnector::new(guard);
+        let client = connector.connect(&ClientOptions::default());
+        let listing = Listing {
+            client: client.map_err(|error| classify(&error, bucket))?,
+            url: bucket_url(endpoint.as_deref(), bucket, region, virtual_hosted)?,
+            region: region.to_owned(),
+            credential: AwsCredential {
+                key_id: credentials.access_key_id.reveal().to_owned(),
+                secret_key: credentials.secret_access_key.reveal().to_owned(),
+                token: credentials
+                    .session_token
+                    .as_ref()
+                    .map(|token| token.reveal().to_owned()),
+            },
+        };
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(bucket)
-            .with_region(config.region.as_deref().unwrap_or("us-east-1"))
+            .with_region(region)
             .with_access_key_id(credentials.access_key_id.reveal())
             .with_secret_access_key(credentials.secret_access_key.reveal())
             .with_virtual_hosted_style_request(virtual_hosted)
             .with_unsigned_payload(options.payload_signing_enabled == Some(false))
             // Whether http is allowed is the guard's to say.
             .with_allow_http(true)
-            .with_http_connector(GuardedConnector::new(guard))
+            .with_http_connector(connector)
             .with_retry(RetryConfig {
                 backoff: BackoffConfig {
                     init_backoff: Duration::from_millis(100),
@@ -80,15 +102,27 @@ impl Bucket {
         if let Some(token) = &credentials.session_token {
             builder = builder.with_token(token.reveal());
         }
-        if let Some(endpoint) = &config.endpoint_url {
-            builder = builder.with_endpoint(endpoint_for(endpoint, bucket, virtual_hosted)?);
+        if let Some(endpoint) = endpoint {
+            builder = builder.with_endpoint(endpoint);
         }
         let store = builder.build().map_err(|error| classify(&error, bucket))?;
         Ok(Self {
             store: Arc::new(store),
+            listing: Arc::new(listing),
             name: bucket.to_owned(),
             uploads,
         })
+    }
+
+    /// What is open by the bucket's own word. Asking takes a right that is optional, so nothing found may mean nothing.
+    pub(super) async fn open_uploads(&self, prefix: &str) -> Vec<Begun> {
+        match self.listing.open_uploads(prefix).await {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::debug!(error = %error, "open uploads cannot be listed");
+                Vec::new()
+            }
+        }
     }
 
     pub(super) async fn abort(&self, upload: &Begun) -> Result<()> {
@@ -193,6 +227,24 @@ impl MultipartUpload for Parts {
     }
 }
 
+/// Where the bucket itself is asked.
+fn bucket_url(
+    endpoint: Option<&str>,
+    bucket: &str,
+    region: &str,
+    virtual_hosted: bool,
+) -> Result<url::Url, DestinationFailure> {
+    let text = match (endpoint, virtual_hosted) {
+        // Its host carries the bucket already.
+        (Some(endpoint), true) => endpoint.to_owned(),
+        (Some(endpoint), false) => format!("{endpoint}/{bucket}"),
+        (None, true) => format!("https://{bucket}.s3.{region}.amazonaws.com"),
+        (None, false) => format!("https://s3.{region}.amazonaws.com/{bucket}"),
+    };
+    url::Url::parse(&text)
+        .map_err(|_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address"))
+}
+
 /// With the bucket in the host name, the store's endpoint has to carry it.
 fn endpoint_for(endpoint: &str, bucket: &str, virtual_hosted: bool) -> Result<String, DestinationFailure> {
     let malformed = |_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address");
@@ -213,6 +265,25 @@ fn endpoint_for(endpoint: &str, bucket: &str, virtual_hosted: bool) -> Result<St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_bucket_is_asked_where_its_objects_are() {
+        let url = |endpoint: Option<&str>, hosted| {
+            bucket_url(endpoint, "traces", "eu-north-1", hosted)
+                .unwrap()
+                .to_string()
+        };
+        assert_eq!(
+            url(Some("http://127.0.0.1:9000"), false),
+            "http://127.0.0.1:9000/traces"
+        );
+        assert_eq!(
+            url(Some("https://traces.s3.example"), true),
+            "https://traces.s3.example/"
+        );
+        assert_eq!(url(None, true), "https://traces.s3.eu-north-1.amazonaws.com/");
+        assert_eq!(url(None, false), "https://s3.eu-north-1.amazonaws.com/traces");
+    }
 
     #[test]
     fn the_bucket_goes_into_the_host_or_the_path() {

@@ -249,13 +249,9 @@ fn answer(
     })
 }
 
-/// Does what was asked, for nobody to hear. An upload in parts whose id nobody was told is not held against anybody:
-/// only the bucket's own rules can remove it.
+/// Does what was asked, for nobody to hear.
 fn unanswered(state: &mut Contents, method: &Method, key: &str, query: &BTreeMap<String, String>, body: &Bytes) {
     drop(perform(state, method, key, query, body));
-    if query.contains_key("uploads") {
-        state.uploads.remove(&format!("upload-{}", state.begun));
-    }
 }
 
 fn perform(
@@ -315,6 +311,18 @@ fn perform(
         ("DELETE", None) => {
             state.objects.remove(key);
             StatusCode::NO_CONTENT.into_response()
+        }
+        ("GET", None) if query.contains_key("uploads") => {
+            let open = state
+                .uploads
+                .iter()
+                .filter(|(_, (key, _))| key.starts_with(&query["prefix"]));
+            let open = open.map(|(id, (key, _))| format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId></Upload>"));
+            format!(
+                "<ListMultipartUploadsResult>{}</ListMultipartUploadsResult>",
+                open.collect::<String>()
+            )
+            .into_response()
         }
         ("GET" | "HEAD", None) => state
             .objects

@@ -17,3 +17,6 @@ ALTER TABLE pool ADD COLUMN draining boolean NOT NULL DEFAULT false;
 
 -- What operators look for among very many jobs that went well.
 CREATE INDEX job_badly_over ON job (id) WHERE state IN ('failed', 'cancelled', 'timed_out');
+
+-- When a worker was asked to drain. It has heard of it once it is seen after that.
+ALTER TABLE worker ADD COLUMN drain_at timestamptz;

@@ -17,3 +17,6 @@ ALTER TABLE pool ADD COLUMN draining INTEGER NOT NULL DEFAULT 0;
 
 -- What operators look for among very many jobs that went well.
 CREATE INDEX job_badly_over ON job (id) WHERE state IN ('failed', 'cancelled', 'timed_out');
+
+-- When a worker was asked to drain. It has heard of it once it is seen after that.
+ALTER TABLE worker ADD COLUMN drain_at INTEGER;

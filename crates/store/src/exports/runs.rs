@@ -241,6 +241,23 @@ pub async fn file_done(tx: &mut Tx<'_>, tenant: TenantId, file: &ExportFile, cur
     settle_progress(tx, tenant, id).await
 }
 
+/// Whether a worker ever had its job: then something of it may lie at the destination.
+///
+/// # Errors
+/// Those of the database.
+pub async fn was_begun(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId) -> Result<bool> {
+    let begun: Option<i64> = on!(tx, |conn| {
+        sqlx::query_scalar(
+        "SELECT j.fence FROM export_run r JOIN job j ON j.id = r.job_id WHERE r.tenant_id = $1 AND r.id = $2 AND j.fence > 0"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_optional(conn)
+    .await
+    })?;
+    Ok(begun.is_some())
+}
+
 /// Brings a run to a final state, with the totals of its finished files. `last_error` is noted unless the failed
 /// attempt has noted it. True when this call did it.
 ///

@@ -53,6 +53,7 @@ async fn numbers_are_those_of_the_rows(database: Database) {
             started_at: now,
             seen_at: now,
             finished: r#"{"folds":1}"#.to_owned(),
+            drain_at: None,
         };
         workers::seen(tx, &worker).await?;
         let again = Worker {

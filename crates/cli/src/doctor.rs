@@ -1,0 +1,383 @@
+//! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
+//! a trial file in the folder of objects, which it removes.
+
+use std::fs::OpenOptions;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+use serde_json::Value;
+use towpath_domain::Clock;
+use towpath_queue::{Queue, State};
+use towpath_store::{Dialect, Options, Store, backup, jobs};
+use towpath_traces::objects::Objects;
+
+use crate::arguments::{Doctor, For, Output};
+use crate::config::{Config, Mode, Problems, Settings};
+
+/// Whatever does not answer within this is away.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Clocks further apart than this are worth a word; leases and due times go by the database's alone.
+const SKEW: Duration = Duration::from_secs(2);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Verdict {
+    Ok,
+    Warning,
+    Failed,
+    Skipped,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    text: String,
+}
+
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, check: &'static str, verdict: Verdict, text: impl Into<String>) {
+        self.0.push(Finding {
+            check,
+            verdict,
+            text: text.into(),
+        });
+    }
+}
+
+/// Looks, and prints what was found.
+///
+/// # Errors
+/// When something is wrong: exit code 1, or 2 when it is the settings.
+pub async fn run(command: Doctor) -> anyhow::Result<()> {
+    let mode = match command.command_of {
+        For::Dev => Mode::Dev,
+        For::Api => Mode::Api,
+        For::Worker => Mode::Worker,
+        For::Scheduler => Mode::Scheduler,
+    };
+    let mut findings = Findings::default();
+    let config = match Config::load(&command.common.inputs(mode, Vec::new())) {
+        Ok(config) => config,
+        Err(Problems(problems)) => {
+            for problem in &problems {
+                findings.add("settings", Verdict::Failed, problem);
+            }
+            print(&findings, command.output)?;
+            return Err(Problems(vec!["the settings cannot be used".to_owned()]).into());
+        }
+    };
+    match &config.warnings[..] {
+        [] => findings.add(
+            "settings",
+            Verdict::Ok,
+            "fine; towpath config show has each with its origin",
+        ),
+        warnings => warnings
+            .iter()
+            .for_each(|text| findings.add("settings", Verdict::Warning, text)),
+    }
+    let settings = &config.settings;
+    let server = server(settings, &mut findings).await;
+    let holder = folder(settings, &mut findings);
+    keys(settings, &mut findings);
+    database(settings, holder, &mut findings).await;
+    redis(settings, &mut findings).await;
+    objects(&config, server, &mut findings).await;
+    print(&findings, command.output)?;
+    let failed = findings
+        .0
+        .iter()
+        .filter(|finding| finding.verdict == Verdict::Failed)
+        .count();
+    if failed > 0 {
+        bail!("{failed} checks failed");
+    }
+    Ok(())
+}
+
+fn print(findings: &Findings, output: Output) -> anyhow::Result<()> {
+    if output == Output::Json {
+        println!("{}", serde_json::to_string_pretty(&findings.0)?);
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    for finding in &findings.0 {
+        let verdict = match finding.verdict {
+            Verdict::Ok => "ok",
+            Verdict::Warning => "warning",
+            Verdict::Failed => "FAILED",
+            Verdict::Skipped => "skipped",
+        };
+        table.add_row([verdict, finding.check, &finding.text]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+/// Whether a server of ours answers at the configured address, and how it does.
+async fn server(settings: &Settings, findings: &mut Findings) -> bool {
+    let address = settings.listen;
+    if TcpListener::bind(address).is_ok() {
+        findings.add("port", Verdict::Ok, format!("{address} is free; no server runs there"));
+        return false;
+    }
+    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build();
+    let asked = match http {
+        Ok(http) => http.get(format!("http://{address}/readyz?verbose")).send().await,
+        Err(error) => Err(error),
+    };
+    let answer: Option<Value> = match asked {
+        Ok(answer) => answer.json().await.ok(),
+        Err(_) => None,
+    };
+    let Some(status) = answer.as_ref().and_then(|answer| answer["status"].as_str()) else {
+        let text = format!("{address} cannot be listened on, and no towpath server answers there");
+        findings.add("port", Verdict::Failed, text);
+        return false;
+    };
+    let verdict = match status {
+        "ready" => Verdict::Ok,
+        "degraded" | "draining" => Verdict::Warning,
+        _ => Verdict::Failed,
+    };
+    let away: Vec<String> = answer
+        .as_ref()
+        .and_then(|answer| answer["dependencies"].as_object())
+        .into_iter()
+        .flatten()
+        .filter(|(_, state)| state["status"] != "ok")
+        .map(|(name, state)| format!("; {name}: {}", state["error"].as_str().unwrap_or("unavailable")))
+        .collect();
+    findings.add(
+        "server",
+        verdict,
+        format!("the server at {address} is {status}{}", away.concat()),
+    );
+    true
+}
+
+/// Whether another process holds the data folder.
+fn folder(settings: &Settings, findings: &mut Findings) -> bool {
+    let path = &settings.data_dir;
+    let shown = path.display();
+    let about = match std::fs::metadata(path) {
+        Ok(about) => about,
+        Err(why) if why.kind() == std::io::ErrorKind::NotFound => {
+            findings.add(
+                "folder",
+                Verdict::Ok,
+                format!("{shown} is not there yet; the first start makes it"),
+            );
+            return false;
+        }
+        Err(why) => {
+            findings.add("folder", Verdict::Failed, format!("{shown}: {why}"));
+            return false;
+        }
+    };
+    if about.permissions().mode() & 0o077 != 0 {
+        let text = format!("{shown} may be read by others than its owner; chmod 700 keeps traces and keys private");
+        findings.add("folder", Verdict::Warning, text);
+    }
+    if tempfile::tempfile_in(path).is_err() {
+        findings.add(
+            "folder",
+            Verdict::Failed,
+            format!("{shown} takes no file: no right, or no room"),
+        );
+    }
+    let lock = OpenOptions::new().read(true).write(true).open(path.join("lock"));
+    let held = lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(std::fs::TryLockError::WouldBlock)));
+    let by = if held {
+        let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default();
+        format!("; process {} uses it", holder.trim())
+    } else {
+        String::new()
+    };
+    findings.add("folder", Verdict::Ok, format!("{shown}{by}"));
+    held
+}
+
+/// Files that hold secrets.
+fn keys(settings: &Settings, findings: &mut Findings) {
+    for name in ["encryption.key", "api.key"] {
+        let file = settings.data_dir.join(name);
+        let Ok(about) = std::fs::metadata(&file) else { continue };
+        if about.permissions().mode() & 0o077 == 0 {
+            findings.add(
+                "keys",
+                Verdict::Ok,
+                format!("{} is for its owner alone", file.display()),
+            );
+        } else {
+            let text = format!("{} may be read by others; chmod 600 it", file.display());
+            findings.add("keys", Verdict::Failed, text);
+        }
+    }
+    let is_cluster = !settings.database_uri.reveal().starts_with("sqlite:");
+    if is_cluster && settings.encryption_key.is_none() {
+        let text = "no encryption key is given: each machine would seal with a key file of its own";
+        findings.add("keys", Verdict::Warning, text);
+    }
+}
+
+async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
+    let uri = settings.database_uri.reveal();
+    if let Some(path) = uri.strip_prefix("sqlite://") {
+        let path = std::path::Path::new(path.split('?').next().unwrap_or_default());
+        if held {
+            findings.add(
+                "database",
+                Verdict::Skipped,
+                "SQLite, in use by the process above; see what the server says",
+            );
+            return;
+        }
+        if !path.exists() {
+            findings.add("database", Verdict::Ok, "SQLite; the first start makes it");
+            return;
+        }
+    }
+    let begun = Instant::now();
+    let options = Options {
+        connections: 1,
+        acquire_timeout: PATIENCE,
+        ..Options::default()
+    };
+    let store = match Store::open(uri, options).await {
+        Ok(store) => store,
+        Err(error) => return findings.add("database", Verdict::Failed, error.to_string()),
+    };
+    // Not asked for on a database that is not there: it may name its address.
+    let schema = match backup::schema(&store).await {
+        Ok(schema) => schema,
+        Err(error) => {
+            return findings.add(
+                "database",
+                Verdict::Failed,
+                format!("it does not answer as it should: {error}"),
+            );
+        }
+    };
+    let name = match store.dialect() {
+        Dialect::Sqlite => "SQLite",
+        Dialect::Postgres => "PostgreSQL",
+    };
+    let text = format!("{name} answers, after {} ms", begun.elapsed().as_millis());
+    findings.add("database", Verdict::Ok, text);
+    match (&schema.newer()[..], &schema.pending()[..]) {
+        ([], []) => findings.add(
+            "migrations",
+            Verdict::Ok,
+            format!("all {} are applied", schema.known.len()),
+        ),
+        ([], pending) => {
+            let text = format!(
+                "{} are not applied; the next start does it, or towpath migrate",
+                pending.len()
+            );
+            findings.add("migrations", Verdict::Warning, text);
+        }
+        (newer, _) => {
+            let text = format!(
+                "the database has {} that this build does not know: it is older",
+                newer.len()
+            );
+            findings.add("migrations", Verdict::Failed, text);
+        }
+    }
+    if store.dialect() == Dialect::Postgres && schema.pending().is_empty() {
+        skew(&store, findings).await;
+    }
+    store.close().await;
+}
+
+async fn skew(store: &Store, findings: &mut Findings) {
+    let clock = Clock::system();
+    let before = clock.now();
+    let there = match store.read(async |tx| jobs::db_now(tx).await).await {
+        Ok(there) => there,
+        Err(error) => return findings.add("clock", Verdict::Failed, error.to_string()),
+    };
+    let after = clock.now();
+    // The answer may have been made at any moment between the two.
+    let apart = there.since(after).max(before.since(there));
+    if apart > SKEW {
+        let text = format!(
+            "this machine's clock and the database's are {:.1} s apart; leases go by the database's, but times in \
+             logs will not fit",
+            apart.as_secs_f64()
+        );
+        findings.add("clock", Verdict::Warning, text);
+    } else {
+        findings.add("clock", Verdict::Ok, "this machine and the database agree");
+    }
+}
+
+async fn redis(settings: &Settings, findings: &mut Findings) {
+    let Some(uri) = &settings.redis_uri else {
+        let cluster = !settings.database_uri.reveal().starts_with("sqlite:");
+        let text = if cluster {
+            "none is set: workers find work by looking, within a second"
+        } else {
+            "none is set, and one process needs none"
+        };
+        return findings.add("redis", Verdict::Ok, text);
+    };
+    let queue = match Queue::redis(uri.reveal(), towpath_queue::Options::default()).await {
+        Ok(queue) => queue,
+        Err(error) => return findings.add("redis", Verdict::Failed, error.to_string()),
+    };
+    let begun = Instant::now();
+    loop {
+        match queue.health().state {
+            State::Up | State::Local => {
+                return findings.add(
+                    "redis",
+                    Verdict::Ok,
+                    format!("answers, after {} ms", begun.elapsed().as_millis()),
+                );
+            }
+            State::Down { error, .. } if begun.elapsed() > PATIENCE => {
+                let text = format!("does not answer: {error}; work goes on, up to a second later");
+                return findings.add("redis", Verdict::Warning, text);
+            }
+            State::Down { .. } => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+async fn objects(config: &Config, server: bool, findings: &mut Findings) {
+    let url = &config.settings.objects;
+    let folder = url.parse::<url::Url>().ok().and_then(|url| url.to_file_path().ok());
+    if folder.is_some_and(|folder| !folder.exists()) && !server {
+        return findings.add(
+            "objects",
+            Verdict::Ok,
+            format!("{url} is not there yet; the first start makes it"),
+        );
+    }
+    let aws = config
+        .aws
+        .iter()
+        .map(|(name, value)| (name.clone(), value.reveal().to_owned()))
+        .collect();
+    let objects = match Objects::open(url, &aws) {
+        Ok(objects) => objects,
+        Err(error) => return findings.add("objects", Verdict::Failed, error.to_string()),
+    };
+    match tokio::time::timeout(4 * PATIENCE, objects.check()).await {
+        Ok(Ok(())) => findings.add("objects", Verdict::Ok, format!("{url} can be used")),
+        Ok(Err(why)) => findings.add("objects", Verdict::Failed, format!("{url}: {why}")),
+        Err(_) => findings.add("objects", Verdict::Failed, format!("{url} does not answer in time")),
+    }
+}

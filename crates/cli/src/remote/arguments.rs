@@ -1,0 +1,404 @@
+//! The command line of commands that talk to a server.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use towpath_domain::{ExportId, JobId, Secret, TenantId, WorkerId};
+use uuid::Uuid;
+
+use crate::arguments::Output;
+
+/// Which server, and who asks.
+#[derive(Debug, Clone, Args)]
+pub struct ServerOptions {
+    /// Address of the server.
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "TOWPATH_SERVER",
+        default_value = "http://127.0.0.1:8400",
+        global = true
+    )]
+    pub server: String,
+    /// API key; better given in the environment, where nobody sees it in a list of processes [default: for a server on
+    /// this machine, the key that `towpath dev` keeps in its data folder]
+    #[arg(long, value_name = "KEY", env = "TOWPATH_API_KEY", hide_env_values = true, value_parser = secret, global = true)]
+    pub api_key: Option<Secret>,
+    /// Workspace; needed where the key opens several.
+    #[arg(long, value_name = "UUID", env = "TOWPATH_TENANT_ID", global = true)]
+    pub tenant: Option<TenantId>,
+    /// Data folder of `towpath dev`, to find its key in [default: .towpath]
+    #[arg(long, value_name = "DIR", env = "TOWPATH_DATA_DIR", global = true)]
+    pub data_dir: Option<PathBuf>,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t, global = true)]
+    pub output: Output,
+}
+
+fn secret(text: &str) -> Result<Secret, Infallible> {
+    Ok(Secret::new(text))
+}
+
+/// `towpath queues`
+#[derive(Debug, Args)]
+pub struct Queues {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do [default: ls]
+    #[command(subcommand)]
+    pub command: Option<QueuesCommand>,
+}
+
+/// What `towpath queues` does.
+#[derive(Debug, Default, Subcommand)]
+pub enum QueuesCommand {
+    /// List pools with what waits in them.
+    #[default]
+    Ls,
+    /// Show one pool.
+    Show {
+        /// The pool.
+        pool: String,
+    },
+    /// Stop claiming jobs of a pool; those at work go on.
+    Pause {
+        /// The pool.
+        pool: String,
+    },
+    /// Claim jobs of a pool again.
+    Resume {
+        /// The pool.
+        pool: String,
+    },
+    /// Claim nothing more of a pool, so that it gets empty.
+    Drain {
+        /// The pool.
+        pool: String,
+        /// Wait until its last job at work is over.
+        #[arg(long)]
+        wait: bool,
+    },
+}
+
+/// `towpath jobs`
+#[derive(Debug, Args)]
+pub struct Jobs {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: JobsCommand,
+}
+
+/// What `towpath jobs` does.
+#[derive(Debug, Subcommand)]
+pub enum JobsCommand {
+    /// List jobs, the latest first.
+    Ls {
+        /// Which jobs.
+        #[command(flatten)]
+        which: Which,
+        /// At most so many.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        limit: u64,
+    },
+    /// Show a job with its steps, attempts and children.
+    Show {
+        /// The job.
+        job: JobId,
+        /// Show also what it was given; that may hold data of users.
+        #[arg(long)]
+        input: bool,
+    },
+    /// Say why a job is not running now.
+    Explain {
+        /// The job.
+        job: JobId,
+    },
+    /// Try jobs again that ended badly, or that back off.
+    Retry(Chosen),
+    /// Cancel jobs with all they started.
+    Cancel(Chosen),
+}
+
+/// Jobs named, or found.
+#[derive(Debug, Args)]
+pub struct Chosen {
+    /// These jobs.
+    #[arg(value_name = "JOB", required_unless_present_any = ["pool", "kind", "state", "lane", "of"], conflicts_with_all = ["pool", "kind", "state", "lane", "of"])]
+    pub jobs: Vec<JobId>,
+    /// All jobs that fit.
+    #[command(flatten)]
+    pub which: Which,
+}
+
+/// Which jobs.
+#[derive(Debug, Default, Args)]
+pub struct Which {
+    /// In this pool.
+    #[arg(long)]
+    pub pool: Option<String>,
+    /// Of this kind.
+    #[arg(long)]
+    pub kind: Option<String>,
+    /// In this state.
+    #[arg(long, value_enum)]
+    pub state: Option<State>,
+    /// In this lane.
+    #[arg(long)]
+    pub lane: Option<String>,
+    /// Of this workspace.
+    #[arg(long = "workspace", value_name = "UUID")]
+    pub of: Option<TenantId>,
+}
+
+/// States of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum State {
+    Scheduled,
+    Blocked,
+    Ready,
+    Running,
+    Waiting,
+    Succeeded,
+    Failed,
+    Cancelled,
+    TimedOut,
+}
+
+/// `towpath dead`
+#[derive(Debug, Args)]
+pub struct Dead {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do [default: ls]
+    #[command(subcommand)]
+    pub command: Option<DeadCommand>,
+}
+
+/// What `towpath dead` does.
+#[derive(Debug, Subcommand)]
+pub enum DeadCommand {
+    /// List dead letters, the latest to end first.
+    Ls {
+        /// At most so many.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+        limit: u64,
+    },
+    /// Try dead letters again.
+    Retry {
+        /// The jobs.
+        #[arg(required = true)]
+        jobs: Vec<JobId>,
+    },
+}
+
+impl Default for DeadCommand {
+    fn default() -> Self {
+        Self::Ls { limit: 50 }
+    }
+}
+
+/// `towpath workers`
+#[derive(Debug, Args)]
+pub struct Workers {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do [default: ls]
+    #[command(subcommand)]
+    pub command: Option<WorkersCommand>,
+}
+
+/// What `towpath workers` does.
+#[derive(Debug, Default, Subcommand)]
+pub enum WorkersCommand {
+    /// List worker processes.
+    #[default]
+    Ls,
+    /// Tell a worker to claim nothing more.
+    Drain {
+        /// The worker.
+        worker: WorkerId,
+        /// Wait until its last job is over.
+        #[arg(long)]
+        wait: bool,
+    },
+}
+
+/// `towpath schedules`
+#[derive(Debug, Args)]
+pub struct Schedules {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do [default: ls]
+    #[command(subcommand)]
+    pub command: Option<SchedulesCommand>,
+}
+
+/// What `towpath schedules` does.
+#[derive(Debug, Default, Subcommand)]
+pub enum SchedulesCommand {
+    /// List schedules that have not ended.
+    #[default]
+    Ls,
+    /// Spawn nothing more for now.
+    Pause {
+        /// The schedule.
+        schedule: Uuid,
+    },
+    /// Go on spawning.
+    Resume {
+        /// The schedule.
+        schedule: Uuid,
+    },
+}
+
+/// `towpath exports`
+#[derive(Debug, Args)]
+pub struct Exports {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do [default: ls]
+    #[command(subcommand)]
+    pub command: Option<ExportsCommand>,
+}
+
+/// What `towpath exports` does.
+#[derive(Debug, Subcommand)]
+pub enum ExportsCommand {
+    /// List exports, the latest first.
+    Ls {
+        /// At most so many.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=1000))]
+        limit: u64,
+    },
+    /// Show an export with its day partitions.
+    Show {
+        /// The export.
+        export: ExportId,
+    },
+    /// Export the trace runs of a project.
+    Create(NewExport),
+    /// Cancel an export; finished files stay.
+    Cancel {
+        /// The export.
+        export: ExportId,
+    },
+}
+
+impl Default for ExportsCommand {
+    fn default() -> Self {
+        Self::Ls { limit: 50 }
+    }
+}
+
+/// An export to be made.
+#[derive(Debug, Args)]
+pub struct NewExport {
+    /// Where to, as `destinations ls` shows it.
+    #[arg(long, value_name = "UUID")]
+    pub destination: Uuid,
+    /// The tracing project, by name or id.
+    #[arg(long, value_name = "NAME")]
+    pub project: String,
+    /// Trace runs that started at this time or later, as in 2026-03-01 or 2026-03-01T08:00:00Z.
+    #[arg(long, value_name = "TIME")]
+    pub start: String,
+    /// … and before this one.
+    #[arg(long, value_name = "TIME")]
+    pub end: String,
+    /// zstandard, gzip, snappy or none [default: the server's]
+    #[arg(long, value_name = "NAME")]
+    pub compression: Option<String>,
+    /// Only these fields, with commas between them.
+    #[arg(long, value_name = "FIELDS", value_delimiter = ',')]
+    pub fields: Vec<String>,
+    /// Wait until it is over, and show how far it is. Exit code 1 unless it completes.
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// `towpath destinations`
+#[derive(Debug, Args)]
+pub struct Destinations {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// What to do [default: ls]
+    #[command(subcommand)]
+    pub command: Option<DestinationsCommand>,
+}
+
+/// What `towpath destinations` does.
+#[derive(Debug, Default, Subcommand)]
+pub enum DestinationsCommand {
+    /// List destinations.
+    #[default]
+    Ls,
+    /// Show one.
+    Show {
+        /// The destination.
+        destination: Uuid,
+    },
+    /// Make one. The server tries it before it keeps it.
+    Create(NewDestination),
+}
+
+/// A destination to be made.
+#[derive(Debug, Args)]
+pub struct NewDestination {
+    /// What people call it.
+    #[arg(long)]
+    pub name: String,
+    /// Kind.
+    #[arg(long = "type", value_enum, default_value_t)]
+    pub kind: DestinationType,
+    /// The bucket, for s3.
+    #[arg(long, required_if_eq("kind", "s3"))]
+    pub bucket: Option<String>,
+    /// Below which everything is written.
+    #[arg(long, default_value = "")]
+    pub prefix: String,
+    /// Region of the bucket.
+    #[arg(long)]
+    pub region: Option<String>,
+    /// Address of a store other than the native one.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: Option<String>,
+    /// Name the bucket in the path, not in the host name.
+    #[arg(long)]
+    pub path_style: bool,
+    /// Where the credentials of the bucket are. They are never taken from the command line.
+    #[arg(long, value_enum, default_value_t)]
+    pub credentials: CredentialsFrom,
+}
+
+/// Kinds of destination.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DestinationType {
+    /// A bucket of any store that speaks S3.
+    #[default]
+    S3,
+    /// A folder below the one the server's operator configured.
+    File,
+}
+
+/// Where credentials are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CredentialsFrom {
+    /// The server has its own, and its operator allows them.
+    #[default]
+    Server,
+    /// In this command's environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN.
+    Environment,
+    /// On standard input: JSON with access_key_id, secret_access_key and perhaps session_token.
+    Stdin,
+}

@@ -1,0 +1,193 @@
+//! `towpath exports`
+
+use std::io::IsTerminal as _;
+
+use anyhow::{anyhow, bail};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::arguments::{ExportsCommand, NewExport};
+use super::client::Client;
+use super::{LOOK, print};
+use crate::arguments::Output;
+
+const PATH: &str = "/api/v1/bulk-exports";
+
+pub async fn run(client: &Client, command: ExportsCommand, output: Output) -> anyhow::Result<()> {
+    match command {
+        ExportsCommand::Ls { limit } => {
+            let answer = client.get(PATH, &[("limit", limit.to_string())]).await?;
+            match output {
+                Output::Json => print::json(&answer),
+                Output::Table => table(answer.as_array().into_iter().flatten()),
+            }
+        }
+        ExportsCommand::Show { export } => show(client, &export.to_string(), output).await?,
+        ExportsCommand::Create(new) => create(client, new, output).await?,
+        ExportsCommand::Cancel { export } => {
+            let cancelled = client
+                .patch(&format!("{PATH}/{export}"), &json!({"status": "Cancelled"}))
+                .await?;
+            match output {
+                Output::Json => print::json(&cancelled),
+                Output::Table => table([&cancelled]),
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn create(client: &Client, new: NewExport, output: Output) -> anyhow::Result<()> {
+    let mut body = json!({
+        "bulk_export_destination_id": new.destination,
+        "session_id": project(client, &new.project).await?,
+        "start_time": new.start,
+        "end_time": new.end,
+    });
+    if let Some(compression) = new.compression {
+        body["compression"] = compression.into();
+    }
+    if !new.fields.is_empty() {
+        body["export_fields"] = new.fields.into();
+    }
+    let export = client.post(PATH, Some(&body)).await?;
+    let id = print::text(&export["id"]);
+    if !new.wait {
+        match output {
+            Output::Json => print::json(&export),
+            Output::Table => println!("export {id} is recorded; follow it with: towpath exports show {id}"),
+        }
+        return Ok(());
+    }
+    let ended = wait(client, &id).await?;
+    show(client, &id, output).await?;
+    match ended["status"].as_str() {
+        Some("COMPLETED") => Ok(()),
+        status => bail!(
+            "the export ended {}{}",
+            status.unwrap_or("otherwise"),
+            ended["error"]
+                .as_str()
+                .map(|why| format!(": {why}"))
+                .unwrap_or_default()
+        ),
+    }
+}
+
+/// Shows how far an export is until it is over. On standard error: what is printed at the end may go into a program.
+async fn wait(client: &Client, id: &str) -> anyhow::Result<Value> {
+    let target = if std::io::stderr().is_terminal() {
+        ProgressDrawTarget::stderr()
+    } else {
+        ProgressDrawTarget::hidden()
+    };
+    let style = ProgressStyle::with_template("{msg:>10} [{bar:40}] {pos}/{len} days  {prefix}")
+        .expect("the template is fixed and valid")
+        .progress_chars("=> ");
+    let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+    loop {
+        let export = client.get(&format!("{PATH}/{id}"), &[]).await?;
+        let runs = client.get(&format!("{PATH}/{id}/runs"), &[]).await?;
+        let runs = runs.as_array().map(Vec::as_slice).unwrap_or_default();
+        let over = runs.iter().filter(|run| !run["finished_at"].is_null()).count();
+        let sum = |name: &str| -> u64 {
+            let each = runs
+                .iter()
+                .map(|run| run["metadata"]["result"][name].as_u64().unwrap_or(0));
+            each.sum()
+        };
+        bar.set_length(runs.len() as u64);
+        bar.set_position(over as u64);
+        bar.set_message(export["status"].as_str().unwrap_or_default().to_lowercase());
+        bar.set_prefix(format!(
+            "{} trace runs, {}",
+            crate::demo::grouped(sum("rows_written")),
+            indicatif::HumanBytes(sum("bytes_written"))
+        ));
+        if !export["finished_at"].is_null() {
+            bar.finish_and_clear();
+            return Ok(export);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// The id of a project that is given by its name or its id.
+async fn project(client: &Client, given: &str) -> anyhow::Result<String> {
+    if given.parse::<Uuid>().is_ok() {
+        return Ok(given.to_owned());
+    }
+    let found = client.get("/api/v1/sessions", &[("name", given.to_owned())]).await?;
+    found[0]["id"]
+        .as_str()
+        .map(str::to_owned)
+        .ok_or_else(|| anyhow!("there is no tracing project of that name in this workspace"))
+}
+
+async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
+    let mut export = client.get(&format!("{PATH}/{id}"), &[]).await?;
+    let runs = client.get(&format!("{PATH}/{id}/runs"), &[]).await?;
+    if output == Output::Json {
+        export["runs"] = runs;
+        print::json(&export);
+        return Ok(());
+    }
+    let names = [
+        "id",
+        "status",
+        "session_id",
+        "bulk_export_destination_id",
+        "start_time",
+        "end_time",
+        "compression",
+        "export_fields",
+        "created_at",
+        "finished_at",
+        "error",
+    ];
+    print::facts(&export, &names);
+    let runs = runs.as_array().map(Vec::as_slice).unwrap_or_default();
+    if runs.is_empty() {
+        return Ok(());
+    }
+    println!();
+    let rows = runs.iter().map(|run| {
+        let result = &run["metadata"]["result"];
+        let last = run["errors"].as_object().and_then(|errors| errors.values().next_back());
+        [
+            print::text(&run["start_time"]).chars().take(10).collect(),
+            print::text(&run["status"]),
+            print::text(&result["rows_written"]),
+            print::text(&result["bytes_written"]),
+            print::text(&result["files_written"]),
+            print::text(&run["retry_number"]),
+            last.map(print::short).unwrap_or_default(),
+        ]
+    });
+    print::table(
+        ["day", "status", "trace runs", "bytes", "files", "retries", "last error"],
+        rows,
+        "",
+    );
+    Ok(())
+}
+
+fn table<'a>(exports: impl IntoIterator<Item = &'a Value>) {
+    let rows = exports.into_iter().map(|export| {
+        [
+            print::text(&export["id"]),
+            print::text(&export["status"]),
+            print::text(&export["session_id"]),
+            print::moment(&export["start_time"]),
+            print::moment(&export["end_time"]),
+            print::moment(&export["created_at"]),
+            print::moment(&export["finished_at"]),
+            print::short(&export["error"]),
+        ]
+    });
+    let header = [
+        "export", "status", "project", "from", "to", "recorded", "ended", "error",
+    ];
+    print::table(header, rows, "there are no exports in this workspace");
+}

@@ -1,0 +1,124 @@
+//! Which uploads in parts are open at a bucket, by its own word: the only way to find one whose id nobody was told,
+//! because the answer that had it was lost.
+//!
+//! The store's client has no such call, so the request is made and signed here.
+//!
+//! ```text
+//! GET /<bucket>?prefix=<prefix>&uploads=
+//! <ListMultipartUploadsResult>… <Upload><Key>…</Key><UploadId>…</UploadId>…</Upload>…</ListMultipartUploadsResult>
+//! ```
+
+use std::error::Error as StdError;
+use std::fmt::Write as _;
+
+use futures::TryStreamExt as _;
+use http::Request;
+use object_store::aws::{AwsAuthorizer, AwsCredential};
+use object_store::client::{HttpClient, HttpRequestBody};
+use url::Url;
+
+use super::begun::Begun;
+
+/// No honest answer is longer: a thousand entries of at most three kilobytes.
+const ANSWER_BYTES: usize = 4 << 20;
+
+/// Where and as whom a bucket is asked.
+pub(super) struct Listing {
+    pub(super) client: HttpClient,
+    /// Of the bucket, in the addressing style of its destination.
+    pub(super) url: Url,
+    pub(super) region: String,
+    pub(super) credential: AwsCredential,
+}
+
+impl Listing {
+    /// Open uploads of keys that begin with `prefix`, at most a thousand.
+    pub(super) async fn open_uploads(&self, prefix: &str) -> Result<Vec<Begun>, Box<dyn StdError + Send + Sync>> {
+        let mut url = self.url.clone();
+        url.set_query(Some(&format!("prefix={}&uploads=", encoded(prefix))));
+        let mut request = Request::get(url.as_str()).body(HttpRequestBody::empty())?;
+        AwsAuthorizer::new(&self.credential, "s3", &self.region).authorize(&mut request, None);
+        let answer = self.client.execute(request).await?;
+        let status = answer.status();
+        if !status.is_success() {
+            return Err(format!("status {status}").into());
+        }
+        let mut text = Vec::new();
+        let mut pieces = answer.into_body().bytes_stream();
+        while let Some(piece) = pieces.try_next().await? {
+            if text.len() + piece.len() > ANSWER_BYTES {
+                return Err("the answer is too long".into());
+            }
+            text.extend_from_slice(&piece);
+        }
+        // What it was asked for is checked: an upload of somebody else must not be given up.
+        let found = uploads(&String::from_utf8(text)?);
+        Ok(found
+            .into_iter()
+            .filter(|upload| upload.path.starts_with(prefix))
+            .collect())
+    }
+}
+
+fn uploads(text: &str) -> Vec<Begun> {
+    let upload = |piece: &str| {
+        Some(Begun {
+            path: element(piece, "Key")?,
+            id: element(piece, "UploadId")?,
+        })
+    };
+    text.split("<Upload>").skip(1).filter_map(upload).collect()
+}
+
+fn element(text: &str, name: &str) -> Option<String> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    let (content, _) = rest.split_once('<')?;
+    let plain = [
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&quot;", "\""),
+        ("&apos;", "'"),
+        ("&amp;", "&"),
+    ];
+    Some(
+        plain
+            .iter()
+            .fold(content.to_owned(), |text, (escaped, is)| text.replace(escaped, is)),
+    )
+}
+
+/// As the signature has it: everything but letters, digits and `-._~` is escaped.
+fn encoded(text: &str) -> String {
+    text.bytes().fold(String::with_capacity(text.len()), |mut all, byte| {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            all.push(char::from(byte));
+        } else {
+            let _ = write!(all, "%{byte:02X}");
+        }
+        all
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read() {
+        let text = "<?xml version=\"1.0\"?><ListMultipartUploadsResult><Bucket>b</Bucket>\
+            <Upload><Key>p/a&amp;b=1/x</Key><UploadId>one</UploadId><Owner><ID>7</ID></Owner></Upload>\
+            <Upload><UploadId>two</UploadId><Key>p/y</Key></Upload><Upload><Key>broken</Key></Upload>\
+            </ListMultipartUploadsResult>";
+        let begun = |path: &str, id: &str| Begun {
+            path: path.to_owned(),
+            id: id.to_owned(),
+        };
+        assert_eq!(uploads(text), [begun("p/a&b=1/x", "one"), begun("p/y", "two")]);
+        assert_eq!(uploads("<html>"), []);
+    }
+
+    #[test]
+    fn a_prefix_is_escaped() {
+        assert_eq!(encoded("p/day=01 ü"), "p%2Fday%3D01%20%C3%BC");
+    }
+}
