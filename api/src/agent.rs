@@ -15,7 +15,12 @@ mod cors;
 mod crons;
 mod docs;
 mod items;
+mod live;
+mod runs;
+mod sse;
 mod system;
+mod threads;
+mod wait;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
@@ -37,7 +42,8 @@ pub fn agent_router(app: AgentApp) -> Router {
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
-            .nest(prefix, router)
+            // As a service: `/prefix/` is its root too.
+            .nest_service(prefix, router)
             // Probes know nothing of prefixes.
             .merge(system)
             .fallback(async || AgentError::not_found()),
@@ -51,6 +57,8 @@ fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
         .merge(assistants::routes())
         .merge(crons::routes())
         .merge(items::routes())
+        .merge(runs::routes())
+        .merge(threads::routes())
         .split_for_parts();
     let (system, of_system) = system::routes().split_for_parts();
     document.merge(of_system);

@@ -52,12 +52,15 @@ pub struct Settings {
     pub keep_checkpoints: u32,
 }
 
+/// How long events of a thread or a run are kept after its end, unless the settings say.
+pub const EVENTS_KEPT: Duration = Duration::from_secs(120);
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
             max_attempts: 3,
             timeout: Duration::from_secs(86_400),
-            events_kept: Duration::from_secs(120),
+            events_kept: EVENTS_KEPT,
             log_all: false,
             webhook_secret: None,
             api_url: None,

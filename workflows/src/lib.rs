@@ -31,6 +31,7 @@ pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;
 pub mod sweep_agent;
+pub mod thread_state;
 pub mod world;
 
 use towpath_durable::Registry;

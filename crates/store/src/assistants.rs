@@ -352,24 +352,25 @@ pub async fn versions(
 pub async fn set_latest(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, version: i64) -> Result<Assistant> {
     lock(tx, tenant, id).await?;
     let now = tx.now();
-    let moved: Option<Assistant> =
-        on!(tx, |conn| {
-            sqlx::query_as(
+    let moved = on!(tx, |conn| sqlx::query(
         "UPDATE assistant SET version = v.version, graph_id = v.graph_id, name = v.name, description = v.description,
                 config = v.config, context = v.context, metadata = v.metadata, updated_at = $4
          FROM assistant_version v
          WHERE assistant.tenant_id = $1 AND assistant.id = $2
-           AND v.tenant_id = $1 AND v.assistant_id = $2 AND v.version = $3
-         RETURNING assistant.*",
+           AND v.tenant_id = $1 AND v.assistant_id = $2 AND v.version = $3",
     )
     .bind(tenant)
     .bind(id)
     .bind(version)
     .bind(now)
-    .fetch_optional(conn)
+    .execute(conn)
     .await
-        })?;
-    moved.ok_or(Error::NotFound)
+    .map(|done| done.rows_affected()))?;
+    if moved == 0 {
+        return Err(Error::NotFound);
+    }
+    // SQLite cannot return the whole row of an UPDATE that reads another table.
+    get(tx, tenant, id).await
 }
 
 /// Removes an assistant with its versions and crons.

@@ -30,8 +30,8 @@ def fires(schedule, zone, after, count):
 def field(random, least, most, words=None):
     """A field as people write them."""
 
-    def value():
-        number = random.randint(least, most)
+    def value(number=None):
+        number = random.randint(least, most) if number is None else number
         return words[number - least] if words and random.random() < 0.4 else str(number)
 
     def part():
@@ -39,10 +39,11 @@ def field(random, least, most, words=None):
         if kind < 0.3:
             return value()
         if kind < 0.6:
-            return f"{value()}-{value()}"
+            # Never from a value to itself: that is one value, and not, as the other reader has it, all of them.
+            return "-".join(map(value, random.sample(range(least, most + 1), 2)))
         if kind < 0.75:
             return f"*/{random.randint(1, most)}"
-        low, high = sorted((random.randint(least, most), random.randint(least, most)))
+        low, high = sorted(random.sample(range(least, most + 1), 2))
         return f"{low}-{high}/{random.randint(1, max(1, most // 3))}"
 
     if random.random() < 0.35:

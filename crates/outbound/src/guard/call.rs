@@ -57,12 +57,18 @@ impl Guard {
             // The client connects to an address in the URL without asking its resolver.
             self.check(&target.host, SocketAddr::new(ip, target.port), target.plain)?;
         }
-        let client = self.patient_client(target.plain, target.port).map_err(|error| failed(&error))?;
+        let client = self
+            .patient_client(target.plain, target.port)
+            .map_err(|error| failed(&error))?;
         let request = client
             .request(call.method, &call.url)
             .headers(call.headers)
             .timeout(call.limit);
-        let request = if call.body.is_empty() { request } else { request.body(call.body) };
+        let request = if call.body.is_empty() {
+            request
+        } else {
+            request.body(call.body)
+        };
         request.send().await.map(Reply).map_err(|error| failed(&error))
     }
 }

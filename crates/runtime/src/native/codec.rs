@@ -1,6 +1,6 @@
 //! What langgraph keeps as objects, in the JSON its serializer revives: packets and interrupts.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::plan::TASKS;
 use crate::Shared;
@@ -31,7 +31,10 @@ pub(super) fn is_mark(channel: &str) -> bool {
 
 /// A packet for a node, as channels hold it.
 pub(super) fn packet(node: &str, input: Value) -> Value {
-    json!({"node": node, "arg": input})
+    Value::Object(Map::from_iter([
+        ("node".to_owned(), Value::from(node)),
+        ("arg".to_owned(), input),
+    ]))
 }
 
 /// As it is saved. `list` says that a channel's value is meant, not one write to it.
@@ -66,7 +69,9 @@ pub(super) fn loaded(channel: &str, value: Shared) -> Shared {
 }
 
 fn constructor(class: &str, fields: Value) -> Value {
-    json!({"lc": 2, "type": "constructor", "id": ["langgraph", "types", class], "kwargs": fields})
+    let mut envelope = json!({"lc": 2, "type": "constructor", "id": ["langgraph", "types", class]});
+    envelope["kwargs"] = fields;
+    envelope
 }
 
 fn opened(mut value: Value) -> Value {

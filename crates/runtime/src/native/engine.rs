@@ -499,7 +499,7 @@ impl Around<'_> {
             !hidden && sink.wants_messages(&self.namespace),
         );
         let parents = [self.run.execution.run_id.to_string()];
-        let event = |name: &str, data: Value| {
+        let event = |name: &str, data: &Value| {
             let metadata = job.message_metadata();
             self.run
                 .event(name, &job.node.name, &job.task.id, metadata, &parents, data);
@@ -508,7 +508,7 @@ impl Around<'_> {
             job.know_input();
         }
         if events {
-            event("on_chain_start", json!({"input": job.input}));
+            event("on_chain_start", &json!({"input": job.input}));
         }
         let mut output = job.perform().await?;
         if (messages || events)
@@ -529,8 +529,8 @@ impl Around<'_> {
             }
         }
         if events {
-            event("on_chain_stream", json!({"chunk": output.update}));
-            event("on_chain_end", json!({"output": output.update, "input": job.input}));
+            event("on_chain_stream", &json!({"chunk": output.update}));
+            event("on_chain_end", &json!({"output": output.update, "input": job.input}));
         }
         Ok(output)
     }

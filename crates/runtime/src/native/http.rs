@@ -147,7 +147,10 @@ impl Http {
     }
 
     async fn whole(&self, job: &Job<'_>, reply: Reply, format: Format) -> Result<Map<String, Value>, GraphError> {
-        let body = reply.bytes(wire::LONGEST).await.map_err(wire::connection)?;
+        let body = reply
+            .bytes(wire::LONGEST)
+            .await
+            .map_err(|error| wire::connection(&error))?;
         let answer = if format == Format::Text {
             Value::from(String::from_utf8_lossy(&body).into_owned())
         } else if body.is_empty() {

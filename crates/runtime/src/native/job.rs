@@ -132,7 +132,7 @@ impl Job<'_> {
     }
 
     /// Asks for an answer: gives the one that is there, or stops the task.
-    pub(super) fn interrupt(&self, value: Value) -> Result<Value, Stop> {
+    pub(super) fn interrupt(&self, value: &Value) -> Result<Value, Stop> {
         let at = self.answers.asked.fetch_add(1, Ordering::Relaxed);
         let mut given = self.answers.given();
         if at >= given.len()
@@ -214,7 +214,7 @@ impl Job<'_> {
             let metadata = model.metadata.as_deref().unwrap_or_else(|| self.message_metadata());
             let parents = [self.run.execution.run_id.to_string(), self.task.id.clone()];
             self.run
-                .event(event, &model.name, &model.id, metadata, &parents, data());
+                .event(event, &model.name, &model.id, metadata, &parents, &data());
         }
     }
 
@@ -257,10 +257,8 @@ impl Job<'_> {
 
     /// Messages it was given are not news.
     pub(super) fn know_input(&self) {
-        if let Some(fields) = self.input.value().as_object() {
-            for message in fields.values().flat_map(messages_in) {
-                self.run.sink.know(message);
-            }
+        for message in self.input.entries().into_iter().flat_map(messages_in) {
+            self.run.sink.know(message);
         }
     }
 }

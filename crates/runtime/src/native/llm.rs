@@ -157,7 +157,10 @@ impl Llm {
         if wire::content_type(&reply) == "text/event-stream" {
             return stream(job, model, Events::new(reply)).await;
         }
-        let body = reply.bytes(wire::LONGEST).await.map_err(wire::connection)?;
+        let body = reply
+            .bytes(wire::LONGEST)
+            .await
+            .map_err(|error| wire::connection(&error))?;
         let body: Value = serde_json::from_slice(&body)
             .map_err(|error| GraphError::new("ValueError", format!("the model's answer is not JSON: {error}")))?;
         let choice = body.pointer("/choices/0");

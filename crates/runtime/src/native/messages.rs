@@ -104,16 +104,16 @@ pub(super) fn merge(mut into: Vec<Value>, messages: Vec<Value>) -> Result<Vec<Va
     {
         return Ok(messages.into_iter().skip(at + 1).collect());
     }
-    // The common case needs no index: nothing has an id that the list knows.
-    let mut index: HashMap<String, usize> = if messages.len() + into.len() <= 8 {
-        HashMap::new()
-    } else {
-        into.iter()
+    // Looking through the list for a few messages is cheaper than an index of the whole list.
+    let mut index: HashMap<String, usize> = match messages.len() {
+        0..=8 => HashMap::new(),
+        _ => into
+            .iter()
             .enumerate()
             .map(|(at, message)| (id(message).to_owned(), at))
-            .collect()
+            .collect(),
     };
-    let indexed = !index.is_empty();
+    let indexed = messages.len() > 8;
     let mut removed = Vec::new();
     for message in messages {
         let this = id(&message).to_owned();

@@ -127,7 +127,7 @@ impl Run<'_> {
         id: &str,
         metadata: &RawValue,
         parents: &[String],
-        data: Value,
+        data: &Value,
     ) {
         let tags = self.execution.config.get("tags").cloned().unwrap_or_else(|| json!([]));
         let event = json!({
@@ -149,7 +149,7 @@ impl Run<'_> {
         );
         if let Ok(metadata) = serde_json::value::to_raw_value(&metadata) {
             let id = self.execution.run_id.to_string();
-            self.event(event, &self.name, &id, &metadata, &[], data());
+            self.event(event, &self.name, &id, &metadata, &[], &data());
         }
     }
 }

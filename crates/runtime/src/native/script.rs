@@ -265,7 +265,7 @@ impl Here<'_> {
             }
             Step::Fail(fail) => self.fail(fail)?,
             Step::Interrupt(value, into) => {
-                let answer = self.job.interrupt(value.fill(self.state()))?;
+                let answer = self.job.interrupt(&value.fill(self.state()))?;
                 self.write_into(into.as_deref(), answer)?;
             }
             Step::Fanout(fanout) => self

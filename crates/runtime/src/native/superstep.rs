@@ -96,6 +96,14 @@ impl Input {
         }
     }
 
+    /// The values, without making one of them.
+    pub(super) fn entries(&self) -> Vec<&Value> {
+        match self {
+            Self::Whole(value) => value.as_object().into_iter().flat_map(Map::values).collect(),
+            Self::State(state) => state.parts.iter().map(|(_, value)| value.value()).collect(),
+        }
+    }
+
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         match self {
             Self::Whole(value) => value.value().get(key),
@@ -170,7 +178,7 @@ impl State {
     }
 
     fn packets(&self, plan: &Plan) -> Vec<Value> {
-        let packets = self.channels[plan.index[TASKS]].get().map(|packets| packets.value());
+        let packets = self.channels[plan.index[TASKS]].get().map(Shared::value);
         packets.and_then(Value::as_array).cloned().unwrap_or_default()
     }
 }

@@ -138,7 +138,7 @@ impl Tool {
                 format!("{status} {}", wire::excerpt(reply).await),
             ));
         }
-        let body = reply.bytes(1 << 20).await.map_err(wire::connection)?;
+        let body = reply.bytes(1 << 20).await.map_err(|error| wire::connection(&error))?;
         let text = String::from_utf8_lossy(&body).into_owned();
         Ok(match &self.result {
             Some(pointer) => {

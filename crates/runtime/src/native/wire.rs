@@ -72,7 +72,7 @@ impl Request<'_> {
             body,
             limit: self.limit,
         };
-        guard.call(call).await.map_err(connection)
+        guard.call(call).await.map_err(|error| connection(&error))
     }
 }
 
@@ -90,7 +90,7 @@ fn with_secrets(text: &str, job: &Job<'_>) -> Result<String, GraphError> {
     Ok(filled)
 }
 
-pub(super) fn connection(error: CallError) -> GraphError {
+pub(super) fn connection(error: &CallError) -> GraphError {
     let class = match error {
         CallError::Refused(_) => "PermissionError",
         CallError::TimedOut => "TimeoutError",
@@ -143,12 +143,12 @@ impl Events {
                 let rest = std::mem::take(&mut self.buffer);
                 return Ok((!rest.is_empty()).then(|| String::from_utf8_lossy(&rest).into_owned()));
             }
-            match self.reply.chunk().await.map_err(connection)? {
+            match self.reply.chunk().await.map_err(|error| connection(&error))? {
                 Some(chunk) => self.buffer.extend_from_slice(&chunk),
                 None => self.ended = true,
             }
             if self.buffer.len() > LONGEST {
-                return Err(connection(CallError::TooLong(LONGEST)));
+                return Err(connection(&CallError::TooLong(LONGEST)));
             }
         }
     }

@@ -26,6 +26,10 @@ pub fn graphs(native: &Value) -> Result<Graphs, String> {
     Graphs::from_config(&config, Path::new(".")).map_err(|error| error.to_string())
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "what `json!` gives reads better without a reference"
+)]
 pub fn arrange(native: Value) -> Arranged {
     Arranged {
         graphs: graphs(&native).unwrap().with(&Outside::new(Clock::system())),

@@ -60,7 +60,7 @@ impl Drop for Server {
 }
 
 /// A streamed body, cut into pieces that do not respect its lines.
-fn stream(kind: &'static str, text: String) -> Response {
+fn stream(kind: &'static str, text: &str) -> Response {
     let pieces: Vec<Result<Bytes, Infallible>> = text
         .as_bytes()
         .chunks(23)
@@ -73,9 +73,13 @@ fn stream(kind: &'static str, text: String) -> Response {
 fn sse(events: &[Value]) -> Response {
     let mut text: String = events.iter().map(|event| format!("data: {event}\r\n\r\n")).collect();
     text.push_str(": a comment\ndata: [DONE]\n\n");
-    stream("text/event-stream", text)
+    stream("text/event-stream", &text)
 }
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "what `json!` gives reads better without a reference"
+)]
 fn delta(delta: Value, finish: Option<&str>) -> Value {
     json!({"id": "c", "model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
 }
@@ -372,10 +376,10 @@ async fn a_service_may_stream_lines_or_events() {
         ];
         match body["as"].as_str() {
             Some("sse") => sse(&events),
-            _ => stream(
-                "application/x-ndjson",
-                events.iter().map(|event| format!("{event}\n")).collect(),
-            ),
+            _ => {
+                let lines: String = events.iter().map(|event| format!("{event}\n")).collect();
+                stream("application/x-ndjson", &lines)
+            }
         }
     })
     .await;

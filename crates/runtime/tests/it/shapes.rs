@@ -12,9 +12,7 @@ fn told(saves: Vec<Save>) -> Vec<Value> {
         .map(|save| match save {
             Save::Checkpoint(put) => {
                 let mut checkpoint = serde_json::to_value(&put.checkpoint).unwrap();
-                for versions in [&mut checkpoint["channel_versions"]] {
-                    short(versions);
-                }
+                short(&mut checkpoint["channel_versions"]);
                 for seen in checkpoint["versions_seen"].as_object_mut().unwrap().values_mut() {
                     short(seen);
                 }

@@ -5,6 +5,10 @@ use towpath_runtime::{Durability, GraphError, Xray};
 
 use crate::arrange::{arrange, graphs};
 
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "what `json!` gives reads better without a reference"
+)]
 fn steps(steps: Value) -> Value {
     json!({"kind": "script", "steps": steps})
 }

@@ -95,9 +95,9 @@ pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String,
             let pairs = serde_json::to_string(&pairs)
                 .map_err(|_| crate::Error::corrupt("checkpoint_blobs", "channel", place.thread))?;
             sqlx::query_as(
-                "SELECT channel, version, type, blob FROM json_each($3) AS pair CROSS JOIN checkpoint_blobs
-                 WHERE thread_id = $1 AND checkpoint_ns = $2 AND channel = pair.value ->> 0
-                 AND version = pair.value ->> 1",
+                "SELECT b.channel, b.version, b.type, b.blob FROM json_each($3) AS pair CROSS JOIN checkpoint_blobs AS b
+                 WHERE b.thread_id = $1 AND b.checkpoint_ns = $2 AND b.channel = pair.value ->> 0
+                 AND b.version = pair.value ->> 1",
             )
             .bind(thread)
             .bind(place.ns)

@@ -6,6 +6,7 @@
 )]
 
 mod access;
+mod agent;
 mod database;
 mod dropped;
 mod full;

@@ -1,0 +1,22 @@
+//! Runs: of a thread, and stateless ones that bring their thread along.
+
+mod alone;
+mod batch;
+mod begin;
+mod model;
+mod on_thread;
+pub(crate) mod stop;
+
+use utoipa_axum::router::OpenApiRouter;
+
+use super::app::AgentApp;
+
+pub(super) use on_thread::since;
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .merge(on_thread::routes())
+        .merge(alone::routes())
+        .merge(batch::routes())
+        .merge(stop::routes())
+}

@@ -1,0 +1,189 @@
+//! Stateless runs, and runs addressed without their thread.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::HeaderMap;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use towpath_domain::agent::{RunRequest, RunStatus};
+use towpath_domain::{AssistantId, RunId, ThreadId};
+use towpath_store::runs as rows;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::begin::Ready;
+use super::model::{FIELDS, Run, RunCreate};
+use super::on_thread::{Joining, begin_stream, begin_wait, join_run, run_of, stream_run};
+use crate::agent::answer::{Json, Page, Select};
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Body, Path, Query};
+use crate::agent::sse::{locations, prefix};
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(create))
+        .routes(routes!(create_streaming))
+        .routes(routes!(create_waiting))
+        .routes(routes!(search))
+        .routes(routes!(get))
+        .routes(routes!(stream))
+        .routes(routes!(join))
+        .routes(routes!(wait))
+}
+
+/// Start a run on a thread of its own and answer at once.
+#[utoipa::path(post, path = "/runs", tag = "runs", request_body = RunCreate,
+    responses((status = 200, description = "It is recorded", body = Run),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn create(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Body(request): Body<RunRequest>,
+) -> Result<Response, AgentError> {
+    let ready = Ready::of(&app, &headers, request, None).await?;
+    let run = ready.start(&app).await?;
+    let headers = locations(&prefix(&app, &headers), None, run.id, None);
+    Ok((headers, Json(Run::try_from(run)?)).into_response())
+}
+
+/// Start a run on a thread of its own and stream what it does.
+#[utoipa::path(post, path = "/runs/stream", tag = "runs", request_body = RunCreate,
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn create_streaming(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Body(request): Body<RunRequest>,
+) -> Result<Response, AgentError> {
+    let ready = Ready::of(&app, &headers, request, None).await?;
+    begin_stream(&app, &headers, ready, None).await
+}
+
+/// Start a run on a thread of its own and answer the state it leaves.
+#[utoipa::path(post, path = "/runs/wait", tag = "runs", request_body = RunCreate,
+    responses((status = 200, description = "The state, or `__error__`", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn create_waiting(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Body(request): Body<RunRequest>,
+) -> Result<Response, AgentError> {
+    let ready = Ready::of(&app, &headers, request, None).await?;
+    begin_wait(&app, &headers, ready).await
+}
+
+/// Which runs.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct RunSearch {
+    /// Contained in the run's.
+    metadata: Option<Map<String, Value>>,
+    status: Option<RunStanding>,
+    #[schema(value_type = Option<Uuid>)]
+    thread_id: Option<ThreadId>,
+    #[schema(value_type = Option<Uuid>)]
+    assistant_id: Option<AssistantId>,
+    /// 1 to 1000, 10 unless said.
+    limit: Option<i64>,
+    offset: Option<i64>,
+    select: Option<Vec<String>>,
+}
+
+/// Where a run stands.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum RunStanding {
+    Pending,
+    Running,
+    Success,
+    Error,
+    Timeout,
+    Interrupted,
+}
+
+/// Runs of all threads, newest first.
+#[utoipa::path(post, path = "/runs/search", tag = "runs", request_body = RunSearch,
+    responses((status = 200, description = "A page; `X-Pagination-Next` says where the next begins", body = Vec<Run>),
+              AgentError))]
+pub(crate) async fn search(State(app): State<AgentApp>, Body(search): Body<RunSearch>) -> Result<Response, AgentError> {
+    let page = Page::of(search.limit, search.offset)?;
+    let select = Select::of(search.select, &FIELDS)?;
+    let filter = rows::Filter {
+        thread: search.thread_id,
+        assistant: search.assistant_id,
+        status: search.status.map(|status| match status {
+            RunStanding::Pending => RunStatus::Pending,
+            RunStanding::Running => RunStatus::Running,
+            RunStanding::Success => RunStatus::Success,
+            RunStanding::Error => RunStatus::Error,
+            RunStanding::Timeout => RunStatus::Timeout,
+            RunStanding::Interrupted => RunStatus::Interrupted,
+        }),
+        metadata: search.metadata.map(Value::Object),
+    };
+    let found = app
+        .store
+        .read(async |tx| rows::search(tx, app.tenant, &filter, page.fetch(), page.offset).await)
+        .await?;
+    let (headers, found) = page.cut(found);
+    let runs: Result<Vec<Value>, AgentError> = found
+        .into_iter()
+        .map(|row| select.apply(&Run::try_from(row)?))
+        .collect();
+    Ok((headers, Json(runs?)).into_response())
+}
+
+/// One run.
+#[utoipa::path(get, path = "/runs/{run_id}", tag = "runs",
+    params(("run_id" = Uuid, Path, description = "The run")),
+    responses((status = 200, description = "The run", body = Run),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn get(State(app): State<AgentApp>, Path(run): Path<RunId>) -> Result<Json<Run>, AgentError> {
+    Ok(Json(run_of(&app, None, run).await?.try_into()?))
+}
+
+/// Stream what a run does from now on, or from where the reader was.
+#[utoipa::path(get, path = "/runs/{run_id}/stream", tag = "runs",
+    params(("run_id" = Uuid, Path, description = "The run"), Joining,
+           ("Last-Event-ID" = Option<String>, Header, description = "The last event seen; -1 for all")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn stream(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(run): Path<RunId>,
+    Query(how): Query<Joining>,
+) -> Result<Response, AgentError> {
+    let found = run_of(&app, None, run).await?;
+    stream_run(&app, &headers, &found, how, None).await
+}
+
+/// Wait for a run and answer the state it leaves.
+#[utoipa::path(get, path = "/runs/{run_id}/join", tag = "runs",
+    params(("run_id" = Uuid, Path, description = "The run"), Joining),
+    responses((status = 200, description = "The state, or `__error__`", body = Object),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn join(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(run): Path<RunId>,
+    Query(how): Query<Joining>,
+) -> Result<Response, AgentError> {
+    let found = run_of(&app, None, run).await?;
+    join_run(&app, &headers, &found, how).await
+}
+
+/// Wait for a run and answer the state it leaves.
+#[utoipa::path(get, path = "/runs/{run_id}/wait", tag = "runs",
+    params(("run_id" = Uuid, Path, description = "The run"), Joining),
+    responses((status = 200, description = "The state, or `__error__`", body = Object),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn wait(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(run): Path<RunId>,
+    Query(how): Query<Joining>,
+) -> Result<Response, AgentError> {
+    let found = run_of(&app, None, run).await?;
+    join_run(&app, &headers, &found, how).await
+}

@@ -1,0 +1,50 @@
+//! Several stateless runs at once.
+
+use axum::extract::State;
+use http::HeaderMap;
+use towpath_domain::agent::RunRequest;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::begin::Ready;
+use super::model::{Run, RunCreate};
+use crate::agent::answer::Json;
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::Body;
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default().routes(routes!(create))
+}
+
+/// Runs recorded in one transaction: more would keep others waiting.
+const MOST: usize = 1000;
+
+/// Start several runs, each on a thread of its own: all of them, or none.
+#[utoipa::path(post, path = "/runs/batch", tag = "runs", request_body = Vec<RunCreate>,
+    responses((status = 200, description = "They are recorded", body = Vec<Run>),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn create(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Body(requests): Body<Vec<RunRequest>>,
+) -> Result<Json<Vec<Run>>, AgentError> {
+    if requests.is_empty() || requests.len() > MOST {
+        return Err(AgentError::invalid(format!("Request body: expected 1 to {MOST} runs")));
+    }
+    let mut ready = Vec::with_capacity(requests.len());
+    for request in requests {
+        ready.push(Ready::of(&app, &headers, request, None).await?);
+    }
+    let made = app
+        .store
+        .write(async |tx| {
+            let mut made = Vec::with_capacity(ready.len());
+            for one in ready {
+                made.push(one.record(&app, tx).await?);
+            }
+            Ok(made)
+        })
+        .await?;
+    Ok(Json(made.into_iter().map(Run::try_from).collect::<Result<_, _>>()?))
+}

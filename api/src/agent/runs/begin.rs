@@ -1,0 +1,211 @@
+//! From a request to a run that is recorded.
+
+use http::{HeaderMap, HeaderName};
+use serde_json::{Value, json};
+use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
+use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
+use towpath_store::Tx;
+use towpath_store::assistants::{self, Assistant};
+use towpath_store::runs::Run;
+use towpath_workflows::agent::EVENTS_KEPT;
+use towpath_workflows::run_agent::{self, NewRun, Target};
+
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::live::Reader;
+
+/// A run that only has to be recorded.
+pub(super) struct Ready {
+    pub id: RunId,
+    pub target: Target,
+    pub resumable: bool,
+    pub cancel_on_disconnect: bool,
+    assistant: Assistant,
+    admitted: AdmittedRun,
+    headers: Object,
+}
+
+impl Ready {
+    /// Judges a request and finds its assistant; without a thread it is a stateless one.
+    pub async fn of(
+        app: &AgentApp,
+        headers: &HeaderMap,
+        request: RunRequest,
+        thread: Option<ThreadId>,
+    ) -> Result<Self, AgentError> {
+        let assistant = resolve(app, &request.assistant_id)?;
+        let from_context = request.context.as_ref().is_some_and(|context| !context.is_empty());
+        let mut admitted = request.admit(thread.is_none())?;
+        let assistant = app
+            .store
+            .read(async |tx| assistants::get(tx, app.tenant, assistant).await)
+            .await
+            .map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread_or_assistant()))?;
+        if let Some(keys) = app
+            .graphs
+            .get(&assistant.graph_id)
+            .and_then(|graph| graph.context_keys())
+        {
+            narrow(&mut admitted, &keys, from_context);
+        }
+        admitted.kwargs.resumable |= app.settings.always_resumable;
+        Ok(Self {
+            id: RunId::new(),
+            target: thread.map_or_else(|| Target::Own(ThreadId::new()), Target::On),
+            resumable: admitted.kwargs.resumable,
+            cancel_on_disconnect: admitted.cancel_on_disconnect,
+            assistant,
+            admitted,
+            headers: told(headers),
+        })
+    }
+
+    /// Subscribes to it, so that nothing it streams is missed.
+    pub async fn reader(&self, app: &AgentApp) -> Reader {
+        Reader::before(app, self.target.id(), self.id, self.resumable).await
+    }
+
+    /// Records it, in the caller's transaction.
+    pub async fn record(self, app: &AgentApp, tx: &mut Tx<'_>) -> towpath_store::Result<Run> {
+        let new = NewRun {
+            id: self.id,
+            thread: self.target,
+            assistant: &self.assistant,
+            admitted: self.admitted,
+            headers: self.headers,
+            user: None,
+            cron: None,
+            events_kept: EVENTS_KEPT,
+            ttl: app.settings.thread_ttl,
+        };
+        run_agent::start(tx, app.tenant, new).await
+    }
+
+    /// Records it.
+    pub async fn start(self, app: &AgentApp) -> Result<Run, AgentError> {
+        Ok(app.store.write(async |tx| self.record(app, tx).await).await?)
+    }
+}
+
+/// An assistant's id, or that of the assistant that comes with a graph.
+fn resolve(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    if app.graphs.get(text).is_some() {
+        return Ok(AssistantId::of_graph(text));
+    }
+    let known: Vec<&str> = app.graphs.ids().collect();
+    Err(AgentError::invalid(format!(
+        "Invalid assistant: '{text}'. Must be either: - A valid assistant UUID, or - One of the registered graphs: {}",
+        known.join(", ")
+    )))
+}
+
+/// Drops what the graph's context does not know, and where `configurable` mirrors it, there too.
+fn narrow(admitted: &mut AdmittedRun, keys: &[String], mirrored: bool) {
+    let Some(context) = &mut admitted.kwargs.context else {
+        return;
+    };
+    let unknown: Vec<String> = context.keys().filter(|key| !keys.contains(key)).cloned().collect();
+    for key in unknown {
+        context.remove(&key);
+        let configurable = admitted.kwargs.config.get_mut("configurable");
+        if let (true, Some(Value::Object(configurable))) = (mirrored, configurable) {
+            configurable.remove(&key);
+        }
+    }
+}
+
+/// Headers that never reach a graph: they open doors.
+const KEYS: [&str; 3] = ["x-api-key", "x-tenant-id", "x-service-key"];
+
+/// What a request's headers tell its run, as entries of `configurable`.
+fn told(headers: &HeaderMap) -> Object {
+    let mut told = Object::new();
+    let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    for name in headers.keys() {
+        let wanted = (name.as_str().starts_with("x-") && !KEYS.contains(&name.as_str()))
+            || matches!(name.as_str(), "user-agent" | "langsmith-trace");
+        if let (true, Some(value)) = (wanted, text(name)) {
+            told.insert(name.as_str().to_owned(), json!(value));
+        }
+    }
+    if let Some(baggage) = headers.get("baggage").and_then(|value| value.to_str().ok()) {
+        told.extend(carried(baggage));
+    }
+    let request = headers.get("x-request-id").and_then(|value| value.to_str().ok());
+    let request = request.map_or_else(|| RequestId::new().to_string(), str::to_owned);
+    told.insert("langgraph_request_id".to_owned(), json!(request));
+    told
+}
+
+/// The entries of a `baggage` header that tracing clients send.
+fn carried(baggage: &str) -> Object {
+    let mut carried = Object::new();
+    for entry in baggage.split(',') {
+        let Some((name, value)) = entry.trim().split_once('=') else {
+            continue;
+        };
+        let value = decoded(value);
+        let value = match name {
+            "langsmith-metadata" => serde_json::from_str(&value).ok(),
+            "langsmith-tags" => Some(json!(value.split(',').collect::<Vec<_>>())),
+            "langsmith-project" => Some(json!(value)),
+            _ => None,
+        };
+        if let Some(value) = value {
+            carried.insert(name.to_owned(), value);
+        }
+    }
+    carried
+}
+
+/// Percent-decoding.
+fn decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let escaped = after.get(..2).filter(|_| byte == b'%').and_then(|digits| {
+            let digits = str::from_utf8(digits).ok()?;
+            u8::from_str_radix(digits, 16).ok()
+        });
+        if let Some(escaped) = escaped {
+            bytes.push(escaped);
+            rest = &after[2..];
+        } else {
+            bytes.push(byte);
+            rest = after;
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_reach_the_run_except_those_that_open_doors() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("x-api-key", "secret"),
+            ("authorization", "Bearer secret"),
+            ("x-user", "ada"),
+            ("user-agent", "sdk/1"),
+            ("accept", "*/*"),
+            ("x-request-id", "r-1"),
+            (
+                "baggage",
+                "langsmith-metadata=%7B%22a%22%3A1%7D,langsmith-tags=x%2Cy,other=1",
+            ),
+        ] {
+            headers.insert(HeaderName::from_static(name), value.parse().unwrap());
+        }
+        assert_eq!(
+            Value::Object(told(&headers)),
+            json!({"x-user": "ada", "user-agent": "sdk/1", "x-request-id": "r-1", "langgraph_request_id": "r-1",
+                   "langsmith-metadata": {"a": 1}, "langsmith-tags": ["x", "y"]})
+        );
+    }
+}

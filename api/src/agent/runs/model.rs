@@ -1,0 +1,211 @@
+//! Runs as they go over the wire.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use towpath_domain::agent::{MultitaskStrategy, RunStatus, StreamMode};
+use towpath_domain::{AssistantId, RunId, ThreadId};
+use towpath_store::runs as rows;
+
+use crate::agent::answer::{Time, raw};
+use crate::agent::errors::AgentError;
+
+/// A run.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Run {
+    #[schema(value_type = Uuid)]
+    run_id: RunId,
+    #[schema(value_type = Uuid)]
+    thread_id: ThreadId,
+    #[schema(value_type = Uuid)]
+    assistant_id: AssistantId,
+    #[schema(value_type = Object)]
+    metadata: Box<RawValue>,
+    /// pending, running, success, error, timeout or interrupted.
+    #[schema(value_type = String)]
+    status: RunStatus,
+    /// What it was asked, as it was understood.
+    #[schema(value_type = Object)]
+    kwargs: Box<RawValue>,
+    #[schema(value_type = String)]
+    multitask_strategy: MultitaskStrategy,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Time,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Time,
+    /// The tracing project, where the run named one.
+    langsmith_session_name: Option<String>,
+}
+
+/// Fields of a run that can be selected.
+pub(super) const FIELDS: [&str; 10] = [
+    "run_id",
+    "thread_id",
+    "assistant_id",
+    "metadata",
+    "status",
+    "kwargs",
+    "multitask_strategy",
+    "created_at",
+    "updated_at",
+    "langsmith_session_name",
+];
+
+impl TryFrom<rows::Run> for Run {
+    type Error = AgentError;
+
+    fn try_from(row: rows::Run) -> Result<Self, AgentError> {
+        Ok(Self {
+            run_id: row.id,
+            thread_id: row.thread_id,
+            assistant_id: row.assistant_id,
+            metadata: raw(&row.metadata)?,
+            status: row.status,
+            kwargs: raw(&row.kwargs)?,
+            multitask_strategy: row.multitask_strategy,
+            created_at: Time(row.created_at),
+            updated_at: Time(row.updated_at),
+            langsmith_session_name: None,
+        })
+    }
+}
+
+/// What a request for a run may say. Unknown fields are ignored.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described here, read as the domain's request")]
+pub(super) struct RunCreate {
+    /// An assistant's id, or the name of a graph.
+    assistant_id: String,
+    /// Anything; null goes on from the thread's state.
+    input: Option<Value>,
+    command: Option<RunCommand>,
+    /// Merged over that of assistant and thread.
+    metadata: Option<Map<String, Value>>,
+    config: Option<RunConfig>,
+    /// Not together with `config.configurable`.
+    context: Option<Map<String, Value>>,
+    checkpoint: Option<CheckpointChoice>,
+    /// Older form of `checkpoint`.
+    checkpoint_id: Option<uuid::Uuid>,
+    /// Called once the run is over: an absolute http or https address.
+    #[schema(min_length = 1, max_length = 4096)]
+    webhook: Option<String>,
+    /// `*` or a list of nodes.
+    interrupt_before: Option<NodeChoice>,
+    /// `*` or a list of nodes.
+    interrupt_after: Option<NodeChoice>,
+    /// One mode or several; `values` unless said.
+    stream_mode: Option<Modes>,
+    stream_subgraphs: Option<bool>,
+    /// Keep events for some minutes, so that a reader can resume.
+    stream_resumable: Option<bool>,
+    feedback_keys: Option<Vec<String>>,
+    multitask_strategy: Option<Strategy>,
+    /// What happens when the thread is missing.
+    if_not_exists: Option<Missing>,
+    /// Delay before it starts.
+    #[schema(minimum = 0, maximum = 315_360_000)]
+    after_seconds: Option<f64>,
+    /// Stateless runs: what becomes of their thread.
+    on_completion: Option<Completion>,
+    on_disconnect: Option<Disconnect>,
+    durability: Option<Saves>,
+    /// Older form of `durability`: false is `exit`.
+    checkpoint_during: Option<bool>,
+}
+
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described only")]
+pub(super) struct RunCommand {
+    /// An object, or a list of `[key, value]` pairs.
+    update: Option<CommandUpdate>,
+    /// Answers the waiting interrupt. Not for stateless runs.
+    resume: Option<Value>,
+    /// A node, `{node, input}`, or a list of these.
+    goto: Option<Goto>,
+}
+
+#[derive(utoipa::ToSchema, Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "described only")]
+pub(super) enum CommandUpdate {
+    Object(Map<String, Value>),
+    Pairs(Vec<(String, Value)>),
+}
+
+#[derive(utoipa::ToSchema, Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "described only")]
+pub(super) enum Goto {
+    Node(String),
+    Send(Send),
+    Many(Vec<GotoOne>),
+}
+
+#[derive(utoipa::ToSchema, Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "described only")]
+pub(super) enum GotoOne {
+    Node(String),
+    Send(Send),
+}
+
+#[derive(utoipa::ToSchema, Serialize)]
+pub(super) struct Send {
+    node: String,
+    input: Option<Value>,
+}
+
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described only")]
+pub(super) struct RunConfig {
+    tags: Option<Vec<String>>,
+    recursion_limit: Option<i64>,
+    configurable: Option<Map<String, Value>>,
+    metadata: Option<Map<String, Value>>,
+}
+
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described only")]
+pub(super) struct CheckpointChoice {
+    thread_id: Option<String>,
+    checkpoint_ns: Option<String>,
+    checkpoint_id: Option<String>,
+    checkpoint_map: Option<Map<String, Value>>,
+}
+
+#[derive(utoipa::ToSchema, Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "described only")]
+pub(super) enum NodeChoice {
+    One(String),
+    Some(Vec<String>),
+}
+
+#[derive(utoipa::ToSchema, Serialize)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "described only")]
+pub(super) enum Modes {
+    #[schema(value_type = Mode)]
+    One(StreamMode),
+    #[schema(value_type = Vec<Mode>)]
+    Several(Vec<StreamMode>),
+}
+
+macro_rules! choices {
+    ($($name:ident { $($choice:ident),* $(,)? })*) => {$(
+        #[derive(utoipa::ToSchema, Serialize)]
+        #[serde(rename_all = "kebab-case")]
+        #[expect(dead_code, reason = "described only")]
+        pub(super) enum $name { $($choice),* }
+    )*};
+}
+
+choices! {
+    Mode { Values, Messages, MessagesTuple, Tasks, Checkpoints, Updates, Events, Debug, Custom }
+    Strategy { Reject, Rollback, Interrupt, Enqueue }
+    Missing { Create, Reject }
+    Completion { Delete, Keep }
+    Disconnect { Cancel, Continue }
+    Saves { Sync, Async, Exit }
+}

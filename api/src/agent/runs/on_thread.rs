@@ -1,0 +1,326 @@
+//! Runs of a thread.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use serde_json::Value;
+use towpath_domain::agent::request::modes;
+use towpath_domain::agent::{OneOrMany, RunRequest, RunStatus, Since, StreamMode};
+use towpath_domain::{RunId, ThreadId};
+use towpath_store::runs::{self as rows, Page as RunPage};
+use towpath_store::threads;
+use towpath_workflows::run_agent;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::begin::Ready;
+use super::model::{FIELDS, Run, RunCreate};
+use super::stop::CancelOnDrop;
+use crate::agent::answer::{Json, Page, Select};
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Body, Flag, Path, Query};
+use crate::agent::live::Reader;
+use crate::agent::sse::{Kind, Show, locations, prefix};
+use crate::agent::{sse, wait};
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(create, list))
+        .routes(routes!(create_streaming))
+        .routes(routes!(create_waiting))
+        .routes(routes!(get, delete))
+        .routes(routes!(join))
+        .routes(routes!(stream))
+}
+
+/// Start a run and answer at once.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs", tag = "runs", request_body = RunCreate,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "It is recorded", body = Run),
+              (status = 404, description = "No such thread or assistant"),
+              (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
+pub(crate) async fn create(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(thread): Path<ThreadId>,
+    Body(request): Body<RunRequest>,
+) -> Result<Response, AgentError> {
+    let ready = Ready::of(&app, &headers, request, Some(thread)).await?;
+    let run = ready.start(&app).await?;
+    let headers = locations(&prefix(&app, &headers), Some(thread), run.id, None);
+    Ok((headers, Json(Run::try_from(run)?)).into_response())
+}
+
+/// Start a run and stream what it does.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "runs", request_body = RunCreate,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+              (status = 404, description = "No such thread or assistant"),
+              (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
+pub(crate) async fn create_streaming(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(thread): Path<ThreadId>,
+    Body(request): Body<RunRequest>,
+) -> Result<Response, AgentError> {
+    let ready = Ready::of(&app, &headers, request, Some(thread)).await?;
+    begin_stream(&app, &headers, ready, Some(thread)).await
+}
+
+/// Start a run and answer the state it leaves.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/wait", tag = "runs", request_body = RunCreate,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "The state, or `__error__`", body = Object),
+              (status = 404, description = "No such thread or assistant"),
+              (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
+pub(crate) async fn create_waiting(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(thread): Path<ThreadId>,
+    Body(request): Body<RunRequest>,
+) -> Result<Response, AgentError> {
+    let ready = Ready::of(&app, &headers, request, Some(thread)).await?;
+    begin_wait(&app, &headers, ready).await
+}
+
+/// Subscribes, records, streams. `shown` is the thread that the answer's locations name.
+pub(super) async fn begin_stream(
+    app: &AgentApp,
+    headers: &HeaderMap,
+    ready: Ready,
+    shown: Option<ThreadId>,
+) -> Result<Response, AgentError> {
+    let reader = ready.reader(app).await;
+    let (resumable, cancels) = (ready.resumable, ready.cancel_on_disconnect);
+    let run = ready.start(app).await?;
+    let show = Show {
+        modes: None,
+        ids: resumable,
+        kind: Kind::Run,
+    };
+    let headers = locations(&prefix(app, headers), shown, run.id, Some("stream"));
+    let guard = CancelOnDrop::new(app, run.id, cancels);
+    Ok(sse::respond(app, reader, show, headers, guard))
+}
+
+/// Subscribes, records, waits.
+pub(super) async fn begin_wait(app: &AgentApp, headers: &HeaderMap, ready: Ready) -> Result<Response, AgentError> {
+    let reader = ready.reader(app).await;
+    let (thread, cancels) = (ready.target.id(), ready.cancel_on_disconnect);
+    let run = ready.start(app).await?;
+    let headers = locations(&prefix(app, headers), Some(thread), run.id, Some("join"));
+    let guard = CancelOnDrop::new(app, run.id, cancels);
+    Ok(wait::respond(app, (thread, run.id), reader, headers, guard))
+}
+
+/// Runs of a thread, newest first.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "runs",
+    params(("thread_id" = Uuid, Path, description = "The thread"),
+           ("limit" = Option<i64>, Query, description = "1 to 1000, 10 unless said"),
+           ("offset" = Option<i64>, Query, description = "After so many"),
+           ("status" = Option<String>, Query, description = "Only those that stand there"),
+           ("select" = Option<Vec<String>>, Query, description = "Only these fields")),
+    responses((status = 200, description = "Runs", body = Vec<Run>),
+              (status = 404, description = "No such thread"), AgentError))]
+pub(crate) async fn list(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Json<Vec<Value>>, AgentError> {
+    let (mut limit, mut offset, mut status, mut select) = (None, None, None, Vec::new());
+    for (name, value) in query {
+        match name.as_str() {
+            "limit" => limit = Some(number("limit", &value)?),
+            "offset" => offset = Some(number("offset", &value)?),
+            "status" => status = Some(standing(&value)?),
+            "select" => select.extend(one_or_list(&value)),
+            _ => {}
+        }
+    }
+    let page = Page::of(limit, offset)?;
+    let select = Select::of((!select.is_empty()).then_some(select), &FIELDS)?;
+    let wanted = RunPage {
+        status,
+        limit: page.limit,
+        offset: page.offset,
+    };
+    let found = app
+        .store
+        .read(async |tx| {
+            threads::get(tx, app.tenant, thread).await?;
+            rows::list(tx, app.tenant, thread, wanted).await
+        })
+        .await
+        .map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread(thread)))?;
+    let runs: Result<_, AgentError> = found
+        .into_iter()
+        .map(|row| select.apply(&Run::try_from(row)?))
+        .collect();
+    Ok(Json(runs?))
+}
+
+fn number(field: &str, text: &str) -> Result<i64, AgentError> {
+    text.parse()
+        .map_err(|_| AgentError::invalid(format!("{field}: expected an integer")))
+}
+
+fn standing(text: &str) -> Result<RunStatus, AgentError> {
+    let all = [
+        RunStatus::Pending,
+        RunStatus::Running,
+        RunStatus::Success,
+        RunStatus::Error,
+        RunStatus::Timeout,
+        RunStatus::Interrupted,
+    ];
+    all.into_iter()
+        .find(|status| status.as_str() == text)
+        .ok_or_else(|| AgentError::invalid("status: expected pending, running, success, error, timeout or interrupted"))
+}
+
+/// One name, or a JSON list of names, as clients of JavaScript write it.
+fn one_or_list(text: &str) -> Vec<String> {
+    match serde_json::from_str::<Vec<String>>(text) {
+        Ok(list) => list,
+        Err(_) => vec![text.to_owned()],
+    }
+}
+
+/// One run; of this thread, if one is named.
+pub(super) async fn run_of(app: &AgentApp, thread: Option<ThreadId>, run: RunId) -> Result<rows::Run, AgentError> {
+    let found = app.store.read(async |tx| rows::get(tx, app.tenant, run).await).await?;
+    match thread {
+        Some(thread) if found.thread_id != thread => Err(AgentError::not_found()),
+        _ => Ok(found),
+    }
+}
+
+/// One run.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}", tag = "runs",
+    params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run")),
+    responses((status = 200, description = "The run", body = Run),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn get(
+    State(app): State<AgentApp>,
+    Path((thread, run)): Path<(ThreadId, RunId)>,
+) -> Result<Json<Run>, AgentError> {
+    Ok(Json(run_of(&app, Some(thread), run).await?.try_into()?))
+}
+
+/// Delete a run with the checkpoints it made. One that goes on is stopped.
+#[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "runs",
+    params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run")),
+    responses((status = 204, description = "It is gone"), (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn delete(
+    State(app): State<AgentApp>,
+    Path((thread, run)): Path<(ThreadId, RunId)>,
+) -> Result<StatusCode, AgentError> {
+    app.store
+        .write(async |tx| run_agent::delete_run(tx, app.tenant, thread, run).await)
+        .await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How a run is joined.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Joining {
+    /// Whether to stop the run when the caller goes away.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    cancel_on_disconnect: Flag,
+    /// Only these modes: a name, or a list as JSON.
+    stream_mode: Option<String>,
+}
+
+/// Wait for a run and answer the state it leaves.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/join", tag = "runs",
+    params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
+           Joining),
+    responses((status = 200, description = "The state, or `__error__`", body = Object),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn join(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path((thread, run)): Path<(ThreadId, RunId)>,
+    Query(how): Query<Joining>,
+) -> Result<Response, AgentError> {
+    let found = run_of(&app, Some(thread), run).await?;
+    join_run(&app, &headers, &found, how).await
+}
+
+/// Waits for a run that is recorded.
+pub(super) async fn join_run(
+    app: &AgentApp,
+    headers: &HeaderMap,
+    run: &rows::Run,
+    how: Joining,
+) -> Result<Response, AgentError> {
+    let reader = Reader::of_run(app, run.thread_id, run.id, resumable(run), Since::Now).await?;
+    let headers = locations(&prefix(app, headers), Some(run.thread_id), run.id, Some("join"));
+    let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect.0);
+    Ok(wait::respond(app, (run.thread_id, run.id), reader, headers, guard))
+}
+
+/// Stream what a run does from now on, or from where the reader was.
+#[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
+    params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
+           Joining, ("Last-Event-ID" = Option<String>, Header, description = "The last event seen; -1 for all")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+              (status = 404, description = "No such run"), AgentError))]
+pub(crate) async fn stream(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path((thread, run)): Path<(ThreadId, RunId)>,
+    Query(how): Query<Joining>,
+) -> Result<Response, AgentError> {
+    let found = run_of(&app, Some(thread), run).await?;
+    stream_run(&app, &headers, &found, how, Some(thread)).await
+}
+
+/// Streams a run that is recorded.
+pub(super) async fn stream_run(
+    app: &AgentApp,
+    headers: &HeaderMap,
+    run: &rows::Run,
+    how: Joining,
+    shown: Option<ThreadId>,
+) -> Result<Response, AgentError> {
+    let wanted: Option<Vec<StreamMode>> = match how.stream_mode.as_deref().filter(|text| !text.is_empty()) {
+        None => None,
+        Some(text) => Some(modes(Some(OneOrMany::Many(one_or_list(text))))?),
+    };
+    let since = since(headers)?;
+    let resumable = resumable(run);
+    let reader = Reader::of_run(app, run.thread_id, run.id, resumable, since).await?;
+    let show = Show {
+        modes: wanted,
+        ids: resumable,
+        kind: Kind::Run,
+    };
+    let headers = locations(&prefix(app, headers), shown, run.id, Some("stream"));
+    let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect.0);
+    Ok(sse::respond(app, reader, show, headers, guard))
+}
+
+/// From where a reader wants events.
+pub(crate) fn since(headers: &HeaderMap) -> Result<Since, AgentError> {
+    let Some(id) = headers.get("last-event-id") else {
+        return Ok(Since::Now);
+    };
+    id.to_str()
+        .ok()
+        .and_then(Since::parse)
+        .ok_or_else(|| AgentError::invalid("Last-Event-ID: expected <ms>-<seq>, or -1 for all events"))
+}
+
+fn resumable(run: &rows::Run) -> bool {
+    #[derive(Deserialize)]
+    struct Kept {
+        #[serde(default)]
+        resumable: bool,
+    }
+    serde_json::from_str::<Kept>(&run.kwargs).is_ok_and(|kept| kept.resumable)
+}

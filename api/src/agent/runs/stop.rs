@@ -1,0 +1,241 @@
+//! Stopping runs.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use towpath_domain::agent::{CancelAction, RunStatus, Since};
+use towpath_domain::{RunId, ThreadId};
+use towpath_store::runs::{self, Open};
+use towpath_workflows::run_agent;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::on_thread::run_of;
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Body, Flag, Path, Query};
+use crate::agent::live::Reader;
+use crate::agent::sse::prefix;
+use crate::agent::{sse, wait};
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(cancel))
+        .routes(routes!(cancel_alone))
+        .routes(routes!(cancel_many))
+}
+
+/// Cancels a run when it is dropped before it was disarmed: when its reader went away.
+pub(crate) struct CancelOnDrop(Option<(AgentApp, RunId)>);
+
+impl CancelOnDrop {
+    /// Armed when `wanted`.
+    pub fn new(app: &AgentApp, run: RunId, wanted: bool) -> Option<Self> {
+        wanted.then(|| Self(Some((app.clone(), run))))
+    }
+
+    /// The run may go on.
+    pub fn disarm(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        let Some((app, run)) = self.0.take() else { return };
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        runtime.spawn(async move {
+            match stop(&app, run, CancelAction::Interrupt).await {
+                Ok(true) => tracing::info!(run.id = %run, "cancelled, its reader went away"),
+                Ok(false) => {}
+                Err(error) => tracing::warn!(run.id = %run, error = %error, "cannot cancel a run whose reader left"),
+            }
+        });
+    }
+}
+
+/// Cancels a run; answers whether it was not over yet.
+async fn stop(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, AgentError> {
+    Ok(app
+        .store
+        .write(async |tx| {
+            let run = match runs::get(tx, app.tenant, id).await {
+                Err(towpath_store::Error::NotFound) => return Ok(false),
+                run => run?,
+            };
+            if run.status.is_final() {
+                return Ok(false);
+            }
+            let open = Open {
+                id,
+                thread_id: run.thread_id,
+                job_id: run.job_id,
+            };
+            run_agent::cancel(tx, app.tenant, &[open], action).await?;
+            Ok(true)
+        })
+        .await?)
+}
+
+/// How a run is stopped.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct How {
+    /// Whether to wait until it has stopped.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    wait: Flag,
+    /// `interrupt` keeps what it did, `rollback` takes it back.
+    action: Option<String>,
+}
+
+impl How {
+    fn action(&self) -> CancelAction {
+        CancelAction::parse(self.action.as_deref().unwrap_or_default())
+    }
+}
+
+/// Stop a run.
+#[utoipa::path(post, path = "/threads/{thread_id}/runs/{run_id}/cancel", tag = "runs",
+    params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
+           How),
+    responses((status = 202, description = "It is told to stop"),
+              (status = 200, description = "It has stopped; the state it left", body = Object),
+              (status = 404, description = "No such run, or it is over"), AgentError))]
+pub(crate) async fn cancel(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path((thread, run)): Path<(ThreadId, RunId)>,
+    Query(how): Query<How>,
+) -> Result<Response, AgentError> {
+    run_of(&app, Some(thread), run).await?;
+    cancel_one(&app, &headers, thread, run, &how).await
+}
+
+/// Stop a run.
+#[utoipa::path(post, path = "/runs/{run_id}/cancel", tag = "runs",
+    params(("run_id" = Uuid, Path, description = "The run"), How),
+    responses((status = 202, description = "It is told to stop"),
+              (status = 200, description = "It has stopped; the state it left", body = Object),
+              (status = 404, description = "No such run, or it is over"), AgentError))]
+pub(crate) async fn cancel_alone(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(run): Path<RunId>,
+    Query(how): Query<How>,
+) -> Result<Response, AgentError> {
+    let found = run_of(&app, None, run).await?;
+    cancel_one(&app, &headers, found.thread_id, run, &how).await
+}
+
+async fn cancel_one(
+    app: &AgentApp,
+    headers: &HeaderMap,
+    thread: ThreadId,
+    run: RunId,
+    how: &How,
+) -> Result<Response, AgentError> {
+    let waited = how.wait == Flag(true);
+    // Before it is told: the end may come at once.
+    let reader = match waited {
+        true => Some(Reader::of_run(app, thread, run, false, Since::Now).await?),
+        false => None,
+    };
+    if !stop(app, run, how.action()).await? {
+        return Err(nothing());
+    }
+    let Some(reader) = reader else {
+        return Ok(StatusCode::ACCEPTED.into_response());
+    };
+    let headers = sse::locations(&prefix(app, headers), Some(thread), run, Some("join"));
+    Ok(wait::respond(app, (thread, run), reader, headers, None))
+}
+
+/// Which runs to stop: by where they stand, or by their ids.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct RunsCancel {
+    /// pending, running or all.
+    status: Option<Standing>,
+    #[schema(value_type = Option<Uuid>)]
+    thread_id: Option<ThreadId>,
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    run_ids: Option<Vec<RunId>>,
+}
+
+/// Where runs stand that are to be stopped.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Standing {
+    Pending,
+    Running,
+    All,
+}
+
+/// How runs are stopped.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct HowMany {
+    /// `interrupt` keeps what they did, `rollback` takes it back.
+    action: Option<String>,
+}
+
+/// Stop several runs.
+#[utoipa::path(post, path = "/runs/cancel", tag = "runs", request_body = RunsCancel, params(HowMany),
+    responses((status = 204, description = "They are told to stop"),
+              (status = 404, description = "None of them can be stopped"), AgentError))]
+pub(crate) async fn cancel_many(
+    State(app): State<AgentApp>,
+    Query(how): Query<HowMany>,
+    Body(which): Body<RunsCancel>,
+) -> Result<StatusCode, AgentError> {
+    let action = CancelAction::parse(how.action.as_deref().unwrap_or_default());
+    let tenant = app.tenant;
+    let open = match (which.status, which.thread_id, which.run_ids) {
+        (Some(standing), None, None) => {
+            let status = match standing {
+                Standing::Pending => Some(RunStatus::Pending),
+                Standing::Running => Some(RunStatus::Running),
+                Standing::All => None,
+            };
+            app.store
+                .write(async |tx| {
+                    let open = runs::open_standing(tx, tenant, status).await?;
+                    run_agent::cancel(tx, tenant, &open, action).await?;
+                    Ok(open)
+                })
+                .await?
+        }
+        (None, Some(thread), Some(ids)) => {
+            app.store
+                .write(async |tx| {
+                    let mut open = runs::open(tx, tenant, Some(thread), None).await?;
+                    open.retain(|run| ids.contains(&run.id));
+                    run_agent::cancel(tx, tenant, &open, action).await?;
+                    Ok(open)
+                })
+                .await?
+        }
+        _ => {
+            return Err(AgentError::invalid(
+                "Request body: expected either status, or thread_id together with run_ids",
+            ));
+        }
+    };
+    if open.is_empty() {
+        return Err(match which.status {
+            Some(_) => AgentError::missing("No runs found to cancel."),
+            None => nothing(),
+        });
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn nothing() -> AgentError {
+    AgentError::missing(
+        "No matching runs to cancel. Please verify the thread ID and run IDs are correct, and the runs haven't \
+         already finished.",
+    )
+}

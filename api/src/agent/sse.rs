@@ -1,0 +1,243 @@
+//! Streams as they go over the wire.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::stream;
+use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::json;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use towpath_domain::agent::{EventId, Frame, StreamMode};
+use towpath_domain::{RunId, ThreadId};
+
+use super::answer::without_nul;
+use super::app::AgentApp;
+use super::live::{Item, Reader};
+use super::runs::stop::CancelOnDrop;
+
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// What a stream shows of what it reads.
+pub(crate) struct Show {
+    /// Only these modes; all that there is when absent.
+    pub modes: Option<Vec<StreamMode>>,
+    /// Events carry their ids: whoever reads can resume.
+    pub ids: bool,
+    /// Which stream it is.
+    pub kind: Kind,
+}
+
+/// Which stream it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Of one run: it ends with the run.
+    Run,
+    /// Of a thread: it never ends.
+    Thread(ThreadModes),
+}
+
+/// What a thread's stream shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ThreadModes {
+    /// What its runs stream.
+    pub runs: bool,
+    /// When runs begin and end.
+    pub lifecycle: bool,
+    /// Updates of its state from outside.
+    pub updates: bool,
+}
+
+/// The answer that streams.
+pub(crate) fn respond(
+    app: &AgentApp,
+    reader: Reader,
+    show: Show,
+    headers: HeaderMap,
+    guard: Option<CancelOnDrop>,
+) -> Response {
+    let every = app.settings.heartbeat;
+    let mut beat = interval_at(Instant::now() + every, every);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let state = Streaming {
+        reader,
+        show,
+        beat,
+        guard,
+        draining: app.draining.clone(),
+        ended: false,
+        gathered: VecDeque::new(),
+    };
+    let body = Body::from_stream(stream::unfold(state, |mut state| async move {
+        let bytes = state.next().await?;
+        Some((Ok::<_, Infallible>(bytes), state))
+    }));
+    let mut response = body.into_response();
+    let own = response.headers_mut();
+    own.extend(headers);
+    own.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/event-stream; charset=utf-8"),
+    );
+    own.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    own.insert(CONNECTION, HeaderValue::from_static("keep-alive"));
+    own.insert(BUFFERING, HeaderValue::from_static("no"));
+    response
+}
+
+struct Streaming {
+    reader: Reader,
+    show: Show,
+    beat: Interval,
+    guard: Option<CancelOnDrop>,
+    draining: tokio_util::sync::CancellationToken,
+    ended: bool,
+    gathered: VecDeque<Bytes>,
+}
+
+impl Streaming {
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(bytes) = self.gathered.pop_front() {
+                return Some(bytes);
+            }
+            if self.ended {
+                return None;
+            }
+            let item = tokio::select! {
+                biased;
+                item = self.reader.next() => item,
+                _ = self.beat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
+                () = self.draining.cancelled() => {
+                    // Readers see that the run goes on and come back, to another process. It is not they who left.
+                    self.disarm();
+                    return None;
+                }
+            };
+            match item {
+                Ok(Some(item)) => self.show(item),
+                Ok(None) => {
+                    self.disarm();
+                    return None;
+                }
+                Err(error) => {
+                    // The head is sent, so the body says it.
+                    self.disarm();
+                    self.ended = true;
+                    let error = json!({"error": "HTTPException", "message": error.detail()});
+                    self.gathered.push_back(event("error", &error.to_string(), None));
+                }
+            }
+        }
+    }
+
+    fn disarm(&mut self) {
+        if let Some(guard) = &mut self.guard {
+            guard.disarm();
+        }
+    }
+
+    fn show(&mut self, item: Item) {
+        match item {
+            Item::Frame(text) => {
+                let Some(frame) = Frame::decode(&text) else { return };
+                if self.wants(&frame) {
+                    let id = self.show.ids.then_some(frame.id);
+                    self.gathered.push_back(event(frame.event, frame.data, id));
+                }
+            }
+            Item::End(run, _) if matches!(self.show.kind, Kind::Thread(_)) => {
+                let done = json!({"status": "run_done", "run_id": run});
+                self.gathered.push_back(event("metadata", &done.to_string(), None));
+            }
+            Item::End(..) => {
+                self.disarm();
+                self.ended = true;
+            }
+            // Nothing would tell the reader that events are missing, but the end of the stream does: it comes back.
+            Item::Cut => {
+                self.disarm();
+                self.ended = matches!(self.show.kind, Kind::Run);
+            }
+        }
+    }
+
+    fn wants(&self, frame: &Frame<'_>) -> bool {
+        if let Kind::Thread(modes) = self.show.kind {
+            let lifecycle = frame.event == "metadata";
+            return match frame.event {
+                "state_update" => modes.updates,
+                _ => modes.runs || (modes.lifecycle && lifecycle),
+            };
+        }
+        match (&self.show.modes, StreamMode::of_event(frame.event)) {
+            (Some(wanted), Some(mode)) => wanted.contains(&mode),
+            // Not of a mode: metadata, errors.
+            _ => true,
+        }
+    }
+}
+
+/// One event. Clients split at the blank line; data never holds a line break, because JSON does not.
+fn event(name: &str, data: &str, id: Option<EventId>) -> Bytes {
+    let data = without_nul(Bytes::copy_from_slice(data.as_bytes()));
+    let mut text = Vec::with_capacity(name.len() + data.len() + 64);
+    text.extend_from_slice(b"event: ");
+    text.extend_from_slice(name.as_bytes());
+    text.extend_from_slice(b"\r\ndata: ");
+    text.extend_from_slice(&data);
+    if let Some(id) = id {
+        text.extend_from_slice(b"\r\nid: ");
+        text.extend_from_slice(id.to_string().as_bytes());
+    }
+    text.extend_from_slice(b"\r\n\r\n");
+    text.into()
+}
+
+/// Where this server is reached: what a proxy took off the path, and what it is mounted at.
+pub(crate) fn prefix(app: &AgentApp, headers: &HeaderMap) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+    let forwarded = headers
+        .get("x-forwarded-prefix")
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| text.starts_with('/') && text.len() <= 256 && text.bytes().all(plain))
+        .unwrap_or_default();
+    let mounted = app.settings.mount_prefix.trim_end_matches('/');
+    format!("{}{mounted}", forwarded.trim_end_matches('/'))
+}
+
+/// `Location` and `Content-Location`, below whatever prefix this server is reached at.
+pub(crate) fn locations(base: &str, thread: Option<ThreadId>, run: RunId, then: Option<&str>) -> HeaderMap {
+    let place = match thread {
+        Some(thread) => format!("{base}/threads/{thread}/runs/{run}"),
+        None => format!("{base}/runs/{run}"),
+    };
+    let mut headers = HeaderMap::new();
+    if let Some(then) = then
+        && let Ok(value) = HeaderValue::from_str(&format!("{place}/{then}"))
+    {
+        headers.insert(http::header::LOCATION, value);
+    }
+    if let Ok(value) = HeaderValue::from_str(&place) {
+        headers.insert(http::header::CONTENT_LOCATION, value);
+    }
+    headers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_framed_as_clients_know_it() {
+        let id = EventId { ms: 17, seq: 2 };
+        assert_eq!(
+            &event("values", r#"{"a":1}"#, Some(id))[..],
+            b"event: values\r\ndata: {\"a\":1}\r\nid: 17-2\r\n\r\n"
+        );
+        assert_eq!(&event("error", "{}", None)[..], b"event: error\r\ndata: {}\r\n\r\n");
+    }
+}

@@ -1,0 +1,360 @@
+//! The state of a thread, its history, and updates from outside.
+
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use towpath_domain::ThreadId;
+use towpath_runtime::{At, Command, Graph, GraphError, HistoryQuery, StateSnapshot, Update};
+use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+use uuid::Uuid;
+
+use super::find;
+use crate::agent::answer::{Json, Time};
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Body, Flag, Path, Query, read_value};
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default()
+        .routes(routes!(get, update))
+        .routes(routes!(get_at))
+        .routes(routes!(get_checkpoint))
+        .routes(routes!(history, search_history))
+}
+
+/// The graph of this name.
+pub(super) fn graph<'a>(app: &'a AgentApp, name: Option<&str>) -> Result<&'a Graph, AgentError> {
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        return Err(AgentError::bad_request(
+            "The thread has no graph yet: run it once, or create it with metadata.graph_id.",
+        ));
+    };
+    app.graphs
+        .get(name)
+        .ok_or_else(|| AgentError::missing(format!("Graph '{name}' not found")))
+}
+
+/// A refusal of the graph, or of the database.
+pub(super) fn refused(error: UpdateError) -> AgentError {
+    match error {
+        UpdateError::Graph(error) => graph_error(&error),
+        UpdateError::Store(error) => error.into(),
+    }
+}
+
+fn graph_error(error: &GraphError) -> AgentError {
+    if error.retry {
+        tracing::warn!(error = %error, "a thread's state cannot be read now");
+        return AgentError::unavailable("Service Unavailable", std::time::Duration::from_secs(2));
+    }
+    match error.class.as_str() {
+        "RuntimeError" => AgentError::internal(error),
+        "InvalidUpdateError" | "ValueError" | "EmptyInputError" => AgentError::bad_request(error.message.clone()),
+        _ => AgentError::bad_request(error.to_string()),
+    }
+}
+
+/// Whether subgraphs are opened.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Opened {
+    /// Whether states of subgraphs are part of their tasks.
+    #[serde(default)]
+    #[param(value_type = Option<bool>)]
+    subgraphs: Flag,
+}
+
+/// The state of a thread.
+#[utoipa::path(get, path = "/threads/{thread_id}/state", tag = "threads",
+    params(("thread_id" = Uuid, Path, description = "The thread"), Opened),
+    responses((status = 200, description = "The state", body = Object),
+              (status = 404, description = "No such thread"), AgentError))]
+pub(crate) async fn get(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    Query(opened): Query<Opened>,
+) -> Result<Json<Value>, AgentError> {
+    read(&app, At::latest(thread.0), thread, opened.subgraphs.0).await
+}
+
+/// The state of a thread at a checkpoint.
+#[utoipa::path(get, path = "/threads/{thread_id}/state/{checkpoint_id}", tag = "threads",
+    params(("thread_id" = Uuid, Path, description = "The thread"),
+           ("checkpoint_id" = Uuid, Path, description = "The checkpoint"), Opened),
+    responses((status = 200, description = "The state", body = Object),
+              (status = 404, description = "No such thread or checkpoint"), AgentError))]
+pub(crate) async fn get_at(
+    State(app): State<AgentApp>,
+    Path((thread, checkpoint)): Path<(ThreadId, Uuid)>,
+    Query(opened): Query<Opened>,
+) -> Result<Json<Value>, AgentError> {
+    let at = At {
+        id: Some(checkpoint.to_string()),
+        ..At::latest(thread.0)
+    };
+    read(&app, at, thread, opened.subgraphs.0).await
+}
+
+/// A checkpoint, as clients name it.
+#[derive(Clone, Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct CheckpointName {
+    /// Of the graph itself when empty; `node:task` of a subgraph.
+    checkpoint_ns: Option<String>,
+    /// The latest unless said.
+    checkpoint_id: Option<String>,
+    /// Namespace to checkpoint id.
+    checkpoint_map: Option<Map<String, Value>>,
+}
+
+impl CheckpointName {
+    fn at(self, thread: ThreadId) -> At {
+        let ns = self.checkpoint_ns.unwrap_or_default();
+        let mapped = self.checkpoint_map.as_ref().and_then(|map| map.get(&ns));
+        let mapped = mapped.and_then(Value::as_str).map(str::to_owned);
+        At {
+            thread_id: thread.0,
+            ns,
+            id: self.checkpoint_id.filter(|id| !id.is_empty()).or(mapped),
+        }
+    }
+}
+
+/// Which state.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct StateAt {
+    checkpoint: CheckpointName,
+    subgraphs: Option<bool>,
+}
+
+/// The state of a thread, or of a subgraph of it, at a checkpoint.
+#[utoipa::path(post, path = "/threads/{thread_id}/state/checkpoint", tag = "threads", request_body = StateAt,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "The state", body = Object),
+              (status = 404, description = "No such thread or checkpoint"), AgentError))]
+pub(crate) async fn get_checkpoint(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    Body(body): Body<StateAt>,
+) -> Result<Json<Value>, AgentError> {
+    read(
+        &app,
+        body.checkpoint.at(thread),
+        thread,
+        body.subgraphs.unwrap_or_default(),
+    )
+    .await
+}
+
+async fn read(app: &AgentApp, at: At, thread: ThreadId, subgraphs: bool) -> Result<Json<Value>, AgentError> {
+    let row = find(app, thread).await?;
+    let Some(name) = thread_state::graph_of(&row) else {
+        return Ok(Json(empty(thread, &Time(row.created_at))));
+    };
+    let graph = graph(app, Some(&name))?;
+    let host = StateHost::new(&app.store, thread);
+    let state = graph
+        .state(&at, subgraphs, &host)
+        .await
+        .map_err(|error| graph_error(&error))?;
+    match (state, at.id) {
+        (Some(state), _) => serde_json::to_value(state)
+            .map(Json)
+            .map_err(|error| AgentError::internal(&error)),
+        (None, None) => Ok(Json(empty(thread, &Time(row.created_at)))),
+        (None, Some(id)) => Err(AgentError::missing(format!("Checkpoint {id} not found"))),
+    }
+}
+
+/// Of a thread that nothing ran on.
+fn empty(thread: ThreadId, created_at: &Time) -> Value {
+    json!({
+        "values": {}, "next": [], "tasks": [], "metadata": null, "created_at": created_at,
+        "checkpoint": {"thread_id": thread, "checkpoint_ns": "", "checkpoint_id": null}, "parent_checkpoint": null,
+        "interrupts": [], "checkpoint_id": null, "parent_checkpoint_id": null,
+    })
+}
+
+/// An update of the state.
+#[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct StateUpdates {
+    /// As a node would write them.
+    #[serde(default)]
+    values: Option<Value>,
+    /// In place of values.
+    command: Option<Map<String, Value>>,
+    /// The node it counts as; the last that ran unless said.
+    as_node: Option<String>,
+}
+
+impl StateUpdates {
+    pub(super) fn update(self) -> Result<Update, AgentError> {
+        let command: Option<Command> = self
+            .command
+            .map(|command| read_value(Value::Object(command)))
+            .transpose()?;
+        Ok(Update {
+            values: self.values.unwrap_or_default(),
+            as_node: self.as_node,
+            command,
+        })
+    }
+}
+
+/// An update of the state, and where it starts.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+pub(crate) struct StateChange {
+    #[serde(flatten)]
+    #[schema(inline)]
+    update: StateUpdates,
+    checkpoint: Option<CheckpointName>,
+    /// Older form of `checkpoint`.
+    checkpoint_id: Option<String>,
+}
+
+/// Update the state of a thread that no run is at work on.
+#[utoipa::path(post, path = "/threads/{thread_id}/state", tag = "threads", request_body = StateChange,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "The checkpoint that was made", body = Object),
+              (status = 404, description = "No such thread"),
+              (status = 409, description = "A run is at work on the thread"), AgentError))]
+pub(crate) async fn update(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    Body(change): Body<StateChange>,
+) -> Result<Json<Value>, AgentError> {
+    let row = find(&app, thread).await?;
+    let metadata: Map<String, Value> =
+        serde_json::from_str(&row.metadata).map_err(|error| AgentError::internal(&error))?;
+    let graph = graph(&app, thread_state::graph_of(&row).as_deref())?;
+    let mut at = change.checkpoint.unwrap_or_default().at(thread);
+    at.id = at.id.or(change.checkpoint_id.filter(|id| !id.is_empty()));
+    let supersteps = [vec![change.update.update()?]];
+    let update = StateUpdate {
+        thread,
+        at,
+        supersteps: &supersteps,
+        metadata,
+    };
+    let made = thread_state::update(&app.store, app.tenant, graph, &update)
+        .await
+        .map_err(refused)?;
+    let place = json!({
+        "thread_id": thread, "checkpoint_ns": made.checkpoint_ns, "checkpoint_id": made.checkpoint_id,
+    });
+    Ok(Json(json!({
+        "checkpoint": place, "configurable": place, "checkpoint_id": made.checkpoint_id,
+    })))
+}
+
+/// How much history.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Past {
+    /// 10 unless said.
+    #[param(minimum = 1)]
+    limit: Option<i64>,
+    /// Only what came before this checkpoint.
+    before: Option<String>,
+}
+
+/// States of a thread, newest first.
+#[utoipa::path(get, path = "/threads/{thread_id}/history", tag = "threads",
+    params(("thread_id" = Uuid, Path, description = "The thread"), Past),
+    responses((status = 200, description = "States", body = Vec<Object>),
+              (status = 404, description = "No such thread"), AgentError))]
+pub(crate) async fn history(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    Query(past): Query<Past>,
+) -> Result<Json<Vec<StateSnapshot>>, AgentError> {
+    let limit = past.limit.unwrap_or(10);
+    if limit < 1 {
+        return Err(AgentError::invalid("limit: expected 1 or more"));
+    }
+    let query = HistoryQuery {
+        limit: usize::try_from(limit).ok(),
+        before: past.before.filter(|before| !before.is_empty()),
+        filter: Map::new(),
+    };
+    look_back(&app, thread, &At::latest(thread.0), &query).await
+}
+
+/// Which states.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+pub(crate) struct HistorySearch {
+    /// 1 to 1000, 1 unless said.
+    #[schema(minimum = 1, maximum = 1000)]
+    limit: Option<i64>,
+    /// A checkpoint, or its id.
+    before: Option<Before>,
+    /// Contained in the checkpoint's.
+    metadata: Option<Map<String, Value>>,
+    /// Whose: a subgraph's, by its namespace.
+    checkpoint: Option<CheckpointName>,
+}
+
+/// A checkpoint, or its id.
+#[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub(crate) enum Before {
+    /// Its id.
+    Id(String),
+    /// The checkpoint.
+    Named(CheckpointName),
+    /// `{configurable: {checkpoint_id}}`.
+    Config {
+        /// Names the checkpoint.
+        configurable: CheckpointName,
+    },
+}
+
+impl Before {
+    fn id(self) -> Option<String> {
+        match self {
+            Self::Id(id) => Some(id),
+            Self::Named(name) | Self::Config { configurable: name } => name.checkpoint_id,
+        }
+        .filter(|id| !id.is_empty())
+    }
+}
+
+/// States of a thread, or of a subgraph of it, newest first.
+#[utoipa::path(post, path = "/threads/{thread_id}/history", tag = "threads", request_body = HistorySearch,
+    params(("thread_id" = Uuid, Path, description = "The thread")),
+    responses((status = 200, description = "States", body = Vec<Object>),
+              (status = 404, description = "No such thread"), AgentError))]
+pub(crate) async fn search_history(
+    State(app): State<AgentApp>,
+    Path(thread): Path<ThreadId>,
+    Body(search): Body<HistorySearch>,
+) -> Result<Json<Vec<StateSnapshot>>, AgentError> {
+    let limit = search.limit.unwrap_or(1);
+    if !(1..=1000).contains(&limit) {
+        return Err(AgentError::invalid("limit: expected 1 to 1000"));
+    }
+    let at = search.checkpoint.unwrap_or_default().at(thread);
+    let query = HistoryQuery {
+        limit: usize::try_from(limit).ok(),
+        before: search.before.and_then(Before::id),
+        filter: search.metadata.unwrap_or_default(),
+    };
+    look_back(&app, thread, &at, &query).await
+}
+
+async fn look_back(
+    app: &AgentApp,
+    thread: ThreadId,
+    at: &At,
+    query: &HistoryQuery,
+) -> Result<Json<Vec<StateSnapshot>>, AgentError> {
+    let row = find(app, thread).await?;
+    let Some(name) = thread_state::graph_of(&row) else {
+        return Ok(Json(Vec::new()));
+    };
+    let graph = graph(app, Some(&name))?;
+    let host = StateHost::new(&app.store, thread);
+    let states = graph.history(at, query, &host).await;
+    states.map(Json).map_err(|error| graph_error(&error))
+}

@@ -1,0 +1,73 @@
+//! Whatever happens on a thread, as a stream that never ends.
+
+use axum::extract::State;
+use axum::response::Response;
+use http::HeaderMap;
+use towpath_domain::ThreadId;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::find;
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Path, Query};
+use crate::agent::live::Reader;
+use crate::agent::runs::since;
+use crate::agent::sse::{self, Kind, Show, ThreadModes};
+
+pub(super) fn routes() -> OpenApiRouter<AgentApp> {
+    OpenApiRouter::default().routes(routes!(stream))
+}
+
+/// Events of all runs of a thread, and of its state.
+#[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "threads",
+    params(("thread_id" = Uuid, Path, description = "The thread"),
+           ("stream_modes" = Option<String>, Query, description = "run_modes, lifecycle, state_update; several by commas"),
+           ("Last-Event-ID" = Option<String>, Header, description = "The last event seen; - for all that is kept")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+              (status = 404, description = "No such thread"), AgentError))]
+pub(crate) async fn stream(
+    State(app): State<AgentApp>,
+    headers: HeaderMap,
+    Path(thread): Path<ThreadId>,
+    Query(query): Query<Vec<(String, String)>>,
+) -> Result<Response, AgentError> {
+    // One client says stream_modes, another stream_mode.
+    let asked = query
+        .iter()
+        .filter(|(name, _)| name == "stream_modes" || name == "stream_mode");
+    let modes = modes(asked.map(|(_, value)| value.as_str()))?;
+    let since = since(&headers)?;
+    find(&app, thread).await?;
+    let reader = Reader::of_thread(&app, thread, since).await?;
+    let show = Show {
+        modes: None,
+        ids: true,
+        kind: Kind::Thread(modes),
+    };
+    Ok(sse::respond(&app, reader, show, HeaderMap::new(), None))
+}
+
+fn modes<'a>(asked: impl Iterator<Item = &'a str>) -> Result<ThreadModes, AgentError> {
+    let mut modes = ThreadModes::default();
+    for text in asked {
+        let list = serde_json::from_str::<Vec<String>>(text)
+            .unwrap_or_else(|_| text.split(',').map(|mode| mode.trim().to_owned()).collect());
+        for mode in list.iter().filter(|mode| !mode.is_empty()) {
+            match mode.as_str() {
+                "run_modes" => modes.runs = true,
+                "lifecycle" => modes.lifecycle = true,
+                "state_update" => modes.updates = true,
+                _ => {
+                    return Err(AgentError::invalid(format!(
+                        "stream_modes: {mode:?} is not one of run_modes, lifecycle, state_update"
+                    )));
+                }
+            }
+        }
+    }
+    if modes == ThreadModes::default() {
+        modes.runs = true;
+    }
+    Ok(modes)
+}

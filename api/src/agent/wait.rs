@@ -1,0 +1,195 @@
+//! Answers that wait for a run: blanks while it goes on, then the result.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::stream;
+use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use serde_json::{Map, Value, json};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use towpath_domain::agent::frame::End;
+use towpath_domain::agent::{Frame, RunStatus};
+use towpath_domain::{RunId, ThreadId};
+use towpath_store::{self as store, runs, threads};
+
+use super::answer::without_nul;
+use super::app::AgentApp;
+use super::errors::AgentError;
+use super::live::{Item, Reader};
+use super::runs::stop::CancelOnDrop;
+
+/// The answer that waits. Its head goes out at once, so its status is 200 whatever the run comes to.
+pub(crate) fn respond(
+    app: &AgentApp,
+    (thread, run): (ThreadId, RunId),
+    reader: Reader,
+    headers: HeaderMap,
+    guard: Option<CancelOnDrop>,
+) -> Response {
+    let every = app.settings.heartbeat;
+    let mut beat = interval_at(Instant::now() + every, every);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let state = Waiting {
+        app: app.clone(),
+        thread,
+        run,
+        reader,
+        beat,
+        guard,
+        seen: Seen::default(),
+        ended: false,
+    };
+    let body = Body::from_stream(stream::unfold(state, |mut state| async move {
+        let bytes = state.next().await?;
+        Some((Ok::<_, Infallible>(bytes), state))
+    }));
+    let mut response = body.into_response();
+    response.headers_mut().extend(headers);
+    let json = http::HeaderValue::from_static("application/json");
+    response.headers_mut().insert(CONTENT_TYPE, json);
+    response
+}
+
+struct Waiting {
+    app: AgentApp,
+    thread: ThreadId,
+    run: RunId,
+    reader: Reader,
+    beat: Interval,
+    guard: Option<CancelOnDrop>,
+    seen: Seen,
+    ended: bool,
+}
+
+/// What the stream said.
+#[derive(Default)]
+struct Seen {
+    values: Option<String>,
+    error: Option<String>,
+    /// Frames were lost, perhaps the last state among them.
+    cut: bool,
+}
+
+impl Waiting {
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        loop {
+            let item = tokio::select! {
+                biased;
+                item = self.reader.next() => item,
+                // Parsers skip it.
+                _ = self.beat.tick() => return Some(Bytes::from_static(b"\n")),
+            };
+            let result = match item {
+                Ok(Some(Item::Frame(text))) => {
+                    self.seen.take(&text);
+                    continue;
+                }
+                Ok(Some(Item::Cut)) => {
+                    self.seen.cut = true;
+                    continue;
+                }
+                Ok(Some(Item::End(_, end))) => self.result(end).await,
+                Ok(None) => Ok(Bytes::from_static(b"{}")),
+                Err(error) => Err(error),
+            };
+            self.ended = true;
+            if let Some(guard) = &mut self.guard {
+                guard.disarm();
+            }
+            return Some(result.unwrap_or_else(|error| {
+                let error = json!({"__error__": {"error": "HTTPException", "message": error.detail()}});
+                error.to_string().into()
+            }));
+        }
+    }
+
+    async fn result(&mut self, end: End) -> Result<Bytes, AgentError> {
+        if let Some(error) = self.seen.error.take() {
+            return Ok(failed(&error));
+        }
+        if let Some(error) = end.error {
+            return Ok(failed(&error.to_string()));
+        }
+        let whole = !self.seen.cut && end.status == Some(RunStatus::Success);
+        if let Some(values) = self.seen.values.take().filter(|_| whole) {
+            return Ok(without_nul(values));
+        }
+        if let Some(values) = end.values {
+            return Ok(without_nul(values.to_string()));
+        }
+        let stored = stored(&self.app, self.thread, self.run).await?;
+        Ok(match (stored, self.seen.values.take()) {
+            (Some(stored), _) => without_nul(stored.to_string()),
+            (None, Some(values)) => without_nul(values),
+            (None, None) => Bytes::from_static(b"{}"),
+        })
+    }
+}
+
+impl Seen {
+    fn take(&mut self, text: &str) {
+        let Some(frame) = Frame::decode(text) else { return };
+        match frame.event {
+            "values" => self.values = Some(frame.data.to_owned()),
+            "error" => self.error = Some(frame.data.to_owned()),
+            // A new attempt: what an earlier one said does not count.
+            "metadata" => *self = Self::default(),
+            _ => {}
+        }
+    }
+}
+
+fn failed(error: &str) -> Bytes {
+    without_nul(format!("{{\"__error__\":{error}}}"))
+}
+
+/// What a run that is over left, as its thread's row says: its error, else the state with the interrupts that wait.
+/// `None` when the thread is gone.
+async fn stored(app: &AgentApp, thread: ThreadId, run: RunId) -> Result<Option<Value>, AgentError> {
+    let read = app
+        .store
+        .read(async |tx| {
+            let thread = threads::get(tx, app.tenant, thread).await?;
+            let status = match runs::get(tx, app.tenant, run).await {
+                Err(store::Error::NotFound) => None,
+                run => Some(run?.status),
+            };
+            Ok((thread, status))
+        })
+        .await;
+    let (thread, status) = match read {
+        Err(store::Error::NotFound) => return Ok(None),
+        read => read?,
+    };
+    let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+    if matches!(status, Some(RunStatus::Error | RunStatus::Timeout))
+        && let Some(error) = &thread.error
+    {
+        return Ok(Some(json!({"__error__": parse(error)})));
+    }
+    let mut values = match thread.current_values.as_deref().map(parse) {
+        None | Some(Value::Null) => Value::Object(Map::new()),
+        Some(values) => values,
+    };
+    let waiting: Vec<Value> = match parse(&thread.interrupts) {
+        Value::Object(tasks) => tasks
+            .into_iter()
+            .filter_map(|(_, interrupts)| match interrupts {
+                Value::Array(interrupts) => Some(interrupts),
+                _ => None,
+            })
+            .flatten()
+            .collect(),
+        _ => Vec::new(),
+    };
+    if let (Value::Object(values), false) = (&mut values, waiting.is_empty()) {
+        values.insert("__interrupt__".to_owned(), Value::Array(waiting));
+    }
+    Ok(Some(values))
+}

@@ -1,0 +1,547 @@
+//! Threads, runs, checkpoints and events, on both databases.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use towpath_domain::agent::{EventId, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
+use towpath_domain::{AssistantId, JobId, RunId, TenantId, ThreadId};
+use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Place, Write};
+use towpath_store::query::Query;
+use towpath_store::run_events::{self, NewBatch};
+use towpath_store::runs::{self, NewRun};
+use towpath_store::threads::{self, Filter, Left, NewThread, Search, SortBy, Ttl};
+use towpath_store::{Error, Store};
+
+use crate::database::Database;
+
+/// One test for both databases.
+macro_rules! on_both {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            #[tokio::test]
+            async fn sqlite() {
+                super::$name(super::migrated(super::Database::sqlite().await).await).await;
+            }
+
+            #[tokio::test]
+            async fn postgres() {
+                if let Some(database) = super::Database::postgres().await {
+                    super::$name(super::migrated(database).await).await;
+                }
+            }
+        }
+    )*};
+}
+
+on_both!(
+    filters_mean_the_same,
+    threads_are_found,
+    a_thread_follows_its_runs,
+    checkpoints_come_back,
+    what_a_run_made_is_taken_back,
+    history_is_cut_without_orphans,
+    events_are_read_from_where_a_reader_was,
+);
+
+async fn migrated(database: Database) -> Database {
+    database.store.migrate().await.unwrap();
+    database
+}
+
+const fn new(id: ThreadId, metadata: &str) -> NewThread<'_> {
+    NewThread {
+        id,
+        metadata,
+        config: "{}",
+        status: ThreadStatus::Idle,
+        temporary: false,
+        ttl: None,
+    }
+}
+
+async fn thread(store: &Store, tenant: TenantId, metadata: &Value) -> ThreadId {
+    let id = ThreadId::new();
+    let text = metadata.to_string();
+    store
+        .write(async |tx| threads::insert(tx, tenant, &new(id, &text)).await)
+        .await
+        .unwrap();
+    id
+}
+
+/// What `@>` of PostgreSQL says, written down anew.
+fn contains(value: &Value, filter: &Value) -> bool {
+    match (value, filter) {
+        (Value::Object(value), Value::Object(filter)) => filter
+            .iter()
+            .all(|(key, filter)| value.get(key).is_some_and(|value| contains(value, filter))),
+        (Value::Array(value), Value::Array(filter)) => filter
+            .iter()
+            .all(|filter| value.iter().any(|value| contains(value, filter))),
+        (Value::Number(value), Value::Number(filter)) => value.as_f64() == filter.as_f64(),
+        _ => value == filter,
+    }
+}
+
+async fn filters_mean_the_same(database: Database) {
+    let store = &database.store;
+    let tenant = TenantId::new();
+    let values = [
+        json!({}),
+        json!({"a": 1}),
+        json!({"a": 1.0, "b": null}),
+        json!({"a": "1"}),
+        json!({"a": true}),
+        json!({"a": false, "c": {}}),
+        json!({"a": {"b": {"c": "deep"}}}),
+        json!({"a": {"b": "other"}}),
+        json!({"a": [1, "two", {"k": 3}, [4, 5]]}),
+        json!({"a": []}),
+        json!({"a b.c[0]": 1, "qu\"ote": {"x": [1]}, "back\\slash": "y"}),
+        json!({"a": null}),
+        json!({"ü": "ß"}),
+    ];
+    let filters = [
+        json!({"a": 1}),
+        json!({"a": 1.0}),
+        json!({"a": "1"}),
+        json!({"a": true}),
+        json!({"a": false}),
+        json!({"a": null}),
+        json!({"a": {}}),
+        json!({"c": {}}),
+        json!({"a": []}),
+        json!({"a": {"b": {"c": "deep"}}}),
+        json!({"a": {"b": {}}}),
+        json!({"a": ["two"]}),
+        json!({"a": ["two", 1]}),
+        json!({"a": [{"k": 3}]}),
+        json!({"a": [{"k": 4}]}),
+        json!({"a": [[5]]}),
+        json!({"a": [[6]]}),
+        json!({"a": ["three"]}),
+        json!({"a b.c[0]": 1}),
+        json!({"qu\"ote": {"x": [1]}}),
+        json!({"back\\slash": "y"}),
+        json!({"back\\slash": "n"}),
+        json!({"ü": "ß"}),
+        json!({"a": 1, "b": null}),
+    ];
+    for value in &values {
+        thread(store, tenant, value).await;
+    }
+    for filter in &filters {
+        let expected = values.iter().filter(|value| contains(value, filter)).count();
+        let filter_rows = Filter {
+            metadata: Some(filter.clone()),
+            ..Filter::default()
+        };
+        let found = store
+            .read(async |tx| threads::count(tx, tenant, &filter_rows).await)
+            .await
+            .unwrap();
+        assert_eq!(found, expected as i64, "{filter}");
+    }
+}
+
+async fn threads_are_found(database: Database) {
+    let store = &database.store;
+    let (tenant, other) = (TenantId::new(), TenantId::new());
+    let first = thread(store, tenant, &json!({"user": "ada"})).await;
+    let second = thread(store, tenant, &json!({"user": "bob"})).await;
+    thread(store, other, &json!({"user": "ada"})).await;
+    let hidden = ThreadId::new();
+    store
+        .write(async |tx| {
+            let hidden = NewThread {
+                temporary: true,
+                ..new(hidden, "{}")
+            };
+            threads::insert(tx, tenant, &hidden).await?;
+            let left = Left {
+                state: Some((r#"{"n":1}"#, r#"{"task":[{"id":"i","value":1}]}"#)),
+                error: None,
+            };
+            threads::settle(tx, tenant, second, ThreadStatus::Interrupted, &left).await
+        })
+        .await
+        .unwrap();
+    let find = async |filter: Filter, ascending: bool| {
+        let search = Search {
+            filter,
+            sort_by: SortBy::ThreadId,
+            ascending,
+            limit: 10,
+            offset: 0,
+            with_values: true,
+        };
+        let found = store.read(async |tx| threads::search(tx, tenant, &search).await).await;
+        found.unwrap().into_iter().map(|row| row.id).collect::<Vec<_>>()
+    };
+    assert_eq!(find(Filter::default(), true).await, [first, second]);
+    assert_eq!(find(Filter::default(), false).await, [second, first]);
+    let by_user = Filter {
+        metadata: Some(json!({"user": "ada"})),
+        ..Filter::default()
+    };
+    assert_eq!(find(by_user, true).await, [first], "not another workspace's");
+    let by_values = Filter {
+        values: Some(json!({"n": 1})),
+        status: Some(ThreadStatus::Interrupted),
+        ..Filter::default()
+    };
+    assert_eq!(find(by_values, true).await, [second]);
+    let by_ids = Filter {
+        ids: Some(vec![first]),
+        ..Filter::default()
+    };
+    assert_eq!(find(by_ids, true).await, [first]);
+    let none = Filter {
+        ids: Some(Vec::new()),
+        ..Filter::default()
+    };
+    assert_eq!(find(none, true).await, []);
+    let foreign = store.read(async |tx| threads::get(tx, other, first).await).await;
+    assert!(matches!(foreign, Err(Error::NotFound)));
+    let again = store
+        .write(async |tx| threads::insert(tx, other, &new(first, "{}")).await)
+        .await;
+    assert!(matches!(again, Err(Error::Conflict { .. })), "ids are taken for all");
+    let made = store
+        .write(async |tx| threads::insert_new(tx, tenant, &new(first, "{}")).await)
+        .await;
+    assert!(!made.unwrap());
+}
+
+async fn run(store: &Store, tenant: TenantId, thread: ThreadId) -> RunId {
+    let id = RunId::new();
+    store
+        .write(async |tx| {
+            let run = NewRun {
+                id,
+                thread,
+                assistant: AssistantId::of_graph("agent"),
+                job: JobId::new(),
+                cron: None,
+                metadata: "{}",
+                kwargs: "{}",
+                strategy: MultitaskStrategy::Enqueue,
+                created_at: tx.now(),
+            };
+            runs::insert(tx, tenant, &run).await
+        })
+        .await
+        .unwrap();
+    id
+}
+
+async fn a_thread_follows_its_runs(database: Database) {
+    let store = &database.store;
+    let tenant = TenantId::new();
+    let id = ThreadId::new();
+    store
+        .write(async |tx| {
+            let ttl = Ttl {
+                strategy: TtlStrategy::KeepLatest,
+                minutes: 1.5,
+            };
+            let new = NewThread {
+                ttl: Some(ttl),
+                ..new(id, "{}")
+            };
+            threads::insert(tx, tenant, &new).await.map(drop)
+        })
+        .await
+        .unwrap();
+    let (one, two) = (run(store, tenant, id).await, run(store, tenant, id).await);
+    let settle = async |run: RunId, status: RunStatus| {
+        store
+            .write(async |tx| {
+                let hit = runs::finish(tx, tenant, run, status).await?;
+                let left = Left {
+                    state: Some((r#"{"n":1}"#, "{}")),
+                    error: None,
+                };
+                threads::settle(tx, tenant, id, ThreadStatus::Idle, &left).await?;
+                Ok(hit)
+            })
+            .await
+            .unwrap()
+    };
+    let read = async || store.read(async |tx| threads::get(tx, tenant, id).await).await.unwrap();
+    assert!(settle(one, RunStatus::Success).await);
+    assert_eq!(read().await.status, ThreadStatus::Busy, "another run is open");
+    assert!(!settle(one, RunStatus::Error).await, "a final state never changes");
+    let open = store
+        .read(async |tx| runs::open(tx, tenant, Some(id), None).await)
+        .await
+        .unwrap();
+    assert_eq!(open.iter().map(|run| run.id).collect::<Vec<_>>(), [two]);
+    assert!(settle(two, RunStatus::Success).await);
+    let row = read().await;
+    assert_eq!(
+        (row.status, row.current_values.as_deref()),
+        (ThreadStatus::Idle, Some(r#"{"n":1}"#))
+    );
+    let lives = row.expires_at.unwrap().since(row.updated_at);
+    assert_eq!(lives.as_secs(), 90, "its time begins anew with each run");
+    let page = runs::Page {
+        status: Some(RunStatus::Success),
+        limit: 10,
+        offset: 0,
+    };
+    let listed = store
+        .read(async |tx| runs::list(tx, tenant, id, page).await)
+        .await
+        .unwrap();
+    assert_eq!(
+        listed.iter().map(|run| run.id).collect::<Vec<_>>(),
+        [two, one],
+        "newest first"
+    );
+    store
+        .write(async |tx| threads::delete(tx, tenant, id).await)
+        .await
+        .unwrap();
+    let gone = store.read(async |tx| runs::get(tx, tenant, one).await).await;
+    assert!(matches!(gone, Err(Error::NotFound)), "runs go with their thread");
+}
+
+/// `messages` changes with each checkpoint, `model` once.
+fn batch(numbers: std::ops::Range<u32>, run: RunId) -> Batch {
+    let mut batch = Batch::default();
+    for number in numbers {
+        let id = format!("1f0-{number:04}");
+        let versions = json!({"messages": format!("{number:04}"), "model": "0001"});
+        batch.checkpoints.push(Checkpoint {
+            checkpoint_ns: String::new(),
+            checkpoint_id: id.clone(),
+            parent_checkpoint_id: (number > 1).then(|| format!("1f0-{:04}", number - 1)),
+            checkpoint: json!({"v": 4, "id": id, "channel_versions": versions}).to_string(),
+            metadata: json!({"run_id": run, "step": number}).to_string(),
+        });
+        for (channel, version) in [("messages", format!("{number:04}")), ("model", "0001".to_owned())] {
+            let blob = Blob {
+                channel: channel.to_owned(),
+                version,
+                r#type: "json".to_owned(),
+                blob: Some(format!("[{number}]").into_bytes()),
+            };
+            batch.blobs.push((String::new(), blob));
+        }
+        for (idx, text) in [(0, "a"), (-4, "b")] {
+            batch.writes.push((String::new(), write(&id, idx, text)));
+        }
+    }
+    batch
+}
+
+fn write(checkpoint: &str, idx: i32, text: &str) -> Write {
+    Write {
+        checkpoint_id: checkpoint.to_owned(),
+        task_id: "task".to_owned(),
+        task_path: String::new(),
+        idx,
+        channel: "messages".to_owned(),
+        r#type: Some("json".to_owned()),
+        blob: format!("{text:?}").into_bytes(),
+    }
+}
+
+async fn count(store: &Store, thread: ThreadId) -> [i64; 3] {
+    let mut counts = [0; 3];
+    for (count, table) in counts.iter_mut().zip([
+        "SELECT count(*) FROM checkpoints WHERE thread_id = ",
+        "SELECT count(*) FROM checkpoint_blobs WHERE thread_id = ",
+        "SELECT count(*) FROM checkpoint_writes WHERE thread_id = ",
+    ]) {
+        *count = store
+            .read(async |tx| {
+                let mut query = Query::new(tx, table);
+                query.bind(towpath_store::query::Arg::Text(thread.to_string()));
+                query.count(tx).await
+            })
+            .await
+            .unwrap();
+    }
+    counts
+}
+
+async fn checkpoints_come_back(database: Database) {
+    let store = &database.store;
+    let thread = ThreadId::new();
+    let run = RunId::new();
+    let saved = batch(1..40, run);
+    for _ in 0..2 {
+        // The second time changes nothing.
+        store
+            .write(async |tx| checkpoints::save(tx, thread, &saved).await)
+            .await
+            .unwrap();
+    }
+    assert_eq!(count(store, thread).await, [39, 40, 78]);
+    let place = Place { thread, ns: "" };
+    let latest = store
+        .read(async |tx| checkpoints::latest(tx, place).await)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(latest.checkpoint_id, "1f0-0039");
+    assert_eq!(latest.parent_checkpoint_id.as_deref(), Some("1f0-0038"));
+    let parsed: Value = serde_json::from_str(&latest.checkpoint).unwrap();
+    assert_eq!(parsed["channel_versions"]["model"], "0001");
+    let filter = json!({"run_id": run, "step": 7});
+    let listed = store
+        .read(async |tx| checkpoints::list(tx, place, Some("1f0-0020"), Some(&filter), 5).await)
+        .await
+        .unwrap();
+    assert_eq!(listed.len(), 1);
+    let wanted: BTreeSet<_> = [("messages", "0007"), ("model", "0001"), ("messages", "none")]
+        .map(|(channel, version)| (channel.to_owned(), version.to_owned()))
+        .into();
+    let blobs = store
+        .read(async |tx| checkpoints::blobs(tx, place, &wanted).await)
+        .await
+        .unwrap();
+    assert_eq!(blobs.len(), 2);
+    let model = &blobs[&("model".to_owned(), "0001".to_owned())];
+    assert_eq!(model.blob.as_deref(), Some(&b"[1]"[..]), "the first of a version stays");
+
+    // Special writes are replaced, others stay; also when both stand in one batch.
+    let mut more = Batch::default();
+    for text in ["x", "y"] {
+        more.writes.push((String::new(), write("1f0-0001", -4, text)));
+    }
+    more.writes.push((String::new(), write("1f0-0001", 0, "z")));
+    store
+        .write(async |tx| checkpoints::save(tx, thread, &more).await)
+        .await
+        .unwrap();
+    let writes = store
+        .read(async |tx| checkpoints::writes(tx, place, &["1f0-0001"]).await)
+        .await
+        .unwrap();
+    let texts: Vec<_> = writes
+        .iter()
+        .map(|write| (write.idx, String::from_utf8_lossy(&write.blob)))
+        .collect();
+    assert_eq!(texts, [(-4, "\"y\"".into()), (0, "\"a\"".into())]);
+}
+
+async fn what_a_run_made_is_taken_back(database: Database) {
+    let store = &database.store;
+    let thread = ThreadId::new();
+    let (first, second) = (RunId::new(), RunId::new());
+    store
+        .write(async |tx| {
+            checkpoints::save(tx, thread, &batch(1..4, first)).await?;
+            checkpoints::save(tx, thread, &batch(4..6, second)).await?;
+            checkpoints::delete_run(tx, thread, second).await
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        count(store, thread).await,
+        [3, 4, 6],
+        "nothing of the second run is left"
+    );
+    let place = Place { thread, ns: "" };
+    let latest = store
+        .read(async |tx| checkpoints::latest(tx, place).await)
+        .await
+        .unwrap();
+    assert_eq!(latest.unwrap().checkpoint_id, "1f0-0003");
+}
+
+async fn history_is_cut_without_orphans(database: Database) {
+    let store = &database.store;
+    let (thread, other) = (ThreadId::new(), ThreadId::new());
+    let run = RunId::new();
+    let mut nested = batch(1..3, run);
+    for checkpoint in &mut nested.checkpoints {
+        checkpoint.checkpoint_ns = "sub:1".to_owned();
+    }
+    for (ns, _) in nested.blobs.iter_mut() {
+        *ns = "sub:1".to_owned();
+    }
+    for (ns, _) in nested.writes.iter_mut() {
+        *ns = "sub:1".to_owned();
+    }
+    store
+        .write(async |tx| {
+            checkpoints::save(tx, thread, &batch(1..10, run)).await?;
+            checkpoints::save(tx, thread, &nested).await?;
+            checkpoints::copy(tx, thread, other).await
+        })
+        .await
+        .unwrap();
+    assert_eq!(count(store, other).await, count(store, thread).await);
+    let gone = store
+        .write(async |tx| checkpoints::keep_last(tx, thread, 2).await)
+        .await
+        .unwrap();
+    assert_eq!(gone, 7, "of each namespace the last two stay");
+    assert_eq!(count(store, thread).await, [4, 6, 8]);
+    assert_eq!(count(store, other).await, [11, 13, 22], "the copy is untouched");
+    let bytes = store
+        .read(async |tx| checkpoints::storage(tx, thread).await)
+        .await
+        .unwrap();
+    assert!(bytes.checkpoints > 0 && bytes.channel_values == 18 && bytes.pending_writes == 24);
+    store
+        .write(async |tx| checkpoints::delete_all(tx, other).await)
+        .await
+        .unwrap();
+    assert_eq!(count(store, other).await, [0, 0, 0]);
+}
+
+async fn events_are_read_from_where_a_reader_was(database: Database) {
+    let store = &database.store;
+    let (tenant, thread) = (TenantId::new(), ThreadId::new());
+    let (one, two) = (RunId::new(), RunId::new());
+    for (run, ms, seq) in [(one, 10, 0), (one, 10, 1), (two, 10, 2), (two, 11, 0)] {
+        store
+            .write(async |tx| {
+                let new = NewBatch {
+                    run: Some(run),
+                    attempt: 1,
+                    first: 1,
+                    last: 1,
+                    last_id: EventId { ms, seq },
+                    frames: "f",
+                    expires_at: None,
+                };
+                run_events::append(tx, tenant, thread, &new).await
+            })
+            .await
+            .unwrap();
+    }
+    let read = async |run: Option<RunId>, ms: i64, seq: i64| {
+        let after = EventId { ms, seq };
+        let found = store
+            .read(async |tx| run_events::read(tx, tenant, thread, run, after, 10).await)
+            .await
+            .unwrap();
+        found
+            .iter()
+            .map(|batch| (batch.last_ms, batch.last_seq))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(read(None, 0, 0).await, [(10, 0), (10, 1), (10, 2), (11, 0)]);
+    assert_eq!(read(None, 10, 1).await, [(10, 2), (11, 0)]);
+    assert_eq!(read(Some(one), 0, 0).await, [(10, 0), (10, 1)]);
+    let last = store
+        .read(async |tx| run_events::last_id(tx, tenant, thread).await)
+        .await;
+    assert_eq!(last.unwrap(), Some(EventId { ms: 11, seq: 0 }));
+    let pruned = store
+        .write(async |tx| {
+            let past = tx.now().minus(std::time::Duration::from_secs(1));
+            run_events::expire(tx, tenant, thread, one, past).await?;
+            run_events::prune(tx, 100).await
+        })
+        .await
+        .unwrap();
+    assert_eq!(pruned, 2);
+    assert_eq!(read(None, 0, 0).await, [(10, 2), (11, 0)]);
+}

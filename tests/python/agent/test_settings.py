@@ -1,0 +1,92 @@
+"""What an operator can say: keys, a prefix, limits; and the agent server inside of `towpath dev`."""
+
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+from langgraph_sdk.errors import AuthenticationError
+
+from harness import Process, binary, free_address
+from world import GRAPHS, Server
+
+KEY = "agent-suite-key-0123456789abcdef0123456789"
+
+
+@pytest.fixture(scope="module")
+def guarded():
+    running = Server(
+        "embedded",
+        env={"TOWPATH_API_KEY": KEY, "MOUNT_PREFIX": "/agents/one", "HTTP_MAX_REQUEST_BODY_BYTES": "10000"},
+        args=("--agent-auth",),
+    )
+    yield running
+    running.stop()
+
+
+def test_keys_below_a_prefix(guarded):
+    with get_sync_client(url=f"{guarded.url}/agents/one", api_key=KEY) as client:
+        assert client.assistants.search(graph_id="agent")
+        client.store.put_item(["a"], "k", {"n": 1})
+        assert client.store.get_item(["a"], "k")["value"] == {"n": 1}
+    for key in (None, "not the key that opens this server at all"):
+        with get_sync_client(url=f"{guarded.url}/agents/one", api_key=key) as client:
+            with pytest.raises(AuthenticationError):
+                client.assistants.search()
+
+
+def test_what_is_open_without_a_key(guarded):
+    for path in ("/", "/ok", "/info", "/metrics", "/docs", "/openapi.json", "/livez", "/readyz"):
+        assert httpx.get(f"{guarded.url}/agents/one{path}").status_code == 200, path
+    # Probes know nothing of prefixes.
+    assert httpx.get(f"{guarded.url}/livez").status_code == 200
+    for path in ("/assistants/search", "/no/such/route"):
+        answer = httpx.post(f"{guarded.url}{path}")
+        assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
+    refused = httpx.post(f"{guarded.url}/agents/one/assistants/search")
+    assert refused.status_code == 401 and "X-API-Key" in refused.json()["detail"]
+    assert refused.headers["www-authenticate"] == "ApiKey" and refused.headers["vary"].lower() == "origin"
+    ask = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    assert httpx.options(f"{guarded.url}/agents/one/assistants/search", headers=ask).status_code == 200
+
+
+def test_a_body_may_not_be_too_large(guarded):
+    body = b'{"metadata":{"x":"' + b"x" * 20_000 + b'"}}'
+    answer = httpx.post(f"{guarded.url}/agents/one/assistants/search", content=body, headers={"x-api-key": KEY})
+    assert answer.status_code == 413 and "larger than 10000 bytes" in answer.json()["detail"]
+
+
+def test_a_graph_that_cannot_be_used_is_named(tmp_path):
+    config = tmp_path / "langgraph.json"
+    config.write_text('{"graphs": {"mine": "./mine.py:graph"}}')
+    command = [binary(), "agent", "--config", str(config), "--data-dir", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "mine" in done.stderr, done.stderr
+
+
+def test_sqlite_is_for_one_process(tmp_path):
+    command = [binary(), "agent", "--role", "worker", "--data-dir", str(tmp_path / "data"), "--listen", free_address()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "SQLite" in done.stderr, done.stderr
+
+
+def test_dev_has_an_agent_server():
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-agent."))
+    platform, agent = free_address(), free_address()
+    command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--data-dir", str(folder / "data")]
+    process = Process("dev", [*command, "--graphs", str(GRAPHS)], {}, folder, agent)
+    try:
+        process.ready()
+        with get_sync_client(url=f"http://{agent}", api_key=None) as client:
+            assert client.assistants.search(graph_id="steps")[0]["metadata"] == {"created_by": "system"}
+        assert httpx.get(f"http://{platform}/readyz").status_code == 200
+        assert f"http://{agent}" in process.log_tail(), "the banner says where it is"
+        assert (folder / "data" / "agent.db").is_file()
+        process.terminate()
+    finally:
+        if process.child.poll() is None:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,206 @@
+//! The state of a thread outside of its runs: read as its graph reads it, and updated by whoever may.
+
+use async_trait::async_trait;
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+use towpath_domain::agent::frame::Frame;
+use towpath_domain::agent::{EventId, ThreadStatus};
+use towpath_domain::{Rejection, TenantId, ThreadId};
+use towpath_runtime::{
+    At, CheckpointRef, Chunk, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
+    StateSnapshot, Update,
+};
+use towpath_store::checkpoints::{self, Place};
+use towpath_store::threads::{self, Thread};
+use towpath_store::{self as store, Store, Tx, lanes, run_events, runs};
+
+use crate::agent::EVENTS_KEPT;
+use crate::run_agent::lane;
+use crate::run_agent::saver::{Saver, without_nul, write_all};
+
+/// What a graph may ask for outside of a run: it reads checkpoints, and what it saves waits to be written.
+pub struct StateHost(Saver);
+
+impl StateHost {
+    /// Over one thread.
+    #[must_use]
+    pub fn new(store: &Store, thread: ThreadId) -> Self {
+        Self(Saver::new(store.clone(), thread, false))
+    }
+}
+
+#[async_trait]
+impl Host for StateHost {
+    async fn load(&self, ns: &str, id: Option<&str>) -> Result<Option<Saved>, HostError> {
+        self.0.load(ns, id).await
+    }
+
+    async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
+        self.0.list(ns, query).await
+    }
+
+    async fn save(&self, put: Put) -> Result<(), HostError> {
+        self.0.put(vec![Save::Checkpoint(put)]);
+        Ok(())
+    }
+
+    async fn save_writes(&self, put: PutWrites) -> Result<(), HostError> {
+        self.0.put(vec![Save::Writes(put)]);
+        Ok(())
+    }
+
+    async fn save_all(&self, batch: Vec<Save>) -> Result<(), HostError> {
+        self.0.put(batch);
+        Ok(())
+    }
+
+    async fn emit(&self, _: Vec<Chunk>) -> Result<(), HostError> {
+        Ok(())
+    }
+
+    fn cancelled(&self) -> CancellationToken {
+        CancellationToken::new()
+    }
+
+    async fn item(&self, _: ItemCall) -> Result<Value, HostError> {
+        Err(HostError::Invalid {
+            class: "RuntimeError".to_owned(),
+            message: "items are there for runs only".to_owned(),
+        })
+    }
+}
+
+/// Why a state was not updated.
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    /// The graph refused it.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// The thread is busy or gone, or the database away.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+}
+
+/// An update of a thread's state.
+#[derive(Clone, Debug)]
+pub struct StateUpdate<'a> {
+    /// The thread.
+    pub thread: ThreadId,
+    /// From which checkpoint.
+    pub at: At,
+    /// One checkpoint for each.
+    pub supersteps: &'a [Vec<Update>],
+    /// Scalars that reach the checkpoints.
+    pub metadata: Map<String, Value>,
+}
+
+/// Times an update is done anew because a run came in between.
+const ROUNDS: usize = 5;
+
+/// Updates the state of a thread that no run is at work on.
+///
+/// # Errors
+/// A conflict while the thread is busy; what the graph refuses; those of the database.
+pub async fn update(
+    store: &Store,
+    tenant: TenantId,
+    graph: &Graph,
+    update: &StateUpdate<'_>,
+) -> Result<CheckpointRef, UpdateError> {
+    for _ in 0..ROUNDS {
+        let base = latest(store, update.thread).await?;
+        let host = StateHost::new(store, update.thread);
+        let made = graph
+            .update_state(&update.at, update.supersteps, &update.metadata, &host)
+            .await?;
+        let state = graph.state(&At::latest(update.thread.0), false, &host).await?;
+        let written = store
+            .write(async |tx| record(tx, tenant, update.thread, &host, base.as_deref(), state.as_ref()).await)
+            .await;
+        match written {
+            // A run ended between the look and the lock: once more, on what it left.
+            Err(store::Error::Stale) => {}
+            written => return Ok(written.map(|()| made)?),
+        }
+    }
+    Err(store::Error::Stale.into())
+}
+
+async fn latest(store: &Store, thread: ThreadId) -> store::Result<Option<String>> {
+    let place = Place { thread, ns: "" };
+    let latest = store.read(async |tx| checkpoints::latest(tx, place).await).await?;
+    Ok(latest.map(|row| row.checkpoint_id))
+}
+
+async fn record(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    thread: ThreadId,
+    host: &StateHost,
+    base: Option<&str>,
+    state: Option<&StateSnapshot>,
+) -> store::Result<()> {
+    // No run begins or ends while this is locked.
+    lanes::lock(tx, lane(thread).key(), 1).await?;
+    if runs::any_open(tx, tenant, thread).await? {
+        return Err(busy());
+    }
+    let now = checkpoints::latest(tx, Place { thread, ns: "" }).await?;
+    if now.as_ref().map(|row| row.checkpoint_id.as_str()) != base {
+        return Err(store::Error::Stale);
+    }
+    write_all(tx, thread, &host.0.take()).await?;
+    let Some(state) = state else { return Ok(()) };
+    let interrupts: Map<String, Value> = state
+        .tasks
+        .iter()
+        .filter(|task| !task.interrupts.is_empty())
+        .map(|task| (task.id.clone(), Value::Array(task.interrupts.clone())))
+        .collect();
+    let values = without_nul(state.values.to_string());
+    let interrupts = without_nul(Value::Object(interrupts).to_string());
+    let status = ThreadStatus::after(!state.next.is_empty());
+    threads::set_state(tx, tenant, thread, status, &values, &interrupts).await?;
+    tell(tx, tenant, thread, state).await
+}
+
+/// Whoever reads the thread's stream hears of it.
+async fn tell(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, state: &StateSnapshot) -> store::Result<()> {
+    let last = run_events::last_id(tx, tenant, thread).await?.unwrap_or_default();
+    let id: EventId = last.next(tx.now().micros() / 1000);
+    let data = serde_json::to_string(state).map_err(|_| store::Error::corrupt("thread", "current_values", thread))?;
+    let frame = Frame {
+        run: None,
+        attempt: 0,
+        number: 0,
+        id,
+        event: "state_update",
+        data: &data,
+    }
+    .encode();
+    let mut log = String::new();
+    towpath_domain::agent::frame::append(&mut log, &frame);
+    let batch = run_events::NewBatch {
+        run: None,
+        attempt: 0,
+        first: 0,
+        last: 0,
+        last_id: id,
+        frames: &log,
+        expires_at: Some(tx.now().plus(EVENTS_KEPT)),
+    };
+    run_events::append(tx, tenant, thread, &batch).await?;
+    tx.publish(thread, frame);
+    Ok(())
+}
+
+fn busy() -> store::Error {
+    Rejection::conflict("", "Thread is busy with a running job. Cannot update state.").into()
+}
+
+/// The graph a thread was last used with.
+#[must_use]
+pub fn graph_of(thread: &Thread) -> Option<String> {
+    let metadata: Map<String, Value> = serde_json::from_str(&thread.metadata).ok()?;
+    metadata.get("graph_id")?.as_str().map(str::to_owned)
+}
