@@ -298,6 +298,18 @@ pub enum For {
     Agent,
 }
 
+impl From<For> for Mode {
+    fn from(command: For) -> Self {
+        match command {
+            For::Dev => Self::Dev,
+            For::Api => Self::Api,
+            For::Worker => Self::Worker,
+            For::Scheduler => Self::Scheduler,
+            For::Agent => Self::Agent,
+        }
+    }
+}
+
 /// What `towpath config` does.
 #[derive(Debug, Subcommand)]
 pub enum ConfigVerb {

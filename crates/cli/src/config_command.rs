@@ -3,7 +3,7 @@
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 
-use crate::arguments::{ConfigCommand, ConfigVerb, For, Output};
+use crate::arguments::{ConfigCommand, ConfigVerb, Output};
 use crate::config::{Config, Mode, Origin, Resolved};
 
 /// Shows or checks the settings of this process.
@@ -11,13 +11,7 @@ use crate::config::{Config, Mode, Origin, Resolved};
 /// # Errors
 /// All problems of the settings.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<()> {
-    let mode = match command.command_of {
-        For::Dev => Mode::Dev,
-        For::Api => Mode::Api,
-        For::Worker => Mode::Worker,
-        For::Scheduler => Mode::Scheduler,
-        For::Agent => Mode::Agent,
-    };
+    let mode = Mode::from(command.command_of);
     let config = Config::load(&command.common.inputs(mode, Vec::new()))?;
     for warning in &config.warnings {
         eprintln!("warning: {warning}");

@@ -15,7 +15,7 @@ use towpath_queue::{Queue, State};
 use towpath_store::{Dialect, Options, Store, backup, jobs};
 use towpath_traces::objects::Objects;
 
-use crate::arguments::{Doctor, For, Output};
+use crate::arguments::{Doctor, Output};
 use crate::config::{Config, Mode, Problems, Settings};
 
 /// Whatever does not answer within this is away.
@@ -57,12 +57,7 @@ impl Findings {
 /// # Errors
 /// When something is wrong: exit code 1, or 2 when it is the settings.
 pub async fn run(command: Doctor) -> anyhow::Result<()> {
-    let mode = match command.command_of {
-        For::Dev => Mode::Dev,
-        For::Api => Mode::Api,
-        For::Worker => Mode::Worker,
-        For::Scheduler => Mode::Scheduler,
-    };
+    let mode = Mode::from(command.command_of);
     let mut findings = Findings::default();
     let config = match Config::load(&command.common.inputs(mode, Vec::new())) {
         Ok(config) => config,
