@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -48,8 +49,9 @@ pub async fn export(api: &Api, destination: &str, project: &str, generated: &Gen
         "start_time": generated.start, "end_time": generated.end,
     });
     let body = bytes::Bytes::from(body.to_string());
-    // A project is exported once here, so its id will do.
-    let headers = [("content-type", "application/json"), ("idempotency-key", project)];
+    static ASKED: AtomicU64 = AtomicU64::new(0);
+    let key = format!("{project}/{}", ASKED.fetch_add(1, Ordering::Relaxed));
+    let headers = [("content-type", "application/json"), ("idempotency-key", &*key)];
     let made = until("an export to be recorded", PATIENCE, async || {
         let reply = api.send("/api/v1/bulk-exports", &headers, body.clone()).await.ok()?;
         (!reply.status.is_server_error()).then(|| reply.expect(200))

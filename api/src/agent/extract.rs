@@ -238,7 +238,8 @@ mod tests {
             refused(r#"{"graph_id":"a","config":{"tags":[1]}}"#),
             "config.tags.0: expected a string"
         );
-        assert_eq!(refused("[".repeat(500).as_str()), "Request body is nested too deeply");
+        let deep = read_json::<Value>("[".repeat(500).as_bytes()).unwrap_err();
+        assert_eq!(deep.detail(), "Request body is nested too deeply");
     }
 
     #[test]

@@ -19,11 +19,22 @@ pub struct Server {
 impl Server {
     /// Starts one and reads its banner, which it prints when it is ready.
     pub fn start(folder: &Path) -> Self {
-        let mut child = towpath(folder, &["dev", "--listen", "127.0.0.1:0", "--data-dir", "data"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
+        let mut child = towpath(
+            folder,
+            &[
+                "dev",
+                "--listen",
+                "127.0.0.1:0",
+                "--agent-listen",
+                "127.0.0.1:0",
+                "--data-dir",
+                "data",
+            ],
+        )
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut field = |name: &str| loop {
             let mut line = String::new();
@@ -88,7 +99,18 @@ fn dev_serves_with_the_pair_it_prints_and_keeps_it() {
     let metrics = server.get("/metrics").1;
     assert!(metrics.contains("towpath_http_requests_total"), "{metrics}");
 
-    let second = run(folder.path(), &["dev", "--listen", "127.0.0.1:0", "--data-dir", "data"]);
+    let second = run(
+        folder.path(),
+        &[
+            "dev",
+            "--listen",
+            "127.0.0.1:0",
+            "--agent-listen",
+            "127.0.0.1:0",
+            "--data-dir",
+            "data",
+        ],
+    );
     assert_eq!(second.status.code(), Some(1));
     let pid = server.child.id();
     assert!(err(&second).contains(&format!("(process {pid})")), "{}", err(&second));
