@@ -176,7 +176,7 @@ pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
 }
 
 /// Active schedules that have no spawn job: it was never recorded, it is gone, or it ended before `rested` without
-/// advancing them. One that ended later is left alone for now: a spawn that fails at once must not be repeated as fast
+/// advancing them. One that ended later is left alone until its time: a spawn that fails at once must not be repeated as fast
 /// as somebody looks.
 ///
 /// # Errors
