@@ -78,7 +78,7 @@ fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
 
 /// Operation ids must be unique in a document. Handlers are named alike in every module, so the tag goes in front;
 /// one that stands at two paths says which of them.
-pub(crate) fn unique_operations(document: &mut OpenApi) {
+fn unique_operations(document: &mut OpenApi) {
     let paths: HashSet<String> = document.paths.paths.keys().cloned().collect();
     for (path, item) in &mut document.paths.paths {
         let twice = path.strip_prefix("/api/v1").is_some_and(|bare| paths.contains(bare));

@@ -178,15 +178,16 @@ test("the store", async () => {
 });
 
 test("crons", async () => {
-  const mark = randomUUID();
-  const made = await client.crons.create("agent", { schedule: "0 0 1 1 *", input: HI, metadata: { mark } });
+  const assistant = await client.assistants.create({ graphId: "agent" });
+  const made = await client.crons.create(assistant.assistant_id, { schedule: "0 0 1 1 *", input: HI });
   const thread = await client.threads.create();
   const other = await client.crons.createForThread(thread.thread_id, "agent", { schedule: "0 0 1 1 *", input: HI });
   assert.equal(other.thread_id, thread.thread_id);
   const changed = await client.crons.update(made.cron_id, { enabled: false });
   assert.equal(changed.enabled, false);
-  assert.equal((await client.crons.search({ metadata: { mark } })).length, 1);
-  assert.equal(await client.crons.count({ metadata: { mark } }), 1);
+  const mine = { assistantId: assistant.assistant_id };
+  assert.deepEqual((await client.crons.search(mine)).map((cron) => cron.cron_id), [made.cron_id]);
+  assert.equal(await client.crons.count(mine), 1);
   for (const cron of [made, other]) await client.crons.delete(cron.cron_id);
   await assert.rejects(client.crons.delete(made.cron_id), /404/);
 });

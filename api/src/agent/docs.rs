@@ -23,8 +23,29 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
     components.add_security_scheme("api_key", SecurityScheme::ApiKey(ApiKey::Header(key)));
     let key = SecurityRequirement::new::<_, [&str; 0], &str>("api_key", []);
     document.security = Some(vec![key, SecurityRequirement::default()]);
-    crate::platform::unique_operations(&mut document);
+    name_operations(&mut document);
     document
+}
+
+/// Names each operation after its method and its path, so that no two are named alike however many modules have a
+/// handler of the same name.
+fn name_operations(document: &mut OpenApi) {
+    for (path, item) in &mut document.paths.paths {
+        let words = path.split(|letter: char| !letter.is_ascii_alphanumeric());
+        let place: String = words.filter(|word| !word.is_empty()).map(|word| format!("_{word}")).collect();
+        let operations = [
+            ("get", &mut item.get),
+            ("post", &mut item.post),
+            ("put", &mut item.put),
+            ("patch", &mut item.patch),
+            ("delete", &mut item.delete),
+        ];
+        for (method, operation) in operations {
+            if let Some(operation) = operation {
+                operation.operation_id = Some(format!("{method}{place}"));
+            }
+        }
+    }
 }
 
 /// The two routes over a finished document.

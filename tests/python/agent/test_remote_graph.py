@@ -21,7 +21,8 @@ async def test_streams(server):
     graph = RemoteGraph("steps", url=server.url)
     config = {"configurable": {"thread_id": str(uuid.uuid4())}}
     await graph.client.threads.create(thread_id=config["configurable"]["thread_id"])
-    parts = [part async for part in graph.astream({"log": []}, config, stream_mode=["updates", "values", "custom"])]
+    stream = graph.astream({"log": []}, config, stream_mode=["updates", "values", "custom"])
+    parts = [(part[0], part[1]) async for part in stream]
     assert ("updates", {"one": {"log": ["one"], "x": 1}}) in parts and ("custom", {"at": "two"}) in parts
     assert list(graph.stream({"log": []}, config, stream_mode="updates"))[-1] == {"two": {"log": ["two"]}}
     nested = RemoteGraph("nested", url=server.url)

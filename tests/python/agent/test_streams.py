@@ -159,7 +159,7 @@ async def test_the_stream_of_a_thread_goes_over_its_runs(sdk):
     parts = []
 
     async def read():
-        async for part in sdk.threads.join_stream(thread, last_event_id="-"):
+        async for part in await sdk.threads.join_stream(thread, last_event_id="-"):
             parts.append(part)
             if sum(part.event == "metadata" and part.data.get("status") == "run_done" for part in parts) == 2:
                 return

@@ -47,7 +47,7 @@ async def test_state_and_history(client):
     ids = [one["checkpoint"]["checkpoint_id"] for one in history]
     assert ids == sorted(ids, reverse=True) and all(uuid.UUID(one).version == 6 for one in ids)
     assert [one["parent_checkpoint"]["checkpoint_id"] for one in history[:-1]] == ids[1:]
-    before = await client.threads.get_history(thread, limit=1, before={"configurable": {"checkpoint_id": ids[1]}})
+    before = await client.threads.get_history(thread, limit=1, before=history[1]["checkpoint"])
     assert [one["checkpoint"]["checkpoint_id"] for one in before] == ids[2:3]
     assert history[1]["next"] == ["two"] and history[1]["tasks"][0]["name"] == "two"
     then = await client.threads.get_state(thread, checkpoint_id=ids[1])

@@ -111,7 +111,7 @@ impl<'a> RunHost<'a> {
 
     /// Tells readers that the attempt began.
     pub fn began(&self, run: RunId, attempt: u32) {
-        self.send("metadata", &json!({"run_id": run, "attempt": attempt}).to_string());
+        self.send("metadata", &format!(r#"{{"run_id":"{run}","attempt":{attempt}}}"#));
     }
 
     /// Tells readers that the run failed.

@@ -13,7 +13,7 @@ use utoipa_axum::routes;
 
 use super::begin::Ready;
 use super::model::{FIELDS, Run, RunCreate};
-use super::on_thread::{Joining, begin_stream, begin_wait, join_run, run_of, stream_run};
+use super::on_thread::{Joining, Pairs, begin_stream, begin_wait, join_run, run_of, stream_run};
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -152,10 +152,10 @@ pub(crate) async fn stream(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(run): Path<RunId>,
-    Query(how): Query<Joining>,
+    Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    stream_run(&app, &headers, &found, how, None).await
+    stream_run(&app, &headers, &found, Joining::of(query), None).await
 }
 
 /// Wait for a run and answer the state it leaves.
@@ -167,10 +167,10 @@ pub(crate) async fn join(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(run): Path<RunId>,
-    Query(how): Query<Joining>,
+    Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    join_run(&app, &headers, &found, how).await
+    join_run(&app, &headers, &found, Joining::of(query)).await
 }
 
 /// Wait for a run and answer the state it leaves.
@@ -182,8 +182,8 @@ pub(crate) async fn wait(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path(run): Path<RunId>,
-    Query(how): Query<Joining>,
+    Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    join_run(&app, &headers, &found, how).await
+    join_run(&app, &headers, &found, Joining::of(query)).await
 }

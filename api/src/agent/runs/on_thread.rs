@@ -20,7 +20,7 @@ use super::stop::CancelOnDrop;
 use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::{Body, Flag, Path, Query};
+use crate::agent::extract::{Body, Path, Query};
 use crate::agent::live::Reader;
 use crate::agent::sse::{Kind, Show, locations, prefix};
 use crate::agent::{sse, wait};
@@ -224,15 +224,36 @@ pub(crate) async fn delete(
 }
 
 /// How a run is joined.
-#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[derive(Debug, Default, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Joining {
     /// Whether to stop the run when the caller goes away.
-    #[serde(default)]
     #[param(value_type = Option<bool>)]
-    cancel_on_disconnect: Flag,
-    /// Only these modes: a name, or a list as JSON.
-    stream_mode: Option<String>,
+    cancel_on_disconnect: bool,
+    /// Only these modes: names, or a list as JSON.
+    #[param(value_type = Option<Vec<String>>)]
+    stream_mode: Vec<String>,
+}
+
+/// The query as it came: clients of Python repeat a field, those of JavaScript write a list as JSON.
+pub(crate) type Pairs = Vec<(String, String)>;
+
+impl Joining {
+    pub fn of(query: Pairs) -> Self {
+        let mut how = Self::default();
+        for (name, value) in query {
+            match name.as_str() {
+                "cancel_on_disconnect" => how.cancel_on_disconnect = yes(&value),
+                "stream_mode" if !value.is_empty() => how.stream_mode.extend(one_or_list(&value)),
+                _ => {}
+            }
+        }
+        how
+    }
+}
+
+fn yes(text: &str) -> bool {
+    matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "yes")
 }
 
 /// Wait for a run and answer the state it leaves.
@@ -245,10 +266,10 @@ pub(crate) async fn join(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path((thread, run)): Path<(ThreadId, RunId)>,
-    Query(how): Query<Joining>,
+    Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    join_run(&app, &headers, &found, how).await
+    join_run(&app, &headers, &found, Joining::of(query)).await
 }
 
 /// Waits for a run that is recorded.
@@ -260,7 +281,7 @@ pub(super) async fn join_run(
 ) -> Result<Response, AgentError> {
     let reader = Reader::of_run(app, run.thread_id, run.id, resumable(run), Since::Now).await?;
     let headers = locations(&prefix(app, headers), Some(run.thread_id), run.id, Some("join"));
-    let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect.0);
+    let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect);
     Ok(wait::respond(app, (run.thread_id, run.id), reader, headers, guard))
 }
 
@@ -274,10 +295,10 @@ pub(crate) async fn stream(
     State(app): State<AgentApp>,
     headers: HeaderMap,
     Path((thread, run)): Path<(ThreadId, RunId)>,
-    Query(how): Query<Joining>,
+    Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    stream_run(&app, &headers, &found, how, Some(thread)).await
+    stream_run(&app, &headers, &found, Joining::of(query), Some(thread)).await
 }
 
 /// Streams a run that is recorded.
@@ -288,9 +309,9 @@ pub(super) async fn stream_run(
     how: Joining,
     shown: Option<ThreadId>,
 ) -> Result<Response, AgentError> {
-    let wanted: Option<Vec<StreamMode>> = match how.stream_mode.as_deref().filter(|text| !text.is_empty()) {
-        None => None,
-        Some(text) => Some(modes(Some(OneOrMany::Many(one_or_list(text))))?),
+    let wanted: Option<Vec<StreamMode>> = match how.stream_mode.is_empty() {
+        true => None,
+        false => Some(modes(Some(OneOrMany::Many(how.stream_mode)))?),
     };
     let since = since(headers)?;
     let resumable = resumable(run);
@@ -301,7 +322,7 @@ pub(super) async fn stream_run(
         kind: Kind::Run,
     };
     let headers = locations(&prefix(app, headers), shown, run.id, Some("stream"));
-    let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect.0);
+    let guard = CancelOnDrop::new(app, run.id, how.cancel_on_disconnect);
     Ok(sse::respond(app, reader, show, headers, guard))
 }
 

@@ -301,13 +301,13 @@ pub(crate) struct HistorySearch {
 pub(crate) enum Before {
     /// Its id.
     Id(String),
-    /// The checkpoint.
-    Named(CheckpointName),
-    /// `{configurable: {checkpoint_id}}`.
+    /// `{configurable: {checkpoint_id}}`. Before the next form, which fits every object.
     Config {
         /// Names the checkpoint.
         configurable: CheckpointName,
     },
+    /// The checkpoint.
+    Named(CheckpointName),
 }
 
 impl Before {
