@@ -18,9 +18,7 @@ pub(crate) fn routes(document: &Value) -> Router {
     let page = page_route(document);
     let json = Bytes::from(document.to_string());
     let json_route = get(async move || ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], json));
-    Router::new()
-        .route("/openapi.json", json_route)
-        .route("/docs", page)
+    Router::new().route("/openapi.json", json_route).route("/docs", page)
 }
 
 /// A document as a page.

@@ -111,7 +111,6 @@ async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Ne
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     report_panic(panic);
     ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()

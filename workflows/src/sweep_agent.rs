@@ -76,7 +76,10 @@ impl Workflow for SweepAgent {
 
     async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
         let &Self { tenant } = self;
-        let read = world.store.read(async |tx| schedules::get(tx, chain(tenant)).await).await;
+        let read = world
+            .store
+            .read(async |tx| schedules::get(tx, chain(tenant)).await)
+            .await;
         let Some(schedule) = read.retry()?.filter(|schedule| schedule.spawn_job == Some(ctx.job())) else {
             // Somebody else sweeps.
             return ctx.done();
@@ -139,7 +142,10 @@ async fn end_threads(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId) -> Res
             .retry()?;
         let last = found.len() < usize::try_from(BATCH).unwrap_or(usize::MAX);
         for (thread, strategy) in found {
-            over += u64::from(ctx.commit(async |tx| end_thread(tx, tenant, thread, strategy).await).await?);
+            over += u64::from(
+                ctx.commit(async |tx| end_thread(tx, tenant, thread, strategy).await)
+                    .await?,
+            );
         }
         if last {
             break;
@@ -149,12 +155,7 @@ async fn end_threads(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId) -> Res
 }
 
 /// Looks again under the thread's lock: a run may have begun meanwhile, and has moved the end on.
-async fn end_thread(
-    tx: &mut Tx<'_>,
-    tenant: TenantId,
-    thread: ThreadId,
-    strategy: TtlStrategy,
-) -> store::Result<bool> {
+async fn end_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, strategy: TtlStrategy) -> store::Result<bool> {
     let row = match threads::lock(tx, tenant, thread).await {
         Err(store::Error::NotFound) => return Ok(false),
         row => row?,

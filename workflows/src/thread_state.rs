@@ -195,7 +195,11 @@ async fn tell(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, state: &State
 }
 
 fn busy() -> store::Error {
-    Rejection::conflict("", "Thread has in-flight runs. Wait for them to finish, or cancel them, before updating its state.").into()
+    Rejection::conflict(
+        "",
+        "Thread has in-flight runs. Wait for them to finish, or cancel them, before updating its state.",
+    )
+    .into()
 }
 
 /// The graph a thread was last used with.

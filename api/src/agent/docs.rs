@@ -32,7 +32,10 @@ pub(super) fn complete(mut document: OpenApi) -> OpenApi {
 fn name_operations(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let words = path.split(|letter: char| !letter.is_ascii_alphanumeric());
-        let place: String = words.filter(|word| !word.is_empty()).map(|word| format!("_{word}")).collect();
+        let place: String = words
+            .filter(|word| !word.is_empty())
+            .map(|word| format!("_{word}"))
+            .collect();
         let operations = [
             ("get", &mut item.get),
             ("post", &mut item.post),

@@ -275,7 +275,7 @@ pub(crate) async fn search(
     let mut threads = Vec::with_capacity(found.len());
     for row in found {
         let more = (!extract.is_empty()).then(|| extracted(&row, &extract)).transpose()?;
-        let mut thread = select.apply(&Thread::found(row)?)?;
+        let mut thread = select.apply(&Thread::found(&row)?)?;
         if let (Value::Object(fields), Some(more)) = (&mut thread, more) {
             fields.insert("extracted".to_owned(), more);
         }

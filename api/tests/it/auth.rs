@@ -12,7 +12,14 @@ use crate::world::{Call, KEY, World};
 
 /// What needs no key. A new route that should stand here has to be written here.
 const OPEN: [&str; 8] = [
-    "/info", "/api/v1/info", "/livez", "/readyz", "/ok", "/metrics", "/openapi.json", "/docs",
+    "/info",
+    "/api/v1/info",
+    "/livez",
+    "/readyz",
+    "/ok",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
 ];
 
 #[tokio::test]
@@ -73,7 +80,9 @@ async fn every_operation_asks_for_a_key() {
         ];
         // Where it names what opens it, that is a key alone: no workspace is wanted there.
         let in_workspace = operation["security"].is_null();
-        let calls = calls.into_iter().filter(|(_, call)| in_workspace || !call.names("x-tenant-id"));
+        let calls = calls
+            .into_iter()
+            .filter(|(_, call)| in_workspace || !call.names("x-tenant-id"));
         for (number, (status, call)) in calls.enumerate() {
             let answer = world.call(call).await;
             assert_eq!(answer.status, status, "{method} {path}, call {number}: {}", answer.text);

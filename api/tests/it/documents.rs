@@ -85,7 +85,10 @@ async fn answers_carry_an_id_and_are_not_sniffed() {
     assert_eq!(answer.headers["x-content-type-options"], "nosniff");
     assert_eq!(answer.headers["x-frame-options"], "DENY");
     assert_eq!(answer.headers["cache-control"], "no-store");
-    assert_eq!(answer.headers["content-security-policy"], "default-src 'none'; frame-ancestors 'none'");
+    assert_eq!(
+        answer.headers["content-security-policy"],
+        "default-src 'none'; frame-ancestors 'none'"
+    );
     assert_eq!(answer.headers["x-request-id"].len(), 36);
     let info = answer.expect(200);
     assert_eq!(info["version"], "0.16.14");

@@ -3,9 +3,9 @@
 //! Field names and defaults are those of the agent protocol that the official clients speak.
 
 pub mod cron;
-pub mod namespace;
 pub mod frame;
 pub mod merge;
+pub mod namespace;
 pub mod request;
 pub mod state;
 pub mod stream;

@@ -19,8 +19,8 @@ pub mod traceparent;
 
 pub use clock::Clock;
 pub use id::{
-    AssistantId, CronId, DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId, RunId,
-    ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, WorkerId,
+    AssistantId, CronId, DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId,
+    RunId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

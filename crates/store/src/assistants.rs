@@ -352,7 +352,8 @@ pub async fn versions(
 pub async fn set_latest(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, version: i64) -> Result<Assistant> {
     lock(tx, tenant, id).await?;
     let now = tx.now();
-    let moved = on!(tx, |conn| sqlx::query(
+    let moved = on!(tx, |conn| {
+        sqlx::query(
         "UPDATE assistant SET version = v.version, graph_id = v.graph_id, name = v.name, description = v.description,
                 config = v.config, context = v.context, metadata = v.metadata, updated_at = $4
          FROM assistant_version v
@@ -365,7 +366,8 @@ pub async fn set_latest(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, vers
     .bind(now)
     .execute(conn)
     .await
-    .map(|done| done.rows_affected()))?;
+    .map(|done| done.rows_affected())
+    })?;
     if moved == 0 {
         return Err(Error::NotFound);
     }

@@ -123,9 +123,8 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
 /// # Errors
 /// [`Error::NotFound`].
 pub async fn replace(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
-    let changed =
-        on!(tx, |conn| {
-            sqlx::query(
+    let changed = on!(tx, |conn| {
+        sqlx::query(
         "UPDATE cron SET schedule_id = $3, schedule = $4, timezone = $5, end_time = $6, payload = $7, metadata = $8,
                 next_run_date = $9, on_run_completed = $10, enabled = $11, updated_at = $12
          WHERE tenant_id = $1 AND id = $2",
@@ -145,7 +144,7 @@ pub async fn replace(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
     .execute(conn)
     .await
     .map(|done| done.rows_affected())
-        })?;
+    })?;
     if changed == 0 { Err(Error::NotFound) } else { Ok(()) }
 }
 

@@ -119,7 +119,11 @@ impl From<sqlx::Error> for Error {
                     }
                     // SQLite's I/O errors: 10 and whatever has it in its lowest byte. A disk that refuses now may
                     // take it later.
-                    Some(code) if code.parse::<u32>().is_ok_and(|code| code < 0x10000 && code & 0xff == 10) => {
+                    Some(code)
+                        if code
+                            .parse::<u32>()
+                            .is_ok_and(|code| code < 0x10000 && code & 0xff == 10) =>
+                    {
                         Self::Unavailable(error.into())
                     }
                     Some(code) if code.starts_with("08") || code.starts_with("57P") => Self::Unavailable(error.into()),

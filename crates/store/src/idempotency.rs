@@ -91,9 +91,8 @@ pub async fn claim(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<K
     .execute(conn)
     .await
     .map(drop))?;
-    let taken =
-        on!(tx, |conn| {
-            sqlx::query(
+    let taken = on!(tx, |conn| {
+        sqlx::query(
         "INSERT INTO idempotency (tenant_id, key, request, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
     )
     .bind(tenant)
@@ -103,7 +102,7 @@ pub async fn claim(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed) -> Result<K
     .execute(conn)
     .await
     .map(|done| done.rows_affected())
-        })?;
+    })?;
     if taken == 1 {
         return Ok(Known::New);
     }

@@ -275,12 +275,7 @@ pub async fn revive(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
                         cancel_at = NULL, failures = 0, lost_leases = 0, dead = false, finished_at = NULL
          WHERE id = $1");
     on!(tx, |conn| {
-        sqlx::query(text)
-        .bind(id)
-        .bind(now)
-        .execute(conn)
-        .await
-        .map(drop)
+        sqlx::query(text).bind(id).bind(now).execute(conn).await.map(drop)
     })?;
     Ok(())
 }

@@ -55,7 +55,7 @@ pub struct Connections {
 
 enum Back {
     Sqlite(Sqlite),
-    Postgres(Postgres),
+    Postgres(Box<Postgres>),
 }
 
 impl Store {
@@ -73,7 +73,7 @@ impl Store {
             let path = PathBuf::from(path.split('?').next().unwrap_or_default());
             Back::Sqlite(Sqlite::open(&path, &options, shared.clone()).await?)
         } else if uri.starts_with("postgres://") || uri.starts_with("postgresql://") {
-            Back::Postgres(Postgres::open(uri, &options, shared.clone())?)
+            Back::Postgres(Box::new(Postgres::open(uri, &options, shared.clone())?))
         } else {
             return Err(Error::Open(
                 "DATABASE_URI must begin with sqlite:// or postgres://".to_owned(),
@@ -100,7 +100,7 @@ impl Store {
                     connections,
                     ..self.0.options.clone()
                 };
-                let back = Back::Postgres(Postgres::open(&self.0.uri, &options, self.0.shared.clone())?);
+                let back = Back::Postgres(Box::new(Postgres::open(&self.0.uri, &options, self.0.shared.clone())?));
                 Ok(Self(Arc::new(Inner {
                     uri: self.0.uri.clone(),
                     options,

@@ -101,9 +101,8 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> R
 /// As every statement.
 pub async fn insert_new(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> Result<bool> {
     let now = tx.now();
-    let made =
-        on!(tx, |conn| {
-            sqlx::query(
+    let made = on!(tx, |conn| {
+        sqlx::query(
         "INSERT INTO thread (id, tenant_id, status, metadata, config, temporary, ttl_strategy, ttl_minutes, expires_at,
                              created_at, updated_at, state_updated_at)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $10) ON CONFLICT (id) DO NOTHING"
@@ -121,7 +120,7 @@ pub async fn insert_new(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) 
     .execute(conn)
     .await
     .map(|done| done.rows_affected())
-        })?;
+    })?;
     Ok(made == 1)
 }
 

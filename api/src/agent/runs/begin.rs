@@ -44,7 +44,7 @@ impl Ready {
         if let Some(keys) = app
             .graphs
             .get(&assistant.graph_id)
-            .and_then(|graph| graph.context_keys())
+            .and_then(towpath_runtime::Graph::context_keys)
         {
             narrow(&mut admitted, &keys, from_context);
         }

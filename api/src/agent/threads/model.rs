@@ -68,7 +68,7 @@ pub(super) const FIELDS: [&str; 10] = [
 
 impl Thread {
     pub(super) fn of(row: rows::Thread) -> Result<Self, AgentError> {
-        Self::found(Found {
+        Self::found(&Found {
             id: row.id,
             status: row.status,
             metadata: row.metadata,
@@ -82,7 +82,7 @@ impl Thread {
         })
     }
 
-    pub(super) fn found(row: Found) -> Result<Self, AgentError> {
+    pub(super) fn found(row: &Found) -> Result<Self, AgentError> {
         Ok(Self {
             thread_id: row.id,
             created_at: Time(row.created_at),

@@ -35,7 +35,7 @@ pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
         ),
         (None, None) => unreachable!("without a server one was started"),
     };
-    let load = Load::new(base, &key, options.body_bytes)?;
+    let load = Load::new(&base, &key, options.body_bytes)?;
     let measured = measure(&load, options).await;
     if let Some(child) = child {
         child.stop().await?;

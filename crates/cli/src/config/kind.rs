@@ -78,7 +78,8 @@ impl Kind {
             }
             Self::Prefix => {
                 let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
-                let fits = text.is_empty() || (text.starts_with('/') && text.bytes().all(plain) && !text.contains("//"));
+                let fits =
+                    text.is_empty() || (text.starts_with('/') && text.bytes().all(plain) && !text.contains("//"));
                 (!fits).then(|| "a path such as /agents/one".to_owned())
             }
             Self::Origins => {

@@ -17,8 +17,8 @@ use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
 use towpath_runtime::Graphs;
 use towpath_scheduler::Scheduler;
-use towpath_store::assistants::{self, Content};
 use towpath_store::Store;
+use towpath_store::assistants::{self, Content};
 use towpath_workers::Workers;
 use towpath_workflows::agent::{self, AgentWorld};
 

@@ -461,10 +461,10 @@ async fn history_is_cut_without_orphans(database: Database) {
     for checkpoint in &mut nested.checkpoints {
         checkpoint.checkpoint_ns = "sub:1".to_owned();
     }
-    for (ns, _) in nested.blobs.iter_mut() {
+    for (ns, _) in &mut nested.blobs {
         *ns = "sub:1".to_owned();
     }
-    for (ns, _) in nested.writes.iter_mut() {
+    for (ns, _) in &mut nested.writes {
         *ns = "sub:1".to_owned();
     }
     store

@@ -39,6 +39,7 @@ pub(super) struct Seen {
     latencies: Vec<Duration>,
 }
 
+#[derive(Clone, Copy)]
 enum Fate {
     Accepted(Duration),
     Refused(u64),
@@ -47,7 +48,7 @@ enum Fate {
 }
 
 impl Load {
-    pub(super) fn new(base: String, key: &str, body_bytes: usize) -> anyhow::Result<Self> {
+    pub(super) fn new(base: &str, key: &str, body_bytes: usize) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
         let mut key = HeaderValue::from_str(key).context("the API key")?;
         key.set_sensitive(true);
