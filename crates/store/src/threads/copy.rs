@@ -12,9 +12,8 @@ use crate::tx::Tx;
 /// [`Error::NotFound`](crate::Error::NotFound) when there is no `from`.
 pub async fn copy(tx: &mut Tx<'_>, tenant: TenantId, from: ThreadId, to: ThreadId) -> Result<Thread> {
     let now = tx.now();
-    let made =
-        on!(tx, |conn| {
-            sqlx::query(
+    let made = on!(tx, |conn| {
+        sqlx::query(
         // What is in flight is not copied, so the copy is never busy.
         "INSERT INTO thread (id, tenant_id, status, metadata, config, current_values, interrupts, error, ttl_strategy,
                              ttl_minutes, expires_at, created_at, updated_at, state_updated_at)
@@ -30,7 +29,7 @@ pub async fn copy(tx: &mut Tx<'_>, tenant: TenantId, from: ThreadId, to: ThreadI
     .execute(conn)
     .await
     .map(|done| done.rows_affected())
-        })?;
+    })?;
     if made == 0 {
         return Err(crate::Error::NotFound);
     }
