@@ -142,8 +142,11 @@ async fn record(
 ) -> store::Result<()> {
     // No run begins or ends while this is locked.
     lanes::lock(tx, lane(thread).key(), 1).await?;
-    if runs::any_open(tx, tenant, thread).await? {
-        return Err(busy());
+    let open = runs::open(tx, tenant, Some(thread), None).await?;
+    if !open.is_empty() {
+        let open: Vec<String> = open.iter().map(|run| run.id.to_string()).collect();
+        let text = format!("Thread {thread} has in-flight runs: {}", open.join(", "));
+        return Err(Rejection::conflict("", text).into());
     }
     let now = checkpoints::latest(tx, Place { thread, ns: "" }).await?;
     if now.as_ref().map(|row| row.checkpoint_id.as_str()) != base {
@@ -192,14 +195,6 @@ async fn tell(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, state: &State
     run_events::append(tx, tenant, thread, &batch).await?;
     tx.publish(thread, frame);
     Ok(())
-}
-
-fn busy() -> store::Error {
-    Rejection::conflict(
-        "",
-        "Thread has in-flight runs. Wait for them to finish, or cancel them, before updating its state.",
-    )
-    .into()
 }
 
 /// The graph a thread was last used with.

@@ -51,6 +51,8 @@ pub(crate) struct Reader {
     last: EventId,
     /// Attempt and number of it; absent before the first one of a run that was going on already.
     place: Option<(i64, i64)>,
+    /// The id a reader came back with, until the log has said which place that is.
+    anchor: Option<EventId>,
     over: bool,
 }
 
@@ -96,6 +98,7 @@ impl Reader {
             taken: None,
             last: EventId::default(),
             place: None,
+            anchor: None,
             over: false,
         }
     }
@@ -110,9 +113,14 @@ impl Reader {
                     .read(async |tx| run_events::last_id(tx, tenant, thread).await);
                 self.last = last.await?.unwrap_or_default();
             }
-            Since::Beginning => self.refill().await?,
+            Since::Beginning => {
+                // Frames that were published before, and are not in the log yet, must show as a gap.
+                self.place = (self.run.is_some() && self.logged).then_some((0, 0));
+                self.refill().await?;
+            }
             Since::After(id) => {
                 self.last = id;
+                self.anchor = (self.run.is_some() && self.logged).then_some(id);
                 self.refill().await?;
             }
         }
@@ -198,6 +206,9 @@ impl Reader {
                 if !follows {
                     self.fill_up_to((at.0, at.1 - 1)).await?;
                 }
+            } else if self.anchor.is_some() && at.1 > 1 {
+                // Which place the reader came back to only the log knows.
+                self.fill_up_to((at.0, at.1 - 1)).await?;
             }
             if self.place.is_some_and(|place| at <= place) {
                 return Ok(());
@@ -229,7 +240,11 @@ impl Reader {
     async fn refill(&mut self) -> Result<(), AgentError> {
         let (tenant, thread, run) = (self.app.tenant, self.thread, self.run);
         loop {
-            let after = self.last;
+            // With the frame the reader came back with, while its place is not known.
+            let after = match self.anchor {
+                Some(id) if self.place.is_none() => before(id),
+                _ => self.last,
+            };
             let batches = self
                 .app
                 .store
@@ -238,8 +253,11 @@ impl Reader {
             let full = batches.len() as i64 == BATCHES;
             for batch in batches {
                 for text in frame::split(&batch.frames) {
-                    if Frame::decode(text).is_some_and(|frame| frame.id > self.last) {
+                    let Some(frame) = Frame::decode(text) else { continue };
+                    if frame.id > self.last {
                         self.hand_out(text.into());
+                    } else if self.anchor == Some(frame.id) && frame.number > 0 {
+                        self.place = Some((frame.attempt, frame.number));
                     }
                 }
             }
@@ -306,6 +324,21 @@ impl Reader {
             return;
         }
         self.ready.push_back(Item::Frame(text));
+    }
+}
+
+/// The largest id that is smaller.
+const fn before(id: EventId) -> EventId {
+    if id.seq > 0 {
+        EventId {
+            ms: id.ms,
+            seq: id.seq - 1,
+        }
+    } else {
+        EventId {
+            ms: id.ms - 1,
+            seq: i64::MAX,
+        }
     }
 }
 

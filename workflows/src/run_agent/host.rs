@@ -225,7 +225,7 @@ impl<'a> RunHost<'a> {
     async fn write(&self) -> Result<(), Failure> {
         let mut ctx = self.ctx.lock().await;
         let saves = if self.exit { Vec::new() } else { self.saver.take() };
-        let log = self.stream.take_log();
+        let log = self.stream.log();
         if saves.is_empty() && log.is_empty() {
             return Ok(());
         }
@@ -236,25 +236,18 @@ impl<'a> RunHost<'a> {
             fence,
             ..
         } = self;
-        let written = ctx
-            .commit(async |tx| {
-                write_all(tx, thread, &saves).await?;
-                if !log.is_empty() {
-                    run_events::append(tx, tenant, thread, &log.batch(run, fence)).await?;
-                }
-                Ok(())
-            })
-            .await;
-        match written {
-            Ok(()) => {
-                self.saver.written(saves.len());
-                self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
+        // Before it is known: this may be dropped in the middle, and be committed all the same.
+        self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
+        ctx.commit(async |tx| {
+            write_all(tx, thread, &saves).await?;
+            if !log.is_empty() {
+                run_events::append(tx, tenant, thread, &log.batch(run, fence)).await?;
             }
-            Err(failure) => {
-                self.stream.put_back(log);
-                return Err(failure);
-            }
-        }
+            Ok(())
+        })
+        .await?;
+        self.saver.written(saves.len());
+        self.stream.written(&log);
         Ok(())
     }
 

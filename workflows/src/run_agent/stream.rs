@@ -120,23 +120,17 @@ impl Stream {
         state.log.frames.len()
     }
 
-    /// Takes what waits for the log.
-    pub fn take_log(&self) -> Log {
-        std::mem::take(&mut self.state().log)
+    /// What waits for the log. It stays until [`Stream::written`] says that it is there: whoever writes it may be
+    /// called away in the middle. A frame that is written twice is read once, by its id.
+    pub fn log(&self) -> Log {
+        self.state().log.clone()
     }
 
-    /// Puts back what could not be written.
-    pub fn put_back(&self, mut log: Log) {
+    /// This part of what waited is in the log.
+    pub fn written(&self, log: &Log) {
         let mut state = self.state();
-        if log.is_empty() {
-            return;
-        }
-        if !state.log.is_empty() {
-            log.frames.push_str(&state.log.frames);
-            log.last = state.log.last;
-            log.last_id = state.log.last_id;
-        }
-        state.log = log;
+        state.log.frames.drain(..log.frames.len());
+        state.log.first = log.last + 1;
     }
 
     /// The frame that ends the run, and the rest of the log with it. It may be asked for again, when what was to be

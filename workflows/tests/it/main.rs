@@ -8,5 +8,6 @@ mod failing;
 mod folds;
 mod home;
 mod postgres;
+mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
