@@ -336,8 +336,27 @@ pub struct Bench {
 pub enum BenchCommand {
     /// The engine: enqueue, drain, pick-up, steps, claim.
     Engine(BenchEngine),
+    /// An agent server: runs created and waited for, first events, background runs, threads.
+    Agent(BenchAgent),
     /// A server under twice the load it can take: goodput, refusals, latency.
     Overload(BenchOverload),
+}
+
+/// `towpath bench agent`
+#[derive(Debug, Args)]
+pub struct BenchAgent {
+    /// Address of a running agent server that asks for no key [default: one of its own, in a temporary folder]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The graph or assistant that is run.
+    #[arg(long, default_value = "agent")]
+    pub assistant: String,
+    /// Length of each phase.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
 }
 
 /// `towpath bench overload`

@@ -1,8 +1,10 @@
 //! `towpath bench`: what this machine does, beside what the same work costs by hand in the same run.
 
+mod agent;
 mod engine;
 mod overload;
 mod report;
+mod server;
 mod workload;
 
 use crate::arguments::{Bench, BenchCommand};
@@ -13,6 +15,7 @@ use crate::arguments::{Bench, BenchCommand};
 /// When a database cannot be made, or a measurement loses a job.
 pub async fn run(command: Bench) -> anyhow::Result<()> {
     match command.command {
+        BenchCommand::Agent(options) => agent::run(&options).await,
         BenchCommand::Engine(options) => engine::run(&options).await,
         BenchCommand::Overload(options) => overload::run(&options).await,
     }

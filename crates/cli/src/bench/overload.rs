@@ -4,16 +4,15 @@
 //! counts from that time. A closed loop would wait for a slow server, and so never overload it.
 
 mod load;
-mod server;
 
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 use super::report::Report;
+use super::server::Child;
 use crate::arguments::BenchOverload;
 use load::{Load, Seen};
-use server::Child;
 
 /// Requests per second of a server that is hardly busy.
 const IDLE_RATE: f64 = 50.0;
@@ -25,10 +24,10 @@ const GOODPUT: f64 = 0.9;
 pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
     let child = match options.server {
         Some(_) => None,
-        None => Some(Child::start().await.context("starting a server of its own")?),
+        None => Some(Child::dev().await.context("starting a server of its own")?),
     };
     let (base, key) = match (&child, &options.server) {
-        (Some(child), _) => (child.base(), child.key().to_owned()),
+        (Some(child), _) => (child.base(), child.key().await?),
         (None, Some(server)) => (
             server.trim_end_matches('/').to_owned(),
             options.api_key.clone().context("--api-key is required with --server")?,

@@ -11,25 +11,37 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 use tokio::process::{Child as Process, Command};
 
+/// Its data folder within its own.
+const DATA: &str = "data";
+
 /// How long a start may take.
 const START: Duration = Duration::from_secs(60);
 
+/// The server at work.
 pub(super) struct Child {
     process: Process,
     base: String,
-    key: String,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Child {
     /// `towpath dev` in a temporary folder, ready.
-    pub(super) async fn start() -> anyhow::Result<Self> {
+    pub(super) async fn dev() -> anyhow::Result<Self> {
+        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"]).await
+    }
+
+    /// `towpath agent` in a temporary folder, ready: all roles, SQLite, one graph that echoes.
+    pub(super) async fn agent() -> anyhow::Result<Self> {
+        Self::start(&["agent"]).await
+    }
+
+    async fn start(command: &[&str]) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("towpath-bench.").tempdir()?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let data = folder.path().join("data");
         let mut process = Command::new(std::env::current_exe()?)
-            .args(["dev", "--log", "error", "--listen", &address.to_string(), "--data-dir"])
-            .arg(&data)
+            .args(command)
+            .args(["--log", "error", "--listen", &address.to_string(), "--data-dir"])
+            .arg(folder.path().join(DATA))
             .current_dir(folder.path())
             .env_clear()
             .stdin(Stdio::null())
@@ -52,23 +64,26 @@ impl Child {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        let key = tokio::fs::read_to_string(data.join("api.key"))
-            .await
-            .context("its key")?;
-        Ok(Self {
-            process,
-            base,
-            key: key.trim().to_owned(),
-            _folder: folder,
-        })
+        Ok(Self { process, base, folder })
     }
 
     pub(super) fn base(&self) -> String {
         self.base.clone()
     }
 
-    pub(super) fn key(&self) -> &str {
-        &self.key
+    /// The first key of a `dev`.
+    pub(super) async fn key(&self) -> anyhow::Result<String> {
+        let file = self.folder.path().join(DATA).join("api.key");
+        let key = tokio::fs::read_to_string(file).await.context("its key")?;
+        Ok(key.trim().to_owned())
+    }
+
+    /// Resident memory in MB, where the system tells.
+    pub(super) fn memory_mb(&self) -> Option<f64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()?)).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+        Some(kilobytes / 1024.0)
     }
 
     /// Lets it drain.
