@@ -42,7 +42,7 @@ pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> 
     }))
 }
 
-/// Spawn nothing more for now.
+/// Spawn nothing more until it is resumed.
 #[utoipa::path(post, path = "/internal/schedules/{schedule_id}/pause", tag = "schedules", security(("api_key" = []), ("bearer" = [])),
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, paused", body = Schedule),

@@ -32,7 +32,7 @@ pub async fn lanes(tx: &mut Tx<'_>) -> Result<Lanes> {
 pub struct Schedules {
     /// Those that spawn.
     pub active: i64,
-    /// Those that do not for now.
+    /// Those that do not until they are resumed.
     pub paused: i64,
     /// When the first of the active ones is due.
     pub next_at: Option<Timestamp>,

@@ -258,7 +258,7 @@ pub async fn hurry(tx: &mut Tx<'_>, id: JobId) -> Result<()> {
     Ok(())
 }
 
-/// Takes a job that is over, and locked by the caller, back among the open ones: scheduled for now, as if it had never
+/// Takes a job that is over, and locked by the caller, back among the open ones: due at once, as if it had never
 /// failed. Its steps and its checkpoint stay; its place in its lane, its deadline and a cancel do not.
 ///
 /// # Errors

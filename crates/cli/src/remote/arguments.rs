@@ -248,7 +248,7 @@ pub enum SchedulesCommand {
     /// List schedules that have not ended.
     #[default]
     Ls,
-    /// Spawn nothing more for now.
+    /// Spawn nothing more until it is resumed.
     Pause {
         /// The schedule.
         schedule: Uuid,
