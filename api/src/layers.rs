@@ -1,20 +1,17 @@
 //! What surrounds every request: its id, its span, its metrics, a net for panics, the limit on how many at once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, EXPECT, HeaderName, REFERRER_POLICY, WWW_AUTHENTICATE,
-    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    X_FRAME_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use http_body_util::BodyExt as _;
-use hyper::body::Body as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use towpath_domain::{RequestId, Traceparent};
 use towpath_durable::trace;
@@ -24,7 +21,7 @@ use tracing::field::{Empty, display};
 use crate::agent::AgentError;
 use crate::errors::{ApiError, tracing_shape};
 use crate::gate::Gate;
-use crate::metric;
+use crate::{metric, unread};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -91,26 +88,8 @@ async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) ->
         Ok(_places) => next.run(request).await,
         Err(wait) => {
             metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-            pass_by(request).await;
             ApiError::unavailable("too many requests at once", wait).into_response()
         }
-    }
-}
-
-/// The longest body of a refused request that is read all the same.
-const PASSED_BY_BYTES: u64 = 1 << 20;
-/// What reading it may take.
-const PASSED_BY_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Lets the body of a refused request go by, unless it is long, its length unknown, or its client waits to be asked for
-/// it. A connection that is closed with bytes unread may be reset before the client has read why, and the client would
-/// have to open another one, which costs both of them more than the bytes.
-async fn pass_by(request: Request) {
-    let asks = request.headers().contains_key(EXPECT);
-    let mut body: Body = request.into_body();
-    if !asks && body.size_hint().upper().is_some_and(|bytes| bytes <= PASSED_BY_BYTES) {
-        let passing = async { while let Some(Ok(_)) = body.frame().await {} };
-        let _ = tokio::time::timeout(PASSED_BY_PATIENCE, passing).await;
     }
 }
 
@@ -127,7 +106,6 @@ async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Ne
         Ok(_place) => next.run(request).await,
         Err(wait) => {
             metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-            pass_by(request).await;
             AgentError::unavailable("Too many requests at once", wait).into_response()
         }
     }
@@ -185,7 +163,9 @@ async fn observe(mut request: Request, next: Next) -> Response {
     // A client that goes away drops this future in the middle.
     let _counted = Counted(in_flight);
     // Jobs recorded meanwhile belong to this trace.
+    let (request, unread) = unread::lend(request);
     let mut response = trace::scope(place, next.run(request)).instrument(span.clone()).await;
+    unread.pass_by().await;
     if in_tracing_shape {
         response = tracing_shape(response);
     }
