@@ -54,6 +54,7 @@ fn bulk_exports() -> OpenApiRouter<App> {
         .routes(routes!(destinations::create, destinations::list))
         .routes(routes!(destinations::get, destinations::update))
         .routes(routes!(exports::create, exports::list))
+        .routes(routes!(exports::list_spawned_runs))
         .routes(routes!(exports::get, exports::update))
         .routes(routes!(exports::list_runs))
         .routes(routes!(exports::get_run))
@@ -68,7 +69,7 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(ingest::update))
         .routes(routes!(feedback::create))
         .routes(routes!(sessions::create, sessions::list))
-        .routes(routes!(sessions::get))
+        .routes(routes!(sessions::get, sessions::delete))
 }
 
 /// Official clients add nothing to the endpoint they are given, and people give it with and without `/api/v1`.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use towpath_domain::export::{ExportStatus, RUN_LIMIT, RUN_RETRIES, RUN_RETRY_DELAY};
+use towpath_domain::export::{Compression, ExportStatus, RUN_LIMIT, RUN_RETRIES, RUN_RETRY_DELAY};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId, failpoint};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Verdict, Workflow};
@@ -114,19 +114,23 @@ impl Workflow for ExportPart {
                 destination.give_up_strays(&own).await;
             }
             let cursor: Cursor = ctx.cursor()?.unwrap_or_default();
-            let scan = Scan::new(
-                world.objects.store().clone(),
-                Request {
-                    tenant,
-                    project: plan.export.project_id,
-                    parts,
-                    range: plan.run.start_time..plan.run.end_time,
-                    after: cursor.after,
-                    selection: plan.selection.clone(),
-                },
-            );
-            self.write_files(ctx, world, &plan, &destination, Feed::new(scan), cursor)
-                .await?;
+            let request = Request {
+                tenant,
+                project: plan.export.project_id,
+                parts,
+                range: plan.run.start_time..plan.run.end_time,
+                after: cursor.after,
+                selection: plan.selection.clone(),
+            };
+            let objects = world.objects.store().clone();
+            // Only what is compressed as asked can be copied.
+            let feed = match plan.export.compression {
+                Compression::Zstandard => Feed::splicing(objects, request, world.sizes.splice_rows),
+                _ => Feed::new(Scan::new(objects, request)),
+            };
+            let place = world.heavy.place(&ctx.cancelled()).await?;
+            self.write_files(ctx, world, &plan, &destination, feed, cursor).await?;
+            drop(place);
             if destination.began_any() {
                 // One that was begun twice, because the first answer was lost.
                 destination.give_up_strays(&own).await;
@@ -185,6 +189,7 @@ impl ExportPart {
             file_bytes: world.sizes.file_bytes,
             file_rows: world.sizes.file_rows,
             part_bytes: world.sizes.part_bytes,
+            version: export.format_version,
             ..FileOptions::new(selection.clone(), compression(export.compression))
         };
         let folder = Path::parse(&run.prefix).fatal()?;

@@ -3,8 +3,11 @@
 mod agent;
 mod cores;
 mod engine;
+mod export;
+mod ingest;
 mod overload;
 mod report;
+mod runs;
 mod server;
 mod workload;
 
@@ -19,5 +22,7 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Agent(options) => agent::run(&options).await,
         BenchCommand::Engine(options) => engine::run(&options).await,
         BenchCommand::Overload(options) => overload::run(&options).await,
+        BenchCommand::Export(options) => export::run(&options).await,
+        BenchCommand::Ingest(options) => ingest::run(&options).await,
     }
 }

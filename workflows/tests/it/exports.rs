@@ -150,6 +150,60 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn v2_beta_has_times_in_utc_and_a_folder_of_keys_and_values() {
+    let home = Home::new(2).await;
+    let plain = home.export(2).await;
+    let rich = home
+        .export_as(|asked| {
+            asked.end_time = Some(time("2026-03-03"));
+            asked.format_version = Some("v2_beta".to_owned());
+        })
+        .await;
+    home.drain().await;
+    for run in home.runs(rich).await {
+        assert!(
+            run.prefix.contains("/resource=runs/year=2026/month=03/day=0"),
+            "{}",
+            run.prefix
+        );
+    }
+    assert_eq!(home.manifest(rich).unwrap()["format_version"], "v2_beta");
+    assert_eq!(home.manifest(plain).unwrap()["format_version"], "v1");
+    let (plain, rich) = (home.files(plain), home.files(rich));
+    assert_eq!(plain.len(), 4);
+    assert!(plain.keys().eq(rich.keys()));
+    for (plain, rich) in plain.values().zip(rich.values()) {
+        let schema = batches(rich)[0].schema();
+        for name in ["start_time", "end_time", "first_token_time"] {
+            let utc = DataType::Timestamp(arrow::datatypes::TimeUnit::Microsecond, Some("UTC".into()));
+            assert_eq!(schema.field_with_name(name).unwrap().data_type(), &utc);
+        }
+        let (plain, rich) = (batches(plain), batches(rich));
+        assert_eq!(plain.len(), rich.len());
+        for (plain, rich) in plain.iter().zip(&rich) {
+            for (name, plain) in plain
+                .schema()
+                .fields()
+                .iter()
+                .map(|field| field.name())
+                .zip(plain.columns())
+            {
+                let rich = rich.column_by_name(name).unwrap();
+                match plain.as_primitive_opt::<TimestampNanosecondType>() {
+                    Some(nanos) => {
+                        let micros = rich.as_primitive::<arrow::datatypes::TimestampMicrosecondType>();
+                        let expected = nanos.iter().map(|nanos| nanos.map(|nanos| nanos / 1000));
+                        assert!(micros.iter().eq(expected), "{name}");
+                    }
+                    None => assert_eq!(plain, rich, "{name}"),
+                }
+            }
+        }
+    }
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_comes_after_planning_is_for_the_next_export() {
     let home = Home::empty(1).await;
     home.send(0..100, Which::Posts).await;
