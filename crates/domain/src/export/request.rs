@@ -1,6 +1,7 @@
 //! What a request for an export may ask.
 
 use super::{Compression, Field, MAX_DAYS};
+use crate::filter::Filter;
 use crate::{DestinationId, ProjectId, Rejection, Timestamp};
 
 /// A request for an export, of the right shape but not yet judged.
@@ -91,7 +92,8 @@ impl ExportRequest {
                 "a scheduled export (interval_hours)",
             ));
         }
-        if self.filter.as_deref().is_some_and(|filter| !filter.trim().is_empty()) {
+        if let Some(filter) = self.filter.as_deref().filter(|filter| !filter.trim().is_empty()) {
+            Filter::parse(filter).map_err(|error| Rejection::rule("filter", format!("filter: {error}")))?;
             return Err(Rejection::unsupported("filter", "an export with a filter"));
         }
         if self.format_version.as_deref() == Some("v2_beta") {
@@ -188,7 +190,7 @@ mod tests {
     #[test]
     fn a_field_alone_is_invalid_and_fields_together_are_a_rule() {
         let text = |name: &str| Some(name.to_owned());
-        let cases: [(Why, &str, (Why, String)); 13] = [
+        let cases: [(Why, &str, (Why, String)); 14] = [
             (
                 Why::Invalid,
                 "export_fields",
@@ -220,6 +222,7 @@ mod tests {
                 "end_time",
                 refusal(|r| r.end_time = Timestamp::parse("2036-12-31").ok()),
             ),
+            (Why::Rule, "filter", refusal(|r| r.filter = text("eq(nam, 3)"))),
             (
                 Why::Unsupported,
                 "filter",

@@ -146,10 +146,7 @@ impl Parser<'_> {
                 Check::In(self.values(field)?)
             }
             "like" => {
-                fits(matches!(
-                    field.kind(),
-                    Kind::Text | Kind::Json | Kind::Scalar | Kind::Texts
-                ))?;
+                fits(matches!(field.kind(), Kind::Text | Kind::Scalar | Kind::Texts))?;
                 Check::Like(self.text("a pattern")?)
             }
             "has" => {
@@ -256,7 +253,7 @@ impl Parser<'_> {
 fn hint(field: Field) -> &'static str {
     match field.kind() {
         Kind::Texts => "; use has, in, like or search",
-        Kind::Json => "; use has, like or search, or the keys and values in it (as input_key, input_value)",
+        Kind::Json => "; use has or search, or the keys and values in it (as input_key, input_value)",
         Kind::Text => "; use eq, neq, in, like or search",
         Kind::Scalar => "; use eq, neq, gt, gte, lt, lte, in, like or search",
         Kind::Id | Kind::Bool | Kind::First => "; use eq, neq or in",
