@@ -170,7 +170,7 @@ impl Pairs {
             Some((name, _)) => {
                 let shown: String = name.chars().take(40).collect();
                 let loc = vec![Place::from("query"), Place::Name(shown)];
-                Err(ApiError::invalid_at(loc, "extra_forbidden", "no such parameter"))
+                Err(ApiError::invalid_at(loc, "extra_forbidden", "no such field"))
             }
         }
     }

@@ -81,7 +81,7 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(feedback::create, feedback::list))
         .routes(routes!(feedback::get, feedback::update, feedback::delete))
         .routes(routes!(sessions::create, sessions::list))
-        .routes(routes!(sessions::get, sessions::update, sessions::delete))
+        .routes(routes!(sessions::get, sessions::update))
         .routes(routes!(settings::get))
 }
 

@@ -1,7 +1,6 @@
 //! Tracing projects, which the official clients call sessions.
 
 use axum::extract::State;
-use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
@@ -276,26 +275,6 @@ pub async fn update(
         .await
         .map_err(missing)?;
     Ok(Json(changed.try_into()?))
-}
-
-/// Delete a tracing project. Its trace runs are not shown any more, and its id is not given out again.
-#[utoipa::path(delete, path = "/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = Uuid, Path, description = "The project")),
-    responses((status = 202, description = "Deleted"),
-              (status = 404, description = "No such project in this workspace"), ApiError))]
-pub async fn delete(
-    State(app): State<App>,
-    tenant: Tenant,
-    Path(id): Path<ProjectId>,
-) -> Result<(StatusCode, Json<Value>), ApiError> {
-    app.store
-        .write(async |tx| projects::delete(tx, tenant.id, id).await)
-        .await
-        .map_err(missing)?;
-    Ok((
-        StatusCode::ACCEPTED,
-        Json(serde_json::json!({"message": "Project deleted"})),
-    ))
 }
 
 fn described(description: Option<String>) -> Result<Option<String>, ApiError> {

@@ -126,18 +126,6 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Pro
 
 /// `None` when its name or id is taken.
 async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<Option<Project>> {
-    if let Some(id) = new.id {
-        let gone: Option<ProjectId> = on!(tx, |conn| sqlx::query_scalar(
-            "SELECT id FROM project_gone WHERE tenant_id = $1 AND id = $2"
-        )
-        .bind(tenant)
-        .bind(id)
-        .fetch_optional(conn)
-        .await)?;
-        if gone.is_some() {
-            return Ok(None);
-        }
-    }
     let start = new.start_time.unwrap_or_else(|| tx.now());
     Ok(on!(tx, |conn| sqlx::query_as(
         "INSERT INTO project (id, tenant_id, name, description, extra, reference_dataset_id, start_time)
@@ -309,33 +297,4 @@ pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId, change: &P
     .bind(change.end_time)
     .fetch_one(conn)
     .await)?)
-}
-
-/// Removes a project. Its trace runs are not shown any more.
-///
-/// # Errors
-/// [`Error::NotFound`].
-pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<()> {
-    let now = tx.now();
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM project WHERE tenant_id = $1 AND id = $2"
-    )
-    .bind(tenant)
-    .bind(id)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    if gone != 1 {
-        return Err(Error::NotFound);
-    }
-    on!(tx, |conn| sqlx::query(
-        "INSERT INTO project_gone (tenant_id, id, gone_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING"
-    )
-    .bind(tenant)
-    .bind(id)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(drop))?;
-    Ok(())
 }

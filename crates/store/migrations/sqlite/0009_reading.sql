@@ -1,4 +1,4 @@
--- Reading traces back: feedback can be changed and taken back, projects can end and go.
+-- Reading traces back: feedback can be changed and taken back, projects can end.
 
 -- When its body was last changed by hand.
 ALTER TABLE feedback ADD COLUMN modified_at INTEGER;
@@ -7,11 +7,3 @@ ALTER TABLE feedback ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0 CHECK (delete
 CREATE INDEX feedback_listing ON feedback (tenant_id, seq DESC, id);
 
 ALTER TABLE project ADD COLUMN end_time INTEGER;
-
--- Ids of projects that are gone. Their trace runs are not shown any more, so the ids are not given out again.
-CREATE TABLE project_gone (
-    tenant_id BLOB NOT NULL,
-    id        BLOB NOT NULL,
-    gone_at   INTEGER NOT NULL,
-    PRIMARY KEY (tenant_id, id)
-) STRICT;
