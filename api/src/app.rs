@@ -13,6 +13,7 @@ use crate::auth::Keys;
 use crate::gate::Gate;
 use crate::ops::Ops;
 use crate::platform::ingest::Intake;
+use crate::platform::reading::Reading;
 use crate::ui::Links;
 use crate::ui::history::History;
 
@@ -31,6 +32,8 @@ pub struct Parts {
     pub queue: Queue,
     /// Where accepted trace bodies become durable.
     pub wal: Wal,
+    /// Where traces are read.
+    pub reading: Reading,
     /// Seals the credentials of destinations.
     pub sealer: Sealer,
     /// Where exports may go, and how addresses of users are judged.

@@ -193,6 +193,16 @@ impl ApiError {
         &self.text
     }
 
+    /// All of it in one line, for surfaces that have room for a text only.
+    pub(crate) fn plain(&self) -> String {
+        if self.issues.is_empty() {
+            return self.text.clone();
+        }
+        let issues = self.issues.iter();
+        let issues = issues.map(|issue| format!("{}: {}", dotted(&issue.loc), issue.msg));
+        issues.collect::<Vec<_>>().join("; ")
+    }
+
     pub(crate) fn detail(&self) -> serde_json::Value {
         if self.issues.is_empty() {
             json!({ "detail": self.text })
@@ -202,15 +212,7 @@ impl ApiError {
     }
 
     fn error_and_details(&self) -> serde_json::Value {
-        let issues = self
-            .issues
-            .iter()
-            .map(|issue| format!("{}: {}", dotted(&issue.loc), issue.msg));
-        let details = if self.issues.is_empty() {
-            self.text.clone()
-        } else {
-            issues.collect::<Vec<_>>().join("; ")
-        };
+        let details = self.plain();
         json!({ "error": self.code, "details": details })
     }
 

@@ -102,6 +102,80 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
+/// The parameters behind the path as they were sent: for those that may be sent more than once.
+pub struct Pairs(Vec<(String, String)>);
+
+impl<S: Send + Sync> FromRequestParts<S> for Pairs {
+    type Rejection = std::convert::Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
+        let pairs = url::form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        Ok(Self(pairs.into_owned().collect()))
+    }
+}
+
+impl Pairs {
+    /// All values of a name.
+    pub(crate) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let same = self.0.iter().filter(move |(known, _)| known == name);
+        same.map(|(_, value)| value.as_str())
+    }
+
+    /// All values of a name, read.
+    pub(crate) fn read<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Vec<T>, ApiError> {
+        let read = |value: &str| {
+            value.parse().map_err(|_| {
+                let loc = vec![Place::from("query"), Place::from(name)];
+                ApiError::invalid_at(loc, "value_error", format!("expected {expected}"))
+            })
+        };
+        // Some clients send a list as one value with commas.
+        self.all(name)
+            .flat_map(|value| value.split(','))
+            .filter(|value| !value.is_empty())
+            .map(read)
+            .collect()
+    }
+
+    /// The last value of a name, read, and within a range.
+    pub(crate) fn number(&self, name: &str, range: std::ops::RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let expected = format!("{} to {}", range.start(), range.end());
+        let number = self.read::<i64>(name, &expected)?.pop();
+        if number.is_none_or(|number| range.contains(&number)) {
+            return Ok(number);
+        }
+        let loc = vec![Place::from("query"), Place::from(name)];
+        Err(ApiError::invalid_at(loc, "value_error", format!("expected {expected}")))
+    }
+
+    /// The last value of a name as yes or no: Python sends `True`, JavaScript `true`.
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, ApiError> {
+        let Some(value) = self.all(name).last() else {
+            return Ok(None);
+        };
+        match value.to_ascii_lowercase().as_str() {
+            "true" | "1" => Ok(Some(true)),
+            "false" | "0" | "" => Ok(Some(false)),
+            _ => {
+                let loc = vec![Place::from("query"), Place::from(name)];
+                Err(ApiError::invalid_at(loc, "value_error", "expected true or false"))
+            }
+        }
+    }
+
+    /// Refuses names that are not known: a filter that is ignored shows too much.
+    pub(crate) fn only(&self, known: &[&str]) -> Result<(), ApiError> {
+        match self.0.iter().find(|(name, _)| !known.contains(&name.as_str())) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let shown: String = name.chars().take(40).collect();
+                let loc = vec![Place::from("query"), Place::Name(shown)];
+                Err(ApiError::invalid_at(loc, "extra_forbidden", "no such field"))
+            }
+        }
+    }
+}
+
 /// # Errors
 /// 415 where the body does not say it is JSON.
 pub(crate) fn expect_json<B>(request: &http::Request<B>) -> Result<(), ApiError> {

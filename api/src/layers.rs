@@ -98,7 +98,9 @@ fn is_ingest(request: &Request) -> bool {
     let path = request.uri().path();
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
     matches!(*request.method(), Method::POST | Method::PATCH)
-        && (path.starts_with("/runs") || path.starts_with("/feedback"))
+        && (path.starts_with("/runs") || path.starts_with("/feedback") || path.starts_with("/otel"))
+        && !path.starts_with("/runs/query")
+        && path != "/runs/stats"
 }
 
 async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
@@ -264,7 +266,10 @@ fn method(method: &Method) -> &'static str {
 pub(crate) fn is_tracing(path: &str) -> bool {
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-    matches!(first, "runs" | "sessions" | "feedback" | "info")
+    matches!(
+        first,
+        "runs" | "sessions" | "feedback" | "info" | "settings" | "attachments" | "otel"
+    )
 }
 
 #[cfg(test)]

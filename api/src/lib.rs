@@ -27,4 +27,5 @@ pub use app::{App, Parts, Settings};
 pub use errors::ApiError;
 pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
+pub use platform::reading::Reading;
 pub use serve::serve;

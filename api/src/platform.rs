@@ -1,12 +1,17 @@
 //! The platform surface: traces in, exports out, operations.
 
+pub mod attachments;
 pub mod destinations;
 pub mod exports;
 pub mod feedback;
 pub mod info;
 pub mod ingest;
 pub mod names;
+pub mod otel;
+pub mod reading;
+pub mod runs;
 pub mod sessions;
+pub mod settings;
 
 use std::collections::HashSet;
 
@@ -36,11 +41,14 @@ pub fn platform_router(app: App) -> Router {
 
 /// The API description without a server: what `/openapi.json` says.
 fn described(app: &App) -> (Router<App>, Value) {
-    let keyed = bulk_exports().merge(both_places(traces()));
+    let keyed = bulk_exports().merge(both_places(traces())).merge(traces_v2());
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
     let operators = internal::routes().route_layer(from_fn_with_state(app.clone(), auth::require_operator));
-    let open = both_places(OpenApiRouter::default().routes(routes!(info::get))).merge(session::routes());
+    let open = OpenApiRouter::default()
+        .routes(routes!(info::get))
+        .routes(routes!(attachments::get));
+    let open = both_places(open).merge(session::routes());
     let (router, mut document) = keyed.merge(operators).merge(open).split_for_parts();
     document.merge(ops::Described::openapi());
     document.merge(docs::Described::openapi());
@@ -66,10 +74,23 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(ingest::multipart))
         .routes(routes!(ingest::batch))
         .routes(routes!(ingest::create))
-        .routes(routes!(ingest::update))
-        .routes(routes!(feedback::create))
+        .routes(routes!(otel::create))
+        .routes(routes!(runs::get, ingest::update))
+        .routes(routes!(runs::query))
+        .routes(routes!(runs::validate))
+        .routes(routes!(runs::statistics))
+        .routes(routes!(feedback::create, feedback::list))
+        .routes(routes!(feedback::get, feedback::update, feedback::delete))
         .routes(routes!(sessions::create, sessions::list))
-        .routes(routes!(sessions::get, sessions::delete))
+        .routes(routes!(sessions::get, sessions::update, sessions::delete))
+        .routes(routes!(settings::get))
+}
+
+/// The second version of reading, at its own place.
+fn traces_v2() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(runs::v2::query))
+        .routes(routes!(runs::v2::get))
 }
 
 /// Official clients add nothing to the endpoint they are given, and people give it with and without `/api/v1`.

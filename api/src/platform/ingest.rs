@@ -108,6 +108,12 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
         accept::accept(request, &Limits::default())
     };
     let accepted = if small { check() } else { app.intake.check(check).await? }?;
+    keep(app, accepted, sent_bytes).await?;
+    Ok((StatusCode::ACCEPTED, Json(Ingested { message })))
+}
+
+/// Makes durable what was accepted, and counts it.
+pub(super) async fn keep(app: &App, accepted: Accepted, sent_bytes: u64) -> Result<(), ApiError> {
     let Accepted {
         operations,
         feedback,
@@ -133,11 +139,11 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
         ingest.decoded_bytes = decoded_bytes,
         "accepted trace data"
     );
-    Ok((StatusCode::ACCEPTED, Json(Ingested { message })))
+    Ok(())
 }
 
 /// A header's text. One that is there twice could be read in two ways.
-fn text(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ApiError> {
+pub(super) fn text(headers: &HeaderMap, name: &HeaderName) -> Result<Option<String>, ApiError> {
     let mut values = headers.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
     if second.is_some() {

@@ -6,15 +6,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use towpath_domain::{ProjectId, Rejection, TenantId, Timestamp};
-use towpath_store::projects::{self, NewProject, Project};
+use towpath_store::projects::{self, NewProject, Project, ProjectChange};
 use towpath_workflows::delete_project;
 use uuid::Uuid;
 
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Path, Query};
+use crate::extract::{Json, Pairs, Path, Query};
 use crate::platform::exports::MAX_OFFSET;
+use crate::platform::runs;
 
 /// A tracing project.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -31,9 +32,13 @@ pub struct Session {
     reference_dataset_id: Option<Uuid>,
     #[schema(value_type = String, format = DateTime)]
     start_time: Timestamp,
-    /// Always null: a project stays open.
+    /// When it was over, where somebody said so.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
+    /// Counts, sums and quantiles of its trace runs, where they were asked for.
+    #[serde(flatten)]
+    #[schema(value_type = Option<Object>)]
+    statistics: Option<Value>,
 }
 
 impl TryFrom<Project> for Session {
@@ -50,7 +55,8 @@ impl TryFrom<Project> for Session {
             extra,
             reference_dataset_id: project.reference_dataset_id,
             start_time: project.start_time,
-            end_time: None,
+            end_time: project.end_time,
+            statistics: None,
         })
     }
 }
@@ -82,25 +88,6 @@ pub struct Upsert {
     upsert: Flag,
 }
 
-/// Which projects. A filter that is not here is refused, not ignored.
-#[derive(Deserialize, utoipa::IntoParams)]
-#[into_params(parameter_in = Query)]
-#[serde(deny_unknown_fields)]
-pub struct Which {
-    /// Exactly this name.
-    name: Option<String>,
-    /// At most so many, 1 to 100, which is the default.
-    #[param(minimum = 1, maximum = 100)]
-    limit: Option<i64>,
-    /// Skip so many.
-    #[param(minimum = 0, maximum = 1_000_000_000)]
-    offset: Option<i64>,
-    /// Accepted, and without effect: there are no statistics yet.
-    #[serde(default, rename = "include_stats")]
-    #[param(value_type = Option<bool>)]
-    _include_stats: Flag,
-}
-
 /// A yes or no as the clients write it: Python sends `True`, JavaScript `true`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flag(bool);
@@ -126,20 +113,11 @@ pub async fn create(
     Query(how): Query<Upsert>,
     Json(new): Json<NewSession>,
 ) -> Result<Json<Session>, ApiError> {
-    if new.description.as_deref().is_some_and(|text| text.contains('\0')) {
-        let text = "a description must not contain a NUL character";
-        return Err(Rejection::invalid("description", text).into());
-    }
-    let extra = new
-        .extra
-        .map(|extra| to_raw_value(&extra))
-        .transpose()
-        .map_err(|error| ApiError::internal(&error))?;
     let new = NewProject {
         id: new.id,
         name: new.name,
-        description: new.description,
-        extra,
+        description: described(new.description)?,
+        extra: raw(new.extra)?,
         reference_dataset_id: new.reference_dataset_id,
         start_time: new.start_time,
     };
@@ -150,54 +128,175 @@ pub async fn create(
     Ok(Json(made.await?.try_into()?))
 }
 
-/// Tracing projects, newest first.
-#[utoipa::path(get, path = "/sessions", tag = "sessions", params(Which),
+/// What the list can be asked for.
+const PARAMETERS: [&str; 13] = [
+    "id",
+    "name",
+    "name_contains",
+    "reference_dataset",
+    "reference_free",
+    "metadata",
+    "include_stats",
+    "limit",
+    "offset",
+    "dataset_version",
+    "sort_by",
+    "sort_by_desc",
+    "facets",
+];
+
+/// Tracing projects, newest first. A filter that is not here is refused, not ignored.
+#[utoipa::path(get, path = "/sessions", tag = "sessions",
+    params(("id" = Option<Vec<Uuid>>, Query, description = "One of these"),
+           ("name" = Option<String>, Query, description = "Exactly this name"),
+           ("name_contains" = Option<String>, Query, description = "With this in its name, in upper or lower case"),
+           ("reference_dataset" = Option<Uuid>, Query, description = "Experiments of this data set"),
+           ("reference_free" = Option<bool>, Query, description = "Of no data set, or of one"),
+           ("metadata" = Option<String>, Query, description = "A JSON object that `extra.metadata` has in it"),
+           ("include_stats" = Option<bool>, Query, description = "With numbers about the trace runs, for at most 10 projects"),
+           ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "At most so many; 100 is the default"),
+           ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Skip so many")),
     responses((status = 200, description = "Tracing projects", body = Vec<Session>), ApiError))]
-pub async fn list(
-    State(app): State<App>,
-    tenant: Tenant,
-    Query(which): Query<Which>,
-) -> Result<Json<Vec<Session>>, ApiError> {
-    let limit = which.limit.unwrap_or(100);
-    let offset = which.offset.unwrap_or(0);
-    if !(1..=100).contains(&limit) {
-        return Err(ApiError::invalid_at(
-            vec!["query".into(), "limit".into()],
-            "value_error",
-            "expected 1 to 100",
-        ));
+pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Session>>, ApiError> {
+    sent.only(&PARAMETERS)?;
+    for field in ["dataset_version", "sort_by", "facets"] {
+        if sent.all(field).any(|value| !value.is_empty() && value != "start_time") {
+            return Err(Rejection::unsupported(field, format!("a list of projects with {field}")).into());
+        }
     }
-    if !(0..=MAX_OFFSET).contains(&offset) {
-        return Err(ApiError::invalid_at(
-            vec!["query".into(), "offset".into()],
-            "value_error",
-            format!("expected 0 to {MAX_OFFSET}"),
-        ));
-    }
+    let metadata = match sent.all("metadata").last() {
+        None => None,
+        Some(text) => {
+            let object = serde_json::from_str(text).ok().filter(Value::is_object);
+            let loc = vec!["query".into(), "metadata".into()];
+            Some(object.ok_or_else(|| ApiError::invalid_at(loc, "value_error", "expected a JSON object"))?)
+        }
+    };
+    let wanted = projects::Wanted {
+        ids: sent.read::<Uuid>("id", "a UUID")?.into_iter().map(ProjectId).collect(),
+        name: sent.all("name").last().map(str::to_owned),
+        name_contains: sent.all("name_contains").last().map(str::to_owned),
+        reference_dataset: sent.read("reference_dataset", "a UUID")?.pop(),
+        reference_free: sent.flag("reference_free")?,
+        metadata,
+    };
+    let statistics = sent.flag("include_stats")?.unwrap_or(false);
+    let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
+    let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
     let found = app
         .store
-        .read(async |tx| projects::list(tx, tenant.id, which.name.as_deref(), limit, offset).await)
+        .read(async |tx| projects::list(tx, tenant.id, &wanted, limit, offset).await)
         .await?;
-    Ok(Json(
-        found.into_iter().map(Session::try_from).collect::<Result<_, _>>()?,
-    ))
+    let mut sessions = found
+        .into_iter()
+        .map(Session::try_from)
+        .collect::<Result<Vec<_>, _>>()?;
+    if statistics {
+        for session in sessions.iter_mut().take(COUNTED) {
+            session.statistics = Some(numbers(&app, tenant, session.id).await?);
+        }
+    }
+    Ok(Json(sessions))
+}
+
+/// Projects whose trace runs are counted for one list.
+const COUNTED: usize = 10;
+
+async fn numbers(app: &App, tenant: Tenant, id: ProjectId) -> Result<Value, ApiError> {
+    let counted = app.reading.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant.id).await?;
+        let criteria = runs::Criteria {
+            projects: vec![id],
+            ..runs::Criteria::default()
+        };
+        runs::counted(&snapshot, &criteria).await
+    });
+    Ok(runs::numbers(&counted.await?))
 }
 
 /// One tracing project.
 #[utoipa::path(get, path = "/sessions/{session_id}", tag = "sessions",
-    params(("session_id" = Uuid, Path, description = "The project")),
+    params(("session_id" = Uuid, Path, description = "The project"),
+           ("include_stats" = Option<bool>, Query, description = "With numbers about its trace runs")),
     responses((status = 200, description = "The project", body = Session),
               (status = 404, description = "No such project in this workspace"), ApiError))]
-pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<ProjectId>) -> Result<Json<Session>, ApiError> {
+pub async fn get(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<ProjectId>,
+    sent: Pairs,
+) -> Result<Json<Session>, ApiError> {
+    let statistics = sent.flag("include_stats")?.unwrap_or(false);
     let project = app
         .store
         .read(async |tx| projects::get(tx, tenant.id, id).await)
         .await
-        .map_err(|error| match error {
-            towpath_store::Error::NotFound => ApiError::not_found("session"),
-            error => error.into(),
-        })?;
-    Ok(Json(project.try_into()?))
+        .map_err(missing)?;
+    let mut session = Session::try_from(project)?;
+    if statistics {
+        session.statistics = Some(numbers(&app, tenant, id).await?);
+    }
+    Ok(Json(session))
+}
+
+/// What changes of a project; null and what is not sent stay. Further fields that the official clients send are
+/// ignored.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[schema(as = TracingProjectChange)]
+pub struct Change {
+    #[schema(min_length = 1, max_length = 512, pattern = r"^[^\u0000]*$")]
+    name: Option<String>,
+    #[schema(pattern = r"^[^\u0000]*$")]
+    description: Option<String>,
+    extra: Option<Map<String, Value>>,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    end_time: Option<Timestamp>,
+}
+
+/// Change a tracing project.
+#[utoipa::path(patch, path = "/sessions/{session_id}", tag = "sessions", request_body = Change,
+    params(("session_id" = Uuid, Path, description = "The project")),
+    responses((status = 200, description = "Changed", body = Session),
+              (status = 404, description = "No such project in this workspace"),
+              (status = 409, description = "The name is taken"), ApiError))]
+pub async fn update(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<ProjectId>,
+    Json(change): Json<Change>,
+) -> Result<Json<Session>, ApiError> {
+    let change = ProjectChange {
+        name: change.name,
+        description: described(change.description)?,
+        extra: raw(change.extra)?,
+        end_time: change.end_time,
+    };
+    let changed = app
+        .store
+        .write(async |tx| projects::update(tx, tenant.id, id, &change).await)
+        .await
+        .map_err(missing)?;
+    Ok(Json(changed.try_into()?))
+}
+
+fn described(description: Option<String>) -> Result<Option<String>, ApiError> {
+    if description.as_deref().is_some_and(|text| text.contains('\0')) {
+        let text = "a description must not contain a NUL character";
+        return Err(Rejection::invalid("description", text).into());
+    }
+    Ok(description)
+}
+
+fn raw(extra: Option<Map<String, Value>>) -> Result<Option<Box<RawValue>>, ApiError> {
+    let raw = extra.map(|extra| to_raw_value(&extra)).transpose();
+    raw.map_err(|error| ApiError::internal(&error))
+}
+
+fn missing(error: towpath_store::Error) -> ApiError {
+    match error {
+        towpath_store::Error::NotFound => ApiError::not_found("session"),
+        error => error.into(),
+    }
 }
 
 /// Delete a tracing project with its trace runs and its scheduled exports. Exports that have begun go on.
@@ -209,9 +308,6 @@ pub async fn delete(State(app): State<App>, tenant: Tenant, Path(id): Path<Proje
     app.store
         .write(async |tx| delete_project::delete(tx, tenant.id, id).await)
         .await
-        .map_err(|error| match error {
-            towpath_store::Error::NotFound => ApiError::not_found("session"),
-            error => error.into(),
-        })?;
+        .map_err(missing)?;
     Ok(StatusCode::NO_CONTENT)
 }

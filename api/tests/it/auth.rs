@@ -99,7 +99,7 @@ async fn every_operation_asks_for_a_key() {
 
 /// Tracing routes and the rest answer in different shapes.
 fn shape(path: &str, body: &Value) {
-    let tracing = ["/runs", "/sessions", "/feedback"]
+    let tracing = ["/runs", "/sessions", "/feedback", "/otel"]
         .iter()
         .any(|start| path.strip_prefix("/api/v1").unwrap_or(path).starts_with(start));
     let keys: Vec<_> = body.as_object().unwrap().keys().map(String::as_str).collect();

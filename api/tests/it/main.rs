@@ -8,6 +8,7 @@ mod exports;
 mod idempotency;
 mod operating;
 mod operations;
+mod reading;
 mod serving;
 mod sessions;
 mod shedding;

@@ -12,7 +12,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
-use towpath_api::{App, Health, Ops, Parts, Settings, platform_router};
+use towpath_api::{App, Health, Ops, Parts, Reading, Settings, platform_router};
 use towpath_domain::{Clock, OrganizationId, Secret, TenantId, Timestamp};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
@@ -21,6 +21,7 @@ use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Options, Store};
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
+use towpath_workflows::heavy::Heavy;
 
 /// The key of every world.
 pub const KEY: &str = "a key of the operator's own choice, long enough";
@@ -244,6 +245,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
     let objects = Objects::folder(&folder.join("objects")).unwrap();
     let options = wal::Options::for_store(&objects);
     // Nobody folds here: what was accepted stays in its units, where tests look for it.
+    let reader = towpath_query::Reader::new(store.clone(), objects.clone());
     let wal = Wal::new(
         store.clone(),
         objects,
@@ -254,6 +256,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         store: store.clone(),
         queue: Queue::local(),
         wal,
+        reading: Reading::new(reader, Heavy::with_threads(1).unwrap()),
         sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
         destinations: towpath_outbound::Settings {
             guard: Guard::new(Policy {

@@ -80,7 +80,10 @@ impl Server {
         let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal());
-        let app = wal.as_ref().map(|wal| shared.app(settings, wal.clone(), ops.clone()));
+        let app = wal
+            .as_ref()
+            .map(|wal| shared.app(settings, wal.clone(), ops.clone()))
+            .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),
             None => towpath_api::health_router(ops),

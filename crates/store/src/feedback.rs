@@ -3,6 +3,9 @@
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
+use crate::query::{Arg, Query};
+use crate::segments::id_list;
+use crate::tx::Dialect;
 use crate::{Result, Tx};
 
 /// A judgement on a trace run.
@@ -22,6 +25,10 @@ pub struct Feedback {
     pub seq: i64,
     /// When it was stored.
     pub created_at: Timestamp,
+    /// When its body was last changed by hand.
+    pub modified_at: Option<Timestamp>,
+    /// Whether it was taken back. The row stays, so that a fold that is behind does not bring it back.
+    pub deleted: bool,
 }
 
 /// A file that came with a trace run.
@@ -55,7 +62,8 @@ pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)
          ON CONFLICT (tenant_id, id) DO UPDATE
-         SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq
+         SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq,
+             modified_at = NULL, deleted = false
          WHERE excluded.seq > feedback.seq",
     )
     .bind(feedback.tenant_id)
@@ -83,6 +91,112 @@ pub async fn of_run(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> Resul
     .bind(run)
     .fetch_all(conn)
     .await)?)
+}
+
+/// Feedback on any of `runs`, also what was taken back, in order of acceptance.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn of_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<Feedback>> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY seq, id",
+        postgres: "SELECT * FROM feedback WHERE tenant_id = $1
+                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY seq, id");
+    let ids = id_list(runs.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// One, also if it was taken back.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<Option<Feedback>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?)
+}
+
+/// Which feedback is listed. Empty lists ask for nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// Under one of these names.
+    pub keys: Vec<String>,
+    /// From one of these sources.
+    pub sources: Vec<String>,
+}
+
+/// Feedback of a workspace, what was accepted last first.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn list(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    wanted: &Wanted,
+    limit: i64,
+    offset: i64,
+) -> Result<Vec<Feedback>> {
+    let mut query = Query::new(tx, "SELECT * FROM feedback WHERE NOT deleted AND tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0));
+    if !wanted.keys.is_empty() {
+        query
+            .push(" AND ")
+            .any_of("key", wanted.keys.iter().cloned().map(Arg::Text));
+    }
+    if !wanted.sources.is_empty() {
+        let source = match query.dialect() {
+            Dialect::Sqlite => "json_extract(body, '$.feedback_source.type')",
+            Dialect::Postgres => "(body::json #>> '{feedback_source,type}')",
+        };
+        query
+            .push(" AND ")
+            .any_of(source, wanted.sources.iter().cloned().map(Arg::Text));
+    }
+    query.push(" ORDER BY seq DESC, id LIMIT ").bind(Arg::Int(limit));
+    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.fetch_all(tx).await
+}
+
+/// Stores `feedback` as it is now after a change by hand, or as taken back. A fold that is behind changes nothing of it,
+/// since what it brings was accepted no later.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, modified_at, deleted)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8)
+         ON CONFLICT (tenant_id, id) DO UPDATE
+         SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq,
+             modified_at = excluded.modified_at, deleted = excluded.deleted
+         WHERE excluded.seq >= feedback.seq",
+    )
+    .bind(feedback.tenant_id)
+    .bind(feedback.id)
+    .bind(feedback.run_id)
+    .bind(&feedback.key)
+    .bind(&feedback.body)
+    .bind(feedback.seq)
+    .bind(now)
+    .bind(feedback.deleted)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }
 
 /// Stores where an attachment lies; of two of the same name the later one counts. The row's own `created_at` is not
@@ -125,4 +239,26 @@ pub async fn attachments(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> 
     .bind(run)
     .fetch_all(conn)
     .await)?)
+}
+
+/// Attachments of any of `runs`.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn attachments_of(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<Attachment>> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT * FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY run_id, name",
+        postgres: "SELECT * FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY run_id, name");
+    let ids = id_list(runs.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
 }

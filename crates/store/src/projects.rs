@@ -5,6 +5,8 @@ use towpath_domain::trace::check_project_name;
 use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 
+use crate::query::{Arg, Query};
+use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
 /// A tracing project.
@@ -24,6 +26,8 @@ pub struct Project {
     pub reference_dataset_id: Option<Uuid>,
     /// When it was made, unless its maker said otherwise.
     pub start_time: Timestamp,
+    /// When it was over, where somebody said so.
+    pub end_time: Option<Timestamp>,
 }
 
 /// What a client says about a project it makes.
@@ -212,31 +216,128 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<
     Ok(())
 }
 
-/// Projects, newest first; with `name`, the one of exactly that name.
+/// Which projects are listed.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// One of these.
+    pub ids: Vec<ProjectId>,
+    /// Of exactly this name.
+    pub name: Option<String>,
+    /// With this in its name, in upper or lower case.
+    pub name_contains: Option<String>,
+    /// Of this data set.
+    pub reference_dataset: Option<Uuid>,
+    /// Whether of any data set, or of none.
+    pub reference_free: Option<bool>,
+    /// With this in `extra.metadata`.
+    pub metadata: Option<serde_json::Value>,
+}
+
+/// Projects, newest first.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn list(
-    tx: &mut Tx<'_>,
-    tenant: TenantId,
-    name: Option<&str>,
-    limit: i64,
-    offset: i64,
-) -> Result<Vec<Project>> {
-    if let Some(name) = name {
-        let found = by_name(tx, tenant, name).await?;
-        return Ok(if offset > 0 || limit < 1 {
-            Vec::new()
-        } else {
-            found.into_iter().collect()
-        });
+pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64, offset: i64) -> Result<Vec<Project>> {
+    // PostgreSQL refuses the parameter itself, and no name has one.
+    let nul = |text: &Option<String>| text.as_deref().is_some_and(|text| text.contains('\0'));
+    if nul(&wanted.name) || nul(&wanted.name_contains) {
+        return Ok(Vec::new());
+    }
+    let mut query = Query::new(tx, "SELECT * FROM project WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0));
+    if !wanted.ids.is_empty() {
+        query
+            .push(" AND ")
+            .any_of("id", wanted.ids.iter().map(|id| Arg::Uuid(id.0)));
+    }
+    if let Some(name) = &wanted.name {
+        query.push(" AND name = ").bind(Arg::Text(name.clone()));
+    }
+    if let Some(part) = &wanted.name_contains {
+        let escaped = part
+            .to_lowercase()
+            .replace('\\', "\\\\")
+            .replace('%', "\\%")
+            .replace('_', "\\_");
+        query
+            .push(" AND lower(name) LIKE ")
+            .bind(Arg::Text(format!("%{escaped}%")))
+            .push(" ESCAPE '\\'");
+    }
+    if let Some(dataset) = wanted.reference_dataset {
+        query.push(" AND reference_dataset_id = ").bind(Arg::Uuid(dataset));
+    }
+    match wanted.reference_free {
+        Some(true) => query.push(" AND reference_dataset_id IS NULL"),
+        Some(false) => query.push(" AND reference_dataset_id IS NOT NULL"),
+        None => &mut query,
+    };
+    if let Some(metadata) = &wanted.metadata {
+        query
+            .push(" AND extra IS NOT NULL AND ")
+            .contains("extra", &serde_json::json!({ "metadata": metadata }));
+    }
+    query.push(" ORDER BY start_time DESC, id LIMIT ").bind(Arg::Int(limit));
+    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.fetch_all(tx).await
+}
+
+/// Those of `ids` that are there.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn existing(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT id FROM project WHERE tenant_id = $1
+                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "SELECT id FROM project WHERE tenant_id = $1
+                   AND id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
+    let ids = id_list(ids.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// What changes of a project; `None` leaves it.
+#[derive(Clone, Debug, Default)]
+pub struct ProjectChange {
+    /// Name.
+    pub name: Option<String>,
+    /// Description.
+    pub description: Option<String>,
+    /// A JSON object.
+    pub extra: Option<Box<RawValue>>,
+    /// When it was over.
+    pub end_time: Option<Timestamp>,
+}
+
+/// Changes a project.
+///
+/// # Errors
+/// [`Error::NotFound`], [`Error::Rejected`] for a bad name, [`Error::Conflict`] for one that is taken.
+pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId, change: &ProjectChange) -> Result<Project> {
+    if let Some(name) = &change.name {
+        check_project_name(name)?;
+        if by_name(tx, tenant, name).await?.is_some_and(|other| other.id != id) {
+            return Err(Error::Conflict {
+                column: "project.name".to_owned(),
+            });
+        }
     }
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM project WHERE tenant_id = $1 ORDER BY start_time DESC, id LIMIT $2 OFFSET $3",
+        "UPDATE project SET name = COALESCE($3, name), description = COALESCE($4, description),
+                extra = COALESCE($5, extra), end_time = COALESCE($6, end_time)
+         WHERE tenant_id = $1 AND id = $2 RETURNING *",
     )
     .bind(tenant)
-    .bind(limit)
-    .bind(offset)
-    .fetch_all(conn)
+    .bind(id)
+    .bind(&change.name)
+    .bind(&change.description)
+    .bind(change.extra.as_ref().map(|extra| extra.get()))
+    .bind(change.end_time)
+    .fetch_one(conn)
     .await)?)
 }

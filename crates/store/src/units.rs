@@ -133,6 +133,21 @@ pub async fn open_touching(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId
     .await)?)
 }
 
+/// Open units that touch a workspace, in order of acceptance: what readers have to look into beside the segments.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn open_of(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Unit>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT u.* FROM wal_unit u WHERE u.state = 'open' AND EXISTS (
+             SELECT 1 FROM wal_unit_project p WHERE p.unit_id = u.id AND p.tenant_id = $1)
+         ORDER BY u.seq",
+    )
+    .bind(tenant)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// How many units are open, and how many bytes they have together.
 ///
 /// # Errors

@@ -61,7 +61,7 @@ pub struct Accepted {
     pub frame: Frame,
     /// The projects it names, each once.
     pub projects: Vec<ProjectRef>,
-    /// Whether a patch names no project, so that any project of the workspace may be touched.
+    /// Whether something in it names no project (a patch, feedback), so that any of the workspace may be touched.
     pub touches_any: bool,
     /// Operations on trace runs.
     pub operations: usize,
@@ -215,7 +215,8 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
     let plain = body::decode(encoding, &request.body, limits)?;
     let drafts = Drafts::of(request.route, request.content_type, &plain, limits)?;
     let mut projects = BTreeSet::new();
-    let mut touches_any = false;
+    // Feedback and attachments do not say where their trace run is.
+    let mut touches_any = !drafts.feedback.is_empty() || !drafts.attachments.is_empty();
     for run in &drafts.runs {
         run.check()?;
         match run.project()? {

@@ -16,6 +16,7 @@
 mod groups;
 mod places;
 mod record;
+mod unfolded;
 
 use object_store::path::Path;
 use towpath_domain::{SegmentId, TenantId, TraceRunId, UnitId};
@@ -36,6 +37,7 @@ use groups::Groups;
 use places::Places;
 pub use places::{Place, locate};
 pub use record::{catalog_parts, part_ref, record};
+pub use unfolded::{Unfolded, unfolded};
 
 /// How folding behaves.
 #[derive(Clone, Copy, Debug)]
@@ -183,6 +185,11 @@ pub async fn fold<E>(
         .await
         .map_err(FoldError::from_inner)?;
     groups.flush(objects, &mut intend, &mut folded).await?;
+    for segment in &folded.segments {
+        metrics::counter!(metric::SEGMENTS).increment(1);
+        metrics::counter!(metric::SEGMENT_ROWS).increment(segment.written.rows);
+        metrics::counter!(metric::SEGMENT_BYTES).increment(segment.written.bytes);
+    }
     metrics::counter!(metric::FOLDED_OPERATIONS).increment(folded.operations);
     metrics::counter!(metric::FOLDED_UNITS).increment(folded.units.len() as u64);
     Ok(folded)
@@ -229,6 +236,8 @@ async fn take_in(
             body: feedback.body,
             seq,
             created_at: store_fills_in(),
+            modified_at: None,
+            deleted: false,
         });
         seq += 1;
     }

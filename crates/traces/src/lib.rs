@@ -19,6 +19,7 @@ pub mod metric;
 pub mod multipart;
 pub mod objects;
 pub mod operation;
+pub mod otlp;
 pub mod parquet_file;
 pub mod row;
 pub mod sample;

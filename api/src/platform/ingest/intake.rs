@@ -68,7 +68,11 @@ impl Intake {
     }
 
     /// Reads a body of at most `limit_bytes`, as sent.
-    pub(super) async fn read(&self, mut body: Body, limit_bytes: usize) -> Result<(Bytes, Place), ApiError> {
+    pub(in crate::platform) async fn read(
+        &self,
+        mut body: Body,
+        limit_bytes: usize,
+    ) -> Result<(Bytes, Place), ApiError> {
         // Where the length is known, a body too large or without room is refused before any of it is read.
         let hint = body.size_hint();
         let known = usize::try_from(hint.lower()).unwrap_or(usize::MAX);
@@ -126,7 +130,7 @@ impl Intake {
     }
 
     /// Runs a check of a body on a thread that may be busy.
-    pub(super) async fn check<T: Send + 'static>(
+    pub(in crate::platform) async fn check<T: Send + 'static>(
         &self,
         check: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, ApiError> {

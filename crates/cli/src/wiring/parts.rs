@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use towpath_api::ops::Probe;
-use towpath_api::{App, Health, Ops, Parts};
+use towpath_api::{App, Health, Ops, Parts, Reading};
 use towpath_domain::export::Credentials;
 use towpath_domain::{Clock, Secret};
 use towpath_outbound::{Guard, Policy};
+use towpath_query::Reader;
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
@@ -90,11 +91,19 @@ impl Shared {
     }
 
     /// The platform surface.
-    pub fn app(&self, settings: &Settings, wal: Wal, ops: Ops) -> App {
-        App::new(Parts {
+    ///
+    /// # Errors
+    /// When the system gives no threads.
+    pub fn app(&self, settings: &Settings, wal: Wal, ops: Ops) -> anyhow::Result<App> {
+        let reader = Reader::new(self.store.clone(), self.objects.clone());
+        // Queries work on threads made for them; this one only waits.
+        let threads = Heavy::with_threads(1).context("threads for queries")?;
+        let reading = Reading::new(reader, threads);
+        Ok(App::new(Parts {
             store: self.store.clone(),
             queue: self.queue.clone(),
             wal,
+            reading,
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             clock: Clock::system(),
@@ -105,7 +114,7 @@ impl Shared {
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
             },
-        })
+        }))
     }
 
     /// What workflows need.

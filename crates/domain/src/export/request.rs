@@ -1,6 +1,7 @@
 //! What a request for an export may ask.
 
 use super::{Compression, Field, FormatVersion, MAX_DAYS};
+use crate::filter::Filter;
 use crate::{DestinationId, ProjectId, Rejection, Timestamp};
 
 /// A request for an export, of the right shape but not yet judged.
@@ -101,7 +102,8 @@ impl ExportRequest {
             }
         };
 
-        if self.filter.as_deref().is_some_and(|filter| !filter.trim().is_empty()) {
+        if let Some(filter) = self.filter.as_deref().filter(|filter| !filter.trim().is_empty()) {
+            Filter::parse(filter).map_err(|error| Rejection::rule("filter", format!("filter: {error}")))?;
             return Err(Rejection::unsupported("filter", "an export with a filter"));
         }
         Ok(Admitted {
@@ -226,7 +228,7 @@ mod tests {
     #[test]
     fn a_field_alone_is_invalid_and_fields_together_are_a_rule() {
         let text = |name: &str| Some(name.to_owned());
-        let cases: [(Why, &str, (Why, String)); 12] = [
+        let cases: [(Why, &str, (Why, String)); 13] = [
             (
                 Why::Invalid,
                 "export_fields",
@@ -258,6 +260,7 @@ mod tests {
                 "end_time",
                 refusal(|r| r.end_time = Timestamp::parse("2036-12-31").ok()),
             ),
+            (Why::Rule, "filter", refusal(|r| r.filter = text("eq(nam, 3)"))),
             (
                 Why::Unsupported,
                 "filter",

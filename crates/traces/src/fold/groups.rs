@@ -8,7 +8,6 @@ use object_store::path::Path;
 use towpath_domain::{ProjectId, SegmentId, TenantId, TraceRunId};
 
 use super::{FoldError, Folded, NewSegment, Place};
-use crate::metric;
 use crate::objects::Objects;
 use crate::operation::Operation;
 use crate::row::Row;
@@ -68,9 +67,6 @@ impl Groups {
             }
             let written = writer.finish().await?;
             objects.sync(&path).await?;
-            metrics::counter!(metric::SEGMENTS).increment(1);
-            metrics::counter!(metric::SEGMENT_ROWS).increment(written.rows);
-            metrics::counter!(metric::SEGMENT_BYTES).increment(written.bytes);
             folded.segments.push(NewSegment { tenant, id, written });
         }
         Ok(())

@@ -148,8 +148,17 @@ async fn projects_by_name_and_id(world: World) {
             ));
             assert!(projects::by_name(tx, world.tenant, "a\0b").await?.is_none());
             projects::ensure(tx, world.tenant, "lock").await?;
-            assert_eq!(projects::list(tx, world.tenant, None, 10, 0).await?.len(), 2);
-            assert_eq!(projects::list(tx, world.tenant, Some("lock"), 1, 0).await?.len(), 1);
+            assert_eq!(
+                projects::list(tx, world.tenant, &projects::Wanted::default(), 10, 0)
+                    .await?
+                    .len(),
+                2
+            );
+            let named = projects::Wanted {
+                name: Some("lock".to_owned()),
+                ..projects::Wanted::default()
+            };
+            assert_eq!(projects::list(tx, world.tenant, &named, 1, 0).await?.len(), 1);
             let stranger = towpath_domain::TenantId::new();
             assert!(matches!(
                 projects::get(tx, stranger, made.id).await,

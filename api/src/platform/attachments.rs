@@ -1,0 +1,95 @@
+//! Files that came with trace runs, read by links that carry their own right.
+//!
+//! Clients fetch the link they were given without a key, so it names the file sealed and ends by itself.
+
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::header::{CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
+use serde::{Deserialize, Serialize};
+use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_store::feedback::{self, Attachment};
+use towpath_store::sealing::Place;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::extract::Path;
+
+/// How long a link may be used.
+const LASTS: Duration = Duration::from_secs(3600);
+
+/// What a link says, sealed.
+#[derive(Serialize, Deserialize)]
+struct Link {
+    tenant: TenantId,
+    run: TraceRunId,
+    name: String,
+    until: i64,
+}
+
+const fn place() -> Place<'static> {
+    Place {
+        tenant: TenantId::nil(),
+        table: "attachment",
+        column: "link",
+        row: Uuid::nil(),
+    }
+}
+
+/// The path under which an attachment can be read for an hour.
+pub fn link(app: &App, attachment: &Attachment) -> String {
+    let link = Link {
+        tenant: attachment.tenant_id,
+        run: attachment.run_id,
+        name: attachment.name.clone(),
+        until: app.clock.now().plus(LASTS).micros(),
+    };
+    let plain = serde_json::to_vec(&link).expect("ids and a text are JSON");
+    let sealed = app.sealer.seal(place(), &plain);
+    format!("/attachments/{}", URL_SAFE_NO_PAD.encode(sealed))
+}
+
+/// The bytes of an attachment, by the link that a trace run shows under `s3_urls`. Needs no key; the link ends after an
+/// hour.
+#[utoipa::path(get, path = "/attachments/{link}", tag = "traces", security(()),
+    params(("link" = String, Path, description = "As it was given out")),
+    responses((status = 200, description = "The file", content_type = "application/octet-stream"),
+              (status = 404, description = "The link was not given out here, or has ended, or the file is gone"),
+              (status = 503, description = "A dependency is away")))]
+pub async fn get(State(app): State<App>, Path(sealed): Path<String>) -> Result<Response, ApiError> {
+    let opened = URL_SAFE_NO_PAD.decode(&sealed).ok();
+    let opened = opened.and_then(|sealed| app.sealer.open(place(), &sealed).ok());
+    let link: Option<Link> = opened.and_then(|plain| serde_json::from_slice(&plain).ok());
+    let missing = || ApiError::not_found("attachment");
+    let link = link
+        .filter(|link| app.clock.now() < Timestamp::from_micros(link.until))
+        .ok_or_else(missing)?;
+    let read = app.reading.run(move |reader| async move {
+        let snapshot = reader.snapshot(link.tenant).await?;
+        let stored = snapshot
+            .store()
+            .read(async |tx| feedback::attachments_of(tx, link.tenant, &[link.run]).await)
+            .await?;
+        let all = stored.iter().chain(snapshot.open_attachments());
+        let named = all.filter(|found| found.run_id == link.run && found.name == link.name);
+        let Some(found) = named.max_by_key(|found| found.seq) else {
+            return Ok(None);
+        };
+        Ok(Some((found.content_type.clone(), snapshot.attachment(found).await?)))
+    });
+    let (content_type, bytes) = read.await?.ok_or_else(missing)?;
+    let content_type = http::HeaderValue::from_str(&content_type)
+        .unwrap_or(http::HeaderValue::from_static("application/octet-stream"));
+    let mut response = bytes.into_response();
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, content_type);
+    // Whoever sent the file chose its type: it must not run as a page of ours.
+    headers.insert(CONTENT_DISPOSITION, http::HeaderValue::from_static("attachment"));
+    headers.insert(CONTENT_SECURITY_POLICY, http::HeaderValue::from_static("sandbox"));
+    headers.insert(CACHE_CONTROL, http::HeaderValue::from_static("private, no-store"));
+    Ok(response)
+}

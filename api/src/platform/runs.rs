@@ -1,0 +1,389 @@
+//! Trace runs, read back as the tracing clients ask for them.
+
+mod criteria;
+pub mod v2;
+mod view;
+
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use towpath_domain::{ProjectId, Timestamp, TraceRunId};
+use towpath_query::statistics::Statistics;
+use towpath_query::{Direction, Position, Question, Reader, Snapshot};
+use towpath_traces::row::Row;
+use uuid::Uuid;
+
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path};
+pub use criteria::{Criteria, parse};
+use view::cost;
+use view::{Beside, Dialect, FIELDS, Shown};
+
+/// Runs on a page of v1.
+const PAGE: usize = 100;
+
+/// Which trace runs, and what of them. Fields that are not here are ignored: official clients send more.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[schema(as = TraceRunQuery)]
+pub struct Query {
+    /// Projects.
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    session: Option<OneOrMore<ProjectId>>,
+    /// Trace runs by id, at most 1000.
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    id: Option<OneOrMore<TraceRunId>>,
+    /// All of one trace.
+    trace: Option<Uuid>,
+    /// Directly below this one.
+    parent_run: Option<Uuid>,
+    /// Made from one of these examples.
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    reference_example: Option<OneOrMore<Uuid>>,
+    /// `chain`, `llm`, `tool`, …
+    run_type: Option<String>,
+    /// With an error, or without.
+    error: Option<bool>,
+    /// Without a parent, or with one.
+    is_root: Option<bool>,
+    /// Started at this time or later…
+    #[schema(value_type = Option<String>, format = DateTime)]
+    start_time: Option<Timestamp>,
+    /// … and before this one.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    end_time: Option<Timestamp>,
+    /// Text to be found in names, errors, tags, inputs, outputs or metadata.
+    query: Option<String>,
+    /// In the filter language.
+    filter: Option<String>,
+    /// A filter of which the root of the trace is looked at.
+    trace_filter: Option<String>,
+    /// A filter which some run of the trace passes.
+    tree_filter: Option<String>,
+    /// `desc`, the newest first, which is the default, or `asc`.
+    #[schema(value_type = Option<String>, example = "desc")]
+    order: Option<Order>,
+    /// At most so many, 1 to 100, which is the default.
+    #[schema(minimum = 1, maximum = 100)]
+    limit: Option<usize>,
+    /// Where the page before ended.
+    cursor: Option<String>,
+    /// Fields wanted; all where nothing is said. Names that are not known are left out.
+    select: Option<Vec<String>>,
+}
+
+/// One value, or a list of them: clients send either.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMore<T> {
+    /// One.
+    One(T),
+    /// A list.
+    More(Vec<T>),
+}
+
+impl<T> OneOrMore<T> {
+    fn list(value: Option<Self>) -> Vec<T> {
+        match value {
+            None => Vec::new(),
+            Some(Self::One(one)) => vec![one],
+            Some(Self::More(more)) => more,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Order {
+    #[default]
+    Desc,
+    Asc,
+}
+
+/// A page of trace runs.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = TraceRunPage)]
+pub struct Page {
+    /// The fields asked for of each.
+    #[schema(value_type = Vec<Object>)]
+    runs: Vec<Shown>,
+    cursors: Cursors,
+}
+
+/// Where to go on.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = TraceRunCursors)]
+pub struct Cursors {
+    /// For the next page; null after the last.
+    next: Option<String>,
+}
+
+impl Query {
+    fn criteria(&mut self) -> Criteria {
+        Criteria {
+            projects: OneOrMore::list(self.session.take()),
+            ids: OneOrMore::list(self.id.take()),
+            trace: self.trace,
+            parent: self.parent_run,
+            references: OneOrMore::list(self.reference_example.take()),
+            run_type: self.run_type.take(),
+            error: self.error,
+            is_root: self.is_root,
+            start: self.start_time,
+            end: self.end_time,
+            query: self.query.take(),
+            filter: self.filter.take(),
+            trace_filter: self.trace_filter.take(),
+            tree_filter: self.tree_filter.take(),
+        }
+    }
+}
+
+/// What one page is made of.
+struct Wanted {
+    direction: Direction,
+    after: Option<Position>,
+    limit: usize,
+    fields: Vec<&'static str>,
+    dialect: Dialect,
+}
+
+fn cursor(text: Option<&str>) -> Result<Option<Position>, ApiError> {
+    let text = text.filter(|text| !text.is_empty());
+    text.map(|text| {
+        text.parse().map_err(|error| {
+            ApiError::invalid_at(vec!["body".into(), "cursor".into()], "value_error", format!("{error}"))
+        })
+    })
+    .transpose()
+}
+
+fn limit(asked: Option<usize>, most: usize, field: &str, default: usize) -> Result<usize, ApiError> {
+    let limit = asked.unwrap_or(default);
+    if (1..=most).contains(&limit) {
+        return Ok(limit);
+    }
+    let msg = format!("expected 1 to {most}");
+    Err(ApiError::invalid_at(
+        vec!["body".into(), field.into()],
+        "value_error",
+        msg,
+    ))
+}
+
+/// Reads a page and shows it.
+async fn read(
+    app: App,
+    reader: Reader,
+    tenant: Tenant,
+    criteria: Criteria,
+    wanted: Wanted,
+) -> Result<(Vec<Shown>, Option<String>), ApiError> {
+    let snapshot = reader.snapshot(tenant.id).await?;
+    let resolved = criteria.resolve(&snapshot).await?;
+    let (rows, next) = match resolved.places {
+        None => {
+            let page = snapshot
+                .page(&Question {
+                    projects: resolved.projects,
+                    range: resolved.range,
+                    predicate: resolved.predicate,
+                    direction: wanted.direction,
+                    after: wanted.after,
+                    limit: wanted.limit,
+                })
+                .await?;
+            (page.rows, page.next)
+        }
+        Some(mut places) => {
+            places.sort_unstable();
+            if wanted.direction == Direction::Newest {
+                places.reverse();
+            }
+            places.retain(|place| {
+                wanted.after.is_none_or(|after| match wanted.direction {
+                    Direction::Newest => *place < after,
+                    Direction::Oldest => *place > after,
+                })
+            });
+            let more = places.len() > wanted.limit;
+            places.truncate(wanted.limit);
+            let rows = snapshot.rows(&places).await?;
+            let rows = snapshot.retain(rows, &resolved.predicate).await?;
+            (rows, places.last().copied().filter(|_| more))
+        }
+    };
+    let shown = show(&app, &snapshot, tenant, &rows, &wanted.fields, wanted.dialect).await?;
+    Ok((shown, next.map(|position| position.to_string())))
+}
+
+async fn show(
+    app: &App,
+    snapshot: &Snapshot,
+    tenant: Tenant,
+    rows: &[(ProjectId, Row)],
+    fields: &[&'static str],
+    dialect: Dialect,
+) -> Result<Vec<Shown>, ApiError> {
+    let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
+    let beside = Beside::read(snapshot, &runs, fields).await?;
+    rows.iter()
+        .map(|(project, row)| view::show(app, tenant.id, *project, row, &beside, fields, dialect))
+        .collect()
+}
+
+/// Trace runs, newest first. They are there as soon as they were acknowledged.
+#[utoipa::path(post, path = "/runs/query", tag = "traces", request_body = Query,
+    responses((status = 200, description = "A page", body = Page),
+              (status = 404, description = "No such tracing project in this workspace"), ApiError))]
+pub async fn query(
+    State(app): State<App>,
+    tenant: Tenant,
+    Json(mut asked): Json<Query>,
+) -> Result<Json<Page>, ApiError> {
+    let fields = match &asked.select {
+        None => FIELDS.to_vec(),
+        Some(names) => FIELDS
+            .into_iter()
+            .filter(|field| *field == "id" || names.iter().any(|name| name == field))
+            .collect(),
+    };
+    let wanted = Wanted {
+        direction: match asked.order.unwrap_or_default() {
+            Order::Desc => Direction::Newest,
+            Order::Asc => Direction::Oldest,
+        },
+        after: cursor(asked.cursor.as_deref())?,
+        limit: limit(asked.limit, PAGE, "limit", PAGE)?,
+        fields,
+        dialect: Dialect::V1,
+    };
+    let criteria = asked.criteria();
+    criteria.admit()?;
+    let own = app.clone();
+    let read = app
+        .reading
+        .run(move |reader| read(own, reader, tenant, criteria, wanted));
+    let (runs, next) = read.await?;
+    Ok(Json(Page {
+        runs,
+        cursors: Cursors { next },
+    }))
+}
+
+/// One trace run.
+#[utoipa::path(get, path = "/runs/{run_id}", tag = "traces",
+    params(("run_id" = Uuid, Path, description = "The trace run")),
+    responses((status = 200, description = "The trace run", body = Object),
+              (status = 404, description = "No such trace run in this workspace"), ApiError))]
+pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>) -> Result<Json<Shown>, ApiError> {
+    one(&app, tenant, id, FIELDS.to_vec(), Dialect::V1).await.map(Json)
+}
+
+async fn one(
+    app: &App,
+    tenant: Tenant,
+    id: TraceRunId,
+    fields: Vec<&'static str>,
+    dialect: Dialect,
+) -> Result<Shown, ApiError> {
+    let own = app.clone();
+    let read = app.reading.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant.id).await?;
+        let criteria = Criteria {
+            ids: vec![id],
+            ..Criteria::default()
+        };
+        let places = criteria.resolve(&snapshot).await?.places.unwrap_or_default();
+        // The same id may have come to several projects; the first to have it shows it.
+        let rows = snapshot.rows(places.get(..1).unwrap_or_default()).await?;
+        show(&own, &snapshot, tenant, &rows, &fields, dialect).await
+    });
+    read.await?.pop().ok_or_else(|| ApiError::not_found("run"))
+}
+
+/// Filters to be looked at.
+#[derive(Deserialize, utoipa::ToSchema)]
+#[schema(as = FilterCheck)]
+pub struct Validate {
+    filter: Option<String>,
+    trace_filter: Option<String>,
+    tree_filter: Option<String>,
+}
+
+/// What was found.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = FilterChecked)]
+pub struct Validated {
+    /// Always true: a filter that is none is answered with 400.
+    valid: bool,
+}
+
+/// Look at filters without reading anything. A mistake is answered with 400, which says at which character it is.
+#[utoipa::path(post, path = "/runs/query/validate", tag = "traces", request_body = Validate,
+    responses((status = 200, description = "They are understood", body = Validated), ApiError))]
+pub async fn validate(_: Tenant, Json(asked): Json<Validate>) -> Result<Json<Validated>, ApiError> {
+    parse("filter", asked.filter.as_deref())?;
+    parse("trace_filter", asked.trace_filter.as_deref())?;
+    parse("tree_filter", asked.tree_filter.as_deref())?;
+    Ok(Json(Validated { valid: true }))
+}
+
+/// Numbers about trace runs.
+#[utoipa::path(post, path = "/runs/stats", tag = "traces", request_body = Query,
+    responses((status = 200, description = "Counts, sums and quantiles; quantiles to within a hundredth", body = Object),
+              (status = 404, description = "No such tracing project in this workspace"), ApiError))]
+pub async fn statistics(
+    State(app): State<App>,
+    tenant: Tenant,
+    Json(mut asked): Json<Query>,
+) -> Result<Json<Value>, ApiError> {
+    let criteria = asked.criteria();
+    criteria.admit()?;
+    let read = app.reading.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant.id).await?;
+        counted(&snapshot, &criteria).await
+    });
+    Ok(Json(numbers(&read.await?)))
+}
+
+/// Counts what meets the criteria.
+pub(crate) async fn counted(snapshot: &Snapshot, criteria: &Criteria) -> Result<Statistics, ApiError> {
+    let resolved = criteria.resolve(snapshot).await?;
+    let Some(places) = resolved.places else {
+        let counted = snapshot.statistics(&resolved.projects, resolved.range, &resolved.predicate);
+        return Ok(counted.await?);
+    };
+    let rows = snapshot.rows(&places).await?;
+    let rows = snapshot.retain(rows, &resolved.predicate).await?;
+    Ok(Statistics::of(snapshot.tenant(), &rows)?)
+}
+
+/// As the clients read them.
+pub(crate) fn numbers(counted: &Statistics) -> Value {
+    let rate = |part: u64| (counted.runs > 0).then(|| part as f64 / counted.runs as f64);
+    let [total_tokens, prompt_tokens, completion_tokens] = counted.token_sums;
+    let [total_cost, prompt_cost, completion_cost] = counted.cost_sums.map(|units| cost(units, Dialect::V1));
+    json!({
+        "run_count": counted.runs,
+        "latency_p50": counted.latency.at(0.5),
+        "latency_p99": counted.latency.at(0.99),
+        "first_token_p50": counted.first_token.at(0.5),
+        "first_token_p99": counted.first_token.at(0.99),
+        "total_tokens": total_tokens,
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "median_tokens": counted.tokens.at(0.5).map(|tokens| tokens.round() as i64),
+        "total_cost": total_cost,
+        "prompt_cost": prompt_cost,
+        "completion_cost": completion_cost,
+        "last_run_start_time": counted.last_start,
+        "error_rate": rate(counted.errors),
+        "streaming_rate": rate(counted.streamed),
+        "run_facets": counted.run_types.iter().map(|(name, count)| {
+            json!({"key": "run_type", "value": name, "n": count, "query": format!("eq(run_type, {})", json!(name))})
+        }).collect::<Vec<_>>(),
+        "feedback_stats": Value::Null,
+    })
+}

@@ -1,0 +1,176 @@
+//! The second version of the interface: other names, larger pages, problem details.
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use http::header::CONTENT_TYPE;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use towpath_domain::{ProjectId, Timestamp, TraceRunId};
+use towpath_query::Direction;
+use uuid::Uuid;
+
+use super::view::{Dialect, FIELDS, Shown};
+use super::{Criteria, Wanted, cursor, limit, one, read};
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Pairs, Path};
+
+/// Runs on a page.
+const PAGE: usize = 1000;
+/// What is shown where nothing is said.
+const DEFAULT: [&str; 1] = ["ID"];
+/// How far back a query goes that does not say.
+const SPAN: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
+
+/// Which trace runs, and what of them.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[schema(as = TraceRunQueryV2)]
+pub struct Query {
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    project_ids: Option<Vec<ProjectId>>,
+    /// Trace runs by id, at most 1000.
+    #[schema(value_type = Option<Vec<Uuid>>)]
+    ids: Option<Vec<TraceRunId>>,
+    trace_id: Option<Uuid>,
+    /// Started at this time or later; a day ago where nothing is said.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    min_start_time: Option<Timestamp>,
+    /// Started before this time.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    max_start_time: Option<Timestamp>,
+    has_error: Option<bool>,
+    is_root: Option<bool>,
+    /// In upper or lower case.
+    run_type: Option<String>,
+    filter: Option<String>,
+    trace_filter: Option<String>,
+    tree_filter: Option<String>,
+    /// Made from one of these examples.
+    reference_examples: Option<Vec<Uuid>>,
+    /// Fields in upper case; `ID` where nothing is said.
+    selects: Option<Vec<String>>,
+    /// At most so many, 1 to 1000; 100 is the default.
+    #[schema(minimum = 1, maximum = 1000)]
+    page_size: Option<usize>,
+    /// Where the page before ended.
+    cursor: Option<String>,
+}
+
+/// A page of trace runs.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = TraceRunPageV2)]
+pub struct Page {
+    /// The fields asked for of each.
+    #[schema(value_type = Vec<Object>)]
+    items: Vec<Shown>,
+    /// For the next page; null after the last.
+    next_cursor: Option<String>,
+}
+
+/// An error as problem details (RFC 9457).
+pub struct Problem(ApiError);
+
+impl From<ApiError> for Problem {
+    fn from(error: ApiError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let status = self.0.status();
+        let detail = self.0.plain();
+        let mut response = self.0.into_response();
+        // The layers outside must not write it anew.
+        response.extensions_mut().remove::<ApiError>();
+        let body = json!({
+            "type": "about:blank",
+            "title": status.canonical_reason().unwrap_or("error"),
+            "status": status.as_u16(),
+            "detail": detail,
+        });
+        *response.body_mut() = body.to_string().into();
+        let headers = response.headers_mut();
+        headers.remove(http::header::CONTENT_LENGTH);
+        headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("application/problem+json"));
+        response
+    }
+}
+
+fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
+    let asked = |field: &str| {
+        let shown = if field == "session_id" { "project_id" } else { field };
+        match selects {
+            Some(names) => names.iter().any(|name| name.eq_ignore_ascii_case(shown)),
+            None => DEFAULT.iter().any(|name| name.eq_ignore_ascii_case(shown)),
+        }
+    };
+    FIELDS
+        .into_iter()
+        .filter(|field| *field == "id" || asked(field))
+        .collect()
+}
+
+/// Trace runs, newest first.
+#[utoipa::path(post, path = "/api/v2/runs/query", tag = "traces-v2", request_body = Query,
+    responses((status = 200, description = "A page", body = Page),
+              (status = 404, description = "No such tracing project in this workspace"), ApiError))]
+pub async fn query(
+    State(app): State<App>,
+    tenant: Tenant,
+    asked: Result<Json<Query>, ApiError>,
+) -> Result<Json<Page>, Problem> {
+    let Json(asked) = asked?;
+    let known = asked.ids.is_some() || asked.trace_id.is_some();
+    let wanted = Wanted {
+        direction: Direction::Newest,
+        after: cursor(asked.cursor.as_deref())?,
+        limit: limit(asked.page_size, PAGE, "page_size", 100)?,
+        fields: fields(asked.selects.as_deref()),
+        dialect: Dialect::V2,
+    };
+    let day_ago = app.clock.now().minus(SPAN);
+    let criteria = Criteria {
+        projects: asked.project_ids.unwrap_or_default(),
+        ids: asked.ids.unwrap_or_default(),
+        trace: asked.trace_id,
+        references: asked.reference_examples.unwrap_or_default(),
+        run_type: asked.run_type.map(|name| name.to_lowercase()),
+        error: asked.has_error,
+        is_root: asked.is_root,
+        start: asked.min_start_time.or((!known).then_some(day_ago)),
+        end: asked.max_start_time,
+        filter: asked.filter,
+        trace_filter: asked.trace_filter,
+        tree_filter: asked.tree_filter,
+        ..Criteria::default()
+    };
+    criteria.admit()?;
+    let own = app.clone();
+    let read = app
+        .reading
+        .run(move |reader| read(own, reader, tenant, criteria, wanted));
+    let (items, next_cursor) = read.await?;
+    Ok(Json(Page { items, next_cursor }))
+}
+
+/// One trace run. Where it is follows from its id; `project_id` and `start_time` are accepted and not needed.
+#[utoipa::path(get, path = "/api/v2/runs/{run_id}", tag = "traces-v2",
+    params(("run_id" = Uuid, Path, description = "The trace run"),
+           ("selects" = Option<Vec<String>>, Query, description = "Fields in upper case; `ID` where nothing is said")),
+    responses((status = 200, description = "The trace run", body = Object),
+              (status = 404, description = "No such trace run in this workspace"), ApiError))]
+pub async fn get(
+    State(app): State<App>,
+    tenant: Tenant,
+    id: Result<Path<TraceRunId>, ApiError>,
+    sent: Pairs,
+) -> Result<(StatusCode, Json<Shown>), Problem> {
+    let Path(id) = id?;
+    let sent = sent.all("selects").chain(sent.all("selects[]"));
+    let selects: Vec<String> = sent.flat_map(|value| value.split(',')).map(str::to_owned).collect();
+    let fields = fields(Some(selects.as_slice()).filter(|selects| !selects.is_empty()));
+    Ok((StatusCode::OK, Json(one(&app, tenant, id, fields, Dialect::V2).await?)))
+}

@@ -1,0 +1,328 @@
+//! A trace run as the tracing clients read it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
+use towpath_domain::trace::{Link, format_link};
+use towpath_domain::{ProjectId, TenantId, TraceRunId};
+use towpath_query::Snapshot;
+use towpath_store::feedback::{self, Attachment, Feedback};
+use towpath_traces::derive::{COST_SCALE, derive};
+use towpath_traces::row::Row;
+
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::platform::attachments;
+
+/// Which of the two interfaces is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `/runs/…`
+    V1,
+    /// `/api/v2/runs/…`: other names here and there.
+    V2,
+}
+
+/// Fields in the order of the answer.
+pub struct Shown(Vec<(&'static str, Box<RawValue>)>);
+
+impl Serialize for Shown {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+    }
+}
+
+/// Every field a client can ask for.
+pub const FIELDS: [&str; 34] = [
+    "id",
+    "name",
+    "run_type",
+    "start_time",
+    "end_time",
+    "status",
+    "error",
+    "inputs",
+    "outputs",
+    "extra",
+    "events",
+    "serialized",
+    "tags",
+    "session_id",
+    "tenant_id",
+    "trace_id",
+    "dotted_order",
+    "parent_run_id",
+    "parent_run_ids",
+    "is_root",
+    "reference_example_id",
+    "feedback_stats",
+    "total_tokens",
+    "prompt_tokens",
+    "completion_tokens",
+    "total_cost",
+    "prompt_cost",
+    "completion_cost",
+    "first_token_time",
+    "latency_seconds",
+    "thread_id",
+    "trace_tier",
+    "app_path",
+    "s3_urls",
+];
+
+/// What stands beside the rows of a page.
+#[derive(Default)]
+pub struct Beside {
+    feedback: HashMap<TraceRunId, Vec<Feedback>>,
+    attachments: HashMap<TraceRunId, Vec<Attachment>>,
+}
+
+impl Beside {
+    /// Reads it for `runs`, as far as the fields asked for need it.
+    pub async fn read(snapshot: &Snapshot, runs: &[TraceRunId], fields: &[&str]) -> Result<Self, ApiError> {
+        let mut beside = Self::default();
+        if fields.contains(&"feedback_stats") {
+            for row in snapshot.feedback(runs).await? {
+                if let Some(run) = row.run_id {
+                    beside.feedback.entry(run).or_default().push(row);
+                }
+            }
+        }
+        if fields.contains(&"s3_urls") {
+            let tenant = snapshot.tenant();
+            let stored = snapshot
+                .store()
+                .read(async |tx| feedback::attachments_of(tx, tenant, runs).await)
+                .await?;
+            let open = snapshot.open_attachments().iter();
+            let open = open.filter(|attachment| runs.contains(&attachment.run_id)).cloned();
+            for attachment in stored.into_iter().chain(open) {
+                let known = beside.attachments.entry(attachment.run_id).or_default();
+                known.retain(|other| other.name != attachment.name || other.seq > attachment.seq);
+                if known.iter().all(|other| other.name != attachment.name) {
+                    known.push(attachment);
+                }
+            }
+        }
+        Ok(beside)
+    }
+}
+
+/// Shows a row.
+pub fn show(
+    app: &App,
+    tenant: TenantId,
+    project: ProjectId,
+    row: &Row,
+    beside: &Beside,
+    fields: &[&'static str],
+    dialect: Dialect,
+) -> Result<Shown, ApiError> {
+    let said = row.fields();
+    let derived = derive(row);
+    let usage = &derived.usage;
+    let raw = |text: Option<&str>| text.and_then(|text| RawValue::from_string(text.to_owned()).ok());
+    let object = |text: Option<&str>, name: &str| match text.map(str::trim_start) {
+        Some(text) if text.starts_with('{') => raw(Some(text)),
+        // Clients read objects only.
+        Some(text) if !text.starts_with("null") => raw(Some(&format!("{{\"{name}\":{text}}}"))),
+        _ => None,
+    };
+    let mut shown = Vec::with_capacity(fields.len());
+    for name in fields.iter().copied() {
+        let value: Option<Box<RawValue>> = match name {
+            "inputs" => object(said.inputs.as_deref(), "input").or_else(|| raw(Some("{}"))),
+            "outputs" => object(said.outputs.as_deref(), "output"),
+            "extra" => said.extra.as_deref().and_then(|keys| raw(Some(&compose(keys)))),
+            "events" => raw(said.events.as_deref().filter(|text| text.trim_start().starts_with('['))),
+            "serialized" => raw(said
+                .serialized
+                .as_deref()
+                .filter(|text| text.trim_start().starts_with('{'))),
+            _ => None,
+        };
+        let value = match value {
+            Some(value) => value,
+            None => {
+                let value = match name {
+                    "id" => json!(row.id()),
+                    "name" => json!(said.name.as_deref().unwrap_or_default()),
+                    "run_type" => json!(run_type(said.run_type.as_deref(), dialect)),
+                    "start_time" => json!(derived.start_time),
+                    "end_time" => json!(said.end_time),
+                    "status" => match dialect {
+                        Dialect::V1 => json!(derived.status),
+                        Dialect::V2 => json!(derived.status.to_uppercase()),
+                    },
+                    "error" => json!(said.error),
+                    "tags" => json!(said.tags),
+                    "session_id" => json!(project),
+                    "tenant_id" => json!(tenant),
+                    "trace_id" => json!(derived.trace_id.unwrap_or(row.id().0)),
+                    "dotted_order" => json!(dotted_order(row, derived.start_time)),
+                    "parent_run_id" => json!(derived.parent_run_id),
+                    "parent_run_ids" => json!(derived.parent_run_ids.as_deref().unwrap_or_default()),
+                    "is_root" => json!(derived.is_root),
+                    "reference_example_id" => json!(said.reference_example_id),
+                    "feedback_stats" => json!(stats(beside.feedback.get(&row.id()).into_iter().flatten())),
+                    "total_tokens" => json!(usage.total_tokens),
+                    "prompt_tokens" => json!(usage.prompt_tokens),
+                    "completion_tokens" => json!(usage.completion_tokens),
+                    "total_cost" => cost(usage.total_cost, dialect),
+                    "prompt_cost" => cost(usage.prompt_cost, dialect),
+                    "completion_cost" => cost(usage.completion_cost, dialect),
+                    "first_token_time" => json!(derived.first_token_time),
+                    "latency_seconds" => {
+                        let ends = said.end_time.zip(derived.start_time);
+                        json!(ends.map(|(end, start)| (end.micros() - start.micros()) as f64 / 1e6))
+                    }
+                    "thread_id" => thread_id(row),
+                    "trace_tier" => json!(towpath_traces::schema::TRACE_TIER),
+                    "s3_urls" => attached(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
+                    _ => Value::Null,
+                };
+                to_raw_value(&value).map_err(|error| ApiError::internal(&error))?
+            }
+        };
+        let name = if dialect == Dialect::V2 && name == "session_id" {
+            "project_id"
+        } else {
+            name
+        };
+        shown.push((name, value));
+    }
+    Ok(Shown(shown))
+}
+
+fn run_type(name: Option<&str>, dialect: Dialect) -> String {
+    let name = name.unwrap_or("chain");
+    match dialect {
+        Dialect::V1 => name.to_owned(),
+        Dialect::V2 => name.to_uppercase(),
+    }
+}
+
+/// What was sent; else the link of the run alone.
+fn dotted_order(row: &Row, start: Option<towpath_domain::Timestamp>) -> String {
+    row.fields().dotted_order.clone().unwrap_or_else(|| {
+        format_link(&Link {
+            start: start.unwrap_or(towpath_domain::Timestamp::from_micros(0)),
+            id: row.id().0,
+        })
+    })
+}
+
+fn compose(keys: &[(String, String)]) -> String {
+    let pairs = keys.iter().map(|(key, value)| format!("{}:{value}", json!(key)));
+    format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
+}
+
+fn thread_id(row: &Row) -> Value {
+    let metadata = row.fields().extra.iter().flatten().find(|(key, _)| key == "metadata");
+    let metadata: Value = metadata
+        .and_then(|(_, text)| serde_json::from_str(text).ok())
+        .unwrap_or_default();
+    let named = ["thread_id", "session_id", "conversation_id"]
+        .iter()
+        .map(|key| &metadata[key]);
+    let mut named = named.filter(|value| value.is_string() || value.is_number());
+    named.next().map_or(Value::Null, |value| match value {
+        Value::Number(number) => json!(number.to_string()),
+        text => text.clone(),
+    })
+}
+
+/// A cost in dollars from units of 10⁻¹⁰: as text in v1, which keeps all digits, as a number in v2.
+pub fn cost(units: Option<i128>, dialect: Dialect) -> Value {
+    let Some(units) = units else { return Value::Null };
+    let scale = 10_i128.pow(u32::from(COST_SCALE.unsigned_abs()));
+    let digits = usize::from(COST_SCALE.unsigned_abs());
+    let sign = if units < 0 { "-" } else { "" };
+    let (whole, rest) = (
+        units.unsigned_abs() / scale.unsigned_abs(),
+        units.unsigned_abs() % scale.unsigned_abs(),
+    );
+    let text = format!("{sign}{whole}.{rest:0digits$}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    match dialect {
+        Dialect::V1 => json!(text),
+        Dialect::V2 => json!(text.parse::<f64>().ok()),
+    }
+}
+
+/// By key: how many, the mean of the numbers among them, and how often each text was given.
+pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
+    #[derive(Default)]
+    struct Key {
+        n: u64,
+        sum: f64,
+        numbers: u64,
+        values: BTreeMap<String, u64>,
+        comments: Vec<String>,
+    }
+    let mut keys: BTreeMap<&str, Key> = BTreeMap::new();
+    for row in given {
+        let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
+        let key = keys.entry(&row.key).or_default();
+        key.n += 1;
+        let score = match &body["score"] {
+            Value::Bool(value) => Some(f64::from(u8::from(*value))),
+            score => score.as_f64(),
+        };
+        if let Some(score) = score {
+            key.sum += score;
+            key.numbers += 1;
+        }
+        if let Some(value) = body["value"].as_str() {
+            *key.values.entry(value.to_owned()).or_default() += 1;
+        }
+        if let Some(comment) = body["comment"].as_str().filter(|_| key.comments.len() < 10) {
+            key.comments.push(comment.to_owned());
+        }
+    }
+    if keys.is_empty() {
+        return Value::Null;
+    }
+    let keys = keys.into_iter().map(|(name, key)| {
+        let avg = (key.numbers > 0).then(|| key.sum / key.numbers as f64);
+        let stats = json!({"n": key.n, "avg": avg, "values": key.values, "comments": key.comments});
+        (name.to_owned(), stats)
+    });
+    Value::Object(keys.collect())
+}
+
+fn attached(app: &App, attachments: Option<&[Attachment]>) -> Value {
+    let Some(attachments) = attachments.filter(|attachments| !attachments.is_empty()) else {
+        return Value::Null;
+    };
+    let links = attachments.iter().map(|attachment| {
+        let link = json!({
+            "presigned_url": attachments::link(app, attachment),
+            "s3_url": attachment.path,
+            "mime_type": attachment.content_type,
+        });
+        (format!("attachment.{}", attachment.name), link)
+    });
+    Value::Object(links.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_keep_their_digits() {
+        for (units, text) in [
+            (0, "0"),
+            (1, "0.0000000001"),
+            (-12_500_000_000, "-1.25"),
+            (30_000_000_000, "3"),
+        ] {
+            assert_eq!(cost(Some(units), Dialect::V1), json!(text));
+        }
+        assert_eq!(cost(Some(12_500_000_000), Dialect::V2), json!(1.25));
+        assert_eq!(cost(None, Dialect::V1), Value::Null);
+    }
+}

@@ -1,0 +1,431 @@
+//! Pages of trace runs in order of their starts, from either end.
+//!
+//! A page is found in two steps. First the columns the filter needs are scanned, window by window from the end asked
+//! for, each window some times as large as the one before; of what matches only places are kept, and no more of them
+//! than the page has. Then those rows alone are read whole. So memory is bounded by the page, and a page of the newest
+//! runs touches the newest row groups only.
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+
+use towpath_domain::{ProjectId, Timestamp, TraceRunId};
+use towpath_traces::row::{Key, Row, RowsBuilder};
+use towpath_traces::scan::{Request, Scan, ScanBatch};
+
+use crate::predicate::{Predicate, selection};
+use crate::snapshot::{Part, Snapshot};
+use crate::{Result, feedback, pick};
+
+/// Rows that the first window is meant to hold: with a filter some are left out.
+const FIRST_WINDOW: u64 = 4096;
+/// How much larger the next one is.
+const GROWTH: u64 = 4;
+/// Bytes of rows at which a page ends before it is full.
+const PAGE_BYTES: usize = 64 << 20;
+
+/// Which end comes first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// What started last.
+    #[default]
+    Newest,
+    /// What started first.
+    Oldest,
+}
+
+/// Where a trace run stands among all projects of a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position {
+    /// By start, then id.
+    pub key: Key,
+    /// Its project.
+    pub project: ProjectId,
+}
+
+/// As it stands in a cursor.
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}_{}_{}",
+            self.key.sort_time.micros(),
+            self.key.id.0.simple(),
+            self.project.0.simple()
+        )
+    }
+}
+
+/// A cursor that is none of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this cursor was not given out by this server")]
+pub struct NoPosition;
+
+impl FromStr for Position {
+    type Err = NoPosition;
+
+    fn from_str(text: &str) -> Result<Self, NoPosition> {
+        let mut parts = text.splitn(3, '_');
+        let mut part = || parts.next().ok_or(NoPosition);
+        let micros = part()?.parse().map_err(|_| NoPosition)?;
+        let id = part()?.parse().map_err(|_| NoPosition)?;
+        let project = part()?.parse().map_err(|_| NoPosition)?;
+        Ok(Self {
+            key: Key {
+                sort_time: Timestamp::from_micros(micros),
+                id: TraceRunId(id),
+            },
+            project: ProjectId(project),
+        })
+    }
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// In these projects.
+    pub projects: Vec<ProjectId>,
+    /// Start inclusive, end exclusive, of where runs stand.
+    pub range: Range<Timestamp>,
+    /// For which this holds.
+    pub predicate: Predicate,
+    /// From which end.
+    pub direction: Direction,
+    /// After this one in that direction.
+    pub after: Option<Position>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+/// Some trace runs.
+#[derive(Debug)]
+pub struct Page {
+    /// In the order asked for.
+    pub rows: Vec<(ProjectId, Row)>,
+    /// Where the next page goes on, when there may be one.
+    pub next: Option<Position>,
+}
+
+impl Snapshot {
+    /// Answers a question with a page.
+    ///
+    /// # Errors
+    /// The catalog or a segment cannot be read.
+    pub async fn page(&self, question: &Question) -> Result<Page> {
+        let mut parts = HashMap::new();
+        let range = question.remaining();
+        for project in &question.projects {
+            parts.insert(*project, self.parts(*project, range.start, range.end).await?);
+        }
+        let found = self.find(question, &parts, range).await?;
+        let full = found.len() >= question.limit;
+        let mut rows = Vec::new();
+        let mut bytes = 0;
+        // Rows differ in size by orders of magnitude, so the page is read in pieces and ends where it is heavy.
+        for piece in found.chunks(32) {
+            if bytes > PAGE_BYTES {
+                break;
+            }
+            let read = pick::rows(self, &parts, piece).await?;
+            bytes += read.iter().map(|(_, row)| row.weight()).sum::<usize>();
+            rows.extend(read);
+        }
+        let cut = rows.len() < found.len();
+        let last = rows.last().and_then(|(project, row)| {
+            Some(Position {
+                key: row.key()?,
+                project: *project,
+            })
+        });
+        Ok(Page {
+            next: last.filter(|_| full || cut),
+            rows,
+        })
+    }
+
+    /// Reads trace runs whose places are known, whole.
+    ///
+    /// # Errors
+    /// The catalog or a segment cannot be read.
+    pub async fn rows(&self, positions: &[Position]) -> Result<Vec<(ProjectId, Row)>> {
+        let mut parts: HashMap<ProjectId, Vec<Part>> = HashMap::new();
+        for position in positions {
+            let at = position.key.sort_time;
+            let until = Timestamp::from_micros(at.micros().saturating_add(1));
+            let own = parts.entry(position.project).or_default();
+            for part in self.parts(position.project, at, until).await? {
+                if !own.iter().any(|known| known.at == part.at) {
+                    own.push(part);
+                }
+            }
+        }
+        pick::rows(self, &parts, positions).await
+    }
+
+    /// Those of `rows` for which a predicate holds.
+    ///
+    /// # Errors
+    /// A row has no place, or the database does not answer.
+    pub async fn retain(&self, rows: Vec<(ProjectId, Row)>, predicate: &Predicate) -> Result<Vec<(ProjectId, Row)>> {
+        let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
+        let given = if predicate.needs_feedback() {
+            feedback::lists(&self.feedback(&runs).await?)
+        } else {
+            HashMap::new()
+        };
+        let mut kept = Vec::new();
+        for (project, row) in rows {
+            let Some(key) = row.key() else { continue };
+            let mut column = RowsBuilder::new(self.tenant(), project);
+            column.push(&row)?;
+            if predicate.evaluate(&column.finish()?, &[key], &given)?.value(0) {
+                kept.push((project, row));
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Places of what matches, in the order asked for, as many as the page has.
+    async fn find(
+        &self,
+        question: &Question,
+        parts: &HashMap<ProjectId, Vec<Part>>,
+        mut range: Range<Timestamp>,
+    ) -> Result<Vec<Position>> {
+        let mut found: Vec<Position> = Vec::new();
+        let mut wanted = FIRST_WINDOW.max(2 * question.limit as u64);
+        while found.len() < question.limit && range.start < range.end {
+            let window = window(parts, &range, wanted, question.direction);
+            let mut here: VecDeque<Position> = VecDeque::new();
+            let room = question.limit - found.len();
+            for project in &question.projects {
+                let own = parts.get(project).map(Vec::as_slice).unwrap_or_default();
+                let mut matches = self.matches(*project, own, window.clone(), &question.predicate, &[]);
+                let mut kept: VecDeque<Position> = VecDeque::new();
+                'project: while let Some(batch) = matches.next().await? {
+                    for key in batch.keys {
+                        let position = Position { key, project: *project };
+                        if !question.admits(position) {
+                            continue;
+                        }
+                        match question.direction {
+                            Direction::Newest if kept.len() == room => {
+                                kept.pop_front();
+                            }
+                            Direction::Oldest if kept.len() == room => break 'project,
+                            _ => {}
+                        }
+                        kept.push_back(position);
+                    }
+                }
+                here.extend(kept);
+            }
+            let mut here: Vec<Position> = here.into();
+            here.sort_unstable();
+            if question.direction == Direction::Newest {
+                here.reverse();
+                range.end = window.start;
+            } else {
+                range.start = window.end;
+            }
+            here.truncate(room);
+            found.extend(here);
+            wanted = wanted.saturating_mul(GROWTH);
+        }
+        Ok(found)
+    }
+
+    /// Scans a project for rows that match, in order of their starts.
+    pub(crate) fn matches<'a>(
+        &'a self,
+        project: ProjectId,
+        parts: &[Part],
+        range: Range<Timestamp>,
+        predicate: &'a Predicate,
+        also: &[&str],
+    ) -> Matches<'a> {
+        let request = Request {
+            tenant: self.tenant(),
+            project,
+            parts: parts.iter().map(|part| part.at.clone()).collect(),
+            range,
+            after: None,
+            selection: selection(Some(predicate), also),
+        };
+        Matches {
+            snapshot: self,
+            scan: Scan::new(self.objects(), request),
+            predicate,
+        }
+    }
+}
+
+/// Rows that match, batch by batch.
+pub struct Matches<'a> {
+    snapshot: &'a Snapshot,
+    scan: Scan,
+    predicate: &'a Predicate,
+}
+
+impl Matches<'_> {
+    /// The next ones; a batch may be empty. `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<ScanBatch>> {
+        let Some(batch) = self.scan.next().await? else {
+            return Ok(None);
+        };
+        let given = if self.predicate.needs_feedback() {
+            let runs: Vec<TraceRunId> = batch.keys.iter().map(|key| key.id).collect();
+            feedback::lists(&self.snapshot.feedback(&runs).await?)
+        } else {
+            HashMap::new()
+        };
+        let held = self.predicate.evaluate(&batch.rows, &batch.keys, &given)?;
+        if held.true_count() == held.len() {
+            return Ok(Some(batch));
+        }
+        let keys = batch.keys.iter().zip(held.values().iter());
+        Ok(Some(ScanBatch {
+            keys: keys.filter(|(_, held)| *held).map(|(key, _)| *key).collect(),
+            rows: arrow::compute::filter_record_batch(&batch.rows, &held)?,
+        }))
+    }
+}
+
+impl Question {
+    fn admits(&self, position: Position) -> bool {
+        self.after.is_none_or(|after| match self.direction {
+            Direction::Newest => position < after,
+            Direction::Oldest => position > after,
+        })
+    }
+
+    /// The range that is left behind the cursor.
+    fn remaining(&self) -> Range<Timestamp> {
+        let mut range = self.range.clone();
+        match (self.after, self.direction) {
+            (Some(after), Direction::Newest) => {
+                let until = Timestamp::from_micros(after.key.sort_time.micros().saturating_add(1));
+                range.end = range.end.min(until);
+            }
+            (Some(after), Direction::Oldest) => range.start = range.start.max(after.key.sort_time),
+            (None, _) => {}
+        }
+        range
+    }
+}
+
+/// The part of `range` next to the end asked for that holds about `wanted` rows; all of it where there are fewer.
+fn window(
+    parts: &HashMap<ProjectId, Vec<Part>>,
+    range: &Range<Timestamp>,
+    wanted: u64,
+    direction: Direction,
+) -> Range<Timestamp> {
+    let parts: Vec<&Part> = parts.values().flatten().collect();
+    let rows = |from: i64, until: i64| -> f64 {
+        parts
+            .iter()
+            .map(|part| part.rows as f64 * share(part, from, until))
+            .sum()
+    };
+    let (start, end) = (range.start.micros(), range.end.micros());
+    if rows(start, end) <= wanted as f64 {
+        return range.clone();
+    }
+    // More than what lies between the first and the last row there is not.
+    let first = parts
+        .iter()
+        .map(|part| part.at.min_sort_time.micros())
+        .min()
+        .unwrap_or(start);
+    let last = parts
+        .iter()
+        .map(|part| part.at.max_sort_time.micros())
+        .max()
+        .unwrap_or(end);
+    let (mut low, mut high) = (start.max(first), end.min(last.saturating_add(1)));
+    match direction {
+        Direction::Newest => {
+            // The latest moment from which on there are enough.
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                if rows(middle, end) >= wanted as f64 {
+                    low = middle;
+                } else {
+                    high = middle;
+                }
+            }
+            Timestamp::from_micros(low.min(end - 1))..range.end
+        }
+        Direction::Oldest => {
+            while high - low > 1 {
+                let middle = low + (high - low) / 2;
+                if rows(start, middle) >= wanted as f64 {
+                    high = middle;
+                } else {
+                    low = middle;
+                }
+            }
+            range.start..Timestamp::from_micros(high.max(start + 1))
+        }
+    }
+}
+
+/// How much of a row group's time lies between `from` and `until`.
+fn share(part: &Part, from: i64, until: i64) -> f64 {
+    let (first, last) = (part.at.min_sort_time.micros(), part.at.max_sort_time.micros());
+    let all = (last - first) as f64 + 1.0;
+    let within = until.min(last.saturating_add(1)).saturating_sub(from.max(first));
+    (within as f64 / all).clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::path::Path;
+    use towpath_traces::scan::PartRef;
+
+    use super::*;
+
+    fn part(first: i64, last: i64, rows: u64) -> Part {
+        Part {
+            at: PartRef {
+                path: Path::from("x"),
+                row_group: 0,
+                min_sort_time: Timestamp::from_micros(first),
+                max_sort_time: Timestamp::from_micros(last),
+            },
+            rows,
+        }
+    }
+
+    #[test]
+    fn a_window_holds_about_as_many_rows_as_wanted() {
+        let at = Timestamp::from_micros;
+        let parts = HashMap::from([(ProjectId::nil(), vec![part(0, 999, 1000), part(1000, 1999, 100)])]);
+        let all = at(i64::MIN)..at(i64::MAX);
+        let newest = window(&parts, &all, 150, Direction::Newest);
+        assert!((940..=960).contains(&newest.start.micros()), "{newest:?}");
+        assert_eq!(newest.end, all.end);
+        let oldest = window(&parts, &all, 150, Direction::Oldest);
+        assert!((140..=160).contains(&oldest.end.micros()), "{oldest:?}");
+        assert_eq!(window(&parts, &all, 5000, Direction::Newest), all);
+        // All at one moment: the window still moves on.
+        let heap = HashMap::from([(ProjectId::nil(), vec![part(7, 7, 1000)])]);
+        assert_eq!(window(&heap, &(at(0)..at(8)), 10, Direction::Newest), at(7)..at(8));
+        assert_eq!(window(&heap, &(at(7)..at(9)), 10, Direction::Oldest), at(7)..at(8));
+    }
+
+    #[test]
+    fn a_cursor_comes_back_as_it_was() {
+        let position = Position {
+            key: Key {
+                sort_time: Timestamp::from_micros(-17),
+                id: TraceRunId::new(),
+            },
+            project: ProjectId::new(),
+        };
+        assert_eq!(position.to_string().parse(), Ok(position));
+        assert_eq!("x".parse::<Position>(), Err(NoPosition));
+    }
+}

@@ -1,0 +1,104 @@
+//! Whole rows for keys that are known already.
+
+use std::collections::{BTreeMap, HashMap};
+
+use futures::TryStreamExt;
+use object_store::path::Path;
+use towpath_domain::ProjectId;
+use towpath_traces::row::{Key, Row, RowReader};
+use towpath_traces::schema::segment_schema;
+use towpath_traces::segment::Segment;
+
+use crate::snapshot::{Part, Snapshot};
+use crate::{Result, page::Position};
+
+/// Rows that lie closer together are read in one go.
+const GAP: usize = 8;
+
+/// Reads the rows at `positions`, each merged from wherever a part of it is; in the order asked for. One that is not
+/// there is left out.
+pub async fn rows(
+    snapshot: &Snapshot,
+    parts: &HashMap<ProjectId, Vec<Part>>,
+    positions: &[Position],
+) -> Result<Vec<(ProjectId, Row)>> {
+    let mut wanted: BTreeMap<ProjectId, Vec<Key>> = BTreeMap::new();
+    for position in positions {
+        wanted.entry(position.project).or_default().push(position.key);
+    }
+    let mut found: HashMap<Position, Row> = HashMap::with_capacity(positions.len());
+    let mut segments: HashMap<Path, Segment> = HashMap::new();
+    let columns: Vec<usize> = (0..segment_schema().fields().len()).collect();
+    for (project, mut keys) in wanted {
+        keys.sort_unstable();
+        for part in parts.get(&project).into_iter().flatten() {
+            let from = keys.partition_point(|key| key.sort_time < part.at.min_sort_time);
+            let to = keys.partition_point(|key| key.sort_time <= part.at.max_sort_time);
+            if from >= to {
+                continue;
+            }
+            let segment = match segments.get(&part.at.path) {
+                Some(open) => open.clone(),
+                None => {
+                    let open = Segment::open(snapshot.objects(), part.at.path.clone()).await?;
+                    segments.insert(part.at.path.clone(), open.clone());
+                    open
+                }
+            };
+            segment.check_owner(part.at.row_group, snapshot.tenant(), project)?;
+            let stored = segment.keys(part.at.row_group).await?;
+            for range in ranges(&stored, &keys[from..to]) {
+                let mut batches = segment.batches(part.at.row_group, &columns, Some(range))?;
+                while let Some(batch) = batches.try_next().await? {
+                    let reader = RowReader::new(&batch)?;
+                    for index in 0..batch.num_rows() {
+                        let row = reader.row(index)?;
+                        let Some(key) = row.key().filter(|key| keys[from..to].binary_search(key).is_ok()) else {
+                            continue;
+                        };
+                        let position = Position { key, project };
+                        let row = match found.remove(&position) {
+                            Some(other) => other.merge(row),
+                            None => row,
+                        };
+                        found.insert(position, row);
+                    }
+                }
+            }
+        }
+    }
+    Ok(positions
+        .iter()
+        .filter_map(|position| Some((position.project, found.remove(position)?)))
+        .collect())
+}
+
+/// Ranges of positions in sorted `stored` that hold the sorted `wanted`.
+fn ranges(stored: &[Key], wanted: &[Key]) -> Vec<std::ops::Range<usize>> {
+    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+    for at in wanted.iter().filter_map(|key| stored.binary_search(key).ok()) {
+        match ranges.last_mut() {
+            Some(last) if at <= last.end + GAP => last.end = last.end.max(at + 1),
+            _ => ranges.push(at..at + 1),
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_domain::{Timestamp, TraceRunId};
+
+    use super::*;
+
+    #[test]
+    fn neighbours_are_read_together() {
+        let key = |at: i64| Key {
+            sort_time: Timestamp::from_micros(at),
+            id: TraceRunId::nil(),
+        };
+        let stored: Vec<Key> = (0..100).map(key).collect();
+        let wanted: Vec<Key> = [1, 2, 9, 50, 200].map(key).to_vec();
+        assert_eq!(ranges(&stored, &wanted), [1..10, 50..51]);
+    }
+}

@@ -1,0 +1,150 @@
+//! JSON as a list of entries, and tests of one entry.
+
+use serde_json::Value as Json;
+use towpath_domain::filter::{Check, Entry, Field, Test, Value};
+
+use super::text::{found, like};
+
+/// Calls `each` with the key and value of every entry until it says true; answers whether it did. `None` stands for an
+/// object or array, whose own entries follow.
+pub fn any(json: &Json, each: &mut impl FnMut(&str, Option<&Json>) -> bool) -> bool {
+    walk(json, &mut String::new(), each)
+}
+
+fn walk(json: &Json, path: &mut String, each: &mut impl FnMut(&str, Option<&Json>) -> bool) -> bool {
+    match json {
+        Json::Object(fields) => fields.iter().any(|(key, value)| {
+            let parent = path.len();
+            if parent > 0 {
+                path.push('.');
+            }
+            path.push_str(key);
+            let met = if value.is_object() || value.is_array() {
+                each(path, None) || walk(value, path, each)
+            } else {
+                each(path, Some(value))
+            };
+            path.truncate(parent);
+            met
+        }),
+        Json::Array(items) => items.iter().any(|item| {
+            if item.is_object() || item.is_array() {
+                walk(item, path, each)
+            } else {
+                !path.is_empty() && each(path, Some(item))
+            }
+        }),
+        _ => false,
+    }
+}
+
+/// Whether an entry passes a test.
+pub fn passes(test: &Test, key: &str, value: Option<&Json>, feedback: Option<&Json>) -> bool {
+    let part = |name: &str| feedback.and_then(|feedback| feedback.get(name)).unwrap_or(&Json::Null);
+    match test.field {
+        Field::Entry(_, Entry::Key) => text(&test.check, Some(key)),
+        Field::Entry(_, Entry::Value) => scalar(&test.check, value),
+        Field::Entry(_, Entry::Score) => score(&test.check, part("score")),
+        Field::Entry(_, Entry::Source) => text(&test.check, part("source").as_str()),
+        _ => false,
+    }
+}
+
+/// A test of a text that may not be there.
+pub fn text(check: &Check, text: Option<&str>) -> bool {
+    let equal = |value: &Value| match (value, text) {
+        (Value::Null, None) => true,
+        (Value::Text(wanted), Some(text)) => wanted == text,
+        _ => false,
+    };
+    match check {
+        Check::Equal(value) => equal(value),
+        Check::NotEqual(value) => !equal(value),
+        Check::In(values) => values.iter().any(equal),
+        Check::Like(pattern) => text.is_some_and(|text| like(pattern, text)),
+        Check::HasText(wanted) => text == Some(wanted.as_str()),
+        Check::Search(needle) => text.is_some_and(|text| found(&needle.to_lowercase(), text)),
+        Check::Order(..) | Check::HasJson(_) => false,
+    }
+}
+
+fn scalar(check: &Check, json: Option<&Json>) -> bool {
+    let shown = json.and_then(shown);
+    let equal = |value: &Value| match (value, json) {
+        (Value::Null, Some(Json::Null)) => true,
+        (Value::Bool(wanted), Some(Json::Bool(value))) => wanted == value,
+        (Value::Number(wanted), Some(Json::Number(number))) => number.as_f64() == Some(*wanted),
+        (Value::Text(wanted), _) => shown.as_deref() == Some(wanted.as_str()),
+        _ => false,
+    };
+    match check {
+        Check::Equal(value) => equal(value),
+        Check::NotEqual(value) => !equal(value),
+        Check::In(values) => values.iter().any(equal),
+        Check::Order(order, Value::Number(bound)) => json
+            .and_then(Json::as_f64)
+            .and_then(|number| number.partial_cmp(bound))
+            .is_some_and(|ordering| order.admits(ordering)),
+        Check::Like(pattern) => shown.is_some_and(|text| like(pattern, &text)),
+        Check::Search(needle) => shown.is_some_and(|text| found(&needle.to_lowercase(), &text)),
+        Check::Order(..) | Check::HasText(_) | Check::HasJson(_) => false,
+    }
+}
+
+/// A number, where true is 1 and false is 0.
+fn score(check: &Check, json: &Json) -> bool {
+    let number = match json {
+        Json::Bool(value) => Some(f64::from(u8::from(*value))),
+        json => json.as_f64(),
+    };
+    let equal = |value: &Value| match (value, number) {
+        (Value::Null, None) => true,
+        (Value::Number(wanted), Some(number)) => *wanted == number,
+        _ => false,
+    };
+    match check {
+        Check::Equal(value) => equal(value),
+        Check::NotEqual(value) => !equal(value),
+        Check::In(values) => values.iter().any(equal),
+        Check::Order(order, Value::Number(bound)) => number
+            .and_then(|number| number.partial_cmp(bound))
+            .is_some_and(|ordering| order.admits(ordering)),
+        _ => false,
+    }
+}
+
+/// A single value as text: numbers and booleans as JSON writes them.
+fn shown(json: &Json) -> Option<String> {
+    match json {
+        Json::String(text) => Some(text.clone()),
+        Json::Number(number) => Some(number.to_string()),
+        Json::Bool(value) => Some(value.to_string()),
+        _ => None,
+    }
+}
+
+/// Whether `json` has all that `wanted` has: each key of an object, each item of an array somewhere in the other.
+pub fn contains(json: &Json, wanted: &Json) -> bool {
+    match (json, wanted) {
+        (Json::Object(fields), Json::Object(wanted)) => wanted
+            .iter()
+            .all(|(key, wanted)| fields.get(key).is_some_and(|value| contains(value, wanted))),
+        (Json::Array(items), Json::Array(wanted)) => wanted
+            .iter()
+            .all(|wanted| items.iter().any(|item| contains(item, wanted))),
+        (Json::Number(a), Json::Number(b)) => a.as_f64() == b.as_f64(),
+        (json, wanted) => json == wanted,
+    }
+}
+
+/// Whether a key or a text somewhere in `json` has `needle`, which is in lower case, in it.
+pub fn searched(needle: &str, json: &Json) -> bool {
+    match json {
+        Json::String(text) => found(needle, text),
+        Json::Array(items) => items.iter().any(|item| searched(needle, item)),
+        Json::Object(fields) => fields
+            .iter()
+            .any(|(key, value)| found(needle, key) || searched(needle, value)),
+        _ => false,
+    }
+}

@@ -1,0 +1,210 @@
+//! All of a workspace at one moment: live segments, and what is not folded into any yet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::NaiveDate;
+use object_store::ObjectStore;
+use object_store::path::Path;
+use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
+use towpath_store::feedback::{Attachment, Feedback};
+use towpath_store::units::Unit;
+use towpath_store::{Store, segments, units};
+use towpath_traces::fold::{self, FoldError, Place, Unfolded};
+use towpath_traces::objects::Objects;
+use towpath_traces::scan::PartRef;
+use towpath_traces::segment::Segment;
+
+use crate::overlay::Overlay;
+use crate::{Error, Result};
+
+/// Bytes of open units that are folded into memory for one query; with more of them it waits for the fold.
+const OPEN_BYTES: i64 = 16 << 20;
+/// How long it waits.
+const PATIENCE: Duration = Duration::from_secs(8);
+/// How often it looks meanwhile.
+const PACE: Duration = Duration::from_millis(50);
+
+/// Reads traces. Cheap to clone.
+#[derive(Clone)]
+pub struct Reader {
+    store: Store,
+    objects: Objects,
+}
+
+/// A row group of a project.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// Where it is.
+    pub at: PartRef,
+    /// Rows in it.
+    pub rows: u64,
+}
+
+/// What a query reads. It stays as it is however much comes in meanwhile.
+pub struct Snapshot {
+    tenant: TenantId,
+    reader: Reader,
+    open: Unfolded,
+    objects: Arc<dyn ObjectStore>,
+}
+
+impl Reader {
+    /// Reads what is in these.
+    #[must_use]
+    pub const fn new(store: Store, objects: Objects) -> Self {
+        Self { store, objects }
+    }
+
+    /// The database.
+    #[must_use]
+    pub const fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Takes up everything of a workspace that was acknowledged before now.
+    ///
+    /// # Errors
+    /// [`Error::Behind`] when too much of it waits to be folded for too long; else what the database and the object
+    /// store say.
+    pub async fn snapshot(&self, tenant: TenantId) -> Result<Snapshot> {
+        let began = tokio::time::Instant::now();
+        let mut last = None;
+        loop {
+            let mut open = self.store.read(async |tx| units::open_of(tx, tenant).await).await?;
+            // What comes in while we wait is not ours to wait for.
+            let last = *last.get_or_insert_with(|| open.last().map_or(0, |unit| unit.seq));
+            open.retain(|unit| unit.seq <= last);
+            let late = began.elapsed() > PATIENCE;
+            if open.iter().map(|unit| unit.bytes).sum::<i64>() <= OPEN_BYTES {
+                match self.unfolded(tenant, &open).await {
+                    // Folded and swept since the list was read: then it is in a segment.
+                    Err(Error::Unfolded(FoldError::Objects(error))) if error.is_not_found() && !late => {}
+                    done => return done,
+                }
+            } else if late {
+                return Err(Error::Behind);
+            }
+            tokio::time::sleep(PACE).await;
+        }
+    }
+
+    async fn unfolded(&self, tenant: TenantId, open: &[Unit]) -> Result<Snapshot> {
+        let open = fold::unfolded(&self.store, &self.objects, tenant, open).await?;
+        Ok(Snapshot {
+            tenant,
+            objects: Arc::new(Overlay {
+                above: Arc::clone(open.objects.store()),
+                below: Arc::clone(self.objects.store()),
+            }),
+            reader: self.clone(),
+            open,
+        })
+    }
+}
+
+impl Snapshot {
+    /// The workspace.
+    #[must_use]
+    pub const fn tenant(&self) -> TenantId {
+        self.tenant
+    }
+
+    /// The database.
+    #[must_use]
+    pub const fn store(&self) -> &Store {
+        &self.reader.store
+    }
+
+    /// Where segments are, those in memory too.
+    pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
+        Arc::clone(&self.objects)
+    }
+
+    /// Feedback that is in no table yet.
+    pub(crate) fn open_feedback(&self) -> &[Feedback] {
+        &self.open.feedback
+    }
+
+    /// Attachments that are in no table yet.
+    #[must_use]
+    pub fn open_attachments(&self) -> &[Attachment] {
+        &self.open.attachments
+    }
+
+    /// The bytes of an attachment, wherever they are.
+    ///
+    /// # Errors
+    /// What the object store says.
+    pub async fn attachment(&self, attachment: &Attachment) -> Result<bytes::Bytes> {
+        let path = Path::from(attachment.path.as_str());
+        let held = match self.open.objects.get(&path).await {
+            Ok(bytes) => Ok(bytes),
+            Err(_) => self.reader.objects.get(&path).await,
+        };
+        held.map_err(|error| Error::Unfolded(error.into()))
+    }
+
+    /// Row groups of a project that may hold starts from `from` until before `until`.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn parts(&self, project: ProjectId, from: Timestamp, until: Timestamp) -> Result<Vec<Part>> {
+        let (tenant, first, last) = (self.tenant, day(from), day(until));
+        let live = self
+            .store()
+            .read(async |tx| segments::live_parts(tx, tenant, project, first, last).await)
+            .await?;
+        let live = live.iter().map(|placed| Part {
+            at: fold::part_ref(placed),
+            rows: u64::try_from(placed.part.rows).unwrap_or_default(),
+        });
+        let open = self.open.parts.iter().filter(|(own, ..)| *own == project);
+        let open = open.map(|(_, at, rows)| Part {
+            at: at.clone(),
+            rows: *rows,
+        });
+        let mut parts: Vec<Part> = live.chain(open).collect();
+        parts.retain(|part| part.at.max_sort_time >= from && part.at.min_sort_time < until);
+        Ok(parts)
+    }
+
+    /// Where trace runs are, as far as they are found.
+    ///
+    /// # Errors
+    /// The catalog or a segment cannot be read.
+    pub async fn locate(&self, runs: &[TraceRunId]) -> Result<Vec<(TraceRunId, Place)>> {
+        let mut found = Vec::new();
+        let mut paths: Vec<&Path> = self.open.parts.iter().map(|(_, at, _)| &at.path).collect();
+        paths.dedup();
+        for path in paths {
+            let segment = Segment::open(self.objects(), path.clone()).await?;
+            for at in segment.locate(runs).await? {
+                let place = Place {
+                    project: at.project,
+                    sort_time: at.sort_time,
+                };
+                found.push((at.id, place));
+            }
+        }
+        let rest: Vec<TraceRunId> = runs
+            .iter()
+            .copied()
+            .filter(|run| !found.iter().any(|(id, _)| id == run))
+            .collect();
+        if !rest.is_empty() {
+            let (store, objects) = (&self.reader.store, &self.reader.objects);
+            found.extend(fold::locate(store, objects, self.tenant, &rest).await?);
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+}
+
+/// A UTC day, within what all parties can say.
+fn day(time: Timestamp) -> NaiveDate {
+    const FIRST: i64 = -62_135_596_800_000_000;
+    const LAST: i64 = 253_402_300_799_000_000;
+    Timestamp::from_micros(time.micros().clamp(FIRST, LAST)).day()
+}

@@ -1,0 +1,4 @@
+//! Filters over rows, and pages over segments.
+
+mod filters;
+mod naive;

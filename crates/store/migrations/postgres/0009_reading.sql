@@ -1,0 +1,9 @@
+-- Reading traces back: feedback can be changed and taken back, projects can end.
+
+-- When its body was last changed by hand.
+ALTER TABLE feedback ADD COLUMN modified_at timestamptz;
+-- A row that stays says that an older word still to be folded counts no more.
+ALTER TABLE feedback ADD COLUMN deleted boolean NOT NULL DEFAULT false;
+CREATE INDEX feedback_listing ON feedback (tenant_id, seq DESC, id);
+
+ALTER TABLE project ADD COLUMN end_time timestamptz;

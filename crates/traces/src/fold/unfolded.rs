@@ -1,0 +1,91 @@
+//! What was accepted and is in no segment yet, for readers that must not wait for a fold.
+//!
+//! The units of one workspace are folded as ever, only into memory: readers then see segments like any others and
+//! merge them by the same rule. Since merging is idempotent it does no harm when a unit is folded for good meanwhile
+//! and is read twice.
+
+use std::convert::Infallible;
+
+use object_store::path::Path;
+use towpath_domain::{ProjectId, SegmentId, TenantId};
+use towpath_store::Store;
+use towpath_store::feedback::{Attachment, Feedback};
+use towpath_store::units::Unit;
+
+use super::groups::Groups;
+use super::places::Places;
+use super::{FoldError, Folded, contents, settle_places, take_in};
+use crate::objects::Objects;
+use crate::scan::PartRef;
+use crate::wal::{self, unit};
+
+/// Open units as readers want them.
+#[derive(Debug)]
+pub struct Unfolded {
+    /// Holds the segments below, and attachments.
+    pub objects: Objects,
+    /// Row groups, each with its project and how many rows it has.
+    pub parts: Vec<(ProjectId, PartRef, u64)>,
+    /// Feedback.
+    pub feedback: Vec<Feedback>,
+    /// Attachments; their bytes are in `objects`.
+    pub attachments: Vec<Attachment>,
+}
+
+/// Folds what `units` hold of one workspace into memory. The caller bounds them. Nothing is recorded, and nothing that
+/// waits for its trace run is shown.
+///
+/// # Errors
+/// A unit, the catalog or a segment cannot be read. A unit that is gone was folded and swept since the list was read:
+/// the caller reads the list again.
+pub async fn unfolded(
+    store: &Store,
+    objects: &Objects,
+    tenant: TenantId,
+    units: &[Unit],
+) -> Result<Unfolded, FoldError<Infallible>> {
+    let memory = Objects::memory();
+    let mut folded = Folded::default();
+    let mut places = Places::new(store, objects);
+    let mut groups = Groups::default();
+    for unit in units {
+        let bytes = objects.get(&Path::from(unit.path.as_str())).await?;
+        let mut index = 0_u32;
+        for frame in unit::read(bytes) {
+            let base = index;
+            // Damage is reported by the fold itself.
+            let Ok(frame) = frame.map_err(|damage| index = index.saturating_add(damage.items.unwrap_or(0))) else {
+                continue;
+            };
+            index = index.saturating_add(frame.head.items);
+            if frame.head.tenant != tenant {
+                continue;
+            }
+            if let Some(contents) = contents(unit, &frame) {
+                let first = wal::seq(unit.seq, base);
+                take_in(&mut folded, &mut places, &mut groups, &memory, tenant, first, contents).await?;
+            }
+        }
+    }
+    settle_places(store, &mut folded, &mut places, &mut groups).await?;
+    let mut intend = async |_: TenantId, _: SegmentId, _: &Path| Ok::<(), Infallible>(());
+    groups.flush(&memory, &mut intend, &mut folded).await?;
+    let parts = folded.segments.into_iter().flat_map(|segment| {
+        let path = segment.written.path;
+        segment.written.parts.into_iter().map(move |part| {
+            let at = PartRef {
+                path: path.clone(),
+                row_group: part.row_group,
+                min_sort_time: part.min_sort_time,
+                max_sort_time: part.max_sort_time,
+            };
+            (part.project, at, part.rows)
+        })
+    });
+    Ok(Unfolded {
+        parts: parts.collect(),
+        objects: memory,
+        feedback: folded.feedback,
+        attachments: folded.attachments,
+    })
+}

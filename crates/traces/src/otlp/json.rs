@@ -1,0 +1,151 @@
+//! Requests in JSON: ids in hexadecimal, 64-bit numbers as text or as numbers, names in lower camel case.
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
+
+use super::{Event, Resource, Span};
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct Request {
+    resource_spans: Vec<ResourceSpans>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct ResourceSpans {
+    resource: Attributes,
+    scope_spans: Vec<ScopeSpans>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Attributes {
+    attributes: Vec<Pair>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ScopeSpans {
+    spans: Vec<JsonSpan>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct JsonSpan {
+    trace_id: String,
+    span_id: String,
+    parent_span_id: String,
+    name: String,
+    #[serde(deserialize_with = "unsigned")]
+    start_time_unix_nano: u64,
+    #[serde(deserialize_with = "unsigned")]
+    end_time_unix_nano: u64,
+    attributes: Vec<Pair>,
+    events: Vec<JsonEvent>,
+    status: Status,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
+struct JsonEvent {
+    #[serde(deserialize_with = "unsigned")]
+    time_unix_nano: u64,
+    name: String,
+    attributes: Vec<Pair>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Status {
+    message: String,
+    code: Value,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Pair {
+    key: String,
+    value: Value,
+}
+
+pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
+    let request: Request = serde_json::from_slice(body)?;
+    let resources = request.resource_spans.into_iter().map(|resource| Resource {
+        attributes: attributes(resource.resource.attributes),
+        spans: resource
+            .scope_spans
+            .into_iter()
+            .flat_map(|scope| scope.spans)
+            .map(span)
+            .collect(),
+    });
+    Ok(resources.collect())
+}
+
+fn span(span: JsonSpan) -> Span {
+    let failed = span.status.code == json!(2) || span.status.code == json!("STATUS_CODE_ERROR");
+    Span {
+        trace_id: bytes(&span.trace_id),
+        span_id: bytes(&span.span_id),
+        parent_span_id: bytes(&span.parent_span_id),
+        name: span.name,
+        start_nanos: span.start_time_unix_nano,
+        end_nanos: span.end_time_unix_nano,
+        attributes: attributes(span.attributes),
+        events: span
+            .events
+            .into_iter()
+            .map(|event| Event {
+                nanos: event.time_unix_nano,
+                name: event.name,
+                attributes: attributes(event.attributes),
+            })
+            .collect(),
+        error: failed.then_some(span.status.message),
+    }
+}
+
+/// Nothing for what is no hexadecimal: an id of no bytes is refused.
+fn bytes(hex: &str) -> Vec<u8> {
+    let pairs = hex.as_bytes().chunks(2);
+    let read = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.map(read).collect::<Option<Vec<u8>>>().unwrap_or_default()
+}
+
+fn attributes(pairs: Vec<Pair>) -> Vec<(String, Value)> {
+    pairs.into_iter().map(|pair| (pair.key, value(pair.value))).collect()
+}
+
+fn value(any: Value) -> Value {
+    let Value::Object(fields) = any else { return Value::Null };
+    let Some((kind, inner)) = fields.into_iter().next() else {
+        return Value::Null;
+    };
+    match kind.as_str() {
+        "stringValue" | "boolValue" | "doubleValue" | "bytesValue" => inner,
+        "intValue" => match &inner {
+            Value::String(text) => text.parse::<i64>().map_or(inner.clone(), |number| json!(number)),
+            _ => inner,
+        },
+        "arrayValue" => match inner.get("values") {
+            Some(Value::Array(items)) => items.iter().cloned().map(value).collect(),
+            _ => json!([]),
+        },
+        "kvlistValue" => {
+            let pairs = inner.get("values").cloned().unwrap_or_default();
+            let pairs: Vec<Pair> = serde_json::from_value(pairs).unwrap_or_default();
+            attributes(pairs).into_iter().collect::<serde_json::Map<_, _>>().into()
+        }
+        _ => Value::Null,
+    }
+}
+
+fn unsigned<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    match Value::deserialize(from)? {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    }
+    .ok_or_else(|| serde::de::Error::custom("expected nanoseconds since 1970"))
+}

@@ -1,0 +1,371 @@
+//! What attributes of a span mean: the conventions for generative AI, and those of the tracing clients.
+
+use serde_json::{Map, Value, json};
+use towpath_domain::Timestamp;
+use uuid::Uuid;
+
+use super::{Event, OtlpError, Span};
+
+type Attributes = [(String, Value)];
+
+/// Attributes that are shown in fields of their own; all others become metadata.
+const KNOWN: [&str; 25] = [
+    "langsmith.span.id",
+    "langsmith.trace.id",
+    "langsmith.span.parent_id",
+    "langsmith.span.dotted_order",
+    "langsmith.span.kind",
+    "langsmith.span.tags",
+    "langsmith.span.runtime",
+    "langsmith.trace.name",
+    "langsmith.trace.session_id",
+    "langsmith.trace.session_name",
+    "langsmith.reference_example_id",
+    "gen_ai.prompt",
+    "gen_ai.completion",
+    "gen_ai.input.messages",
+    "gen_ai.output.messages",
+    "gen_ai.tool.call.arguments",
+    "gen_ai.tool.call.result",
+    "input.value",
+    "output.value",
+    "traceloop.entity.input",
+    "traceloop.entity.output",
+    "llm.request.type",
+    "traceloop.span.kind",
+    "openinference.span.kind",
+    "gen_ai.conversation.id",
+];
+
+/// Attributes with a number in their names: messages one by one.
+const NUMBERED: [&str; 4] = [
+    "gen_ai.prompt.",
+    "gen_ai.completion.",
+    "llm.input_messages.",
+    "llm.output_messages.",
+];
+
+/// A span as the JSON of a post.
+pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<Value, OtlpError> {
+    let at = |name: &str| get(&span.attributes, name);
+    let text = |name: &str| at(name).and_then(Value::as_str).filter(|text| !text.is_empty());
+    let uuid = |name: &str| text(name).and_then(|text| text.parse::<Uuid>().ok());
+    let trace: [u8; 16] = span.trace_id.as_slice().try_into().map_err(|_| OtlpError::Ids)?;
+    let own = id(&trace, &span.span_id).ok_or(OtlpError::Ids)?;
+    let parent = id(&trace, &span.parent_span_id);
+
+    let mut run = Map::new();
+    let mut set = |name: &str, value: Value| {
+        if !value.is_null() {
+            run.insert(name.to_owned(), value);
+        }
+    };
+    set("id", json!(uuid("langsmith.span.id").unwrap_or(own)));
+    set(
+        "trace_id",
+        json!(uuid("langsmith.trace.id").unwrap_or(Uuid::from_bytes(trace))),
+    );
+    set("parent_run_id", json!(uuid("langsmith.span.parent_id").or(parent)));
+    set("dotted_order", json!(text("langsmith.span.dotted_order")));
+    set("name", json!(text("langsmith.trace.name").unwrap_or(&span.name)));
+    set("run_type", json!(run_type(&span.attributes)));
+    set("start_time", time(span.start_nanos));
+    set("end_time", time(span.end_nanos));
+    set("reference_example_id", json!(uuid("langsmith.reference_example_id")));
+    match (
+        uuid("langsmith.trace.session_id"),
+        text("langsmith.trace.session_name").or(project),
+    ) {
+        (Some(session), _) => set("session_id", json!(session)),
+        (None, Some(name)) => set("session_name", json!(name)),
+        (None, None) => {}
+    }
+    if let Some(tags) = text("langsmith.span.tags") {
+        let tags: Vec<&str> = tags.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
+        set("tags", json!(tags));
+    }
+    set("inputs", inputs(span));
+    set("outputs", outputs(span));
+    set("error", json!(error(span)));
+    set("events", events(&span.events));
+    set("extra", extra(span, resource));
+    Ok(Value::Object(run))
+}
+
+fn get<'a>(attributes: &'a Attributes, name: &str) -> Option<&'a Value> {
+    attributes
+        .iter()
+        .find(|(known, _)| known == name)
+        .map(|(_, value)| value)
+}
+
+/// Unique among all spans, and the same whoever computes it.
+fn id(trace: &[u8; 16], span: &[u8]) -> Option<Uuid> {
+    let span: [u8; 8] = span.try_into().ok()?;
+    let mut bytes = *trace;
+    bytes[8..].copy_from_slice(&span);
+    Some(Uuid::from_bytes(bytes))
+}
+
+fn time(nanos: u64) -> Value {
+    let micros = i64::try_from(nanos / 1000).unwrap_or_default();
+    if micros == 0 {
+        return Value::Null;
+    }
+    json!(Timestamp::from_micros(micros))
+}
+
+fn run_type(attributes: &Attributes) -> String {
+    let text = |name: &str| {
+        get(attributes, name)
+            .and_then(Value::as_str)
+            .map(str::to_ascii_lowercase)
+    };
+    if let Some(kind) = text("langsmith.span.kind") {
+        return kind;
+    }
+    let kind = text("openinference.span.kind")
+        .or_else(|| text("traceloop.span.kind"))
+        .or_else(|| text("gen_ai.operation.name"))
+        .or_else(|| text("llm.request.type"));
+    let known = match kind.as_deref() {
+        Some("llm" | "chat" | "completion" | "text_completion" | "generate_content") => "llm",
+        Some("tool" | "execute_tool") => "tool",
+        Some("retriever" | "rerank") => "retriever",
+        Some("embedding" | "embeddings") => "embedding",
+        Some(_) => "chain",
+        None if get(attributes, "gen_ai.request.model").is_some() => "llm",
+        None => "chain",
+    };
+    known.to_owned()
+}
+
+fn inputs(span: &Span) -> Value {
+    let single = [
+        "gen_ai.prompt",
+        "input.value",
+        "traceloop.entity.input",
+        "gen_ai.tool.call.arguments",
+    ];
+    let said = shown(
+        span,
+        &single,
+        "gen_ai.input.messages",
+        &["gen_ai.prompt.", "llm.input_messages."],
+        "input",
+    );
+    said.or_else(|| from_events(span, "gen_ai.content.prompt", "gen_ai.prompt", "input"))
+        .or_else(|| {
+            messages_of_events(
+                span,
+                &[
+                    "gen_ai.system.message",
+                    "gen_ai.user.message",
+                    "gen_ai.assistant.message",
+                    "gen_ai.tool.message",
+                ],
+            )
+        })
+        .unwrap_or_else(|| json!({}))
+}
+
+fn outputs(span: &Span) -> Value {
+    let single = [
+        "gen_ai.completion",
+        "output.value",
+        "traceloop.entity.output",
+        "gen_ai.tool.call.result",
+    ];
+    let said = shown(
+        span,
+        &single,
+        "gen_ai.output.messages",
+        &["gen_ai.completion.", "llm.output_messages."],
+        "output",
+    );
+    said.or_else(|| from_events(span, "gen_ai.content.completion", "gen_ai.completion", "output"))
+        .or_else(|| messages_of_events(span, &["gen_ai.choice"]))
+        .unwrap_or(Value::Null)
+}
+
+/// From the first convention that the span follows.
+fn shown(span: &Span, single: &[&str], messages: &str, numbered: &[&str], name: &str) -> Option<Value> {
+    for attribute in single {
+        if let Some(value) = get(&span.attributes, attribute) {
+            return Some(object(value, name));
+        }
+    }
+    if let Some(value) = get(&span.attributes, messages) {
+        return Some(json!({ "messages": parsed(value) }));
+    }
+    let listed = numbered.iter().map(|prefix| listed(&span.attributes, prefix));
+    let mut listed = listed.filter(|list| !list.is_empty());
+    listed.next().map(|messages| json!({ "messages": messages }))
+}
+
+/// JSON in a text is meant as JSON.
+fn parsed(value: &Value) -> Value {
+    let text = value
+        .as_str()
+        .map(str::trim_start)
+        .filter(|text| text.starts_with(['{', '[']));
+    text.and_then(|text| serde_json::from_str(text).ok())
+        .unwrap_or_else(|| value.clone())
+}
+
+fn object(value: &Value, name: &str) -> Value {
+    match parsed(value) {
+        Value::Object(fields) => Value::Object(fields),
+        other => json!({ name: other }),
+    }
+}
+
+/// `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, … as a list of messages.
+fn listed(attributes: &Attributes, prefix: &str) -> Vec<Value> {
+    let mut messages: std::collections::BTreeMap<u32, Map<String, Value>> = std::collections::BTreeMap::new();
+    for (name, value) in attributes {
+        let Some((number, field)) = name.strip_prefix(prefix).and_then(|rest| rest.split_once('.')) else {
+            continue;
+        };
+        if let Ok(number) = number.parse() {
+            let field = field.strip_prefix("message.").unwrap_or(field);
+            messages
+                .entry(number)
+                .or_default()
+                .insert(field.to_owned(), value.clone());
+        }
+    }
+    messages.into_values().map(Value::Object).collect()
+}
+
+fn from_events(span: &Span, event: &str, attribute: &str, name: &str) -> Option<Value> {
+    let found = span.events.iter().find(|own| own.name == event)?;
+    get(&found.attributes, attribute).map(|value| object(value, name))
+}
+
+fn messages_of_events(span: &Span, names: &[&str]) -> Option<Value> {
+    let events = span.events.iter().filter(|event| names.contains(&event.name.as_str()));
+    let messages: Vec<Value> = events
+        .map(|event| {
+            let mut message: Map<String, Value> = fields(&event.attributes);
+            let role = event
+                .name
+                .strip_prefix("gen_ai.")
+                .and_then(|name| name.strip_suffix(".message"));
+            if let Some(role) = role {
+                message.entry("role").or_insert_with(|| json!(role));
+            }
+            Value::Object(message)
+        })
+        .collect();
+    (!messages.is_empty()).then(|| json!({ "messages": messages }))
+}
+
+fn fields(attributes: &Attributes) -> Map<String, Value> {
+    attributes
+        .iter()
+        .map(|(name, value)| (name.clone(), parsed(value)))
+        .collect()
+}
+
+fn error(span: &Span) -> Option<String> {
+    let message = span.error.as_ref()?;
+    let exception = span.events.iter().find(|event| event.name == "exception");
+    let of = |name: &str| {
+        exception
+            .and_then(|event| get(&event.attributes, name))
+            .and_then(Value::as_str)
+    };
+    let parts = [of("exception.message"), of("exception.stacktrace")];
+    let told = parts.into_iter().flatten().collect::<Vec<_>>().join("\n\n");
+    Some(match (message.is_empty(), told.is_empty()) {
+        (true, true) => "error".to_owned(),
+        (true, false) => told,
+        (false, true) => message.clone(),
+        (false, false) if told.contains(message) => told,
+        (false, false) => format!("{message}\n\n{told}"),
+    })
+}
+
+fn events(events: &[Event]) -> Value {
+    if events.is_empty() {
+        return Value::Null;
+    }
+    let all = events.iter().map(|event| {
+        json!({
+            "name": event.name,
+            "time": time(event.nanos),
+            "kwargs": fields(&event.attributes),
+        })
+    });
+    all.collect()
+}
+
+/// Metadata: what the clients read by name (`ls_provider`, `usage_metadata`, …), then every attribute that is shown
+/// nowhere else.
+fn extra(span: &Span, resource: &Attributes) -> Value {
+    let at = |name: &str| get(&span.attributes, name).filter(|value| !value.is_null());
+    let first = |names: &[&str]| names.iter().find_map(|name| at(name)).cloned();
+    let mut metadata = Map::new();
+    for (name, value) in &span.attributes {
+        match name.strip_prefix("langsmith.metadata.") {
+            Some(own) => {
+                metadata.insert(own.to_owned(), parsed(value));
+            }
+            None if KNOWN.contains(&name.as_str()) || NUMBERED.iter().any(|prefix| name.starts_with(prefix)) => {}
+            None => {
+                metadata.insert(name.clone(), value.clone());
+            }
+        }
+    }
+    let named = [
+        (
+            "ls_provider",
+            &["gen_ai.provider.name", "gen_ai.system", "llm.system", "llm.provider"][..],
+        ),
+        (
+            "ls_model_name",
+            &["gen_ai.request.model", "gen_ai.response.model", "llm.model_name"],
+        ),
+        ("ls_temperature", &["gen_ai.request.temperature"]),
+        ("ls_max_tokens", &["gen_ai.request.max_tokens"]),
+        ("thread_id", &["gen_ai.conversation.id", "session.id"]),
+    ];
+    for (name, attributes) in named {
+        if let Some(value) = first(attributes) {
+            metadata.entry(name).or_insert(value);
+        }
+    }
+    let input = first(&[
+        "gen_ai.usage.input_tokens",
+        "gen_ai.usage.prompt_tokens",
+        "llm.token_count.prompt",
+    ]);
+    let output = first(&[
+        "gen_ai.usage.output_tokens",
+        "gen_ai.usage.completion_tokens",
+        "llm.token_count.completion",
+    ]);
+    let total = first(&[
+        "gen_ai.usage.total_tokens",
+        "llm.usage.total_tokens",
+        "llm.token_count.total",
+    ]);
+    if input.is_some() || output.is_some() || total.is_some() {
+        let number = |value: &Option<Value>| value.as_ref().and_then(Value::as_i64);
+        let sum =
+            number(&total).or_else(|| Some(number(&input).unwrap_or_default() + number(&output).unwrap_or_default()));
+        let usage = json!({
+            "input_tokens": number(&input).unwrap_or_default(),
+            "output_tokens": number(&output).unwrap_or_default(),
+            "total_tokens": sum,
+        });
+        metadata.entry("usage_metadata").or_insert(usage);
+    }
+    let mut extra = Map::new();
+    extra.insert("metadata".to_owned(), Value::Object(metadata));
+    let runtime = at("langsmith.span.runtime").map(parsed).filter(Value::is_object);
+    let runtime = runtime.unwrap_or_else(|| Value::Object(fields(resource)));
+    extra.insert("runtime".to_owned(), runtime);
+    Value::Object(extra)
+}
