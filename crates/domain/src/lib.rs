@@ -8,6 +8,7 @@ pub mod agent;
 pub mod clock;
 pub mod export;
 pub mod failpoint;
+pub mod git;
 pub mod id;
 pub mod job;
 pub mod patch;
