@@ -197,3 +197,19 @@ pub async fn list(
     .fetch_all(conn)
     .await)?)
 }
+
+/// Forgets a project: nothing finds its trace runs any more. False when it is gone already.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<bool> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM project WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(gone == 1)
+}
