@@ -7,6 +7,7 @@ use crate::tree;
 
 const EVERY: &[&str] = &[
     "api",
+    "compute",
     "domain",
     "durable",
     "outbound",
@@ -26,11 +27,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("queue", &["domain"]),
     ("outbound", &["domain"]),
     ("runtime", &["domain", "outbound"]),
+    ("compute", &["domain", "outbound"]),
     ("durable", &["domain", "queue", "store"]),
     ("traces", &["domain", "store"]),
     (
         "workflows",
-        &["domain", "durable", "outbound", "queue", "runtime", "store", "traces"],
+        &[
+            "compute", "domain", "durable", "outbound", "queue", "runtime", "store", "traces",
+        ],
     ),
     ("workers", &["domain", "durable", "queue", "store"]),
     ("scheduler", &["domain", "durable", "queue", "store"]),
