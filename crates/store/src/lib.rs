@@ -17,6 +17,7 @@ mod sqlite;
 
 pub mod access;
 pub mod agent_stats;
+pub mod artifacts;
 pub mod assistants;
 pub mod attempts;
 pub mod backup;
@@ -37,6 +38,7 @@ pub mod lanes;
 pub mod listeners;
 pub mod metric;
 pub mod pending_patches;
+pub mod placements;
 pub mod pools;
 pub mod projects;
 pub mod query;
