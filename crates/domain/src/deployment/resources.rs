@@ -91,6 +91,11 @@ macro_rules! resource_spec {
         }
 
         impl ResourceSpec {
+            /// Fields in CPUs.
+            pub const CPUS: &[&str] = &[$(stringify!($cpu)),*];
+            /// Fields that are whole numbers.
+            pub const WHOLES: &[&str] = &[$(stringify!($whole)),*];
+
             fn cpus(&self) -> Vec<(&'static str, Option<Quantity>)> {
                 vec![$((stringify!($cpu), self.$cpu),)*]
             }
@@ -230,7 +235,7 @@ impl ResourceSpec {
     pub fn check(&self, field: &str, of: Option<DeploymentType>) -> Result<(), Rejection> {
         let at = |name: &str| format!("{field}.{name}");
         for (name, value) in self.cpus() {
-            let most = if name.ends_with("_limit") { 16.0 } else { 8.0 };
+            let most = Self::most_cpus(name);
             if value.is_some_and(|Quantity(cpus)| !(0.1..=most).contains(&cpus)) {
                 return Err(Rejection::invalid(
                     at(name),
@@ -239,13 +244,7 @@ impl ResourceSpec {
             }
         }
         for (name, value) in self.wholes() {
-            let (least, most) = match name {
-                name if name.ends_with("min_scale") => (0, 1_000),
-                name if name.ends_with("max_scale") => (1, 1_000),
-                "db_max_connections" => (1, 100_000),
-                "db_storage_gi" => (1, 65_536),
-                _ => (1, 4 << 20),
-            };
+            let (least, most) = Self::range(name);
             if value.is_some_and(|value| !(least..=most).contains(&value)) {
                 let text = format!("expected a whole number between {least} and {most}");
                 return Err(Rejection::invalid(at(name), text));
@@ -253,6 +252,24 @@ impl ResourceSpec {
         }
         self.check_names(&at)?;
         self.filled(of).check_pairs(&at)
+    }
+
+    /// The most a field in CPUs may be; the least is a tenth.
+    #[must_use]
+    pub fn most_cpus(name: &str) -> f64 {
+        if name.ends_with("_limit") { 16.0 } else { 8.0 }
+    }
+
+    /// What a field that is a whole number may be.
+    #[must_use]
+    pub fn range(name: &str) -> (i64, i64) {
+        match name {
+            name if name.ends_with("min_scale") => (0, 1_000),
+            name if name.ends_with("max_scale") => (1, 1_000),
+            "db_max_connections" => (1, 100_000),
+            "db_storage_gi" => (1, 65_536),
+            _ => (1, 4 << 20),
+        }
     }
 
     /// A limit is not below its request, nor a maximum below its minimum.
