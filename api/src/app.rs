@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use towpath_domain::Clock;
+use towpath_domain::{Clock, DeploymentId};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
+use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
 
 use crate::auth::Keys;
@@ -30,6 +31,8 @@ pub struct Parts {
     pub queue: Queue,
     /// Where accepted trace bodies become durable.
     pub wal: Wal,
+    /// Where source archives lie.
+    pub objects: Objects,
     /// Seals the credentials of destinations.
     pub sealer: Sealer,
     /// Where exports may go, and how addresses of users are judged.
@@ -63,6 +66,16 @@ pub struct Settings {
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together; more are refused with 503.
     pub ingest_memory_bytes: usize,
+    /// Where others reach this surface, without a slash at its end: what addresses in answers begin with.
+    pub public_url: String,
+}
+
+impl Settings {
+    /// Where the gateway serves a deployment.
+    #[must_use]
+    pub fn deployment_url(&self, deployment: DeploymentId) -> String {
+        format!("{}/d/{deployment}", self.public_url)
+    }
 }
 
 impl Default for Settings {
@@ -71,6 +84,7 @@ impl Default for Settings {
             requests: 256,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
+            public_url: "http://127.0.0.1:8400".to_owned(),
         }
     }
 }

@@ -10,6 +10,8 @@
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
+//! | [`build_revision`] | `deployment:<deployment>`, one place | fetches, builds and rolls out a revision |
+//! | [`delete_deployment`] | the same | tears a deployment down |
 //!
 //! And of an agent server ([`agent`]):
 //!
@@ -21,11 +23,17 @@
 //! | [`sweep_agent`] | none | ends what has lived long enough |
 
 pub mod agent;
+pub mod build_revision;
 pub mod clean_export;
+pub mod delete_deployment;
+pub mod deployment_log;
+pub mod deployments;
 pub mod export_part;
 pub mod fire_cron;
 pub mod fold_units;
 pub mod heavy;
+pub mod hosting;
+pub mod keep_deployments;
 pub mod metric;
 pub mod run_agent;
 pub mod run_export;
@@ -46,4 +54,6 @@ pub fn registry() -> Registry<World> {
         .with::<run_export::RunExport>()
         .with::<export_part::ExportPart>()
         .with::<clean_export::CleanExport>()
+        .with::<build_revision::BuildRevision>()
+        .with::<delete_deployment::DeleteDeployment>()
 }

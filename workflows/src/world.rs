@@ -1,5 +1,7 @@
 //! What workflows need beside their input.
 
+use std::sync::Arc;
+
 use towpath_domain::TenantId;
 use towpath_domain::export::DestinationConfig;
 use towpath_durable::{Failure, Verdict};
@@ -11,6 +13,7 @@ use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
 
 use crate::heavy::Heavy;
+use crate::hosting::Hosting;
 
 /// The world of all workflows.
 pub struct World {
@@ -24,6 +27,8 @@ pub struct World {
     pub destinations: towpath_outbound::Settings,
     /// Where rows are decoded and encoded.
     pub heavy: Heavy,
+    /// What runs deployments, in the process that keeps them.
+    pub hosting: Option<Arc<Hosting>>,
     /// Sizes.
     pub sizes: Sizes,
 }
@@ -53,6 +58,15 @@ impl Default for Sizes {
 }
 
 impl World {
+    /// What runs deployments.
+    ///
+    /// # Errors
+    /// Retryable: another process has it, and serves the pool of these jobs.
+    pub(crate) fn hosting(&self) -> Result<&Hosting, Failure> {
+        let missing = || Failure::retry("this process keeps no deployments");
+        self.hosting.as_deref().ok_or_else(missing)
+    }
+
     /// Opens the destination of an export as it is stored now.
     ///
     /// # Errors

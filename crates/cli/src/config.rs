@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
-pub use settings::{AgentAuth, LogFormat, Settings};
+pub use settings::{AgentAuth, DeploymentBackend, LogFormat, Settings};
 pub use values::{Origin, Resolved};
 
 /// Which command the settings are for; a few defaults differ.

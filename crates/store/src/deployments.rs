@@ -1,5 +1,7 @@
 //! Deployments and their states. Their revisions stand in [`crate::revisions`].
 
+pub mod overview;
+
 use towpath_domain::deployment::{DeploymentStatus, DeploymentType, Source, SourceConfig, repo_key};
 use towpath_domain::{DeploymentId, OrganizationId, ProjectId, RevisionId, TenantId, Timestamp};
 use uuid::Uuid;

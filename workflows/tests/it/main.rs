@@ -2,6 +2,7 @@
 //! can interrupt each at any call.
 
 mod cancelling;
+mod deployments;
 mod drills;
 mod exports;
 mod failing;

@@ -1,6 +1,8 @@
 //! The parts, made from settings.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -16,6 +18,7 @@ use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::fold_units;
 use towpath_workflows::heavy::Heavy;
+use towpath_workflows::hosting::Hosting;
 use towpath_workflows::world::{Sizes, World};
 
 use crate::config::{Config, Mode, Settings};
@@ -90,11 +93,12 @@ impl Shared {
     }
 
     /// The platform surface.
-    pub fn app(&self, settings: &Settings, wal: Wal, ops: Ops) -> App {
+    pub fn app(&self, settings: &Settings, address: SocketAddr, wal: Wal, ops: Ops) -> App {
         App::new(Parts {
             store: self.store.clone(),
             queue: self.queue.clone(),
             wal,
+            objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             clock: Clock::system(),
@@ -103,21 +107,28 @@ impl Shared {
                 requests: settings.requests,
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
+                public_url: public_url(settings, address),
             },
         })
+    }
+
+    /// Judges addresses that users gave.
+    pub const fn guard(&self) -> &Guard {
+        &self.destinations.guard
     }
 
     /// What workflows need.
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn world(&self, settings: &Settings) -> anyhow::Result<World> {
+    pub fn world(&self, settings: &Settings, hosting: Option<Arc<Hosting>>) -> anyhow::Result<World> {
         Ok(World {
             store: self.store.clone(),
             objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             heavy: Heavy::new().context("threads for heavy work")?,
+            hosting,
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 ..Sizes::default()
@@ -212,6 +223,20 @@ pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Op
         fallback: Duration::from_secs(1),
         ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, slots(pool))))
     }
+}
+
+/// Where others reach the platform: as configured, else where it listens.
+pub fn public_url(settings: &Settings, address: SocketAddr) -> String {
+    if let Some(url) = &settings.public_url {
+        return url.trim_end_matches('/').to_owned();
+    }
+    // Nobody can call "any address"; from this machine the loopback one is answered.
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// The credentials of this process's own environment, where it has any.

@@ -155,14 +155,6 @@ async fn hooks_filters_and_configuration_of_others_do_not_run() {
     let origin = home.repository();
     let trap = home.folder.path().join("trapped");
     let command = format!("touch {}", trap.display());
-    // Of the repository itself, which is another's.
-    for hook in ["post-checkout", "reference-transaction", "pre-receive", "post-update"] {
-        let path = origin.path.join(".git/hooks").join(hook);
-        write(&path, &format!("#!/bin/sh\n{command}\n"));
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    origin.git(&["config", "uploadpack.packObjectsHook", &command]);
-    origin.git(&["config", "filter.trap.smudge", &command]);
     // Of the tree.
     write(
         &origin.path.join(".gitattributes"),
@@ -178,6 +170,14 @@ async fn hooks_filters_and_configuration_of_others_do_not_run() {
         "[submodule \"x\"]\n\tpath = x\n\turl = ext::sh -c id\n",
     );
     origin.commit_all();
+    // Of the repository itself, which is another's; set up last, because they would run for its owner.
+    for hook in ["post-checkout", "reference-transaction", "pre-receive", "post-update"] {
+        let path = origin.path.join(".git/hooks").join(hook);
+        write(&path, &format!("#!/bin/sh\n{command}\n"));
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    origin.git(&["config", "uploadpack.packObjectsHook", &command]);
+    origin.git(&["config", "filter.trap.smudge", &command]);
     let tree = home.fetch(&origin, "main", &Log::none()).await.unwrap();
     assert_eq!(std::fs::read_to_string(tree.join("a.txt")).unwrap(), "text");
     assert!(!trap.exists(), "something of the repository ran");
