@@ -246,7 +246,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
     // Nobody folds here: what was accepted stays in its units, where tests look for it.
     let wal = Wal::new(
         store.clone(),
-        objects,
+        objects.clone(),
         options,
         Arc::new(|_| Box::pin(async { Ok(()) })),
     );
@@ -254,6 +254,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         store: store.clone(),
         queue: Queue::local(),
         wal,
+        objects,
         sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
         destinations: towpath_outbound::Settings {
             guard: Guard::new(Policy {
