@@ -103,6 +103,17 @@ fn is_ingest(request: &Request) -> bool {
         && path != "/runs/stats"
 }
 
+/// Refuses when all places are taken, in the shape both surfaces share.
+pub(crate) async fn limit_places(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    match places.enter() {
+        Ok(_place) => next.run(request).await,
+        Err(wait) => {
+            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+            ApiError::unavailable("too many requests at once", wait).into_response()
+        }
+    }
+}
+
 async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     match places.enter() {
         Ok(_place) => next.run(request).await,

@@ -51,6 +51,10 @@ pub enum Command {
     Exports(remote::Exports),
     /// Make and list destinations of exports.
     Destinations(remote::Destinations),
+    /// Deploy agent servers from repositories and images, change and delete them.
+    Deployments(remote::Deployments),
+    /// Follow, repeat and stop revisions of deployments.
+    Revisions(remote::Revisions),
     /// Look at everything this installation needs, and say what is wrong with it.
     Doctor(Doctor),
     /// Copy the data folder as it is at one moment, also while a server uses it.
@@ -171,6 +175,12 @@ pub struct Agent {
     /// How much is logged, as in info or info,towpath_durable=debug
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+    /// Write the address it listens on to this file once it does, for whoever chose port 0
+    #[arg(long, value_name = "FILE")]
+    pub address_file: Option<PathBuf>,
+    /// Drain and stop when standard input ends, as it does when the process that holds it is killed
+    #[arg(long)]
+    pub while_stdin_is_open: bool,
 }
 
 /// `towpath cron`

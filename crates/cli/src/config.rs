@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
-pub use settings::{AgentAuth, LogFormat, Settings};
+pub use settings::{AgentAuth, DeploymentBackend, LogFormat, Settings};
 pub use values::{Origin, Resolved};
 
 /// Which command the settings are for; a few defaults differ.
