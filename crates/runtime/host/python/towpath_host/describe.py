@@ -1,0 +1,74 @@
+"""What graphs look like: schemas, drawings, subgraphs."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from langgraph.pregel import Pregel
+from pydantic import create_model
+
+log = logging.getLogger(__name__)
+
+
+def schemas(graph: Pregel, id_: str | None) -> dict[str, Any]:
+    """JSON schemas; null where there is none, or where a type has none."""
+    context = _try(graph, "context", graph.get_context_jsonschema)
+    result: dict[str, Any] = {} if id_ is None else {"graph_id": id_}
+    result |= {
+        "input_schema": _try(graph, "input", graph.get_input_jsonschema),
+        "output_schema": _try(graph, "output", graph.get_output_jsonschema),
+        "state_schema": _try(graph, "state", lambda: _state(graph)),
+        "config_schema": context,
+        "context_schema": context,
+    }
+    return result
+
+
+async def drawing(graph: Pregel, xray: bool | int) -> dict[str, Any]:
+    """Nodes and edges."""
+    return (await graph.aget_graph(xray=xray)).to_json()
+
+
+def subgraphs(graph: Pregel, namespace: str | None, recurse: bool) -> dict[str, Any]:
+    """Schemas of subgraphs by namespace."""
+    return {
+        name: schemas(inner, None)
+        for name, inner in graph.get_subgraphs(namespace=namespace, recurse=recurse)
+        if isinstance(inner, Pregel)
+    }
+
+
+def name(graph: Pregel) -> str | None:
+    """What the graph is called, when somebody called it something."""
+    given = graph.get_name()
+    return None if given == "LangGraph" else given
+
+
+def nodes(graph: Pregel) -> list[str]:
+    """Names of nodes without start and end."""
+    return [node for node in graph.nodes if not node.startswith("__")]
+
+
+def _state(graph: Pregel) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key in graph.stream_channels_list:
+        channel = graph.channels[key]
+        try:
+            create_model(key, value=(channel.UpdateType, None)).model_json_schema()
+            fields[key] = (channel.UpdateType, None)
+        except Exception:
+            fields[key] = (Any, None)
+    return create_model(graph.get_name("State"), **fields).model_json_schema()
+
+
+def _try(graph: Pregel, what: str, make: Callable[[], Any]) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make()
+    except Exception as error:
+        log.debug("graph %s has no %s schema: %s", graph.get_name(), what, error)
+        return None
