@@ -17,7 +17,7 @@ from .connection import Connection
 from .health import Health
 from .projects import Graph, Project
 from .runs import Run, _uncancel
-from .streams import CURRENT, CallError, Stream
+from .streams import CallError, Stream
 from .web import Web
 from .wire import Type
 
@@ -42,6 +42,7 @@ class Child:
         self._load_ms = load_ms
         self._window = init.get("window_bytes") or WINDOW_BYTES
         self._streams: dict[int, Stream] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stopping = False
         self._web: Web | None = None
         project.attach(self.loop)
@@ -128,6 +129,7 @@ class Child:
         if type_ == Type.PING:
             self._health.on_ping(payload)
         elif type_ == Type.SHUTDOWN:
+            self._stopping = True
             self.loop.create_task(self._shut_down(wire.unpack(payload).get("grace_ms") or 0))
 
     @staticmethod
@@ -155,7 +157,7 @@ class Child:
         stream.graph = fields.get("graph")
         self._streams[stream_id] = stream
         work = self._run(stream, fields) if type_ == Type.RUN else self._answer(stream, type_, fields)
-        stream.task = self.loop.create_task(work)
+        self._tasks[stream_id] = self.loop.create_task(work)
 
     def _on_close(self, error: Exception | None) -> None:
         if error is not None:
@@ -167,37 +169,35 @@ class Child:
             self.ended.set_result(None)
 
     async def _shut_down(self, grace_ms: int) -> None:
-        self._stopping = True
         deadline = time.monotonic() + grace_ms / 1000
-        while self._streams and time.monotonic() < deadline:
-            tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
-            await asyncio.wait(tasks, timeout=max(0.0, deadline - time.monotonic()), return_when=asyncio.FIRST_COMPLETED)
-        tasks = [stream.task for stream in self._streams.values() if stream.task is not None]
+        while self._tasks and (left := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks.values(), timeout=left)
         for stream in list(self._streams.values()):
             stream.on_cancel("shutdown")
-        if tasks:
-            await asyncio.wait(tasks, timeout=5.0)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=5.0)
         if not self.ended.done():
             self.ended.set_result(None)
 
     # -- requests
 
+    def _ended(self, stream: Stream) -> None:
+        self._streams.pop(stream.id, None)
+        self._tasks.pop(stream.id, None)
+
     async def _run(self, stream: Stream, fields: Fields) -> None:
-        CURRENT.set(stream)
         try:
             await Run(self.project, stream, fields).perform()
         except Exception as error:
             # Not of the graph: the request itself cannot be read.
             failed = {"error": type(error).__name__, "message": str(error), "traceback": traceback.format_exc()}
             stream.end(Type.DONE, {"status": "error", "error": failed})
-        except asyncio.CancelledError:
-            stream.end(Type.DONE, {"status": "cancelled"})
         finally:
-            self._streams.pop(stream.id, None)
+            self._ended(stream)
 
     async def _answer(self, stream: Stream, type_: int, fields: Fields) -> None:
-        CURRENT.set(stream)
         try:
+            stream.begin()
             question = self._questions.get(type_)
             if question is None:
                 raise CallError("unsupported", "NotImplementedError", f"unknown message {type_:#04x}")
@@ -208,7 +208,7 @@ class Child:
         except Exception as error:
             answer = {"error": _error(error)}
         finally:
-            self._streams.pop(stream.id, None)
+            self._ended(stream)
         stream.end(Type.ANSWER, answer)
 
     @contextlib.asynccontextmanager

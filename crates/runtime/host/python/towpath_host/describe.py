@@ -18,9 +18,9 @@ def schemas(graph: Pregel, id_: str | None) -> dict[str, Any]:
     context = _try(graph, "context", graph.get_context_jsonschema)
     result: dict[str, Any] = {} if id_ is None else {"graph_id": id_}
     result |= {
-        "input_schema": _try(graph, "input", graph.get_input_jsonschema),
-        "output_schema": _try(graph, "output", graph.get_output_jsonschema),
-        "state_schema": _try(graph, "state", lambda: _state(graph)),
+        "input_schema": _try(graph, "input", graph.get_input_jsonschema) or _by_keys(graph, "Input"),
+        "output_schema": _try(graph, "output", graph.get_output_jsonschema) or _by_keys(graph, "Output"),
+        "state_schema": _by_keys(graph, "State"),
         "config_schema": context,
         "context_schema": context,
     }
@@ -52,16 +52,19 @@ def nodes(graph: Pregel) -> list[str]:
     return [node for node in graph.nodes if not node.startswith("__")]
 
 
-def _state(graph: Pregel) -> dict[str, Any]:
+def _by_keys(graph: Pregel, what: str) -> dict[str, Any] | None:
+    """A schema key by key: a type that has none, such as a bare ``list``, allows everything, and hides no other."""
+    builder = getattr(graph, "builder", None)
+    keys = graph.stream_channels_list
+    if builder is not None and what != "State":
+        wanted = builder.input_schema if what == "Input" else builder.output_schema
+        keys = [key for key in builder.schemas.get(wanted, keys) if key in graph.channels]
     fields: dict[str, Any] = {}
-    for key in graph.stream_channels_list:
-        channel = graph.channels[key]
-        try:
-            create_model(key, value=(channel.UpdateType, None)).model_json_schema()
-            fields[key] = (channel.UpdateType, None)
-        except Exception:
-            fields[key] = (Any, None)
-    return create_model(graph.get_name("State"), **fields).model_json_schema()
+    for key in keys:
+        kind = getattr(graph.channels[key], "UpdateType", Any)
+        has_schema = _try(graph, key, lambda: create_model(key, value=(kind, None)).model_json_schema())
+        fields[key] = (kind if has_schema else Any, None)
+    return _try(graph, what, lambda: create_model(graph.get_name(what), **fields).model_json_schema())
 
 
 def _try(graph: Pregel, what: str, make: Callable[[], Any]) -> Any:

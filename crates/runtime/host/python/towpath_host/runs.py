@@ -10,7 +10,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.errors import EmptyInputError
 from langgraph.pregel import Pregel
+from langgraph.types import Command
 
 from . import states, text
 from .chunks import Sink, langgraph_modes
@@ -45,6 +47,7 @@ class Run:
         done: dict[str, Any]
         graph: Pregel | None = None
         try:
+            self.stream.begin()
             opened = self.project.open(self.fields["graph"], self.config, "threads.create_run", self.context)
             async with opened as graph:
                 try:
@@ -81,6 +84,8 @@ class Run:
             "subgraphs": subgraphs,
         }
         given = self.input if self.command is None else self.command
+        if self.command is not None and self.command == Command():
+            raise EmptyInputError("Received empty Command input")
         if "events" in sink.wanted:
             await self._stream_events(graph, given, options)
         elif subgraphs:

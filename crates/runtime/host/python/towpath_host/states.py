@@ -25,7 +25,7 @@ def command(given: Object | None) -> Command[Any] | None:
     return Command(
         update=update,
         resume=given.get("resume"),
-        goto=[Send(one["node"], one.get("input")) if isinstance(one, dict) else one for one in targets],
+        goto=tuple(Send(one["node"], one.get("input")) if isinstance(one, dict) else one for one in targets),
     )
 
 

@@ -55,7 +55,7 @@ class Stream:
         """Checkpoints are durable before the graph goes on."""
         self.fresh = False
         """The thread had no checkpoint when the request came, and none was put since."""
-        self.task: asyncio.Task[Any] | None = None
+        self._task: asyncio.Task[Any] | None = None
         self.cancelled: str | None = None
         """The action of a CANCEL."""
         self.aborted: CallError | None = None
@@ -68,6 +68,14 @@ class Stream:
         self._credit_came: asyncio.Event | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._next_call = 0
+
+    def begin(self) -> None:
+        """Says that the task at hand works for this request from now on. A request that was stopped before it began
+        ends here."""
+        CURRENT.set(self)
+        self._task = asyncio.current_task()
+        if self.cancelled is not None or self.aborted is not None:
+            raise asyncio.CancelledError
 
     # -- out
 
@@ -152,7 +160,7 @@ class Stream:
         if self._credit_came is not None:
             self._credit = max(self._credit, 1)
             self._credit_came.set()
-        if self.task is not None:
-            self.task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
