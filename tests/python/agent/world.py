@@ -1,5 +1,6 @@
 """Starts real agent servers, in one process on SQLite or in five on PostgreSQL and Redis."""
 
+import os
 import pathlib
 import shutil
 import tempfile
@@ -9,7 +10,8 @@ import harness
 from harness import Process, binary, free_address
 
 HERE = pathlib.Path(__file__).resolve().parent
-GRAPHS = HERE.parents[1] / "agent" / "graphs.json"
+# The graphs of the suite, as data or as a project in another language.
+GRAPHS = pathlib.Path(os.environ.get("TOWPATH_TEST_GRAPHS") or HERE.parents[1] / "agent" / "graphs.json").resolve()
 
 
 class Server:
