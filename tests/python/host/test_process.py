@@ -229,3 +229,52 @@ async def test_threads_of_the_user_forbid_forks(folder, project):
     ready = await parent.start(project(g_py=text), config(), arguments=["--fork-server"])
     assert ready["fork_safe"] is False
     await parent.stop()
+
+
+async def test_threads_of_cancelled_nodes_do_not_wait_for_ever(fresh, project):
+    late = GRAPH.replace("lambda state: {}", "late").replace(
+        "from langgraph",
+        "import threading, time\n"
+        "from langgraph.config import get_store\n"
+        "def late(state):\n"
+        "    store = get_store()\n"
+        "    time.sleep(1.5)\n"
+        "    try:\n        store.get(('a',), 'b')\n"
+        "    except Exception as error:\n        print('refused:', error)\n"
+        "from langgraph",
+        1,
+    )
+    peer = await fresh(config(), project(g_py=late))
+    run = peer.run("g", {"messages": []})
+    await until(lambda: run.calls)
+    await asyncio.sleep(0.3)
+    peer.cancel(run)
+    assert (await asyncio.wait_for(run.done, 5))["status"] == "cancelled"
+    await until(lambda: [one for one in peer.logs if one["message"] == "refused: the run is over"])
+
+
+async def test_what_the_user_started_ends_with_the_child(fresh, project):
+    folder = project(
+        g_py=GRAPH + "\nimport subprocess\nopen('pid', 'w').write(str(subprocess.Popen(['sleep', '600']).pid))\n"
+    )
+    peer = await fresh(config(), folder)
+    pid = int((folder / "pid").read_text())
+    os.kill(pid, 0)
+    assert await peer.stop() == 0
+
+    def gone():
+        try:
+            return open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] == "Z"
+        except OSError:
+            return True
+
+    await until(gone)
+
+
+async def test_a_frame_that_is_too_long_fails_its_run_only(fresh):
+    peer = await fresh(max_frame_bytes=100_000)
+    run = await peer.wait("steps", {"log": ["x" * 60_000]})
+    assert run.result["status"] == "success"
+    run = await peer.wait("steps", {"log": ["x" * 60_000]}, thread=run.thread)
+    assert run.result["status"] == "error" and "more than the server takes" in run.result["error"]["message"]
+    assert (await peer.wait("steps", {"log": []})).result["status"] == "success"

@@ -53,6 +53,11 @@ class Connection:
 
     def send(self, type_: int, stream: int, payload: bytes) -> None:
         """Queues a frame."""
+        if len(payload) + 5 > self.parser.max_frame_bytes:
+            raise ValueError(
+                f"{len(payload)} bytes in one piece (a state, a message, an update) are more than the server takes "
+                f"({self.parser.max_frame_bytes} bytes)"
+            )
         data = frame(type_, stream, payload)
         with self._writing:
             if self._closed:

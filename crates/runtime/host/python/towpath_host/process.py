@@ -20,7 +20,7 @@ from typing import Any
 
 from . import PROTOCOL, text, wire
 from .child import Child
-from .health import die_with_parent
+from .health import die_with_parent, end_group
 from .loading import LoadFailure
 from .projects import Project
 from .wire import Type
@@ -161,6 +161,7 @@ def work(sock: socket.socket, project: Project, init: dict[str, Any], load_ms: i
         sys.stdout.flush()
         sys.stderr.flush()
     _flush_traces()
+    end_group()
     # Not by way of the interpreter's end: that waits for threads of nodes that may never come back.
     os._exit(0)
 

@@ -102,8 +102,13 @@ class Project:
         return arguments
 
     def _runtime(self, config: RunnableConfig, access: Access, context: Any) -> Any:
-        from langgraph_sdk.runtime import _ExecutionRuntime, _ReadRuntime
-
+        try:
+            from langgraph_sdk.runtime import _ExecutionRuntime, _ReadRuntime
+        except ImportError:
+            raise TypeError(
+                "a function that makes a graph takes a ServerRuntime, which this environment's langgraph-sdk does not have: "
+                "update it"
+            ) from None
         user = user_of(config.get("configurable") or {})
         if access == "threads.create_run":
             return _ExecutionRuntime(access_context=access, user=user, store=self.store, context=context)

@@ -117,8 +117,14 @@ class Stream:
             raise self.aborted
 
     def end(self, type_: int, fields: dict[str, Any]) -> None:
-        """Sends the last frame."""
+        """Sends the last frame. Threads of nodes that were cancelled may still be at work: what they ask from now on
+        fails."""
         self._connection.send(type_, self.id, pack(fields))
+        if self.aborted is None:
+            self.aborted = CallError("cancelled", "RuntimeError", "the run is over")
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(self.aborted)
 
     # -- in
 
