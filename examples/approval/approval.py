@@ -25,7 +25,9 @@ def check(bill: Bill) -> Command[Literal["ask", "pay"]]:
 
 def ask(bill: Bill) -> Command[Literal["pay", "__end__"]]:
     """Stops here until somebody answers: true, false, or another amount. The server keeps the state meanwhile."""
-    answer = interrupt({"question": f"Pay {bill['amount']:.2f} to {bill['payee']}?", "options": [True, False, "an amount"]})
+    answer = interrupt(
+        {"question": f"Pay {bill['amount']:.2f} to {bill['payee']}?", "options": [True, False, "an amount"]}
+    )
     if answer is False:
         return Command(goto=END, update={"status": "refused"})
     if answer is not True:

@@ -4,7 +4,6 @@ import shutil
 import tempfile
 
 import pytest
-
 from peer import Nursery, Peer
 
 PROJECT = pathlib.Path(__file__).resolve().parent / "project"

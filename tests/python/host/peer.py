@@ -300,7 +300,19 @@ class Peer:
         self.send(type_, self._next, fields)
         return stream
 
-    def run(self, graph, input=None, *, thread=None, run=None, config=None, context=None, command=None, credit=True, **fields):
+    def run(
+        self,
+        graph,
+        input=None,
+        *,
+        thread=None,
+        run=None,
+        config=None,
+        context=None,
+        command=None,
+        credit=True,
+        **fields,
+    ):
         """Opens a run."""
         thread, run = thread or str(uuid.uuid4()), run or str(uuid.uuid4())
         config = dict(config or {})

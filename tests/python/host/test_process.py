@@ -6,7 +6,6 @@ import sys
 import time
 
 import pytest
-
 from peer import EXITED, FORK, FORKED, PACKAGE, SHUTDOWN, LoadFailed, Peer, until
 
 GRAPH = """
@@ -80,7 +79,10 @@ async def test_a_module_may_be_named_by_its_dotted_name(fresh, project):
 
 
 async def test_a_factory_that_needs_a_config_is_described_on_demand(fresh, project):
-    made = GRAPH.replace("graph = StateGraph", "def make(config):\n    config['configurable']['needed']\n    return graph\n\ngraph = StateGraph")
+    made = GRAPH.replace(
+        "graph = StateGraph",
+        "def make(config):\n    config['configurable']['needed']\n    return graph\n\ngraph = StateGraph",
+    )
     peer = await fresh(config("./g.py:make"), project(g_py=made))
     (graph,) = peer.ready["graphs"]
     assert graph["describe_error"] == "KeyError: 'needed'" and "schemas" not in graph

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 from peer import DRAW, HISTORY, SCHEMAS, STATE_GET, STATE_UPDATE, SUBGRAPHS, Refused, text
 
 
@@ -15,7 +14,9 @@ async def test_state(peer):
     assert (task["name"], task["path"], task["error"]) == ("ask", ["__pregel_pull", "ask"], None)
     assert task["interrupts"] == state["interrupts"] and state["interrupts"][0]["value"] == {"question": "go on?"}
     assert set(state["checkpoint"]) == {"thread_id", "checkpoint_ns", "checkpoint_id"}
-    assert state["checkpoint"]["checkpoint_id"] == state["checkpoint_id"] == max(peer.threads.checkpoints[run.thread, ""])
+    assert (
+        state["checkpoint"]["checkpoint_id"] == state["checkpoint_id"] == max(peer.threads.checkpoints[run.thread, ""])
+    )
     assert state["parent_checkpoint"]["checkpoint_id"] == state["parent_checkpoint_id"]
     assert state["metadata"]["step"] == 0 and state["created_at"]
     assert await peer.ask(STATE_GET, "00000000-0000-0000-0000-000000000000", graph="human") is None

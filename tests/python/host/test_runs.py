@@ -5,7 +5,6 @@ import json
 import uuid
 
 import pytest
-
 from peer import CP_GET, CP_PUT, CP_WRITES, DONE, REPLY, STATE_GET, until
 
 
@@ -265,9 +264,7 @@ async def test_a_run_that_was_lost_goes_on_where_it_was(fresh, after, graph, dur
     await peer.wait(graph, given, thread=thread, run=run, command=command, durability=durability)
     steps_before = len(peer.threads.metadata(thread))
     second = await fresh(threads=peer.threads)
-    again = await second.wait(
-        graph, given, thread=thread, run=run, command=command, durability=durability, attempt=2, modes=["values", "tasks"]
-    )
+    again = await second.wait(graph, given, thread=thread, run=run, command=command, durability=durability, attempt=2)
     assert again.result["status"] == "success", again.result
     expected = ["in", "one", "two"] if graph == "steps" else ["in", "asked: yes", "done"]
     assert values(again)["log"] == expected, "nothing is applied twice"

@@ -37,8 +37,7 @@ async def test_tokens(peer):
     message, metadata = tuples[0]
     assert message["type"] == "AIMessageChunk" and message["id"] == "ai-1"
     assert metadata["langgraph_node"] == metadata["graph_node"] == "reply"
-    named = {"langgraph_step", "langgraph_checkpoint_ns", "checkpoint_ns", "run_id", "thread_id", "graph_id", "assistant_id"}
-    assert named <= set(metadata), metadata
+    assert {"langgraph_step", "langgraph_checkpoint_ns", "checkpoint_ns", "assistant_id"} <= set(metadata), metadata
     assert (metadata["run_id"], metadata["thread_id"], metadata["graph_id"]) == (run.run, run.thread, "chat")
 
 

@@ -79,7 +79,14 @@ async def keep(state):
 
 async def check(state):
     kept = state["kept"]
-    return {"out": [kept["point"] == Point(1, 2), kept["text"] == "a\x00b", kept["color"] is Color.RED, kept["number"] == 1 << 60]}
+    return {
+        "out": [
+            kept["point"] == Point(1, 2),
+            kept["text"] == "a\x00b",
+            kept["color"] is Color.RED,
+            kept["number"] == 1 << 60,
+        ]
+    }
 
 
 builder = StateGraph(State)

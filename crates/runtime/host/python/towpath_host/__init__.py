@@ -6,14 +6,14 @@ and what runs of it are doing right now.
 
 Modules, from the wire up:
 
-- ``wire``: frames and their codes; ``connection``: the socket; ``health``: the thread that answers when the loop is busy
+- ``wire``: frames and their codes; ``connection``: the socket; ``health``: the thread that answers for a busy loop
 - ``streams``: one request of the server, its credit, and the calls made for it
 - ``text``: JSON that clients expect
 - ``saver``, ``store``: what langgraph asks for, over the socket
 - ``loading``, ``projects``, ``describe``: from a config file to graphs that can be run, and what they look like
 - ``runs``, ``chunks``, ``states``: running graphs, what they stream, and the state they leave
-- ``auth``, ``users``, ``encryption``, ``embedding``, ``web``: the other objects a project may bring
-- ``logs``, ``forking``, ``process``: the process itself
+- ``auth``, ``users``, ``encryption``, ``embedding``, ``web``, ``asgi``: the other objects a project may bring
+- ``child``, ``logs``, ``forking``, ``process``: the process itself
 """
 
 PROTOCOL = 1

@@ -111,7 +111,8 @@ async def authorize(auth: Any, resource: str, action: str, value: Any, user: dic
         if result not in (None, True):
             if not isinstance(result, dict):
                 raise TypeError(
-                    f"the handler for {resource}.{action} gave a {type(result).__name__}; expected None, a bool or a filter"
+                    f"the handler for {resource}.{action} gave a {type(result).__name__}; "
+                    "expected None, a bool or a filter"
                 )
             filter_ = result
     return {"allowed": True, "filter": filter_, "value": value}
@@ -164,7 +165,8 @@ def _user(result: Any) -> dict[str, Any]:
         given = {**_user(user), "permissions": list(permissions or ())}
     else:
         raise TypeError(
-            f"the `authenticate` handler gave a {type(result).__name__}; expected an identity, or a mapping with `identity`"
+            f"the `authenticate` handler gave a {type(result).__name__}; expected an identity, or a mapping with "
+            "`identity`"
         )
     if not given.get("identity"):
         raise ValueError("the `authenticate` handler gave a user without `identity`")

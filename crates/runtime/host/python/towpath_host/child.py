@@ -8,14 +8,17 @@ import logging
 import socket
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.pregel import Pregel
 
 from . import auth, describe, encryption, logs, states, text, wire
 from .connection import Connection
 from .health import Health
-from .projects import Graph, Project
+from .projects import Access, Graph, Project
 from .runs import Run, _uncancel
 from .streams import CallError, Stream
 from .web import Web
@@ -26,6 +29,9 @@ log = logging.getLogger(__name__)
 WINDOW_BYTES = 4 << 20
 THREADS = 128
 """Synchronous nodes that wait at the same time."""
+
+DESCRIBE_S = 30.0
+"""How long a function that makes a graph may take to be described."""
 
 Fields = dict[str, Any]
 
@@ -94,23 +100,26 @@ class Child:
 
     async def _described(self, graph: Graph) -> Fields:
         described: Fields = {"id": graph.id, "description": graph.description, "factory": graph.compiled is None}
-        # What a factory asks of checkpoints or items here belongs to no request.
         try:
-            async with self.project.open(graph.id, {"configurable": {}}, "assistants.read") as compiled:
-                described |= {
-                    "name": describe.name(compiled),
-                    "nodes": describe.nodes(compiled),
-                    "schemas": text.dumps(describe.schemas(compiled, graph.id)),
-                    "subgraphs": text.dumps(describe.subgraphs(compiled, None, True)),
-                }
-                try:
-                    described["drawing"] = text.dumps(await describe.drawing(compiled, False))
-                except Exception as error:
-                    described["describe_error"] = f"{type(error).__name__}: {error}"
+            # What a factory asks of checkpoints or items here belongs to no request, and nobody waits for it longer.
+            await asyncio.wait_for(self._describe(graph, described), DESCRIBE_S)
         except Exception as error:
             described["describe_error"] = f"{type(error).__name__}: {error}"
             log.warning("graph %s cannot be described without a config: %s", graph.id, described["describe_error"])
         return described
+
+    async def _describe(self, graph: Graph, described: Fields) -> None:
+        async with self.project.open(graph.id, {"configurable": {}}, "assistants.read") as compiled:
+            described |= {
+                "name": describe.name(compiled),
+                "nodes": describe.nodes(compiled),
+                "schemas": text.dumps(describe.schemas(compiled, graph.id)),
+                "subgraphs": text.dumps(describe.subgraphs(compiled, None, True)),
+            }
+            try:
+                described["drawing"] = text.dumps(await describe.drawing(compiled, False))
+            except Exception as error:
+                described["describe_error"] = f"{type(error).__name__}: {error}"
 
     # -- frames
 
@@ -212,11 +221,8 @@ class Child:
         stream.end(Type.ANSWER, answer)
 
     @contextlib.asynccontextmanager
-    async def _graph(self, fields: Fields, access: str) -> Any:
-        config = states.config_of(fields, text.loads(fields.get("config"))) if fields.get("thread") else None
-        if config is None:
-            config = text.loads(fields.get("config")) or {}
-            config.setdefault("configurable", {})
+    async def _graph(self, fields: Fields, access: Access) -> AsyncIterator[tuple[Pregel, RunnableConfig]]:
+        config = states.config_of(fields, text.loads(fields.get("config")))
         if fields.get("graph") not in self.project.graphs:
             raise CallError("not_found", "KeyError", f"this process has no graph {fields.get('graph')!r}")
         async with self.project.open(fields["graph"], config, access) as graph:

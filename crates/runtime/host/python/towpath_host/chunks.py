@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import BaseMessage, BaseMessageChunk, convert_to_messages, message_chunk_to_message
@@ -69,7 +69,7 @@ class Sink:
         elif mode in self.wanted:
             await self._send(ns, mode, text.dumps(_debug(payload) if mode == "debug" else payload))
 
-    async def event(self, event: dict[str, Any]) -> None:
+    async def event(self, event: Mapping[str, Any]) -> None:
         """One event of langchain's event stream."""
         if "events" in self.wanted:
             await self._send((), "events", text.dumps(event))

@@ -62,8 +62,8 @@ def _by_keys(graph: Pregel, what: str) -> dict[str, Any] | None:
     fields: dict[str, Any] = {}
     for key in keys:
         kind = getattr(graph.channels[key], "UpdateType", Any)
-        has_schema = _try(graph, key, lambda: create_model(key, value=(kind, None)).model_json_schema())
-        fields[key] = (kind if has_schema else Any, None)
+        field = create_model(key, value=(kind, None))
+        fields[key] = (kind if _try(graph, key, field.model_json_schema) else Any, None)
     return _try(graph, what, lambda: create_model(graph.get_name(what), **fields).model_json_schema())
 
 

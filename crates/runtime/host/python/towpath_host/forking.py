@@ -9,7 +9,7 @@ import select
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import wire
 from .projects import Project
@@ -31,7 +31,8 @@ def serve_forks(lobby: Lobby, project: Project, load_ms: int, safe: bool) -> int
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        readable, _, _ = select.select([lobby.sock, wake], [], [])
+        sources: list[Any] = [lobby.sock, wake]
+        readable, _, _ = select.select(sources, [], [])
         if wake in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)

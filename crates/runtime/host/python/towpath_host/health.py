@@ -1,4 +1,4 @@
-"""A thread that answers for the process while the user's code blocks the event loop, and ends it when the server is gone."""
+"""A thread that answers for the process while the user's code blocks the event loop, and ends it without its server."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def load(spec: str, folder: Path, key: str, graph: str | None = None) -> Any:
     path, colon, name = spec.rpartition(":")
     if not colon or not path or not name:
         raise LoadFailure(
-            graph, "ValueError", f"{key}: expected \"./file.py:variable\" or \"module:variable\", not {spec!r}"
+            graph, "ValueError", f'{key}: expected "./file.py:variable" or "module:variable", not {spec!r}'
         )
     try:
         module = _module(path, folder)
@@ -45,7 +45,9 @@ def load(spec: str, folder: Path, key: str, graph: str | None = None) -> Any:
         raise
     except AttributeError as error:
         if isinstance(error, AttributeError) and error.name in name.split(".") and error.obj is not None:
-            names = ", ".join(sorted(n for n in vars(module) if not n.startswith("_"))[:20]) if "module" in locals() else ""
+            names = (
+                ", ".join(sorted(n for n in vars(module) if not n.startswith("_"))[:20]) if "module" in locals() else ""
+            )
             raise LoadFailure(
                 graph,
                 "AttributeError",

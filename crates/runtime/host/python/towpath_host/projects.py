@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.serde.base import SerializerProtocol
@@ -24,8 +24,8 @@ from .saver import HostSaver
 from .store import HostStore
 from .users import user_of
 
-Access = str
-"""Why a factory is called: ``threads.create_run``, ``threads.update``, ``threads.read``, ``assistants.read``."""
+Access = Literal["threads.create_run", "threads.update", "threads.read", "assistants.read"]
+"""Why a factory is called."""
 
 
 @dataclass
@@ -75,7 +75,9 @@ class Project:
             self.store._index = self.index
 
     @contextlib.asynccontextmanager
-    async def open(self, id_: str, config: RunnableConfig, access: Access, context: Any = None) -> AsyncIterator[Pregel]:
+    async def open(
+        self, id_: str, config: RunnableConfig, access: Access, context: Any = None
+    ) -> AsyncIterator[Pregel]:
         """A graph, ready for one request."""
         graph = self.graphs.get(id_)
         if graph is None:
@@ -106,13 +108,14 @@ class Project:
             from langgraph_sdk.runtime import _ExecutionRuntime, _ReadRuntime
         except ImportError:
             raise TypeError(
-                "a function that makes a graph takes a ServerRuntime, which this environment's langgraph-sdk does not have: "
-                "update it"
+                "a function that makes a graph takes a ServerRuntime, which this environment's langgraph-sdk does not "
+                "have: update it"
             ) from None
         user = user_of(config.get("configurable") or {})
+        assert self.store is not None, "graphs are opened after `attach`"
         if access == "threads.create_run":
             return _ExecutionRuntime(access_context=access, user=user, store=self.store, context=context)
-        return _ReadRuntime(access_context=access, user=user, store=self.store)  # type: ignore[arg-type]
+        return _ReadRuntime(access_context=access, user=user, store=self.store)
 
     def _equipped(self, graph: Pregel) -> Pregel:
         return graph.copy({"checkpointer": self.saver, "store": self.store})
@@ -158,7 +161,9 @@ class Project:
             return None
         embed = index.get("embed")
         if not isinstance(embed, str):
-            raise LoadFailure(None, "ValueError", "store.index.embed: expected \"provider:model\" or \"./file.py:function\"")
+            raise LoadFailure(
+                None, "ValueError", 'store.index.embed: expected "provider:model" or "./file.py:function"'
+            )
         path = embed.rpartition(":")[0]
         try:
             embedder = load(embed, self.folder, "store.index.embed") if path.endswith(".py") else embed
@@ -178,7 +183,9 @@ def _spec(id_: str, entry: Any) -> tuple[str, str | None] | None:
     elif isinstance(entry, dict) and isinstance(entry.get("path"), str):
         path, description = entry["path"], entry.get("description")
     else:
-        raise LoadFailure(id_, "ValueError", f'graphs.{id_}: expected "./file.py:variable" or {{"path", "description"}}')
+        raise LoadFailure(
+            id_, "ValueError", f'graphs.{id_}: expected "./file.py:variable" or {{"path", "description"}}'
+        )
     file = path.rpartition(":")[0] or path
     if path.endswith(".graph.json") or file.endswith((".ts", ".js", ".mts", ".mjs", ".tsx", ".jsx", ".cts", ".cjs")):
         return None
@@ -208,7 +215,8 @@ def _parameters(factory: Callable[..., Any]) -> list[str]:
             wants.append(f"config:{parameter.name}")
         elif parameter.default is parameter.empty:
             raise TypeError(
-                f"a function that makes a graph takes at most a config and a ServerRuntime; {parameter.name!r} is neither"
+                "a function that makes a graph takes at most a config and a ServerRuntime; "
+                f"{parameter.name!r} is neither"
             )
     return wants
 
@@ -233,8 +241,10 @@ def _refuse(config: dict[str, Any]) -> None:
     """What the server keeps itself cannot be replaced by the project."""
     for key in ("checkpointer", "store"):
         if (config.get(key) or {}).get("path"):
-            raise LoadFailure(None, "ValueError", f"{key}.path: the server keeps checkpoints and items itself; remove it")
+            raise LoadFailure(
+                None, "ValueError", f"{key}.path: the server keeps checkpoints and items itself; remove it"
+            )
     if (config.get("checkpointer") or {}).get("backend", "default") != "default":
-        raise LoadFailure(None, "ValueError", "checkpointer.backend: only \"default\" is supported; remove it")
+        raise LoadFailure(None, "ValueError", 'checkpointer.backend: only "default" is supported; remove it')
     if (config.get("priority") or {}).get("path"):
         raise LoadFailure(None, "ValueError", "priority.path: priorities of runs are not supported; remove it")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import traceback
-from typing import Any
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 from langchain_core.runnables import RunnableConfig
@@ -145,9 +145,7 @@ class Run:
 
     async def _state(self, graph: Pregel) -> dict[str, Any] | None:
         """Where the thread stands, as it is saved."""
-        snapshot = await graph.aget_state(
-            {"configurable": {"thread_id": self.stream.thread, "checkpoint_ns": ""}}
-        )
+        snapshot = await graph.aget_state({"configurable": {"thread_id": self.stream.thread, "checkpoint_ns": ""}})
         if snapshot.created_at is None:
             return None
         left = states.left(snapshot)
@@ -202,7 +200,7 @@ class Run:
 
     def _config(self) -> RunnableConfig:
         fields = self.fields
-        config: RunnableConfig = text.loads(fields.get("config")) or {}
+        config: dict[str, Any] = text.loads(fields.get("config")) or {}
         configurable = config.setdefault("configurable", {})
         configurable["thread_id"] = fields["thread"]
         configurable.setdefault("run_id", fields["run"])
@@ -212,7 +210,7 @@ class Run:
         config.setdefault("metadata", {})["run_id"] = fields["run"]
         # A trace has one root for each attempt.
         config["run_id"] = UUID(fields["run"]) if fields.get("attempt", 1) == 1 else uuid4()
-        return config
+        return cast(RunnableConfig, config)
 
 
 def _error(class_: str, message: str, trace: str | None = None) -> dict[str, Any]:

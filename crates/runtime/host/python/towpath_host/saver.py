@@ -26,6 +26,7 @@ from .encryption import BlobCipher
 from .streams import Stream, current
 from .wire import Type
 
+
 class HostSaver(BaseCheckpointSaver[str]):
     """The checkpointer of every graph. Which thread it serves is said by the request at hand.
 

@@ -30,15 +30,16 @@ def command(given: Object | None) -> Command[Any] | None:
 
 
 def config_of(fields: Object, config: Object | None) -> RunnableConfig:
-    """The config of a question about a thread."""
+    """The config of a question, about a thread or not."""
     made: RunnableConfig = dict(config or {})  # type: ignore[assignment]
     configurable = dict(made.get("configurable") or {})
     if (user := user_of(configurable)) is not None:
         configurable["langgraph_auth_user"] = user
-    configurable["thread_id"] = fields["thread"]
-    configurable["checkpoint_ns"] = fields.get("ns") or ""
-    if fields.get("id"):
-        configurable["checkpoint_id"] = fields["id"]
+    if fields.get("thread"):
+        configurable["thread_id"] = fields["thread"]
+        configurable["checkpoint_ns"] = fields.get("ns") or ""
+        if fields.get("id"):
+            configurable["checkpoint_id"] = fields["id"]
     made["configurable"] = configurable
     return made
 
@@ -49,7 +50,9 @@ async def get(graph: Pregel, config: RunnableConfig, subgraphs: bool) -> Object 
     return None if snapshot.created_at is None else thread_state(snapshot)
 
 
-async def history(graph: Pregel, config: RunnableConfig, limit: int | None, before: str | None, filter: Object | None) -> list[Object]:
+async def history(
+    graph: Pregel, config: RunnableConfig, limit: int | None, before: str | None, filter: Object | None
+) -> list[Object]:
     """States, newest first."""
     bound: RunnableConfig | None = None
     if before is not None:
@@ -65,7 +68,7 @@ async def update(graph: Pregel, config: RunnableConfig, supersteps: list[list[Ob
 
 
 def _update(given: Object) -> StateUpdate:
-    values = command(given["command"]) if given.get("command") is not None else given.get("values")
+    values: Any = command(given["command"]) if given.get("command") is not None else given.get("values")
     return StateUpdate(values, given.get("as_node"), None)
 
 

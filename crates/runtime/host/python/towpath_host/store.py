@@ -45,7 +45,7 @@ class HostStore(BaseStore):
         vectors = await self._vectors(wanted)
         asked = [_asked(op, vectors.get(at)) for at, op in enumerate(wanted)]
         results = await current().ask(Type.STORE, {"ops": asked})
-        return [_result(op, result) for op, result in zip(wanted, results)]
+        return [_result(op, result) for op, result in zip(wanted, results, strict=True)]
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         return wait(self._loop, self.abatch(ops), "the store", "aget, aput, asearch, …")
@@ -67,11 +67,11 @@ class HostStore(BaseStore):
         if not texts:
             return {}
         vectors: dict[int, Any] = {}
-        for (at, path), vector in zip(places, await self._index.embed(texts)):
-            if path is None:
+        for (at, field), vector in zip(places, await self._index.embed(texts), strict=True):
+            if field is None:
                 vectors[at] = vector
             else:
-                vectors.setdefault(at, []).append((path, vector))
+                vectors.setdefault(at, []).append((field, vector))
         return vectors
 
 

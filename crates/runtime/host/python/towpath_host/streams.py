@@ -168,5 +168,3 @@ class Stream:
             self._credit_came.set()
         if self._task is not None:
             self._task.cancel()
-
-
