@@ -112,6 +112,8 @@ async def test_pings_are_answered_while_the_loop_is_blocked(fresh):
     pong = await peer.ping(8)
     assert time.monotonic() - begun < 3 and not run.done.done()
     assert pong["loop_lag_ms"] > 300 and pong["streams"] == 1
+    (told,) = [one for one in peer.logs if "blocked the event loop" in one["message"]]
+    assert "graphs.py:" in told["message"] and "in block: time.sleep" in told["message"]
     assert (await asyncio.wait_for(run.done, 10))["status"] == "success"
 
 

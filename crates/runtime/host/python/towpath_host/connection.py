@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import select
 import socket
 import threading
@@ -66,25 +67,28 @@ class Connection:
             if self._flush_asked:
                 return
             self._flush_asked = True
-        try:
+        # A loop that is closed belongs to a process that ends.
+        with contextlib.suppress(RuntimeError):
             if threading.get_ident() == self._loop_thread:
                 # What this turn of the loop still has to say goes out in the same system call.
                 self._loop.call_soon(self._flush)
             else:
                 self._loop.call_soon_threadsafe(self._flush)
-        except RuntimeError:
-            pass  # The loop is closed: the process ends.
 
     def tell(self, type_: int, stream: int, fields: dict[str, Any]) -> None:
         """Queues a frame with a map."""
         self.send(type_, stream, pack(fields))
 
     def send_now(self, type_: int, stream: int, payload: bytes) -> None:
-        """Writes a frame from another thread without the loop; it may stay queued when the socket is full."""
+        """Writes a frame without the loop, from any thread; what the socket does not take is left to the loop."""
         with self._writing:
-            if not self._closed:
-                self._out.append(frame(type_, stream, payload))
-                self._write()
+            if self._closed:
+                return
+            self._out.append(frame(type_, stream, payload))
+            done = self._write()
+        if not done:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._flush)
 
     def _flush(self) -> None:
         with self._writing:

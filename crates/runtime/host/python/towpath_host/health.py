@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
+from datetime import datetime, timezone
 
 from . import wire
 from .connection import Connection
@@ -21,6 +24,8 @@ BUSY_S = 1.0
 GRACE_S = 2.0
 """What a process whose server is gone has left."""
 
+_HERE = os.path.dirname(__file__)
+
 
 class Health:
     """Watches one loop."""
@@ -30,6 +35,7 @@ class Health:
         self._loop = loop
         self._streams = streams
         self._beat = time.monotonic()
+        self._loop_thread = threading.get_ident()
         self._gone = threading.Event()
         self._tick()
         threading.Thread(target=self._watch, name="towpath-health", daemon=True).start()
@@ -54,15 +60,41 @@ class Health:
         self._loop.call_later(BEAT_S, self._tick)
 
     def _watch(self) -> None:
+        told = 0.0
         while not self._gone.wait(BEAT_S):
-            if time.monotonic() - self._beat < BUSY_S:
+            beat = self._beat
+            if time.monotonic() - beat < BUSY_S:
                 continue
+            if beat != told:
+                told = beat
+                self._tell_where(time.monotonic() - beat)
             with contextlib.suppress(OSError, ValueError):
                 # ValueError: the loop closed the socket meanwhile.
                 if not self._connection.read_aside(self._mine):
                     break
         time.sleep(GRACE_S)
         end()
+
+    def _tell_where(self, blocked_s: float) -> None:
+        """Says once for each time the loop is blocked where the code is: all other runs of the process wait for it."""
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = traceback.extract_stack(frame)
+        # The last frame outside of installed packages is most likely the line to look at.
+        own = [one for one in stack if "site-packages" not in one.filename and "/lib/python" not in one.filename]
+        own = [one for one in own if not one.filename.startswith(_HERE)]
+        if not own:
+            return
+        where = own[-1]
+        log = {
+            "level": "warning",
+            "logger": "towpath_host",
+            "message": f"an asynchronous node has blocked the event loop for {blocked_s:.1f} s, and all other runs, "
+            f"at {where.filename}:{where.lineno} in {where.name}: {where.line}. Make it a plain `def`, or await "
+            "`asyncio.to_thread(…)`",
+            "time": datetime.now(timezone.utc).isoformat(),
+            "source": "log",
+        }
+        self._connection.send_now(Type.LOG, 0, wire.pack(log))
 
     def _mine(self, type_: int, stream: int, payload: bytes) -> bool:
         if type_ != Type.PING:

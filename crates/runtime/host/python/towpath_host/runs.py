@@ -201,7 +201,10 @@ class Run:
     def _config(self) -> RunnableConfig:
         fields = self.fields
         config: dict[str, Any] = text.loads(fields.get("config")) or {}
-        configurable = config.setdefault("configurable", {})
+        # What langgraph keeps there for itself is not for callers to set.
+        given = config.get("configurable") or {}
+        configurable = {key: value for key, value in given.items() if not key.startswith("__pregel_")}
+        config["configurable"] = configurable
         configurable["thread_id"] = fields["thread"]
         configurable.setdefault("run_id", fields["run"])
         if (user := user_of(configurable)) is not None:
