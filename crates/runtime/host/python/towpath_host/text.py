@@ -62,7 +62,8 @@ def default(obj: Any) -> Any:
     if isinstance(obj, timedelta):
         return obj.total_seconds()
     if isinstance(obj, Decimal):
-        return int(obj) if obj == obj.to_integral_value() and obj.as_tuple().exponent >= 0 else float(obj)  # type: ignore[operator]
+        _, _, exponent = obj.as_tuple()
+        return int(obj) if isinstance(exponent, int) and exponent >= 0 else float(obj)
     if isinstance(obj, _PLAIN_TEXT):
         return str(obj)
     if isinstance(obj, re.Pattern):
