@@ -3,6 +3,7 @@
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import uuid
 
@@ -27,6 +28,8 @@ class Server:
             "TOWPATH_TENANT_ID": self.tenant,
             "TOWPATH_OUTBOUND_ALLOW": "127.0.0.1",
             "TOWPATH_DATABASE_CONNECTIONS": "8",
+            # The environment of the suite has what graphs need.
+            "TOWPATH_AGENT_PYTHON": sys.executable,
         } | (env or {})
         try:
             if layout == "cluster":
