@@ -3,6 +3,7 @@
 mod agent;
 mod engine;
 mod overload;
+mod python;
 mod report;
 mod server;
 mod workload;

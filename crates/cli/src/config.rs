@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
-pub use settings::{AgentAuth, LogFormat, Settings};
+pub use settings::{AgentAuth, HostSettings, LogFormat, Settings};
 pub use values::{Origin, Resolved};
 
 /// Which command the settings are for; a few defaults differ.
@@ -162,6 +162,15 @@ impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("\n"))
     }
+}
+
+/// Whether a variable of this name holds a secret of the server itself.
+pub fn holds_secret(name: &str) -> bool {
+    use kind::Kind;
+    let secret = |kind: &Kind| matches!(kind, Kind::Uri(_) | Kind::ApiKey | Kind::EncryptionKey);
+    keys::KEYS
+        .iter()
+        .any(|key| secret(&key.kind) && key.environment.contains(&name))
 }
 
 /// The name in `known` that `wrong` was probably meant to be.

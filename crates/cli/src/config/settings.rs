@@ -92,6 +92,27 @@ pub struct AgentSettings {
     pub webhook_secret: Option<Secret>,
     /// Checkpoints kept for each thread; 0 keeps all.
     pub keep_checkpoints: u32,
+    /// Processes that run users' own graphs.
+    pub hosts: HostSettings,
+}
+
+/// What the processes that run users' own graphs are told.
+#[derive(Clone, Debug)]
+pub struct HostSettings {
+    /// The interpreter.
+    pub python: Option<PathBuf>,
+    /// At most so many; 0 by the number of processors.
+    pub most: usize,
+    /// One run for each.
+    pub isolated: bool,
+    /// Runs until one is replaced; 0 is never.
+    pub max_runs: u64,
+    /// Memory until one is replaced; 0 is never.
+    pub max_rss_bytes: u64,
+    /// How long imports may take.
+    pub start_timeout: Duration,
+    /// How long a cancelled run may go on.
+    pub cancel_grace: Duration,
 }
 
 /// Whether callers of the agent server need an API key.
@@ -166,6 +187,15 @@ impl Settings {
                 run_attempts: values.number("agent.run_attempts"),
                 webhook_secret: values.optional("agent.webhook_secret").map(Secret::new),
                 keep_checkpoints: values.number("agent.keep_checkpoints"),
+                hosts: HostSettings {
+                    python: values.optional("agent.python").map(PathBuf::from),
+                    most: values.number("agent.hosts"),
+                    isolated: values.text("agent.isolation") == "process",
+                    max_runs: values.number("agent.host_runs"),
+                    max_rss_bytes: values.number::<u64>("agent.host_memory_mb") << 20,
+                    start_timeout: Duration::from_secs(values.number("agent.host_start_seconds")),
+                    cancel_grace: Duration::from_secs(values.number("agent.cancel_grace_seconds")),
+                },
             },
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {
