@@ -76,6 +76,9 @@ async def test_schemas(peer):
     assert set(schemas["input_schema"]["properties"]) == {"log", "x", "seen"}
     assert set(schemas["context_schema"]["properties"]) == {"tone", "size"}
     assert json.loads(peer.graphs["knowing"]["schemas"]) == schemas
+    odd = await peer.ask(SCHEMAS, graph="odd")
+    for name in ("input_schema", "output_schema", "state_schema"):
+        assert {"out", "kept", "hidden", "bare", "strange"} <= set(odd[name]["properties"]), name
     chat = await peer.ask(SCHEMAS, graph="chat")
     assert chat["input_schema"]["properties"]["messages"]["type"] == "array" and chat["context_schema"] is None
     assert chat["state_schema"]["properties"]["messages"]

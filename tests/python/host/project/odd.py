@@ -5,22 +5,27 @@ import datetime
 import decimal
 import enum
 import ipaddress
+import operator
 import pathlib
 import re
 import uuid
 from collections import namedtuple
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langgraph.config import get_stream_writer
 from langgraph.graph import START, StateGraph
 from pydantic import BaseModel
+from typing_extensions import NotRequired
 
 
 class State(TypedDict, total=False):
     out: Any
     kept: Any
+    hidden: Annotated[NotRequired[int | None], "as middlewares declare what is theirs"]
+    bare: Annotated[list, operator.add]
+    strange: Annotated[object, lambda before, after: after]
 
 
 class Model(BaseModel):

@@ -55,7 +55,7 @@ class Child:
         if init.get("vectors"):
             project.use_vectors()
         self.connection = Connection(sock, self.loop, self._on_frame, self._on_close)
-        self.connection.parser.max_frame_bytes = init.get("max_frame_bytes") or wire.MAX_FRAME_BYTES
+        self.connection.max_frame_bytes = init.get("max_frame_bytes") or wire.MAX_FRAME_BYTES
         self._health = Health(self.connection, self.loop, lambda: len(self._streams))
         logs.install(self.connection, init.get("log_level") or "info")
         self._questions: dict[int, Callable[[Stream, Fields], Awaitable[Any]]] = {

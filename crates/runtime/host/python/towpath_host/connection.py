@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .wire import Parser, ProtocolError, frame, pack
+from .wire import MAX_FRAME_BYTES, Parser, ProtocolError, frame, pack
 
 READ_BYTES = 1 << 18
 READS_AT_ONCE = 8
@@ -34,7 +34,9 @@ class Connection:
         on_close: Callable[[Exception | None], None],
     ) -> None:
         sock.setblocking(False)
-        self.parser = Parser()
+        self.max_frame_bytes = MAX_FRAME_BYTES
+        """The longest frame the server takes."""
+        self._parser = Parser()
         self._sock = sock
         self._loop = loop
         self._loop_thread = threading.get_ident()
@@ -54,10 +56,10 @@ class Connection:
 
     def send(self, type_: int, stream: int, payload: bytes) -> None:
         """Queues a frame."""
-        if len(payload) + 5 > self.parser.max_frame_bytes:
+        if len(payload) + 5 > self.max_frame_bytes:
             raise ValueError(
                 f"{len(payload)} bytes in one piece (a state, a message, an update) are more than the server takes "
-                f"({self.parser.max_frame_bytes} bytes)"
+                f"({self.max_frame_bytes} bytes)"
             )
         data = frame(type_, stream, payload)
         with self._writing:
@@ -159,7 +161,7 @@ class Connection:
                 return frames, True
             if not data:
                 return frames, True
-            frames += self.parser.feed(data)
+            frames += self._parser.feed(data)
             if len(data) < READ_BYTES:
                 break
         return frames, False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, get_args, get_origin
 
 from langgraph.pregel import Pregel
 from pydantic import create_model
+from typing_extensions import NotRequired, Required
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +63,25 @@ def _by_keys(graph: Pregel, what: str) -> dict[str, Any] | None:
         keys = [key for key in builder.schemas.get(wanted, keys) if key in graph.channels]
     fields: dict[str, Any] = {}
     for key in keys:
-        kind = getattr(graph.channels[key], "UpdateType", Any)
-        field = create_model(key, value=(kind, None))
-        fields[key] = (kind if _try(graph, key, field.model_json_schema) else Any, None)
-    return _try(graph, what, lambda: create_model(graph.get_name(what), **fields).model_json_schema())
+        kind = _plain(getattr(graph.channels[key], "UpdateType", Any))
+        alone = partial(_schema, key, {"value": (kind, None)})
+        fields[key] = (kind if _try(graph, key, alone) else Any, None)
+    return _try(graph, what, partial(_schema, graph.get_name(what), fields))
+
+
+def _schema(name: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return create_model(name, **fields).model_json_schema()
+
+
+def _plain(kind: Any) -> Any:
+    """A type without what only the keys of a typed dictionary may say."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        inner = _plain(kind.__origin__)
+        return inner if inner is not kind.__origin__ else kind
+    if origin in (NotRequired, Required):
+        return _plain(get_args(kind)[0])
+    return kind
 
 
 def _try(graph: Pregel, what: str, make: Callable[[], Any]) -> Any:

@@ -53,7 +53,7 @@ class Lobby:
             if head is None:
                 return None
             length = wire.HEADER.unpack(head)[0]
-            if length < 5 or length > self._parser.max_frame_bytes:
+            if length < 5:
                 raise wire.ProtocolError(f"a frame of {length} bytes")
             body = self._exactly(length - 5)
             if body is None:

@@ -12,6 +12,8 @@ HEADER = struct.Struct(">IBI")
 """Length of what follows the length, type, stream."""
 
 MAX_FRAME_BYTES = 256 << 20
+"""The longest frame a server takes that says nothing else. What comes from a server may be longer: a state is saved in
+pieces and read at once."""
 
 
 class Type(IntEnum):
@@ -85,7 +87,6 @@ class Parser:
     """Cuts what was read into frames."""
 
     def __init__(self) -> None:
-        self.max_frame_bytes = MAX_FRAME_BYTES
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, int, bytes]]:
@@ -96,7 +97,7 @@ class Parser:
         at, end = 0, len(buffer)
         while end - at >= 9:
             length, type_, stream = HEADER.unpack_from(buffer, at)
-            if length < 5 or length > self.max_frame_bytes:
+            if length < 5:
                 raise ProtocolError(f"a frame of {length} bytes")
             if end - at < 4 + length:
                 break
