@@ -49,13 +49,13 @@ struct Gates {
     ingest: Gate,
 }
 
-/// As [`limited`], with refusals in the shape of the agent surface.
-pub(crate) fn agent(router: Router, ops: Router, requests: usize) -> Router {
+/// As [`limited`], with refusals in the shape of the agent surface. What no route takes goes to `rest`.
+pub(crate) fn agent(router: Router, ops: Router, rest: Router, requests: usize) -> Router {
     let places = Arc::new(Gate::new(requests));
     router
         .layer(from_fn_with_state(places, limit_agent))
         .merge(ops)
-        .fallback(async || AgentError::not_found())
+        .fallback_service(rest)
         .method_not_allowed_fallback(async || AgentError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
         .layer(CatchPanicLayer::custom(|panic| {
             report_panic(panic);

@@ -3,14 +3,13 @@
 //! An agent server has a database, workers and a scheduler of its own, so its jobs are registered apart from the
 //! platform's.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::Secret;
 use towpath_durable::Registry;
 use towpath_outbound::Guard;
 use towpath_queue::Queue;
-use towpath_runtime::Graphs;
+use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 
@@ -23,7 +22,7 @@ pub struct AgentWorld {
     /// Where live events go.
     pub queue: Queue,
     /// The graphs this server offers.
-    pub graphs: Arc<Graphs>,
+    pub graphs: GraphSet,
     /// Judges addresses that users gave.
     pub guard: Guard,
     /// Times and limits.

@@ -19,6 +19,7 @@ mod items;
 mod start;
 mod stop;
 mod stream;
+mod typed;
 
 pub mod saver;
 
@@ -130,10 +131,12 @@ impl RunAgent {
         let graph_id = configurable(kwargs, "graph_id")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        let Some(graph) = world.graphs.get(graph_id) else {
+        // Held until the run is over: a set that is replaced meanwhile still ends what it began.
+        let graphs = world.graphs.current();
+        let Some(graph) = graphs.get(graph_id) else {
             return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
         };
-        let execution = match self.execution(world, run, kwargs, attempt) {
+        let execution = match self.execution(world, run, kwargs, attempt, host.fresh()) {
             Ok(execution) => execution,
             Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
         };
@@ -150,6 +153,7 @@ impl RunAgent {
         run: &Run,
         kwargs: &Kwargs,
         attempt: u32,
+        fresh: bool,
     ) -> Result<Execution, serde_json::Error> {
         let mut metadata: Map<String, Value> = serde_json::from_str(&run.metadata)?;
         metadata.extend(own_metadata(world, attempt));
@@ -178,6 +182,8 @@ impl RunAgent {
             attempt,
             run_id: self.run.0,
             thread_id: self.thread.0,
+            temporary: self.temporary,
+            fresh,
         })
     }
 }

@@ -82,6 +82,8 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         redis: settings.redis_uri.clone(),
         loopback: false,
         file,
+        tracing: None,
+        watch: false,
         metrics,
     };
     let server = AgentServer::start(&config, roles, parts).await?;

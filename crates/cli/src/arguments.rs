@@ -446,12 +446,28 @@ pub struct BenchAgent {
     /// The graph or assistant that is run.
     #[arg(long, default_value = "agent")]
     pub assistant: String,
+    /// What the server of its own offers: a graph that echoes, or one of two nodes in Python.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "server")]
+    pub graph: BenchGraph,
+    /// An interpreter that has langgraph, for the Python graph [default: one with an environment made for it]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
     /// Length of each phase.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
+}
+
+/// What `towpath bench agent` runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchGraph {
+    /// The native graph that echoes.
+    #[default]
+    Echo,
+    /// Two nodes in Python, a checkpoint after each; beside it the same graph without the server.
+    Python,
 }
 
 /// `towpath bench overload`

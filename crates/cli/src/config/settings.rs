@@ -104,6 +104,8 @@ pub struct AgentSettings {
     pub keep_checkpoints: u32,
     /// How long checkpoints that are not the latest are kept; zero keeps all.
     pub checkpoints_kept: Duration,
+    /// Processes that run users' own graphs.
+    pub hosts: HostSettings,
 }
 
 /// How deployments are built and run.
@@ -134,6 +136,25 @@ pub enum DeploymentBackend {
     Process,
     /// Nothing here.
     None,
+}
+
+/// What the processes that run users' own graphs are told.
+#[derive(Clone, Debug)]
+pub struct HostSettings {
+    /// The interpreter.
+    pub python: Option<PathBuf>,
+    /// At most so many; 0 by the number of processors.
+    pub most: usize,
+    /// One run for each.
+    pub isolated: bool,
+    /// Runs until one is replaced; 0 is never.
+    pub max_runs: u64,
+    /// Memory until one is replaced; 0 is never.
+    pub max_rss_bytes: u64,
+    /// How long imports may take.
+    pub start_timeout: Duration,
+    /// How long a cancelled run may go on.
+    pub cancel_grace: Duration,
 }
 
 /// Whether callers of the agent server need an API key.
@@ -216,6 +237,15 @@ impl Settings {
                 webhook_secret: values.optional("agent.webhook_secret").map(Secret::new),
                 keep_checkpoints: values.number("agent.keep_checkpoints"),
                 checkpoints_kept: Duration::from_secs(86_400 * values.number::<u64>("agent.keep_checkpoints_days")),
+                hosts: HostSettings {
+                    python: values.optional("agent.python").map(PathBuf::from),
+                    most: values.number("agent.hosts"),
+                    isolated: values.text("agent.isolation") == "process",
+                    max_runs: values.number("agent.host_runs"),
+                    max_rss_bytes: values.number::<u64>("agent.host_memory_mb") << 20,
+                    start_timeout: Duration::from_secs(values.number("agent.host_start_seconds")),
+                    cancel_grace: Duration::from_secs(values.number("agent.cancel_grace_seconds")),
+                },
             },
             deployments: DeploymentSettings {
                 backend: match values.text("deployments.backend") {

@@ -79,7 +79,6 @@ pub struct Lines {
 
 /// How loud a line is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-#[expect(missing_docs, reason = "the names say it")]
 pub enum Level {
     Debug,
     Info,
