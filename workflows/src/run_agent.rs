@@ -33,7 +33,7 @@ use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Verdict, Workflow};
 use towpath_runtime::Execution;
 use towpath_store::runs::{self, Run};
-use towpath_store::{self as store, Tx};
+use towpath_store::{self as store, Tx, attempts};
 
 use crate::agent::AgentWorld;
 
@@ -121,10 +121,14 @@ impl RunAgent {
         let attempt = host.attempt();
         if attempt > world.settings.max_attempts {
             let most = world.settings.max_attempts;
-            let message = format!(
-                "Run {} exceeded max attempts ({most}). Its workers were lost or could not reach their database.",
-                self.run
-            );
+            let attempts = world.store.read(async |tx| attempts::list(tx, run.job_id).await);
+            let last = attempts.await.retry()?.pop();
+            // What a process wrote last is for the operator; how it ended, for everybody.
+            let why = last
+                .as_ref()
+                .and_then(|last| last.error.lines().next())
+                .unwrap_or("its worker was lost");
+            let message = format!("Run {} exceeded max attempts ({most}). The last one: {why}", self.run);
             return Ok(host.failed("RuntimeError", &message));
         }
         host.began(self.run, attempt);

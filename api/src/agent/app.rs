@@ -9,6 +9,7 @@ use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
+use towpath_workflows::agent::Rules;
 
 use crate::auth::Keys;
 use crate::ops::Ops;
@@ -79,6 +80,8 @@ pub struct Settings {
     pub headers_in: Vec<String>,
     /// Headers that do not.
     pub headers_out: Vec<String>,
+    /// Which addresses webhooks may call.
+    pub webhooks: Rules,
     /// A comment is sent on a stream, or a newline on a waiting answer, this often.
     pub heartbeat: Duration,
 }
@@ -112,6 +115,7 @@ impl Default for Settings {
             disabled: Vec::new(),
             headers_in: Vec::new(),
             headers_out: Vec::new(),
+            webhooks: Rules::default(),
             heartbeat: Duration::from_secs(5),
         }
     }

@@ -15,19 +15,23 @@
 //!
 //! Keys that say how an image is built are for who builds one. Keys that nobody knows are reported.
 
+mod report;
+mod server;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow};
-use serde::Deserialize;
-use towpath_domain::agent::TtlStrategy;
 use towpath_domain::{Clock, Secret};
 use towpath_outbound::Guard;
 use towpath_runtime::hosted::environment::Wanted;
 use towpath_runtime::{Graphs, Outside};
-use towpath_store::threads::Ttl;
+use towpath_workflows::agent::Rules;
 
+use self::server::Env;
 use crate::exit::Usage;
+
+pub use self::server::Server;
 
 /// Names of such files in the current folder, the first found wins.
 const USUAL: [&str; 2] = ["langgraph.json", "towpath.json"];
@@ -43,217 +47,6 @@ pub struct GraphFile {
     /// Its text.
     pub text: String,
     env: BTreeMap<String, Secret>,
-}
-
-/// Keys of the file that mean something here.
-const KNOWN: [&str; 10] = [
-    "graphs",
-    "dependencies",
-    "env",
-    "store",
-    "checkpointer",
-    "auth",
-    "encryption",
-    "http",
-    "python_version",
-    "pip_config_file",
-];
-/// Keys that only say how an image is built, or what its pages look like.
-const OF_IMAGES: [&str; 13] = [
-    "$schema",
-    "node_version",
-    "api_version",
-    "base_image",
-    "image_distro",
-    "pip_installer",
-    "source",
-    "keep_pkg_tools",
-    "dockerfile_lines",
-    "_INTERNAL_docker_tag",
-    "ui",
-    "ui_config",
-    "priority",
-];
-const KNOWN_OF_HTTP: [&str; 16] = [
-    "app",
-    "cors",
-    "configurable_headers",
-    "mount_prefix",
-    "disable_assistants",
-    "disable_threads",
-    "disable_runs",
-    "disable_store",
-    "disable_meta",
-    "disable_ui",
-    "disable_mcp",
-    "disable_a2a",
-    "disable_webhooks",
-    "disable_event_streaming",
-    "enable_custom_route_auth",
-    "logging_headers",
-];
-
-/// What a graph file says about the server. Every part may be missing.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct Server {
-    #[serde(default)]
-    store: Part,
-    #[serde(default)]
-    checkpointer: Part,
-    #[serde(default)]
-    http: Http,
-    #[serde(default)]
-    auth: Auth,
-    env: Option<Env>,
-    #[serde(default)]
-    dependencies: Vec<String>,
-    python_version: Option<String>,
-    pip_config_file: Option<String>,
-}
-
-/// Who may call, as the file says.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct Auth {
-    /// The user's auth object.
-    pub path: Option<String>,
-    /// How long an answer of it may be used again.
-    pub cache: Option<AuthCache>,
-}
-
-/// How long an answer of a user's auth may be used again.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct AuthCache {
-    /// Headers that tell callers apart.
-    #[serde(default)]
-    pub cache_keys: Vec<String>,
-    /// Seconds.
-    pub ttl_seconds: Option<u64>,
-    /// Answers kept.
-    pub max_size: Option<usize>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Part {
-    ttl: Option<TimeToLive>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct TimeToLive {
-    strategy: Option<TtlStrategy>,
-    /// Minutes.
-    default_ttl: Option<f64>,
-    refresh_on_read: Option<bool>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Http {
-    #[serde(default)]
-    cors: Cors,
-    mount_prefix: Option<String>,
-    app: Option<String>,
-    #[serde(default)]
-    configurable_headers: Headers,
-    #[serde(flatten)]
-    rest: BTreeMap<String, serde_json::Value>,
-}
-
-/// Names of headers, with `*` for any part.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct Headers {
-    /// These too.
-    #[serde(default, alias = "include")]
-    pub includes: Option<Vec<String>>,
-    /// Not these.
-    #[serde(default, alias = "exclude")]
-    pub excludes: Option<Vec<String>>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Cors {
-    allow_origins: Option<Vec<String>>,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(untagged)]
-enum Env {
-    File(PathBuf),
-    Here(BTreeMap<String, String>),
-}
-
-impl std::fmt::Debug for Env {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("***")
-    }
-}
-
-impl Server {
-    /// How long items of the store live that do not say, in minutes.
-    pub fn item_ttl_minutes(&self) -> Option<f64> {
-        self.store.ttl.as_ref()?.default_ttl.filter(|minutes| *minutes > 0.0)
-    }
-
-    /// Whether reading an item lets its time begin anew.
-    pub fn refresh_on_read(&self) -> bool {
-        let ttl = self.store.ttl.as_ref();
-        ttl.and_then(|ttl| ttl.refresh_on_read).unwrap_or(true)
-    }
-
-    /// How long threads live that do not say.
-    pub fn thread_ttl(&self) -> Option<Ttl> {
-        let ttl = self.checkpointer.ttl.as_ref()?;
-        Some(Ttl {
-            strategy: ttl.strategy.unwrap_or(TtlStrategy::Delete),
-            minutes: ttl.default_ttl.filter(|minutes| *minutes > 0.0)?,
-        })
-    }
-
-    /// Web pages that may call.
-    pub fn cors_origins(&self) -> Option<Vec<String>> {
-        let origins = self.http.cors.allow_origins.as_ref()?;
-        if origins.iter().any(|origin| origin == "*") {
-            return Some(Vec::new());
-        }
-        Some(origins.clone())
-    }
-
-    /// Whether the file names routes of the user's own.
-    pub fn own_routes(&self) -> bool {
-        self.http.app.is_some()
-    }
-
-    /// Whether the user's auth, or the server's keys, decide about those routes too.
-    pub fn own_routes_auth(&self) -> bool {
-        self.http.rest.get("enable_custom_route_auth") == Some(&serde_json::Value::Bool(true))
-    }
-
-    /// Who may call.
-    pub const fn auth(&self) -> &Auth {
-        &self.auth
-    }
-
-    /// Which headers reach a run's `configurable`.
-    pub const fn configurable_headers(&self) -> &Headers {
-        &self.http.configurable_headers
-    }
-
-    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `meta`, …
-    pub fn disabled(&self) -> Vec<String> {
-        let on = self
-            .http
-            .rest
-            .iter()
-            .filter(|(_, value)| **value == serde_json::Value::Bool(true));
-        on.filter_map(|(key, _)| key.strip_prefix("disable_").map(str::to_owned))
-            .collect()
-    }
-
-    /// Where the server stands below its address.
-    pub fn mount_prefix(&self) -> Option<&str> {
-        self.http
-            .mount_prefix
-            .as_deref()
-            .filter(|prefix| prefix.starts_with('/'))
-    }
 }
 
 impl GraphFile {
@@ -292,7 +85,7 @@ impl GraphFile {
         let text = std::fs::read_to_string(path).map_err(|error| usage(error.to_string()))?;
         let path = std::path::absolute(path)?;
         let folder = path.parent().unwrap_or(Path::new("/"));
-        report(&text, shown.to_string().as_str())?;
+        report::report(&text, shown.to_string().as_str());
         let graphs = Graphs::from_config(&text, folder).map_err(|error| usage(error.to_string()))?;
         let server: Server = serde_json::from_str(&text).map_err(|error| usage(error.to_string()))?;
         let env = match &server.env {
@@ -335,6 +128,31 @@ impl GraphFile {
         }
     }
 
+    /// What it says about webhooks; headers with what they take from the environment.
+    ///
+    /// # Errors
+    /// Wrong usage: a header names a variable that is not there, or not meant for it.
+    pub fn webhooks(&self, environment: &BTreeMap<String, Secret>) -> anyhow::Result<Rules> {
+        let webhooks = &self.server.webhooks;
+        let prefix = webhooks.env_prefix.as_deref().unwrap_or("LG_WEBHOOK_");
+        let mut headers = Vec::new();
+        for (name, template) in &webhooks.headers {
+            let value = filled(template, prefix, |name| {
+                self.env.get(name).or_else(|| environment.get(name))
+            });
+            let value = value.map_err(|why| anyhow!(Usage(format!("webhooks.headers.{name}: {why}"))))?;
+            headers.push((name.clone(), Secret::new(value)));
+        }
+        Ok(Rules {
+            require_https: webhooks.url.require_https,
+            domains: webhooks.url.allowed_domains.clone(),
+            ports: webhooks.url.allowed_ports.clone(),
+            max_url_bytes: webhooks.url.max_url_length,
+            headers,
+            fields: webhooks.allowed_fields.clone(),
+        })
+    }
+
     /// What the environment of its Python code is made of.
     pub fn wanted(&self) -> Wanted {
         Wanted {
@@ -357,58 +175,27 @@ impl GraphFile {
     }
 }
 
-/// Whether something at this place asks for anything.
-fn in_use(config: &serde_json::Value, place: &str) -> bool {
-    use serde_json::Value;
-    !matches!(config.pointer(place), None | Some(Value::Null | Value::Bool(false)))
-}
-
-/// Says which keys of the file nobody knows, and refuses those that ask for what this build does not do.
-fn report(text: &str, file: &str) -> anyhow::Result<()> {
-    let config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
-    let Some(keys) = config.as_object().map(serde_json::Map::keys) else {
-        return Ok(());
-    };
-    if in_use(&config, "/webhooks") {
-        return Err(anyhow!(Usage(format!(
-            "{file}: webhooks: this build does not read it; which addresses webhooks may call is said by the setting \
-             outbound.allow. Remove the key"
-        ))));
-    }
-    let unknown =
-        keys.filter(|key| !KNOWN.contains(&key.as_str()) && !OF_IMAGES.contains(&key.as_str()) && *key != "webhooks");
-    for key in unknown {
-        tracing::warn!("{file}: unknown key {key:?}");
-    }
-    let http = config.get("http").and_then(serde_json::Value::as_object);
-    let unknown = http.into_iter().flat_map(serde_json::Map::keys);
-    for key in unknown.filter(|key| !KNOWN_OF_HTTP.contains(&key.as_str())) {
-        tracing::warn!("{file}: unknown key \"http.{key}\"");
-    }
-    for key in ["/http/disable_meta", "/http/disable_webhooks", "/http/logging_headers"] {
-        if in_use(&config, key) {
-            tracing::warn!(
-                "{file}: {} has no effect in this build",
-                key.trim_start_matches('/').replace('/', ".")
-            );
+/// A text with `${{ env.NAME }}` replaced.
+fn filled<'e>(template: &str, prefix: &str, find: impl Fn(&str) -> Option<&'e Secret>) -> Result<String, String> {
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once("${{") {
+        let (inside, after) = after.split_once("}}").ok_or("a \"${{\" without its \"}}\"")?;
+        let name = inside.trim().strip_prefix("env.").ok_or("expected ${{ env.NAME }}")?;
+        if !name.starts_with(prefix) {
+            return Err(format!(
+                "only variables that begin with {prefix} may be sent, not {name}"
+            ));
         }
-    }
-    let cors = http
-        .and_then(|http| http.get("cors"))
-        .and_then(serde_json::Value::as_object);
-    for key in cors
-        .into_iter()
-        .flat_map(serde_json::Map::keys)
-        .filter(|key| *key != "allow_origins")
-    {
-        tracing::warn!("{file}: http.cors.{key} has no effect: every method and header is allowed");
-    }
-    if in_use(&config, "/store/index") {
-        tracing::warn!(
-            "{file}: store.index: this build keeps no vectors; a search with a query finds by filter and time"
+        text.push_str(before);
+        text.push_str(
+            find(name)
+                .ok_or_else(|| format!("there is no variable {name}"))?
+                .reveal(),
         );
+        rest = after;
     }
-    Ok(())
+    Ok(text + rest)
 }
 
 /// `NAME=value`, with or without `export` and quotes. Comments and blank lines are none.
@@ -424,6 +211,8 @@ fn line_of_env(line: &str) -> Option<(String, Secret)> {
 
 #[cfg(test)]
 mod tests {
+    use towpath_domain::agent::TtlStrategy;
+
     use super::*;
 
     #[test]
@@ -484,14 +273,21 @@ mod tests {
             (wanted.dependencies.len(), wanted.version.as_deref()),
             (2, Some("3.12"))
         );
-        std::fs::write(
-            &path,
-            r#"{"graphs": {"e": {"native": "echo"}}, "webhooks": {"url": {}}}"#,
-        )
-        .unwrap();
-        let Err(refused) = GraphFile::find(Some(&path)) else {
-            panic!("what is not done is refused")
-        };
-        assert!(refused.to_string().contains("webhooks"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_says_what_webhooks_may() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("langgraph.json");
+        let text = r#"{"graphs": {"e": {"native": "echo"}}, "env": {"LG_WEBHOOK_KEY": "k", "OTHER": "o"},
+            "webhooks": {"url": {"require_https": true, "allowed_domains": ["a.example"]},
+                         "headers": {"x-key": "Bearer ${{ env.LG_WEBHOOK_KEY }}"}, "allowed_fields": ["run_id"]}}"#;
+        std::fs::write(&path, text).unwrap();
+        let rules = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap();
+        assert_eq!(rules.headers[0].1.reveal(), "Bearer k");
+        assert!(rules.refuse("http://a.example/").is_some());
+        std::fs::write(&path, text.replace("LG_WEBHOOK_KEY }}", "OTHER }}")).unwrap();
+        let refused = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap_err();
+        assert!(refused.to_string().contains("OTHER"), "{refused}");
     }
 }

@@ -36,6 +36,10 @@ impl Ready {
         let assistant = resolve(app, &request.assistant_id)?;
         let from_context = request.context.as_ref().is_some_and(|context| !context.is_empty());
         let mut admitted = request.admit(thread.is_none())?;
+        let webhook = admitted.kwargs.webhook.as_deref();
+        if let Some(refused) = webhook.and_then(|address| app.settings.webhooks.refuse(address)) {
+            return Err(AgentError::invalid(refused));
+        }
         let assistant = app
             .store
             .read(async |tx| assistants::get(tx, app.tenant, assistant).await)

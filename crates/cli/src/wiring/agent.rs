@@ -103,14 +103,20 @@ impl AgentServer {
             allow: settings.outbound_allow.clone(),
         });
         let server = given.file.server.clone();
+        let webhooks = given.file.webhooks(&config.environment)?;
         let hosting = Arc::new(Hosting::new(config, guard.clone(), given.tracing)?);
-        let graphs = match hosting.load(&given.file).await {
-            Ok(graphs) => graphs,
-            Err(why) if given.watch => {
-                tracing::error!("{why:#}; the graphs are loaded once this is mended");
-                hosting.declared(&given.file)
+        let graphs = if roles.api || roles.worker {
+            match hosting.load(&given.file).await {
+                Ok(graphs) => graphs,
+                Err(why) if given.watch => {
+                    tracing::error!("{why:#}; the graphs are loaded once this is mended");
+                    hosting.declared(&given.file)
+                }
+                Err(why) => return Err(why.context("the graphs")),
             }
-            Err(why) => return Err(why.context("the graphs")),
+        } else {
+            // The clock needs no graph.
+            hosting.declared(&given.file)
         };
         let graphs = GraphSet::new(graphs);
         // Every process that ends jobs must know how they end: also one that only takes requests.
@@ -130,7 +136,10 @@ impl AgentServer {
                 clock: Clock::system(),
                 draining: draining.clone(),
                 ops,
-                settings: surface(settings, &server),
+                settings: Surface {
+                    webhooks: webhooks.clone(),
+                    ..surface(settings, &server)
+                },
             }))
         } else {
             towpath_api::health_router(ops)
@@ -160,6 +169,7 @@ impl AgentServer {
                     // Readers in other processes find events only in the log.
                     log_all: given.redis.is_none() && roles != Roles::ALL,
                     webhook_secret: settings.agent.webhook_secret.clone(),
+                    webhooks: webhooks.clone(),
                     api_url: None,
                     thread_ttl: server.thread_ttl(),
                     keep_checkpoints: settings.agent.keep_checkpoints,

@@ -175,8 +175,8 @@ fn failed(error: &HostError) -> Failed {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` calls it")]
 pub(super) fn protocol(error: WireError) -> GraphError {
-    let error: &dyn std::error::Error = &error;
     GraphError::lost(
         "HostProtocolError",
         format!("the graph host said what cannot be read: {error}"),

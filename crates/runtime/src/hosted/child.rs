@@ -72,7 +72,7 @@ impl fmt::Debug for Launch {
 pub enum StartError {
     /// The user's code could not be loaded.
     #[error("{}", told(.0))]
-    Load(LoadError),
+    Load(Box<LoadError>),
     /// The process could not be started, or ended, or said something else.
     #[error("{0}")]
     Process(String),
@@ -267,7 +267,9 @@ async fn expect<T: serde::de::DeserializeOwned>(
     let unreadable = |error: message::WireError| StartError::Process(error.to_string());
     match frame.r#type {
         found if found == wanted => message::read(&frame.payload).map_err(unreadable),
-        Type::LOAD_ERROR => Err(StartError::Load(message::read(&frame.payload).map_err(unreadable)?)),
+        Type::LOAD_ERROR => Err(StartError::Load(Box::new(
+            message::read(&frame.payload).map_err(unreadable)?,
+        ))),
         Type(other) => Err(StartError::Process(format!(
             "the graph host sent a message of type {other:#04x} where it should have said something else"
         ))),
@@ -397,12 +399,18 @@ async fn supervise(
         tokio::select! {
             status = running.child.wait() => break status.ok(),
             ending = endings.recv(), if open => match ending {
+                // Nobody holds it any more; it may have been asked to end in its time.
+                None if deadline.is_some() => open = false,
                 Some(End::Now) | None => {
                     open = ending.is_some();
                     running.signal(Signal::SIGTERM);
                     deadline = Some(tokio::time::Instant::now() + TERM_TO_KILL);
                 }
-                Some(End::After(grace)) => deadline = Some(tokio::time::Instant::now() + grace),
+                Some(End::After(grace)) => {
+                    // Asking again gives no more time.
+                    let at = tokio::time::Instant::now() + grace;
+                    deadline = Some(deadline.map_or(at, |earlier: tokio::time::Instant| earlier.min(at)));
+                }
             },
             // Without its connection it is of no use.
             () = closed.cancelled(), if deadline.is_none() => {

@@ -459,7 +459,6 @@ pub struct Question {
     pub config: Option<Json>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
 const fn is_false(flag: &bool) -> bool {
     !*flag
 }

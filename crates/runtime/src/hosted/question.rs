@@ -80,8 +80,8 @@ fn graph_error(raised: Raised) -> GraphError {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` calls it")]
 fn unreadable(error: serde_json::Error) -> GraphError {
-    let error: &dyn std::error::Error = &error;
     GraphError::new(
         "RuntimeError",
         format!("the graph host's answer cannot be read: {error}"),
