@@ -38,6 +38,8 @@ GRAPH = """
     async def second(state):
         note("second")
         how = state.get("how")
+        if how == "exit":
+            os._exit(9)
         if how == "raise":
             raise ValueError("the second step says no")
         while how == "block" and not (FOLDER / "go").exists():
@@ -164,6 +166,15 @@ def test_a_killed_process_costs_no_step_that_was_kept(serve, project, durability
     project.go()
     assert over(client, thread, run)["status"] == "success"
     assert client.threads.get(thread)["values"]["steps"] == ["first", "second"]
+    assert [name for name, _ in project.ran()] == ["first", "second", "second"]
+
+
+def test_code_that_kills_its_process_is_not_tried_for_ever(serve, project):
+    _, client = serve(TOWPATH_AGENT_RUN_ATTEMPTS="2")
+    thread, run = begin(client, input={"how": "exit"})
+    assert over(client, thread, run)["status"] == "error"
+    message = client.threads.get(thread)["error"]["message"]
+    assert "exceeded max attempts (2)" in message and "ended with status 9" in message
     assert [name for name, _ in project.ran()] == ["first", "second", "second"]
 
 

@@ -1,5 +1,6 @@
 """What an operator can say: keys, a prefix, limits; and the agent server inside of `towpath dev`."""
 
+import os
 import pathlib
 import shutil
 import subprocess
@@ -11,7 +12,7 @@ from langgraph_sdk import get_sync_client
 from langgraph_sdk.errors import AuthenticationError
 
 from harness import Process, binary, free_address
-from world import GRAPHS, Server
+from world import GRAPHS, PYTHON, Server
 
 KEY = "agent-suite-key-0123456789abcdef0123456789"
 
@@ -61,10 +62,14 @@ def test_a_body_may_not_be_too_large(guarded):
 
 def test_a_graph_that_cannot_be_used_is_named(tmp_path):
     config = tmp_path / "langgraph.json"
-    config.write_text('{"graphs": {"mine": "./mine.py:graph"}}')
     command = [binary(), "agent", "--config", str(config), "--data-dir", str(tmp_path / "data")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "mine" in done.stderr, done.stderr
+    env = os.environ | PYTHON
+    config.write_text('{"graphs": {"mine": "./mine.ts:graph"}}')
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 2 and 'graph "mine"' in done.stderr and "JavaScript" in done.stderr, done.stderr
+    config.write_text('{"graphs": {"mine": "./mine.py:graph"}}')
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert done.returncode == 1 and 'graph "mine"' in done.stderr and "there is no file" in done.stderr, done.stderr
 
 
 def test_sqlite_is_for_one_process(tmp_path):
@@ -77,7 +82,7 @@ def test_dev_has_an_agent_server():
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-agent."))
     platform, agent = free_address(), free_address()
     command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--data-dir", str(folder / "data")]
-    process = Process("dev", [*command, "--graphs", str(GRAPHS)], {}, folder, agent)
+    process = Process("dev", [*command, "--graphs", str(GRAPHS)], PYTHON, folder, agent)
     try:
         process.ready()
         with get_sync_client(url=f"http://{agent}", api_key=None) as client:

@@ -14,6 +14,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 # The graphs of the suite, as data or as a project in another language.
 GRAPHS = pathlib.Path(os.environ.get("TOWPATH_TEST_GRAPHS") or HERE.parents[1] / "agent" / "graphs.json").resolve()
 
+# The environment of the suite has what graphs need.
+PYTHON = {"TOWPATH_AGENT_PYTHON": os.environ.get("TOWPATH_AGENT_PYTHON", sys.executable)}
+
 
 class Server:
     """An agent server with everything it stands on. `url` is one of its API processes, `urls` are all."""
@@ -28,9 +31,7 @@ class Server:
             "TOWPATH_TENANT_ID": self.tenant,
             "TOWPATH_OUTBOUND_ALLOW": "127.0.0.1",
             "TOWPATH_DATABASE_CONNECTIONS": "8",
-            # The environment of the suite has what graphs need.
-            "TOWPATH_AGENT_PYTHON": sys.executable,
-        } | (env or {})
+        } | PYTHON | (env or {})
         try:
             if layout == "cluster":
                 self.start_cluster()

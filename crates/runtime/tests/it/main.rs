@@ -5,6 +5,7 @@ mod calls;
 mod config;
 mod crash;
 mod docs;
+mod hosted;
 mod human;
 mod messages;
 mod shapes;

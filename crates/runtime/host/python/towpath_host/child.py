@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -80,6 +81,12 @@ class Child:
             await self._web.start()
             http = True
         project = self.project
+        if sys.version_info < (3, 11):
+            log.warning(
+                "Python %d.%d: langgraph cannot tell asynchronous runs what they run in before Python 3.11, so "
+                "interrupt(), get_stream_writer() and tokens of nested models do not work; use a newer one",
+                *sys.version_info[:2],
+            )
         self.connection.tell(
             Type.READY,
             0,

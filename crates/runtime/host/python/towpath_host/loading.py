@@ -41,7 +41,9 @@ def load(spec: str, folder: Path, key: str, graph: str | None = None) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
         return found
-    except LoadFailure:
+    except LoadFailure as failed:
+        failed.graph = graph
+        failed.message = f"{key}: {failed.message}"
         raise
     except AttributeError as error:
         if isinstance(error, AttributeError) and error.name in name.split(".") and error.obj is not None:
