@@ -29,7 +29,7 @@ use crate::segment::Segment;
 use crate::upload::{Blocks, Upload};
 
 /// Copied column chunks that lie together are read together, up to about so many bytes.
-const READ_BYTES: u64 = 4 << 20;
+const READ_BYTES: u64 = 1 << 20;
 /// Reads under way at once: one travels while the other is written.
 const READS: usize = 2;
 

@@ -8,8 +8,9 @@ use tokio::task::JoinSet;
 
 use crate::columnar::{Error, Result};
 
-/// Size of a part of a multipart upload in bytes. S3 wants at least 5 MiB, some stores want all parts equal.
-pub const PART_BYTES: usize = 8 << 20;
+/// Size of a part of a multipart upload in bytes: what S3 wants at least, since up to three lie in memory. Some stores
+/// want all parts equal.
+pub const PART_BYTES: usize = 5 << 20;
 
 /// Parts under way at once. One may travel while the next is filled.
 const PARTS_IN_FLIGHT: usize = 2;

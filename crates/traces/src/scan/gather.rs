@@ -13,7 +13,7 @@ use crate::schema::Selection;
 
 /// Most rows of an output batch, and about how many bytes of values it holds.
 const ROWS: usize = 4096;
-const BYTES: usize = 4 << 20;
+const BYTES: usize = 2 << 20;
 
 /// From this many rows a slice on average, copying slice by slice is quicker than picking row by row.
 const LONG_SLICES: usize = 16;

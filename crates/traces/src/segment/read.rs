@@ -24,7 +24,7 @@ use crate::schema::{at, segment_schema};
 
 /// Most rows of a decoded batch, and about how many bytes of values it holds.
 const BATCH_ROWS: usize = 4096;
-const BATCH_BYTES: usize = 4 << 20;
+const BATCH_BYTES: usize = 2 << 20;
 
 /// A row group of so many bytes of values is worth copying whatever its number of rows.
 const LARGE_BYTES: i64 = 16 << 20;

@@ -26,7 +26,7 @@ seconds = time.monotonic() - began
 used = resource.getrusage(resource.RUSAGE_SELF)
 import pathlib
 written = list(pathlib.Path(asked["to"]).rglob("*.parquet"))
-rows = duckdb.sql(f"SELECT count(*) FROM read_parquet('{asked['to']}/**/*.parquet')").fetchone()[0]
+rows = duckdb.sql(f"SELECT count(*) FROM read_parquet('{asked['to']}/**/*.parquet')").fetchall()[0][0]
 print(json.dumps({
     "rows": rows, "bytes": sum(path.stat().st_size for path in written), "seconds": seconds,
     "cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024,
