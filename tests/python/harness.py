@@ -98,7 +98,7 @@ class Process:
 class World:
     """The product running, with everything it stands on."""
 
-    def __init__(self, layout: str):
+    def __init__(self, layout: str, env=None):
         self.layout = layout
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-e2e."))
         self.tenant = str(uuid.uuid4())
@@ -116,7 +116,7 @@ class World:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test-secret",
             "AWS_REGION": "us-east-1",
-        }
+        } | (env or {})
         try:
             self.start_embedded() if layout == "embedded" else self.start_cluster(workers=2)
         except BaseException:
