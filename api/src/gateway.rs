@@ -31,8 +31,9 @@ use crate::{auth, gate, layers, metric};
 
 /// How long a request waits for a deployment that is being switched or started again.
 const HOLD: Duration = Duration::from_secs(5);
-/// How often a waiting request looks.
-const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// How long a waiting request waits before it looks again, at first and at last: many may wait.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+const LAST_LOOK: Duration = Duration::from_millis(100);
 /// Requests on their way at once, beside those of the platform. A stream counts until its head is there.
 const REQUESTS: usize = 1024;
 /// What an agent server answers to everybody.
@@ -111,20 +112,22 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
         .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
 
     let begun = Instant::now();
-    let deadline = begun + HOLD;
     let repeatable = repeatable(&request);
     let mut request = Some(request);
+    let mut patience = Patience {
+        deadline: begun + HOLD,
+        pause: FIRST_LOOK,
+    };
     loop {
-        let address = address(app, way.deployment, organization, deadline).await?;
+        let address = address(app, way.deployment, organization, &mut patience).await?;
         let connection = match upstream::connect(&address).await {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.
-            Err(error) if Instant::now() < deadline => {
-                tracing::debug!(%error, "an agent server is not there; looking again");
-                tokio::time::sleep(LOOK_EVERY).await;
+            Err(error) => {
+                tracing::debug!(%error, "an agent server is not there");
+                patience.wait().await?;
                 continue;
             }
-            Err(_) => return Err(away()),
         };
         let Some(next) = request.take() else { return Err(away()) };
         let spare = repeatable.then(|| copy(&next));
@@ -133,10 +136,10 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
             Ok(response) => return Ok(response),
             Err(error) => {
                 tracing::debug!(%error, "an agent server ended the connection before its answer");
-                match spare.filter(|_| Instant::now() < deadline) {
+                match spare {
                     Some(again) => {
                         request = Some(again);
-                        tokio::time::sleep(LOOK_EVERY).await;
+                        patience.wait().await?;
                     }
                     None => {
                         return Err(ApiError::new(
@@ -150,12 +153,30 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
     }
 }
 
+/// How long a request still waits.
+struct Patience {
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    /// Waits a moment, or refuses when it has waited long enough.
+    async fn wait(&mut self) -> Result<(), ApiError> {
+        if Instant::now() >= self.deadline {
+            return Err(away());
+        }
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LAST_LOOK);
+        Ok(())
+    }
+}
+
 /// Where the deployment is, once it is somewhere.
 async fn address(
     app: &App,
     deployment: &str,
     organization: Option<OrganizationId>,
-    deadline: Instant,
+    patience: &mut Patience,
 ) -> Result<String, ApiError> {
     loop {
         let found: Option<(Found, Option<Placement>)> = app
@@ -179,8 +200,7 @@ async fn address(
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok(address),
             (PlacementState::Down, _) => return Err(away()),
-            _ if Instant::now() >= deadline => return Err(away()),
-            _ => tokio::time::sleep(LOOK_EVERY).await,
+            _ => patience.wait().await?,
         }
     }
 }

@@ -73,6 +73,11 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/", get(async || Redirect::to("/ui/queues")))
         .route("/ui", get(async || Redirect::to("/ui/queues")))
         .route("/ui/", get(async || Redirect::to("/ui/queues")))
+        // Where `langgraph deploy` says that a deployment can be looked at.
+        .route(
+            "/o/{tenant_id}/host/deployments/{deployment_id}",
+            get(deployments::from_client),
+        )
         .route("/ui/assets/{name}", get(assets::get))
         .route("/ui/sign-in", get(gate::ask).post(gate::sign_in))
         .route("/ui/sign-out", post(gate::sign_out))

@@ -98,8 +98,9 @@ class Process:
 class World:
     """The product running, with everything it stands on."""
 
-    def __init__(self, layout: str):
-        self.layout = layout
+    def __init__(self, layout: str, env=None, first_worker=None):
+        """`env` is for every process, `first_worker` for one worker of a cluster beside that."""
+        self.layout, self.first_worker = layout, first_worker or {}
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-e2e."))
         self.tenant = str(uuid.uuid4())
         self.processes = []
@@ -116,7 +117,7 @@ class World:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test-secret",
             "AWS_REGION": "us-east-1",
-        }
+        } | (env or {})
         try:
             self.start_embedded() if layout == "embedded" else self.start_cluster(workers=2)
         except BaseException:
@@ -141,14 +142,14 @@ class World:
         self.api = free_address()
         self.serve("api", ["serve", "--role", "api"], self.api)
         for n in range(workers):
-            self.serve(f"worker-{n}", ["serve", "--role", "worker"], free_address())
+            self.serve(f"worker-{n}", ["serve", "--role", "worker"], free_address(), {} if n else self.first_worker)
         self.serve("scheduler", ["serve", "--role", "scheduler"], free_address())
         for process in self.processes:
             process.ready()
 
-    def serve(self, name, args, address):
+    def serve(self, name, args, address, env=None):
         command = [binary(), *args, "--listen", address]
-        self.processes.append(Process(name, command, self.env, self.folder, address))
+        self.processes.append(Process(name, command, self.env | (env or {}), self.folder, address))
 
     def request(self, method, path, body=None, headers=None):
         """(status, parsed body). `body` is sent as JSON unless it is bytes."""

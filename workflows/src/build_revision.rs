@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_compute::{Error, Log};
-use towpath_domain::deployment::{DeploymentStatus, RevisionStatus, Source};
+use towpath_domain::deployment::{DeploymentStatus, RevisionStatus};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId};
-use towpath_durable::{Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Again, Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::deployments::{self, Deployment};
 use towpath_store::revisions::{self, Revision};
 use towpath_store::{self as store, Tx};
@@ -133,6 +133,10 @@ impl Workflow for BuildRevision {
             Err(error) => Err(error),
         }
     }
+
+    fn again(&self) -> Again {
+        Again::Refused("the revision is over, and has told so; deploy it again, or make a new one")
+    }
 }
 
 /// One attempt at a revision.
@@ -190,14 +194,16 @@ impl Work<'_> {
     async fn refuse_image(&self, ctx: &mut Ctx) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let source = match self.revision.source {
-            Source::ExternalDocker => "external_docker",
-            _ => "internal_docker",
-        };
-        Err(Failure::fatal(format!(
+        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
+        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let why = format!(
             "no container backend is configured: this installation runs deployments as processes of its machine, and \
-             cannot start the image of the source {source}"
-        )))
+             cannot start the image of the source {}",
+            self.revision.source.as_str()
+        );
+        deploy.log().error(&why);
+        deploy.flush().await;
+        Err(Failure::fatal(why))
     }
 
     /// What an error of compute means to the job. The reason carries the last lines of what failed.

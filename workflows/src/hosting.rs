@@ -44,8 +44,8 @@ pub struct Hosting {
 pub struct Settings {
     /// Artifacts kept of each deployment, the newest first.
     pub keep_artifacts: i64,
-    /// The platform's own address, for traces of deployments.
-    pub platform_url: String,
+    /// Where deployments reach the platform, for their traces; without it they send none.
+    pub platform_url: Option<String>,
 }
 
 /// An artifact in use; it is not removed before this is dropped.
@@ -204,8 +204,6 @@ impl Hosting {
     /// What the platform tells an agent server: where its traces go, and who it is.
     fn platform_variables(&self, deployment: &Deployment, revision: RevisionId) -> Vec<(String, Secret)> {
         let mut variables = vec![
-            ("LANGSMITH_ENDPOINT", self.settings.platform_url.clone()),
-            ("LANGCHAIN_ENDPOINT", self.settings.platform_url.clone()),
             ("LANGSMITH_PROJECT", deployment.name.clone()),
             ("LANGCHAIN_PROJECT", deployment.name.clone()),
             ("LANGSMITH_TENANT_ID", deployment.tenant_id.to_string()),
@@ -217,8 +215,10 @@ impl Hosting {
             // Its database is of this workspace.
             ("TOWPATH_TENANT_ID", deployment.tenant_id.to_string()),
         ];
-        if let Some(key) = self.platform_key(deployment.id) {
+        if let (Some(url), Some(key)) = (&self.settings.platform_url, self.platform_key(deployment.id)) {
             variables.extend([
+                ("LANGSMITH_ENDPOINT", url.clone()),
+                ("LANGCHAIN_ENDPOINT", url.clone()),
                 ("LANGSMITH_API_KEY", key.reveal().to_owned()),
                 ("LANGCHAIN_API_KEY", key.reveal().to_owned()),
                 ("LANGSMITH_TRACING", "true".to_owned()),

@@ -12,7 +12,7 @@ use towpath_compute::metric;
 use towpath_domain::DeploymentId;
 use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
-use towpath_store::{deployments, revisions};
+use towpath_store::{deployments, revision_logs, revisions};
 
 use crate::World;
 use crate::hosting::Hosting;
@@ -24,8 +24,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// What has served for so long begins with short pauses again.
 const STEADY: Duration = Duration::from_secs(60);
-/// Artifacts that nothing needs are looked for this often.
+/// What nothing needs any more is looked for this often.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
+/// Lines of agent servers are kept this long.
+const LINES_KEPT: Duration = Duration::from_secs(7 * 86_400);
+/// Lines of one statement.
+const LINES: i64 = 1000;
 
 /// How often a deployment ended or did not start of late.
 struct Trouble {
@@ -57,8 +61,8 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
         }
         if pruned.elapsed() >= PRUNE_EVERY {
             pruned = Instant::now();
-            if let Err(error) = hosting.prune(&world.store).await {
-                tracing::warn!(%error, "artifacts that nothing needs stay for now");
+            if let Err(error) = prune(&world, &hosting).await {
+                tracing::warn!(%error, "artifacts and lines that nothing needs stay for now");
             }
         }
         let soonest = trouble
@@ -80,6 +84,19 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
     }
     starting.shutdown().await;
     hosting.backend.stop_all().await;
+}
+
+async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
+    hosting.prune(&world.store).await?;
+    let before = world.store.clock().now().minus(LINES_KEPT);
+    loop {
+        let gone = world
+            .store
+            .write(async |tx| revision_logs::forget(tx, before, LINES).await);
+        if gone.await.retry()? == 0 {
+            return Ok(());
+        }
+    }
 }
 
 async fn look(

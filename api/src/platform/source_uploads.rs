@@ -8,7 +8,6 @@ use http::StatusCode;
 use http::header::CONTENT_LENGTH;
 use http_body_util::BodyExt as _;
 use object_store::path::Path as Key;
-use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use towpath_domain::deployment::{DeploymentStatus, LARGEST_ARCHIVE, Source};
 use towpath_domain::{DeploymentId, Rejection, UploadId};
@@ -32,9 +31,10 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 #[derive(Default, Deserialize, utoipa::ToSchema)]
 #[schema(as = UploadWish)]
 pub struct UploadWish {
+    /// Whether it sends `upload_headers`, which it need not.
     #[serde(default, rename = "supports_upload_headers")]
-    #[schema(value_type = Option<bool>)]
-    _supports_upload_headers: IgnoredAny,
+    #[schema(rename = "supports_upload_headers")]
+    _supports_upload_headers: Option<bool>,
 }
 
 /// Where to send an archive.
@@ -188,7 +188,6 @@ fn unstored(error: &dyn std::error::Error) -> ApiError {
 /// Hand out the right to push an image.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/push-token", tag = "sources",
     params(("deployment_id" = Uuid, Path, description = "The deployment")),
-    request_body(content = Object, description = "Not looked at"),
     responses((status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn push_token(
     State(app): State<App>,

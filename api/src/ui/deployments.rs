@@ -2,6 +2,7 @@
 
 use askama::Template;
 use axum::extract::{Path, Query, State};
+use axum::response::Redirect;
 use serde::Deserialize;
 use towpath_domain::deployment::{DeploymentStatus, Level, LogKind};
 use towpath_domain::{DeploymentId, RevisionId, Timestamp};
@@ -312,6 +313,11 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
         deploy: deploy.into_iter().rev().map(said).collect(),
     };
     Ok(asked.page("Revision", HERE, &one))
+}
+
+/// Leads from where clients think the page is.
+pub(super) async fn from_client(Path((_, id)): Path<(String, DeploymentId)>) -> Redirect {
+    Redirect::to(&format!("{HERE}/{id}"))
 }
 
 /// Interrupts a revision, or deploys it again.

@@ -10,8 +10,15 @@ use crate::world::World;
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 /// Routes that are no part of the interface, each with why.
-const UNDESCRIBED: [(&str, &str); 3] = [
+const UNDESCRIBED: [(&str, &str); 7] = [
     ("/ui", "pages for people, which link to one another"),
+    (
+        "/o/{tenant_id}/host/deployments/{deployment_id}",
+        "leads to the page, from where `langgraph deploy` says it is",
+    ),
+    ("/d/{deployment}", "the gateway: what a deployment serves"),
+    ("/d/{deployment}/", "the same"),
+    ("/d/{deployment}/{*path}", "the same"),
     ("/", "leads to the pages"),
     ("/{*__private__axum_fallback}", "axum's own, for what is no route"),
 ];

@@ -103,7 +103,7 @@ fn read(file: &Path, shown: &str) -> Result<Value> {
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;
     let graphs = config.get("graphs").and_then(Value::as_object);
-    if graphs.is_none_or(|graphs| graphs.is_empty()) {
+    if graphs.is_none_or(serde_json::Map::is_empty) {
         return Err(Error::Refused(format!("graph_config_path: {shown} declares no graphs")));
     }
     Ok(config)

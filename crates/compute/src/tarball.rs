@@ -119,7 +119,7 @@ fn inside(path: &Path) -> Result<Option<PathBuf>> {
         match part {
             Component::CurDir => {}
             Component::Normal(name) if name.to_str().is_some_and(|name| !name.contains(['\\', '\0'])) => {
-                inner.push(name)
+                inner.push(name);
             }
             _ => return Err(refused()),
         }

@@ -5,6 +5,7 @@
 
 use towpath_domain::deployment::{Level, LogKind};
 use towpath_domain::{DeploymentId, LogLineId, RevisionId, TenantId, Timestamp};
+use uuid::Uuid;
 
 use crate::query::{Arg, Query};
 use crate::{Result, Tx};
@@ -175,4 +176,24 @@ pub async fn list(
     });
     query.bind(Arg::Int(limit));
     query.fetch_all(tx).await
+}
+
+/// Forgets at most `limit` lines of agent servers that were recorded before `before`, the oldest first. How many there
+/// were. Lines of builds stay as long as their revision.
+///
+/// # Errors
+/// Those of the database.
+pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
+    // Ids begin with their millisecond, so that no line but those that are old is looked at.
+    let millis = u128::from(before.micros().max(0).unsigned_abs() / 1000);
+    let first_kept = LogLineId(Uuid::from_u128(millis << 80));
+    Ok(on!(tx, |conn| sqlx::query(
+        "DELETE FROM revision_log WHERE id IN (
+             SELECT id FROM revision_log WHERE id < $1 AND kind = 'deploy' ORDER BY id LIMIT $2)"
+    )
+    .bind(first_kept)
+    .bind(limit)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?)
 }

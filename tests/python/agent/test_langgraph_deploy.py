@@ -34,7 +34,7 @@ def project(platform, request):
 
 def says(folder, version):
     graph = {"native": {"kind": "script", "channels": {"messages": "add-messages"}, "steps": [{"say": version}]}}
-    (folder / "agent.graph.json").write_text(json.dumps(graph["native"]))
+    (folder / "agent.graph.json").write_text(json.dumps(graph))
 
 
 def langgraph(platform, project, *args, endpoint=False, code=0):
@@ -56,9 +56,16 @@ def langgraph(platform, project, *args, endpoint=False, code=0):
         timeout=240,
         stdin=subprocess.DEVNULL,
     )
-    assert done.returncode == code, f"{done.stdout}\n{done.stderr}"
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{last_words(platform)}"
     assert harness.KEY not in done.stdout + done.stderr
     return done.stdout
+
+
+def last_words(platform):
+    """Why the newest revisions failed, for a test that did."""
+    found = platform.call("GET", "/v2/deployments")["resources"]
+    revisions = [platform.call("GET", f"/v2/deployments/{one['id']}/revisions")["resources"] for one in found]
+    return "\n".join(f"{one['status']}: {one['error']}" for some in revisions for one in some)
 
 
 def events(out):

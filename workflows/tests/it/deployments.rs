@@ -15,7 +15,7 @@ use towpath_domain::deployment::{
     DeploymentStatus, EnvSecret, LogKind, RevisionConfig, RevisionStatus, Source, SourceConfig,
 };
 use towpath_domain::git::Transport;
-use towpath_domain::{DeploymentId, RevisionId, Secret};
+use towpath_domain::{Clock, DeploymentId, RevisionId, Secret};
 use towpath_durable::Signal;
 use towpath_outbound::{Guard, Policy};
 use towpath_store::deployments::{self, Deployment, NewDeployment};
@@ -63,7 +63,7 @@ impl Yard {
         };
         let settings = hosting::Settings {
             keep_artifacts: 10,
-            platform_url: "http://127.0.0.1:8400".into(),
+            platform_url: Some("http://127.0.0.1:8400".into()),
         };
         let backend = Backend::Fake(Fake::default());
         let hosting = Arc::new(Hosting::new(root, backend, git, build, settings));
@@ -350,6 +350,8 @@ async fn what_fails_leaves_what_serves_and_says_why() {
             .unwrap()
             .starts_with("no container backend is configured")
     );
+    let deploy = yard.log(image, LogKind::Deploy).await;
+    assert!(deploy.contains("no container backend is configured"), "{deploy}");
     assert_eq!(yard.now().await.1, served);
 }
 
@@ -537,6 +539,28 @@ async fn a_deployment_goes_with_everything_it_had() {
     }
     assert_eq!(entries(&yard.hosting.root.artifacts()), 0);
     assert!(yard.hosting.backend.running().is_empty());
+}
+
+/// Ids of lines are made by the process's clock, which nobody stops, and so is what counts as old here.
+#[tokio::test]
+async fn lines_of_agent_servers_do_not_stay_for_ever() {
+    let yard = Yard::new().await;
+    let id = yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+    let build = yard.log(id, LogKind::Build).await;
+    assert!(yard.log(id, LogKind::Deploy).await.contains("checking"));
+    let forget = async |before| {
+        let forgotten = yard
+            .home
+            .store()
+            .write(async |tx| revision_logs::forget(tx, before, 1000).await);
+        forgotten.await.unwrap()
+    };
+    let now = Clock::system().now();
+    assert_eq!(forget(now.minus(Duration::from_secs(3600))).await, 0);
+    assert!(forget(now.plus(Duration::from_secs(3600))).await > 0);
+    assert_eq!(yard.log(id, LogKind::Deploy).await, "");
+    assert_eq!(yard.log(id, LogKind::Build).await, build);
 }
 
 /// A secret is told to the agent server and to nobody else.

@@ -68,10 +68,10 @@ pub(super) async fn find(client: &Client, given: &str) -> anyhow::Result<Value> 
     if given.parse::<Uuid>().is_ok() {
         return client.get(&format!("{PATH}/{given}"), &[]).await;
     }
-    let mut found = client.get(PATH, &[("name", given.to_owned())]).await?;
-    match found["resources"][0].take() {
+    let found = client.get(PATH, &[("name", given.to_owned())]).await?;
+    match &found["resources"][0] {
         Value::Null => Err(anyhow!("there is no deployment of that name in this workspace")),
-        deployment => Ok(deployment),
+        deployment => Ok(deployment.clone()),
     }
 }
 

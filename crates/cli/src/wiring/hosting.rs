@@ -1,7 +1,7 @@
 //! What runs deployments, in the one process of an installation that does.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,7 +106,7 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     ));
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
-        platform_url: own_url(address),
+        platform_url: platform_url(config, roles, address),
     };
     Ok(Some(Arc::new(Hosting::new(root, backend, git, build, settings))))
 }
@@ -123,12 +123,21 @@ fn program() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Where this machine reaches this process.
-fn own_url(address: SocketAddr) -> String {
-    let ip = address.ip();
-    if ip.is_unspecified() {
-        format!("http://127.0.0.1:{}", address.port())
-    } else {
-        format!("http://{address}")
+/// Where agent servers of this machine reach the platform: here, where this process answers for it, else where
+/// everybody does.
+fn platform_url(config: &Config, roles: Roles, address: SocketAddr) -> Option<String> {
+    if roles.api {
+        // Not the public one: that may not be reached from inside.
+        let own = if address.ip().is_unspecified() {
+            SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port())
+        } else {
+            address
+        };
+        return Some(format!("http://{own}"));
     }
+    let public = config.settings.public_url.clone();
+    if public.is_none() {
+        tracing::warn!("deployments send no traces: say as public_url where this platform is reached");
+    }
+    public.map(|url| url.trim_end_matches('/').to_owned())
 }

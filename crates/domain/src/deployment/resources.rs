@@ -9,7 +9,8 @@ use serde_json::{Map, Value};
 use super::DeploymentType;
 use crate::Rejection;
 
-/// CPUs, to a tenth. A whole number is written without a fraction.
+/// CPUs. A whole number is written without a fraction. As it was sent until [`ResourceSpec::filled`] takes it to a tenth:
+/// what is judged must not be rounded into its range.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
 pub struct Quantity(f64);
 
@@ -45,10 +46,9 @@ impl Serialize for Quantity {
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let number = serde_json::Number::deserialize(from)?;
-        // Rounding is for what lies in the range; a huge number must not overflow on the way to it.
         number
             .as_f64()
-            .map(|cpus| Self::new(cpus.clamp(-1e6, 1e6)))
+            .map(Self)
             .ok_or_else(|| D::Error::custom("invalid value, expected a number"))
     }
 }
@@ -95,6 +95,11 @@ macro_rules! resource_spec {
             pub const CPUS: &[&str] = &[$(stringify!($cpu)),*];
             /// Fields that are whole numbers.
             pub const WHOLES: &[&str] = &[$(stringify!($whole)),*];
+
+            /// Every number of CPUs to a tenth.
+            fn round(&mut self) {
+                $(self.$cpu = self.$cpu.map(|cpus| Quantity::new(cpus.get()));)*
+            }
 
             fn cpus(&self) -> Vec<(&'static str, Option<Quantity>)> {
                 vec![$((stringify!($cpu), self.$cpu),)*]
@@ -361,6 +366,7 @@ impl ResourceSpec {
             _ => (1.0, 1024, 1),
         };
         let mut spec = self.clone();
+        spec.round();
         let (cpu, memory) = (
             *spec.cpu.get_or_insert(Quantity::new(cpu)),
             *spec.memory_mb.get_or_insert(memory_mb),
@@ -431,6 +437,8 @@ mod tests {
         for (sent, why, field) in [
             (json!({"cpu": 0}), Why::Invalid, "r.cpu"),
             (json!({"cpu": 8.1}), Why::Invalid, "r.cpu"),
+            (json!({"cpu": 8.04}), Why::Invalid, "r.cpu"),
+            (json!({"cpu": 0.06}), Why::Invalid, "r.cpu"),
             (json!({"queue_cpu_limit": 16.1}), Why::Invalid, "r.queue_cpu_limit"),
             (json!({"memory_mb": 0}), Why::Invalid, "r.memory_mb"),
             (json!({"max_scale": 0}), Why::Invalid, "r.max_scale"),
