@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use towpath_domain::Clock;
+use towpath_domain::export::Limits;
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
@@ -66,6 +67,8 @@ pub struct Settings {
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together; more are refused with 503.
     pub ingest_memory_bytes: usize,
+    /// How many exports work at the same time.
+    pub exports: Limits,
 }
 
 impl Default for Settings {
@@ -74,6 +77,7 @@ impl Default for Settings {
             requests: 256,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
+            exports: Limits::default(),
         }
     }
 }

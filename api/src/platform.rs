@@ -62,6 +62,7 @@ fn bulk_exports() -> OpenApiRouter<App> {
         .routes(routes!(destinations::create, destinations::list))
         .routes(routes!(destinations::get, destinations::update))
         .routes(routes!(exports::create, exports::list))
+        .routes(routes!(exports::list_spawned_runs))
         .routes(routes!(exports::get, exports::update))
         .routes(routes!(exports::list_runs))
         .routes(routes!(exports::get_run))
@@ -81,7 +82,7 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(feedback::create, feedback::list))
         .routes(routes!(feedback::get, feedback::update, feedback::delete))
         .routes(routes!(sessions::create, sessions::list))
-        .routes(routes!(sessions::get, sessions::update))
+        .routes(routes!(sessions::get, sessions::update, sessions::delete))
         .routes(routes!(settings::get))
 }
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import expected
 
 TEXT, NANOS, COST = pa.string(), pa.timestamp("ns"), pa.decimal128(20, 10)
+MICROS_UTC = pa.timestamp("us", tz="UTC")
 SPECIAL = {
     "parent_run_ids": pa.list_(TEXT),
     "tags": pa.list_(TEXT),
@@ -26,13 +27,16 @@ SPECIAL = {
 }
 
 
-def files(root: pathlib.Path, export: str, tenant: str, project: str) -> list[pathlib.Path]:
+V2 = SPECIAL | {name: MICROS_UTC for name in ("start_time", "end_time", "first_token_time")}
+
+
+def files(root: pathlib.Path, export: str, tenant: str, project: str, runs="runs") -> list[pathlib.Path]:
     """The files of an export. Each has to lie at the contract's path."""
     folder = root / f"export_id={export}"
     found = sorted(folder.rglob("*.parquet"))
     for path in found:
         parts = path.relative_to(folder).parts
-        assert parts[:3] == (f"tenant_id={tenant}", f"session_id={project}", "runs"), parts
+        assert parts[:3] == (f"tenant_id={tenant}", f"session_id={project}", runs), parts
         year, month, day = (part.split("=") for part in parts[3:6])
         assert (year[0], month[0], day[0]) == ("year", "month", "day"), parts
         assert (len(year[1]), len(month[1]), len(day[1])) == (4, 2, 2), parts
@@ -44,7 +48,7 @@ def manifest(root: pathlib.Path, export: str):
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def by_pyarrow(found, columns=expected.COLUMNS) -> list[dict]:
+def by_pyarrow(found, columns=expected.COLUMNS, types=SPECIAL) -> list[dict]:
     rows = []
     for path in found:
         # One file at a time and not as a dataset: the path's keys must not add columns.
@@ -52,7 +56,7 @@ def by_pyarrow(found, columns=expected.COLUMNS) -> list[dict]:
         schema = file.schema_arrow
         assert schema.names == list(columns), schema.names
         for field in schema:
-            wanted = SPECIAL.get(field.name, TEXT)
+            wanted = types.get(field.name, TEXT)
             same = field.type == wanted or (pa.types.is_list(wanted) and pa.types.is_list(field.type))
             assert same, f"{field.name} is {field.type}, not {wanted}"
         table = file.read()

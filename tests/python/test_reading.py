@@ -137,6 +137,20 @@ def test_projects(world, client):
         client.read_project(project_id=made.id)
 
 
+def test_an_export_takes_a_filter(world, client):
+    project = f"filtered-{uuid.uuid4().hex}"
+    for number in range(4):
+        trace(client, project, number, error="boom" if number == 2 else None)
+    destination = world.file_destination(f"filtered/{uuid.uuid4().hex}")
+    range_ = ("2026-02-03T00:00:00Z", "2026-02-04T00:00:00Z")
+    wanted = 'or(neq(error, null), and(eq(metadata_key, "number"), eq(metadata_value, 1)))'
+    export = world.export(destination, world.project(project), *range_, filter=wanted)
+    ended = world.completed(export)
+    assert ended["filter"] == wanted
+    runs = world.call("GET", f"/api/v1/bulk-exports/{export}/runs")
+    assert sum(run["metadata"]["result"]["rows_written"] for run in runs) == 2
+
+
 def test_feedback(world, client):
     project = f"feedback-{uuid.uuid4().hex}"
     runs = [trace(client, project, number)[0] for number in range(2)]

@@ -131,6 +131,63 @@ def test_fewer_fields_are_the_same_values(world, recorder, prefix):
     parquet.assert_same(rows, in_the_past(wanted))
 
 
+def without_zone(row):
+    """Times of `v2_beta` say that they are UTC; those of `v1` only are."""
+    naive = {name: value.astimezone(datetime.timezone.utc).replace(tzinfo=None) for name, value in row.items()
+             if isinstance(value, datetime.datetime)}
+    return row | naive
+
+
+@pytest.mark.parametrize("compression", ["zstandard", "gzip", "snappy", "none"])
+def test_v2_beta_is_read_by_both_readers(world, recorder, prefix, compression):
+    project = f"v2-{compression}-{world.layout}"
+    send(recorder.url, world.tenant, project, "zstd", traces=2)
+    session, destination = world.project(project), world.file_destination(prefix)
+    wanted = in_the_past(expected.rows(recorder.ingested(), world.tenant, session))
+    export = world.export(destination, session, *PAST, format_version="v2_beta", compression=compression)
+    record = world.completed(export)
+    assert (record["format_version"], record["compression"]) == ("v2_beta", compression)
+    files = parquet.files(world.exports / prefix, export, world.tenant, session, "resource=runs")
+    rows = [without_zone(row) for row in parquet.by_pyarrow(files, types=parquet.V2)]
+    parquet.assert_same(rows, wanted)
+    assert {row["id"] for row in parquet.by_duckdb(files)} == wanted.keys()
+    # Every folder is a key and its value, so readers find the columns of the path by themselves.
+    parts = files[0].relative_to(world.exports / prefix).parts[:-1]
+    assert all("=" in part for part in parts), parts
+    assert parquet.manifest(world.exports / prefix, export)["format_version"] == "v2_beta"
+
+
+def test_a_schedule_makes_up_for_what_is_past(world, recorder, prefix):
+    """Three days in ranges of 24 hours, all long over: each is exported once."""
+    project = f"schedule-{world.layout}"
+    send(recorder.url, world.tenant, project, "zstd", traces=2)
+    session, destination = world.project(project), world.file_destination(prefix)
+    wanted = expected.rows(recorder.ingested(), world.tenant, session)
+    # The first range begins so that the last one that is over ends some hours ago.
+    now = datetime.datetime.now(datetime.timezone.utc).replace(minute=0, second=0, microsecond=0)
+    start = now - datetime.timedelta(hours=3 * 24 + 2)
+    body = {"bulk_export_destination_id": destination, "session_id": session, "start_time": start.isoformat()}
+    schedule = world.call("POST", "/api/v1/bulk-exports", body | {"interval_hours": 24})
+    assert (schedule["status"], schedule["end_time"], schedule["interval_hours"]) == ("RUNNING", None, 24)
+    spawned = f"/api/v1/bulk-exports?source_bulk_export_id={schedule['id']}"
+
+    def ended():
+        found = world.call("GET", spawned)
+        return found if len(found) == 3 and all(e["status"] in harness.FINAL for e in found) else None
+
+    found = harness.until("three exports to be spawned and to end", ended)
+    day = datetime.timedelta(hours=24)
+    starts = sorted(datetime.datetime.fromisoformat(export["start_time"]) for export in found)
+    assert starts == [start, start + day, start + 2 * day]
+    assert {export["status"] for export in found} == {"COMPLETED"}
+    runs = world.call("GET", f"/api/v1/bulk-exports/runs?source_bulk_export_id={schedule['id']}")
+    within = [row for row in wanted.values() if starts[0] <= row["start_time"].replace(tzinfo=datetime.timezone.utc) < starts[2] + day]
+    assert sum(run["metadata"]["result"]["rows_written"] for run in runs) == len(within)
+    cancelled = world.call("PATCH", f"/api/v1/bulk-exports/{schedule['id']}", {"status": "Cancelled"})
+    assert cancelled["status"] == "CANCELLED"
+    assert len(world.call("GET", spawned)) == 3
+
+
 def test_an_empty_range_completes_without_files(world, recorder, prefix):
     project = f"empty-{world.layout}"
     send(recorder.url, world.tenant, project, "zstd", traces=1)

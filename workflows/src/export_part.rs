@@ -10,12 +10,14 @@
 //! attempt makes it again up to the recorded row: same rows, same bytes, same name.
 
 mod file;
+mod sieve;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use towpath_domain::export::{ExportStatus, RUN_LIMIT, RUN_RETRIES, RUN_RETRY_DELAY};
+use towpath_domain::export::{Compression, ExportStatus, RUN_LIMIT, RUN_RETRIES, RUN_RETRY_DELAY};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ExportId, ExportRunId, TenantId, failpoint};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Verdict, Workflow};
@@ -24,6 +26,7 @@ use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
 use towpath_store::{self as store, Tx, segments};
+use towpath_traces::feed::Sieve;
 use towpath_traces::fold::part_ref;
 use towpath_traces::hive;
 use towpath_traces::parquet_file::{End, Feed, FileOptions, FileWritten, file_name};
@@ -80,6 +83,8 @@ struct Plan {
     selection: Selection,
     options: FileOptions,
     folder: Path,
+    /// Where not all trace runs are wanted.
+    sieve: Option<Arc<dyn Sieve>>,
 }
 
 impl Workflow for ExportPart {
@@ -114,19 +119,24 @@ impl Workflow for ExportPart {
                 destination.give_up_strays(&own).await;
             }
             let cursor: Cursor = ctx.cursor()?.unwrap_or_default();
-            let scan = Scan::new(
-                world.objects.store().clone(),
-                Request {
-                    tenant,
-                    project: plan.export.project_id,
-                    parts,
-                    range: plan.run.start_time..plan.run.end_time,
-                    after: cursor.after,
-                    selection: plan.selection.clone(),
-                },
-            );
-            self.write_files(ctx, world, &plan, &destination, Feed::new(scan), cursor)
-                .await?;
+            let request = Request {
+                tenant,
+                project: plan.export.project_id,
+                parts,
+                range: plan.run.start_time..plan.run.end_time,
+                after: cursor.after,
+                selection: plan.selection.clone(),
+            };
+            let objects = world.objects.store().clone();
+            // Only what is wanted whole and compressed as asked can be copied.
+            let feed = match (&plan.sieve, plan.export.compression) {
+                (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
+                (None, Compression::Zstandard) => Feed::splicing(objects, request, world.sizes.splice_rows),
+                (None, _) => Feed::new(Scan::new(objects, request)),
+            };
+            let place = world.heavy.place(&ctx.cancelled()).await?;
+            self.write_files(ctx, world, &plan, &destination, feed, cursor).await?;
+            drop(place);
             if destination.began_any() {
                 // One that was begun twice, because the first answer was lost.
                 destination.give_up_strays(&own).await;
@@ -174,9 +184,13 @@ impl ExportPart {
             Ok((
                 exports::get(tx, tenant, export).await?,
                 runs::get(tx, tenant, export, run).await?,
+                exports::filter(tx, tenant, export).await?,
             ))
         });
-        let (export, run) = rows.await.retry()?;
+        let (export, run, filter) = rows.await.retry()?;
+        let sieve = filter
+            .map(|filter| sieve::of(&world.store, tenant, &filter))
+            .transpose()?;
         let selection = match export.fields().fatal()? {
             Some(fields) => Selection::of(&fields.iter().map(|field| field.name()).collect::<Vec<_>>()).fatal()?,
             None => Selection::all(),
@@ -185,6 +199,7 @@ impl ExportPart {
             file_bytes: world.sizes.file_bytes,
             file_rows: world.sizes.file_rows,
             part_bytes: world.sizes.part_bytes,
+            version: export.format_version,
             ..FileOptions::new(selection.clone(), compression(export.compression))
         };
         let folder = Path::parse(&run.prefix).fatal()?;
@@ -194,6 +209,7 @@ impl ExportPart {
             selection,
             options,
             folder,
+            sieve,
         })
     }
 

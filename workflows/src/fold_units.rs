@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{mpsc, oneshot};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{JobId, ProjectId, SegmentId, TenantId, failpoint};
+use towpath_domain::{JobId, ProjectId, TenantId, failpoint};
 use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::units::Unit;
 use towpath_store::{self as store, Tx, jobs, lanes, segments, units};
-use towpath_traces::fold::{self, FoldError, Folded, Options};
+use towpath_traces::fold::{self, Folded, Options};
 use towpath_traces::wal::OnRegistered;
 
 use crate::World;
+use crate::intents;
 
 /// How long the first unit waits for company.
 const LINGER: Duration = Duration::from_secs(2);
@@ -159,14 +159,6 @@ async fn take(tx: &mut Tx<'_>, mark: JobId, bytes: i64) -> store::Result<Vec<Uni
     Ok(open)
 }
 
-/// Asks for an intent to be written down, and hears when it is.
-type Intent = (TenantId, SegmentId, String, oneshot::Sender<()>);
-
-/// The intent could not be written down; why, the job knows itself.
-#[derive(Debug, thiserror::Error)]
-#[error("the job was interrupted")]
-struct Interrupted;
-
 impl FoldUnits {
     /// How many units of the barrier are still open; `None` without a barrier.
     async fn waited_for(&self, world: &World) -> Result<Option<usize>, Failure> {
@@ -188,31 +180,11 @@ impl FoldUnits {
 
     /// Folds on the heavy runtime. Intents come back here to be written down: only the job's holder writes.
     async fn fold(&self, ctx: &mut Ctx, world: &World, units: Vec<Unit>) -> Result<Folded, Failure> {
-        let (ask, mut asked) = mpsc::channel::<Intent>(1);
         let (store, objects) = (world.store.clone(), world.objects.clone());
-        let work = world.heavy.run_local(move || async move {
-            let intend = async |tenant: TenantId, id: SegmentId, path: &Path| {
-                let (done, heard) = oneshot::channel();
-                ask.send((tenant, id, path.to_string(), done))
-                    .await
-                    .map_err(|_| Interrupted)?;
-                heard.await.map_err(|_| Interrupted)
-            };
+        let folded = intents::with(ctx, &world.heavy, self.mark, move |intend| async move {
+            let intend = async |tenant, id, path: &Path| intend.ask(tenant, id, path).await;
             fold::fold(&store, &objects, &units, &Options::default(), intend).await
         });
-        tokio::pin!(work);
-        let (mark, cancelled) = (self.mark, ctx.cancelled());
-        loop {
-            tokio::select! {
-                biased;
-                () = cancelled.cancelled() => return Err(Failure::Cancelled),
-                Some((tenant, id, path, done)) = asked.recv() => {
-                    ctx.commit(async |tx| segments::intend(tx, tenant, id, &path, Some(mark)).await).await?;
-                    // Nobody listens when the work has just failed.
-                    let _ = done.send(());
-                }
-                folded = &mut work => return folded?.map_err(|error: FoldError<Interrupted>| error).retry(),
-            }
-        }
+        folded.await?.retry()
     }
 }

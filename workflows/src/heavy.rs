@@ -4,11 +4,13 @@
 //! its own, one core smaller than the machine.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{JoinError, JoinHandle};
+use tokio_util::sync::CancellationToken;
 use towpath_durable::Failure;
 
 /// A runtime for heavy work. Dropping it lets go of whatever still runs there.
@@ -16,6 +18,7 @@ use towpath_durable::Failure;
 pub struct Heavy {
     handle: Handle,
     runtime: Option<Runtime>,
+    places: Arc<Semaphore>,
 }
 
 impl Heavy {
@@ -41,7 +44,21 @@ impl Heavy {
         Ok(Self {
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
+            places: Arc::new(Semaphore::new(threads + 1)),
         })
+    }
+
+    /// A place for work that holds much memory, as writing a file of an export does: one more than there are threads,
+    /// so that one sends while the others encode. Without it, memory would grow with the number of jobs at work.
+    ///
+    /// # Errors
+    /// [`Failure::Cancelled`] when the job is to stop while it waits.
+    pub async fn place(&self, cancelled: &CancellationToken) -> Result<OwnedSemaphorePermit, Failure> {
+        tokio::select! {
+            biased;
+            () = cancelled.cancelled() => Err(Failure::Cancelled),
+            place = Arc::clone(&self.places).acquire_owned() => place.map_err(|_| Failure::Cancelled),
+        }
     }
 
     /// Performs `work` there. Dropping the task aborts the work at its next await.

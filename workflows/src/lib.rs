@@ -7,8 +7,11 @@
 //! | job | lane | story |
 //! |---|---|---|
 //! | [`fold_units`] | `fold`, one place | open units of the write-ahead log become segments |
+//! | [`compact_day`] | `compact:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`sweep_traces`] | none | days to compact, rows to forget, objects to remove |
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
+//! | [`spawn_export`] | none | starts the export of an interval, records the next |
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
 //!
 //! And of an agent server ([`agent`]):
@@ -22,15 +25,20 @@
 
 pub mod agent;
 pub mod clean_export;
+pub mod compact_day;
+pub mod delete_project;
 pub mod export_part;
 pub mod fire_cron;
 pub mod fold_units;
 pub mod heavy;
+mod intents;
 pub mod metric;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;
+pub mod spawn_export;
 pub mod sweep_agent;
+pub mod sweep_traces;
 pub mod thread_state;
 pub mod world;
 
@@ -46,4 +54,7 @@ pub fn registry() -> Registry<World> {
         .with::<run_export::RunExport>()
         .with::<export_part::ExportPart>()
         .with::<clean_export::CleanExport>()
+        .with::<spawn_export::SpawnExport>()
+        .with::<compact_day::CompactDay>()
+        .with::<sweep_traces::SweepTraces>()
 }

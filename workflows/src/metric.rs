@@ -6,12 +6,31 @@ pub(crate) const EXPORT_ROWS: &str = "towpath_export_rows_total";
 pub(crate) const EXPORT_BYTES: &str = "towpath_export_bytes_total";
 pub(crate) const EXPORT_FILES: &str = "towpath_export_files_total";
 
+pub(crate) const PATCHES_DROPPED: &str = "towpath_pending_patches_dropped_total";
+pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
+
 /// Says what the metrics of this room mean.
 pub fn describe() {
     metrics::describe_counter!(EXPORT_ROWS, Unit::Count, "Rows in finished files of exports");
     metrics::describe_counter!(EXPORT_BYTES, Unit::Bytes, "Bytes of finished files of exports");
     metrics::describe_counter!(EXPORT_FILES, Unit::Count, "Finished files of exports");
-    for name in [EXPORT_ROWS, EXPORT_BYTES, EXPORT_FILES] {
+    metrics::describe_counter!(
+        PATCHES_DROPPED,
+        Unit::Count,
+        "Patches given up because their trace run never came"
+    );
+    metrics::describe_counter!(
+        SEGMENTS_REMOVED,
+        Unit::Count,
+        "Segments removed because their rows lie elsewhere or were deleted"
+    );
+    for name in [
+        EXPORT_ROWS,
+        EXPORT_BYTES,
+        EXPORT_FILES,
+        PATCHES_DROPPED,
+        SEGMENTS_REMOVED,
+    ] {
         metrics::counter!(name).absolute(0);
     }
 }

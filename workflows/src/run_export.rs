@@ -1,9 +1,10 @@
 //! A bulk export: plans its day partitions, waits for them, writes the manifest.
 //!
 //! ```text
-//! CREATED ─► RUNNING ─► wait: fold what is open ─► plan: pin segments, one export run per UTC day ─► wait: parts
-//!                                                                     a part ended badly ─► FAILED    │
-//!                                                                   manifest, written last ─► COMPLETED
+//! CREATED ─► RUNNING ─► wait: fold what is open ─► wait: compact closed days where that pays
+//!                       ─► plan: pin segments, one export run per UTC day ─► wait: parts
+//!                                         a part ended badly ─► FAILED    │
+//!                                       manifest, written last ─► COMPLETED
 //! ```
 //! The fold is a barrier: whatever was acknowledged before the export began is in a segment before segments are
 //! pinned. From then on all attempts of all parts read the same rows.
@@ -11,18 +12,20 @@
 mod manifest;
 mod plan;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use towpath_domain::export::{Admitted, EXPORT_LIMIT, EXPORTS_PER_WORKSPACE, ExportStatus};
+use towpath_domain::export::{Content, ExportStatus, Limits};
 use towpath_domain::job::{Ended, JobState, RetryPolicy};
-use towpath_domain::{ExportId, Rejection, TenantId, failpoint};
+use towpath_domain::{ExportId, Rejection, TenantId, Timestamp, failpoint};
 use towpath_durable::{Again, Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
 use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
 
 use crate::World;
 use crate::clean_export::{self, CleanExport};
+use crate::compact_day::CompactDay;
 use crate::export_part::ExportPart;
 use crate::fold_units::{self, Barrier, FoldUnits};
 
@@ -35,34 +38,68 @@ pub struct RunExport {
     pub export: ExportId,
 }
 
-/// Records an export and its job.
+/// Which exports of a workspace are at work.
+#[must_use]
+pub fn lane(tenant: TenantId, limits: &Limits) -> Lane {
+    Lane::new(format!("exports:{tenant}"), limits.per_workspace)
+}
+
+/// Records an export of `range` and its job.
 ///
 /// # Errors
 /// No such destination or project; those of the database.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, asked: &Admitted) -> store::Result<Export> {
+pub async fn start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    limits: &Limits,
+    content: &Content,
+    range: Range<Timestamp>,
+) -> store::Result<Export> {
+    check(tx, tenant, content).await?;
+    record(tx, tenant, limits, content, range, None).await
+}
+
+/// Whether there are such a destination and such a project.
+///
+/// # Errors
+/// A rejection that says which is missing; those of the database.
+pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
     let missing = |noun| {
         move |error| match error {
             store::Error::NotFound => Rejection::not_found(noun).into(),
             other => other,
         }
     };
-    destinations::get(tx, tenant, asked.destination)
+    destinations::get(tx, tenant, content.destination)
         .await
         .map_err(missing("destination"))?;
-    projects::get(tx, tenant, asked.project)
+    projects::get(tx, tenant, content.project)
         .await
-        .map_err(missing("tracing project"))?;
+        .map(drop)
+        .map_err(missing("tracing project"))
+}
+
+/// Records an export and its job; `source` is the schedule that spawns it.
+///
+/// # Errors
+/// [`store::Error::Conflict`] when its source has spawned one of that start before; those of the database.
+pub(crate) async fn record(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    limits: &Limits,
+    content: &Content,
+    range: Range<Timestamp>,
+    source: Option<ExportId>,
+) -> store::Result<Export> {
     let id = ExportId::new();
-    let lane = Lane::new(format!("exports:{tenant}"), EXPORTS_PER_WORKSPACE);
-    let job = towpath_durable::start(tx, &RunExport { tenant, export: id }, Start::new(tenant).lane(lane)).await?;
+    let how = Start::new(tenant).lane(lane(tenant, limits));
+    let job = towpath_durable::start(tx, &RunExport { tenant, export: id }, how).await?;
     let new = NewExport {
         id,
-        destination: asked.destination,
-        project: asked.project,
-        start_time: asked.start_time,
-        end_time: asked.end_time,
-        compression: asked.compression,
-        fields: asked.fields.as_deref(),
+        content,
+        start_time: range.start,
+        end_time: range.end,
+        source,
         job,
     };
     exports::insert(tx, tenant, new).await
@@ -103,8 +140,11 @@ impl Workflow for RunExport {
             .await
             .retry()?;
         let children = ctx.children().await?;
+        // A day that could not be compacted is exported as it is.
+        let needed = |child: &&Child| child.kind != CompactDay::KIND;
         if let Some(ended_badly) = children
             .iter()
+            .filter(needed)
             .find(|child| child.state.is_final() && child.state != JobState::Succeeded)
         {
             return self.fail(ctx, ended_badly).await;
@@ -120,7 +160,7 @@ impl Workflow for RunExport {
             ctx.commit(async |tx| {
                 exports::running(tx, tenant, id).await?;
                 // Counted from here, not from the request: waiting for a place is not the export's fault.
-                let deadline = jobs::db_now(tx).await?.plus(EXPORT_LIMIT);
+                let deadline = jobs::db_now(tx).await?.plus(world.exports.export);
                 jobs::set_deadline(tx, job, deadline).await
             })
             .await?;
@@ -145,6 +185,12 @@ impl Workflow for RunExport {
                 })
                 .await;
         }
+        if !children.iter().any(|child| child.kind == CompactDay::KIND) {
+            let days = self.worth_compacting(world, &export).await?;
+            if !days.is_empty() {
+                return self.compact_first(ctx, days).await;
+            }
+        }
         self.plan(ctx, world, &export).await
     }
 
@@ -153,13 +199,10 @@ impl Workflow for RunExport {
         let (status, error) = match ended {
             Ended::Failed(error) => (ExportStatus::Failed, Some(error)),
             Ended::Cancelled => (ExportStatus::Cancelled, None),
-            Ended::TimedOut => {
-                let hours = EXPORT_LIMIT.as_secs() / 3600;
-                (
-                    ExportStatus::TimedOut,
-                    Some(format!("the export took longer than {hours} hours")),
-                )
-            }
+            Ended::TimedOut => (
+                ExportStatus::TimedOut,
+                Some("the export took longer than an export may".to_owned()),
+            ),
         };
         exports::finish(tx, tenant, export, status, error.as_deref()).await?;
         runs::cancel_open(tx, tenant, export).await?;

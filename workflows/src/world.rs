@@ -1,7 +1,9 @@
 //! What workflows need beside their input.
 
+use std::time::Duration;
+
 use towpath_domain::TenantId;
-use towpath_domain::export::DestinationConfig;
+use towpath_domain::export::{DestinationConfig, Limits};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
 use towpath_store::sealing::{OpenError, Sealer};
@@ -26,6 +28,28 @@ pub struct World {
     pub heavy: Heavy,
     /// Sizes.
     pub sizes: Sizes,
+    /// How many exports work at the same time, and how long one may take.
+    pub exports: Limits,
+    /// What becomes of old segments.
+    pub keeping: Keeping,
+}
+
+/// How long things are kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Keeping {
+    /// Days that trace runs are kept, counted from the one they started on; `None` is for ever.
+    pub days: Option<u32>,
+    /// How long a segment that was replaced still lies there for queries that began before. Longer than the longest.
+    pub replaced: Duration,
+}
+
+impl Default for Keeping {
+    fn default() -> Self {
+        Self {
+            days: None,
+            replaced: Duration::from_secs(15 * 60),
+        }
+    }
 }
 
 /// How much is done at once.
@@ -39,6 +63,8 @@ pub struct Sizes {
     pub file_rows: u64,
     /// Bytes of a part of an upload.
     pub part_bytes: usize,
+    /// Row groups of at least so many rows are copied into an export rather than read.
+    pub splice_rows: u64,
 }
 
 impl Default for Sizes {
@@ -48,6 +74,7 @@ impl Default for Sizes {
             file_bytes: FILE_BYTES,
             file_rows: u64::MAX,
             part_bytes: towpath_traces::upload::PART_BYTES,
+            splice_rows: towpath_traces::feed::SPLICE_ROWS,
         }
     }
 }

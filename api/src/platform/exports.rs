@@ -4,11 +4,12 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use towpath_domain::export::{Compression, ExportRequest, ExportStatus, Field};
+use towpath_domain::export::{Compression, Ends, ExportRequest, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, ExportRunId, ProjectId, Rejection, TenantId, Timestamp};
 use towpath_store::exports::files::{self, ExportFile};
-use towpath_store::exports::{self, runs};
-use towpath_workflows::run_export;
+use towpath_store::exports::listing::{self, Listed};
+use towpath_store::exports::runs;
+use towpath_workflows::{run_export, spawn_export};
 
 use crate::app::App;
 use crate::auth::Tenant;
@@ -17,7 +18,7 @@ use crate::extract::{Json, Path, Query, whole};
 use crate::idempotency::{self, IdempotencyKey, Once};
 use crate::platform::names;
 
-/// A bulk export.
+/// A bulk export, or a schedule of bulk exports.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Export {
     #[schema(value_type = Uuid)]
@@ -33,20 +34,22 @@ pub struct Export {
     /// Trace runs that started at this time or later…
     #[schema(value_type = String, format = DateTime)]
     start_time: Timestamp,
-    /// … and before this one.
-    #[schema(value_type = String, format = DateTime)]
-    end_time: Timestamp,
+    /// … and before this one. A schedule has none.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    end_time: Option<Timestamp>,
     filter: Option<String>,
     #[schema(value_type = names::Format)]
     format: &'static str,
     #[schema(value_type = names::FormatVersion)]
-    format_version: &'static str,
+    format_version: FormatVersion,
     #[schema(value_type = names::CompressionName)]
     compression: Compression,
+    /// Of a schedule: how long an interval is.
     interval_hours: Option<i64>,
     /// Null is all.
     #[schema(value_type = Option<Vec<names::ExportField>>)]
     export_fields: Option<Vec<Field>>,
+    /// The schedule it was spawned from.
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
     /// Why it failed.
@@ -59,10 +62,10 @@ pub struct Export {
     finished_at: Option<Timestamp>,
 }
 
-impl TryFrom<exports::Export> for Export {
+impl TryFrom<Listed> for Export {
     type Error = ApiError;
 
-    fn try_from(row: exports::Export) -> Result<Self, ApiError> {
+    fn try_from(row: Listed) -> Result<Self, ApiError> {
         Ok(Self {
             export_fields: row.fields()?,
             id: row.id,
@@ -72,11 +75,11 @@ impl TryFrom<exports::Export> for Export {
             status: row.status,
             start_time: row.start_time,
             end_time: row.end_time,
-            filter: None,
+            filter: row.filter,
             format: "Parquet",
-            format_version: "v1",
+            format_version: row.format_version,
             compression: row.compression,
-            interval_hours: None,
+            interval_hours: row.interval_hours,
             source_bulk_export_id: row.source_bulk_export_id,
             error: row.error,
             created_at: row.created_at,
@@ -100,17 +103,17 @@ pub struct New {
     /// Required unless `interval_hours` is set.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
-    /// Refused: not available in this build.
+    /// In the filter language; absent is all trace runs. A mistake is answered with 400, which says where it is.
     filter: Option<String>,
     #[schema(value_type = Option<names::Format>)]
     format: Option<String>,
-    /// `v1`; `v2_beta` is refused: not available in this build.
+    /// `v1` is the default; `v2_beta` has times in microseconds adjusted to UTC, and folders that are all `key=value`.
     #[schema(value_type = Option<names::FormatVersion>)]
     format_version: Option<String>,
     /// `zstandard` is the default.
     #[schema(value_type = Option<names::CompressionName>)]
     compression: Option<String>,
-    /// Refused: not available in this build.
+    /// Makes it a schedule: one export for each so many hours from `start_time` on, begun ten minutes after their end.
     #[serde(default, deserialize_with = "whole")]
     #[schema(minimum = 1, maximum = 168)]
     interval_hours: Option<i64>,
@@ -166,6 +169,47 @@ impl Page {
             page => Ok(page),
         }
     }
+}
+
+/// Which exports.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct Wanted {
+    /// At most so many, 1 to 1000, which is the default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<i64>,
+    /// Skip so many.
+    #[param(minimum = 0, maximum = 1_000_000_000)]
+    offset: Option<i64>,
+    /// Those of this project.
+    #[param(value_type = Option<Uuid>)]
+    session_id: Option<ProjectId>,
+    /// Those that go to this destination.
+    #[param(value_type = Option<Uuid>)]
+    bulk_export_destination_id: Option<DestinationId>,
+    /// Those that stand so.
+    #[param(value_type = Option<names::Status>)]
+    status: Option<ExportStatus>,
+    /// Those spawned from this schedule.
+    #[param(value_type = Option<Uuid>)]
+    source_bulk_export_id: Option<ExportId>,
+}
+
+/// Which export runs.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct WantedRuns {
+    /// Those of all exports spawned from this schedule.
+    #[param(value_type = Uuid)]
+    source_bulk_export_id: ExportId,
+    /// At most so many, 1 to 1000, which is the default.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<i64>,
+    /// Skip so many.
+    #[param(minimum = 0, maximum = 1_000_000_000)]
+    offset: Option<i64>,
 }
 
 /// One UTC day of an export.
@@ -293,24 +337,41 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
         export_fields: new.export_fields,
     };
     let asked = asked.admit()?;
+    let limits = app.settings.exports;
     idempotency::once::<_, Export>(&app.store, tenant.id, keyed.as_ref(), async |tx| {
-        run_export::start(tx, tenant.id, &asked).await
+        let (content, start) = (&asked.content, asked.start_time);
+        let id = match asked.ends {
+            Ends::At(end) => run_export::start(tx, tenant.id, &limits, content, start..end).await?.id,
+            Ends::Every { hours } => spawn_export::create(tx, tenant.id, content, start, hours).await?,
+        };
+        listing::get(tx, tenant.id, id).await
     })
     .await
 }
 
-/// Bulk exports, newest first.
-#[utoipa::path(get, path = "/api/v1/bulk-exports", tag = "bulk-exports", params(Page),
+/// Bulk exports and schedules, newest first.
+#[utoipa::path(get, path = "/api/v1/bulk-exports", tag = "bulk-exports", params(Wanted),
     responses((status = 200, description = "Exports", body = Vec<Export>), ApiError))]
 pub async fn list(
     State(app): State<App>,
     tenant: Tenant,
-    Query(page): Query<Page>,
+    Query(wanted): Query<Wanted>,
 ) -> Result<Json<Vec<Export>>, ApiError> {
+    let page = Page {
+        limit: wanted.limit,
+        offset: wanted.offset,
+    };
     let (limit, offset) = page.admit()?;
+    let filter = listing::Filter {
+        id: None,
+        project: wanted.session_id,
+        destination: wanted.bulk_export_destination_id,
+        status: wanted.status,
+        source: wanted.source_bulk_export_id,
+    };
     let rows = app
         .store
-        .read(async |tx| exports::list(tx, tenant.id, limit, offset).await)
+        .read(async |tx| listing::list(tx, tenant.id, &filter, limit, offset).await)
         .await?;
     Ok(Json(rows.into_iter().map(Export::try_from).collect::<Result<_, _>>()?))
 }
@@ -323,13 +384,13 @@ pub async fn list(
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<ExportId>) -> Result<Json<Export>, ApiError> {
     let row = app
         .store
-        .read(async |tx| exports::get(tx, tenant.id, id).await)
+        .read(async |tx| listing::get(tx, tenant.id, id).await)
         .await
         .map_err(missing)?;
     Ok(Json(row.try_into()?))
 }
 
-/// Cancel a bulk export. Finished files stay, and no manifest is written.
+/// Cancel a bulk export: finished files stay, and no manifest is written. Or a schedule: what it has spawned goes on.
 #[utoipa::path(patch, path = "/api/v1/bulk-exports/{export_id}", tag = "bulk-exports",
     params(("export_id" = Uuid, Path, description = "The export")), request_body = Change,
     responses((status = 200, description = "Cancelled, now or before", body = Export),
@@ -345,7 +406,12 @@ pub async fn update(
     // Whatever is at work is told through the hints of this transaction.
     let row = app
         .store
-        .write(async |tx| run_export::cancel(tx, tenant.id, id).await)
+        .write(async |tx| {
+            if !spawn_export::cancel(tx, tenant.id, id).await? {
+                run_export::cancel(tx, tenant.id, id).await?;
+            }
+            listing::get(tx, tenant.id, id).await
+        })
         .await
         .map_err(missing)?;
     Ok(Json(row.try_into()?))
@@ -362,11 +428,44 @@ pub async fn list_runs(
     Path(id): Path<ExportId>,
 ) -> Result<Json<Vec<ExportRun>>, ApiError> {
     let read = app.store.read(async |tx| {
-        exports::get(tx, tenant.id, id).await?;
+        listing::get(tx, tenant.id, id).await?;
         Ok((
             runs::list(tx, tenant.id, id).await?,
             files::list(tx, tenant.id, id).await?,
         ))
+    });
+    let (rows, written) = read.await.map_err(missing)?;
+    Ok(Json(
+        rows.into_iter()
+            .map(|row| ExportRun::of(row, &written))
+            .collect::<Result<_, _>>()?,
+    ))
+}
+
+/// The runs of all bulk exports that a schedule has spawned, latest first.
+#[utoipa::path(get, path = "/api/v1/bulk-exports/runs", tag = "bulk-export-runs", operation_id = "spawned",
+    params(WantedRuns),
+    responses((status = 200, description = "Their runs", body = Vec<ExportRun>),
+              (status = 404, description = "No such schedule in this workspace"), ApiError))]
+pub async fn list_spawned_runs(
+    State(app): State<App>,
+    tenant: Tenant,
+    Query(wanted): Query<WantedRuns>,
+) -> Result<Json<Vec<ExportRun>>, ApiError> {
+    let page = Page {
+        limit: wanted.limit,
+        offset: wanted.offset,
+    };
+    let (limit, offset) = page.admit()?;
+    let source = wanted.source_bulk_export_id;
+    let read = app.store.read(async |tx| {
+        listing::get(tx, tenant.id, source).await?;
+        let rows = runs::list_spawned(tx, tenant.id, source, limit, offset).await?;
+        let mut written = Vec::new();
+        for row in &rows {
+            written.extend(files::of_run(tx, row.id).await?);
+        }
+        Ok((rows, written))
     });
     let (rows, written) = read.await.map_err(missing)?;
     Ok(Json(

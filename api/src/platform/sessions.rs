@@ -1,11 +1,13 @@
 //! Tracing projects, which the official clients call sessions.
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value};
 use towpath_domain::{ProjectId, Rejection, TenantId, Timestamp};
 use towpath_store::projects::{self, NewProject, Project, ProjectChange};
+use towpath_workflows::delete_project;
 use uuid::Uuid;
 
 use crate::app::App;
@@ -295,4 +297,17 @@ fn missing(error: towpath_store::Error) -> ApiError {
         towpath_store::Error::NotFound => ApiError::not_found("session"),
         error => error.into(),
     }
+}
+
+/// Delete a tracing project with its trace runs and its scheduled exports. Exports that have begun go on.
+#[utoipa::path(delete, path = "/sessions/{session_id}", tag = "sessions",
+    params(("session_id" = Uuid, Path, description = "The project")),
+    responses((status = 204, description = "Nobody sees it any more"),
+              (status = 404, description = "No such project in this workspace"), ApiError))]
+pub async fn delete(State(app): State<App>, tenant: Tenant, Path(id): Path<ProjectId>) -> Result<StatusCode, ApiError> {
+    app.store
+        .write(async |tx| delete_project::delete(tx, tenant.id, id).await)
+        .await
+        .map_err(missing)?;
+    Ok(StatusCode::NO_CONTENT)
 }

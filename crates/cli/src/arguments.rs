@@ -340,6 +340,91 @@ pub enum BenchCommand {
     Agent(BenchAgent),
     /// A server under twice the load it can take: goodput, refusals, latency.
     Overload(BenchOverload),
+    /// Exports: trace runs to Parquet files, copied and scanned, beside DuckDB where it is at hand.
+    Export(BenchExport),
+    /// Ingest: trace runs acknowledged, and folded, per second.
+    Ingest(BenchIngest),
+}
+
+/// `towpath bench export`
+#[derive(Debug, Args)]
+pub struct BenchExport {
+    /// Trace runs, on 31 days.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub rows: u64,
+    /// The share of them that has a late update in another segment.
+    #[arg(long, default_value_t = 0.3, value_parser = share)]
+    pub late: f64,
+    /// file, or s3://bucket/prefix with the usual AWS variables [default: file, in a temporary folder]
+    #[arg(long, value_name = "ADDRESS")]
+    pub destination: Option<String>,
+    /// A Python that has `duckdb`: the same rows by its COPY, in the same run [default: none]
+    #[arg(long, value_name = "PYTHON")]
+    pub peer: Option<PathBuf>,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+    /// One phase, in a process of its own.
+    #[arg(long, hide = true, value_enum, requires = "folder")]
+    pub phase: Option<ExportPhase>,
+    /// Where the phases meet.
+    #[arg(long, hide = true)]
+    pub folder: Option<PathBuf>,
+}
+
+/// A part of `towpath bench export`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExportPhase {
+    /// Makes the rows.
+    Prepare,
+    /// Copies row groups.
+    Spliced,
+    /// Copies what has the same type in `v2_beta`.
+    SplicedV2,
+    /// Copies some columns.
+    SplicedSubset,
+    /// Reads and writes every row.
+    Scanned,
+    /// Reads and writes some columns.
+    ScannedSubset,
+    /// With rows that came late.
+    Late,
+}
+
+impl ExportPhase {
+    /// As the command line has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Spliced => "spliced",
+            Self::SplicedV2 => "spliced-v2",
+            Self::SplicedSubset => "spliced-subset",
+            Self::Scanned => "scanned",
+            Self::ScannedSubset => "scanned-subset",
+            Self::Late => "late",
+        }
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected 0 to 1".to_owned()),
+    }
+}
+
+/// `towpath bench ingest`
+#[derive(Debug, Args)]
+pub struct BenchIngest {
+    /// Trace runs.
+    #[arg(long, default_value_t = 300_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub rows: u64,
+    /// Senders that each wait for their answer.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub senders: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
 }
 
 /// `towpath bench agent`

@@ -2,8 +2,11 @@
 
 mod agent;
 mod engine;
+mod export;
+mod ingest;
 mod overload;
 mod report;
+mod runs;
 mod server;
 mod workload;
 
@@ -18,5 +21,7 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Agent(options) => agent::run(&options).await,
         BenchCommand::Engine(options) => engine::run(&options).await,
         BenchCommand::Overload(options) => overload::run(&options).await,
+        BenchCommand::Export(options) => export::run(&options).await,
+        BenchCommand::Ingest(options) => ingest::run(&options).await,
     }
 }

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
+pub use environment::read as read_environment;
 pub use settings::{AgentAuth, LogFormat, Settings};
 pub use values::{Origin, Resolved};
 

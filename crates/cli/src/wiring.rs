@@ -21,6 +21,7 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
+use towpath_workflows::sweep_traces;
 
 use crate::config::Config;
 use crate::signals::Signals;
@@ -92,6 +93,7 @@ impl Server {
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {
+            sweep_traces::ensure(&store).await?;
             Some(Scheduler::start(&store, parts::scheduler(settings)).await?)
         } else {
             None

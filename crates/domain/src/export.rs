@@ -14,7 +14,7 @@ pub use destination::{
     AddressingStyle, Credentials, DestinationConfig, DestinationKind, DestinationRequest, S3Options, check_prefix,
 };
 pub use field::Field;
-pub use request::{Admitted, ExportRequest};
+pub use request::{Admitted, Content, Ends, ExportRequest};
 
 /// Export runs of one export at work at the same time.
 pub const RUNS_PER_EXPORT: u32 = 45;
@@ -28,8 +28,31 @@ pub const RUN_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 pub const RUN_RETRIES: u32 = 20;
 /// Before each retry of an export run.
 pub const RUN_RETRY_DELAY: Duration = Duration::from_secs(30);
+/// After the end of an interval of a scheduled export: what arrives a little late is in it.
+pub const SPAWN_DELAY: Duration = Duration::from_secs(10 * 60);
 /// Days one export may span: ten years. Each is a job of its own, recorded in one transaction.
 pub const MAX_DAYS: i64 = 3_660;
+
+/// How many exports and runs work at the same time, and how long an export may take. The operator may say otherwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Exports of one workspace at work at the same time.
+    pub per_workspace: u32,
+    /// Export runs of one export at work at the same time.
+    pub runs_per_export: u32,
+    /// How long an export may take, counted from when it began to run.
+    pub export: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            per_workspace: EXPORTS_PER_WORKSPACE,
+            runs_per_export: RUNS_PER_EXPORT,
+            export: EXPORT_LIMIT,
+        }
+    }
+}
 
 /// Where an export or an export run stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
@@ -115,6 +138,45 @@ impl Compression {
     }
 }
 
+/// Column types of the files, and how their folders are named.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
+#[sqlx(type_name = "text")]
+pub enum FormatVersion {
+    /// Times in nanoseconds without a zone; a folder named `runs`.
+    #[default]
+    #[serde(rename = "v1")]
+    #[sqlx(rename = "v1")]
+    V1,
+    /// Times in microseconds, adjusted to UTC; every folder is a key and a value.
+    #[serde(rename = "v2_beta")]
+    #[sqlx(rename = "v2_beta")]
+    V2Beta,
+}
+
+impl FormatVersion {
+    /// Every one, as it stands on the wire.
+    pub const NAMES: [&'static str; 2] = ["v1", "v2_beta"];
+
+    /// By its name on the wire.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "v1" => Some(Self::V1),
+            "v2_beta" => Some(Self::V2Beta),
+            _ => None,
+        }
+    }
+
+    /// As it stands in the database and in answers.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V2Beta => "v2_beta",
+        }
+    }
+}
+
 /// A piece of an export: at most one UTC day. Start inclusive, end exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
@@ -164,6 +226,16 @@ mod tests {
         ];
         assert_eq!(cut, expected);
         assert!(day_partitions(time("2026-02-02"), time("2026-02-02")).is_empty());
+    }
+
+    #[test]
+    fn versions_are_named_as_on_the_wire() {
+        for name in FormatVersion::NAMES {
+            let version = FormatVersion::parse(name).unwrap();
+            assert_eq!(version.as_str(), name);
+            assert_eq!(serde_json::to_value(version).unwrap(), name);
+        }
+        assert_eq!(FormatVersion::parse("v2"), None);
     }
 
     #[test]

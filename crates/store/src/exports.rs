@@ -1,10 +1,13 @@
-//! Bulk exports and their states. Their day partitions stand in [`runs`], what those wrote in [`files`].
+//! Bulk exports and their states. Their day partitions stand in [`runs`], what those wrote in [`files`], and what spawns
+//! exports again and again in [`scheduled`].
 
 pub mod files;
+pub mod listing;
 pub mod overview;
 pub mod runs;
+pub mod scheduled;
 
-use towpath_domain::export::{Compression, ExportStatus, Field};
+use towpath_domain::export::{Compression, Content, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, TenantId, Timestamp};
 
 use crate::{Error, Result, Tx};
@@ -28,6 +31,8 @@ pub struct Export {
     pub end_time: Timestamp,
     /// Compression of its files.
     pub compression: Compression,
+    /// Layout and column types of its files.
+    pub format_version: FormatVersion,
     /// JSON array, or absent for all; read it with [`Export::fields`].
     pub export_fields: Option<String>,
     /// The scheduled export it was spawned from.
@@ -54,12 +59,24 @@ impl Export {
     /// # Errors
     /// [`Error::Corrupt`].
     pub fn fields(&self) -> Result<Option<Vec<Field>>> {
-        self.export_fields
-            .as_deref()
-            .map(serde_json::from_str)
-            .transpose()
-            .map_err(|_| Error::corrupt("export", "export_fields", self.id))
+        fields(self.id, self.export_fields.as_deref())
     }
+}
+
+/// Reads a stored list of fields.
+fn fields(id: ExportId, stored: Option<&str>) -> Result<Option<Vec<Field>>> {
+    stored
+        .map(serde_json::from_str)
+        .transpose()
+        .map_err(|_| Error::corrupt("export", "export_fields", id))
+}
+
+/// A list of fields as it is stored.
+fn stored(id: ExportId, fields: Option<&[Field]>) -> Result<Option<String>> {
+    fields
+        .map(serde_json::to_string)
+        .transpose()
+        .map_err(|_| Error::corrupt("export", "export_fields", id))
 }
 
 /// What is recorded of an export.
@@ -67,18 +84,14 @@ impl Export {
 pub struct NewExport<'a> {
     /// Id.
     pub id: ExportId,
-    /// Where to.
-    pub destination: DestinationId,
-    /// Which tracing project.
-    pub project: ProjectId,
+    /// What is exported and where to.
+    pub content: &'a Content,
     /// First moment it covers.
     pub start_time: Timestamp,
     /// First moment it does not cover.
     pub end_time: Timestamp,
-    /// Compression of its files.
-    pub compression: Compression,
-    /// Subset of the fields.
-    pub fields: Option<&'a [Field]>,
+    /// The scheduled export that spawns it.
+    pub source: Option<ExportId>,
     /// The job that does it.
     pub job: JobId,
 }
@@ -86,30 +99,58 @@ pub struct NewExport<'a> {
 /// Records an export as `CREATED`.
 ///
 /// # Errors
-/// Those of the database.
+/// [`Error::Conflict`] when its source has spawned one of that start before; those of the database.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewExport<'_>) -> Result<Export> {
     let now = tx.now();
-    let fields = new
-        .fields
-        .map(serde_json::to_string)
-        .transpose()
-        .map_err(|_| Error::corrupt("export", "export_fields", new.id))?;
+    let fields = stored(new.id, new.content.fields.as_deref())?;
+    keep_filter(tx, tenant, new.id, new.content.filter.as_deref()).await?;
     Ok(on!(tx, |conn| sqlx::query_as(
         "INSERT INTO export (id, tenant_id, destination_id, project_id, status, start_time, end_time, compression,
-                             export_fields, job_id, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, 'CREATED', $5, $6, $7, $8, $9, $10, $10) RETURNING *"
+                             format_version, export_fields, source_bulk_export_id, job_id, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, 'CREATED', $5, $6, $7, $8, $9, $10, $11, $12, $12) RETURNING *"
     )
     .bind(new.id)
     .bind(tenant)
-    .bind(new.destination)
-    .bind(new.project)
+    .bind(new.content.destination)
+    .bind(new.content.project)
     .bind(new.start_time)
     .bind(new.end_time)
-    .bind(new.compression)
+    .bind(new.content.compression)
+    .bind(new.content.format_version)
     .bind(fields)
+    .bind(new.source)
     .bind(new.job)
     .bind(now)
     .fetch_one(conn)
+    .await)?)
+}
+
+/// Keeps the filter of an export, or of a schedule.
+async fn keep_filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, filter: Option<&str>) -> Result<()> {
+    let Some(filter) = filter else { return Ok(()) };
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO export_filter (id, tenant_id, filter) VALUES ($1, $2, $3)"
+    )
+    .bind(id)
+    .bind(tenant)
+    .bind(filter)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// The filter of an export, or of a schedule.
+///
+/// # Errors
+/// Those of the database.
+pub async fn filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<String>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT filter FROM export_filter WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_optional(conn)
     .await)?)
 }
 
@@ -124,21 +165,6 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Expo
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
-    .await)?)
-}
-
-/// Exports, newest first.
-///
-/// # Errors
-/// Those of the database.
-pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Export>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM export WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3"
-    )
-    .bind(tenant)
-    .bind(limit)
-    .bind(offset)
-    .fetch_all(conn)
     .await)?)
 }
 

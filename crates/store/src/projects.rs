@@ -126,6 +126,19 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Pro
 
 /// `None` when its name or id is taken.
 async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<Option<Project>> {
+    if let Some(id) = new.id {
+        // What comes in for a deleted project is not shown, so its id cannot be used again.
+        let gone: Option<ProjectId> = on!(tx, |conn| sqlx::query_scalar(
+            "SELECT project_id FROM project_tombstone WHERE tenant_id = $1 AND project_id = $2"
+        )
+        .bind(tenant)
+        .bind(id)
+        .fetch_optional(conn)
+        .await)?;
+        if gone.is_some() {
+            return Ok(None);
+        }
+    }
     let start = new.start_time.unwrap_or_else(|| tx.now());
     Ok(on!(tx, |conn| sqlx::query_as(
         "INSERT INTO project (id, tenant_id, name, description, extra, reference_dataset_id, start_time)
@@ -171,6 +184,36 @@ pub async fn by_name(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Op
     .bind(name)
     .fetch_optional(conn)
     .await)?)
+}
+
+/// Deletes a project and remembers that it was there: what still comes in for it is not shown. Its row groups are the
+/// caller's to retire.
+///
+/// # Errors
+/// [`Error::NotFound`], also for a project of another workspace.
+pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<()> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM project WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if gone == 0 {
+        return Err(Error::NotFound);
+    }
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO project_tombstone (tenant_id, project_id, deleted_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }
 
 /// Which projects are listed.

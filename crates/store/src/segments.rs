@@ -4,6 +4,12 @@
 //! writing ──► live ──► superseded ──► deleting ──► (row gone)
 //!    └────────────────────────────────────▲   an intent whose writer is gone
 //! ```
+//! `segment_part` holds the row groups that readers see, `segment_part_past` those that only holders of a pin still
+//! read: their rows lie in a newer segment, or were deleted. A segment none of whose row groups is seen is superseded.
+//! How row groups are replaced and removed stands in [`replace`] and [`waste`].
+
+pub mod replace;
+pub mod waste;
 
 use chrono::NaiveDate;
 use towpath_domain::{JobId, ProjectId, SegmentId, TenantId, Timestamp};
@@ -38,6 +44,8 @@ pub struct Segment {
     pub state: SegmentState,
     /// The job that wrote it.
     pub job: Option<JobId>,
+    /// Whether it is of one project and one day, sorted from end to end.
+    pub compacted: bool,
     /// Rows in it.
     pub rows: i64,
     /// Size of the object.
@@ -83,6 +91,10 @@ pub struct PlacedPart {
     pub path: String,
     /// Size of the segment's object.
     pub bytes: i64,
+    /// Whether the segment is of one project and one day, sorted from end to end.
+    pub compacted: bool,
+    /// Since when the segment is in its state; of a live one, since when it is there.
+    pub changed_at: Timestamp,
 }
 
 /// Writes down that an object is going to be written, before it is.
@@ -168,8 +180,9 @@ pub async fn live_parts(
     first: NaiveDate,
     last: NaiveDate,
 ) -> Result<Vec<PlacedPart>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes FROM segment_part p JOIN segment s ON s.id = p.segment_id
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+        "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
          WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
          ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
     )
@@ -178,7 +191,25 @@ pub async fn live_parts(
     .bind(first)
     .bind(last)
     .fetch_all(conn)
-    .await)?)
+    .await
+    })?)
+}
+
+/// Live parts of all projects of a workspace on one day.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> Result<Vec<PlacedPart>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+        "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+         WHERE p.tenant_id = $1 AND p.day = $2 AND s.state = 'live' ORDER BY p.segment_id, p.row_group",
+    )
+    .bind(tenant)
+    .bind(day)
+    .fetch_all(conn)
+    .await
+    })?)
 }
 
 /// Live segments of a workspace, newest first: where to look for a trace run of which only the id is known.
@@ -210,7 +241,8 @@ pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<V
 
 /// Pins what is live of a project from `first` to `last` day for `holder` and answers those parts. Until
 /// [`unpin`] the holder reads exactly these, whatever is folded, compacted or collected meanwhile.
-/// Asked again, a holder gets what it pinned the first time.
+/// Asked again, a holder gets what it pinned the first time. A holder pins one day: of two, one could have been
+/// replaced in a segment that the other keeps.
 ///
 /// # Errors
 /// Only what the database says.
@@ -278,9 +310,13 @@ pub async fn pinned(
     holder: Uuid,
 ) -> Result<Vec<PlacedPart>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes FROM segment_pin h
-         JOIN segment s ON s.id = h.segment_id JOIN segment_part p ON p.segment_id = h.segment_id
-         WHERE h.holder = $5 AND p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4
+        "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_pin h
+         JOIN segment s ON s.id = h.segment_id
+         JOIN (SELECT * FROM segment_part WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4
+               UNION ALL
+               SELECT * FROM segment_part_past WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4) p
+           ON p.segment_id = h.segment_id
+         WHERE h.holder = $5
          ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
     )
     .bind(tenant)

@@ -4,6 +4,9 @@
 //! transaction: segments live, units folded, patches put aside or taken up. Until that has committed nothing has
 //! happened, and a fold may be done again; what an abandoned one wrote is removed by its intents.
 //!
+//! An id names one trace run: sent again into another project it changes nothing there, and what is said of it goes to
+//! the project it came to first.
+//!
 //! Operations that say neither where nor when their trace run lies (a bare `PATCH /runs/{id}`) are placed by another
 //! operation of the same batch, else by the catalog, else they wait. A trace run that comes later takes them up.
 //!
@@ -33,7 +36,7 @@ use crate::wal::{self, Frame, unit};
 use groups::Groups;
 use places::Places;
 pub use places::{Place, locate};
-pub use record::{part_ref, record};
+pub use record::{catalog_parts, part_ref, record};
 pub use unfolded::{Unfolded, unfolded};
 
 /// How folding behaves.
@@ -215,6 +218,7 @@ async fn take_in(
     contents: Contents,
 ) -> Result<(), InnerError> {
     let mut seq = first;
+    places.meet(tenant, &contents.operations).await?;
     for operation in contents.operations {
         folded.operations += 1;
         match places.own(tenant, &operation).await? {

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! <prefix>/export_id=<export>/tenant_id=<workspace>/session_id=<project>/runs/year=2026/month=01/day=09/<file>
+//! <prefix>/export_id=<export>/tenant_id=<workspace>/session_id=<project>/resource=runs/year=2026/…      (v2_beta)
 //! <prefix>/export_id=<export>/_manifest.json
 //! ```
 //!
@@ -10,6 +11,7 @@
 
 use chrono::{Datelike, NaiveDate};
 use object_store::path::{Path, PathPart};
+use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportId, ProjectId, Rejection, TenantId};
 
 /// Longest prefix in bytes, as the hosted service has it. S3 itself takes keys of 1024 bytes at most.
@@ -71,12 +73,23 @@ impl Prefix {
 
     /// Folder of one day of an export.
     #[must_use]
-    pub fn partition(&self, export: ExportId, tenant: TenantId, project: ProjectId, day: NaiveDate) -> Path {
+    pub fn partition(
+        &self,
+        version: FormatVersion,
+        export: ExportId,
+        tenant: TenantId,
+        project: ProjectId,
+        day: NaiveDate,
+    ) -> Path {
+        let runs = match version {
+            FormatVersion::V1 => "runs",
+            FormatVersion::V2Beta => "resource=runs",
+        };
         self.child([
             format!("export_id={export}"),
             format!("tenant_id={tenant}"),
             format!("session_id={project}"),
-            "runs".to_owned(),
+            runs.to_owned(),
             format!("year={:04}", day.year()),
             format!("month={:02}", day.month()),
             format!("day={:02}", day.day()),
@@ -122,7 +135,13 @@ mod tests {
         let [export, tenant, project] = [1, 2, 3].map(Uuid::from_u128);
         let day = NaiveDate::from_ymd_opt(2026, 1, 9).unwrap();
         prefix
-            .partition(ExportId(export), TenantId(tenant), ProjectId(project), day)
+            .partition(
+                FormatVersion::V1,
+                ExportId(export),
+                TenantId(tenant),
+                ProjectId(project),
+                day,
+            )
             .to_string()
     }
 
@@ -140,6 +159,14 @@ mod tests {
         }
         let prefix = Prefix::new("p").unwrap();
         let export = ExportId(Uuid::from_u128(1));
+        let (tenant, project) = (TenantId(Uuid::from_u128(2)), ProjectId(Uuid::from_u128(3)));
+        let day = NaiveDate::from_ymd_opt(2026, 1, 9).unwrap();
+        assert_eq!(
+            prefix
+                .partition(FormatVersion::V2Beta, export, tenant, project, day)
+                .to_string(),
+            format!("p/{}", BELOW.replace("/runs/", "/resource=runs/"))
+        );
         assert_eq!(
             prefix.manifest(export).as_ref(),
             "p/export_id=00000000-0000-0000-0000-000000000001/_manifest.json"

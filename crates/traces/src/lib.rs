@@ -7,7 +7,10 @@
 pub mod accept;
 pub mod body;
 pub mod columnar;
+pub mod compact;
 pub mod derive;
+mod encoder;
+pub mod feed;
 pub mod fold;
 pub mod hive;
 pub mod json;

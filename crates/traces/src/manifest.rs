@@ -10,6 +10,7 @@ use chrono::NaiveDate;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use serde::{Deserialize, Serialize};
+use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportId, ExportRunId, ProjectId, TenantId, Timestamp};
 
 use crate::columnar::{Error, Result};
@@ -37,8 +38,8 @@ pub struct Manifest {
     pub fields: Vec<String>,
     /// File format: `Parquet`.
     pub format: String,
-    /// Types and layout: `v1`.
-    pub format_version: String,
+    /// Types and layout.
+    pub format_version: FormatVersion,
     /// Compression of every file.
     pub compression: Compression,
     /// Filter text, `null` for all trace runs.

@@ -17,6 +17,9 @@ pub(crate) const FOLDED_UNITS: &str = "towpath_folded_units_total";
 pub(crate) const SEGMENTS: &str = "towpath_segments_written_total";
 pub(crate) const SEGMENT_ROWS: &str = "towpath_segment_rows_total";
 pub(crate) const SEGMENT_BYTES: &str = "towpath_segment_bytes_total";
+pub(crate) const COMPACTED_SEGMENTS: &str = "towpath_compacted_segments_total";
+pub(crate) const COMPACTED_ROWS: &str = "towpath_compacted_rows_total";
+pub(crate) const COMPACTED_BYTES: &str = "towpath_compacted_bytes_total";
 const OBJECT_SECONDS: &str = "towpath_object_store_seconds";
 const OBJECT_ERRORS: &str = "towpath_object_store_errors_total";
 
@@ -50,6 +53,9 @@ pub fn describe() {
     metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
     metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
     metrics::describe_counter!(SEGMENT_BYTES, Unit::Bytes, "Bytes of segments written");
+    metrics::describe_counter!(COMPACTED_SEGMENTS, Unit::Count, "Segments written by compaction");
+    metrics::describe_counter!(COMPACTED_ROWS, Unit::Count, "Rows of segments written by compaction");
+    metrics::describe_counter!(COMPACTED_BYTES, Unit::Bytes, "Bytes of segments written by compaction");
     metrics::describe_histogram!(
         OBJECT_SECONDS,
         Unit::Seconds,
@@ -69,6 +75,9 @@ pub fn describe() {
         WAL_DAMAGED,
         FOLDED_OPERATIONS,
         FOLDED_UNITS,
+        COMPACTED_SEGMENTS,
+        COMPACTED_ROWS,
+        COMPACTED_BYTES,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -15,28 +15,32 @@
 //! ```
 //!
 //! With a pending file noted down, a new attempt calls `write_file(.., End::At(last key))` and completes that.
-//! Memory: one chunk, one row group and two parts of the upload, beside what the scan holds.
+//! Row groups that the feed offers whole are copied from their segments; they are fixed when segments are pinned, so
+//! the bytes stay the same. Memory: one chunk, one row group and two parts of the upload, beside what the scan holds.
 
 mod chunk;
 
 use std::sync::Arc;
 
+use arrow::datatypes::SchemaRef;
 use object_store::ObjectStore;
 use object_store::path::Path;
-use parquet::arrow::ArrowWriter;
-use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::basic::GzipLevel;
 use parquet::file::properties::WriterProperties;
 use serde::{Deserialize, Serialize};
 use towpath_domain::ExportRunId;
+use towpath_domain::export::FormatVersion;
 
-use self::chunk::{Chunk, weights};
+use self::chunk::Chunk;
+pub(crate) use self::chunk::weights;
 use crate::columnar::{Error, Result};
+use crate::encoder::Encoder;
+pub use crate::feed::Feed;
+use crate::feed::Piece;
 use crate::row::Key;
-use crate::scan::{Scan, ScanBatch};
-use crate::schema::Selection;
+use crate::schema::{Selection, convert};
 use crate::segment::{ZSTD, common_properties};
-use crate::upload::{Blocks, PART_BYTES, Upload};
+use crate::upload::{PART_BYTES, Upload};
 
 /// Most rows of a row group.
 const GROUP_ROWS: usize = 20_480;
@@ -67,6 +71,8 @@ pub struct FileOptions {
     pub selection: Selection,
     /// Compression.
     pub compression: Compression,
+    /// Column types.
+    pub version: FormatVersion,
     /// Size in bytes at which a file ends and the next begins.
     pub file_bytes: u64,
     /// Rows after which a file ends, whatever its size.
@@ -82,6 +88,7 @@ impl FileOptions {
         Self {
             selection,
             compression,
+            version: FormatVersion::V1,
             file_bytes: FILE_BYTES,
             file_rows: u64::MAX,
             part_bytes: PART_BYTES,
@@ -125,37 +132,6 @@ pub struct Progress {
     pub rows: u64,
     /// Encoded bytes of it, those of the row group in the making estimated.
     pub bytes: u64,
-}
-
-/// A scan of which rows can be handed back, so that the next file begins where this one ended.
-pub struct Feed {
-    scan: Scan,
-    left: Option<ScanBatch>,
-}
-
-impl Feed {
-    /// Rows of this scan.
-    #[must_use]
-    pub const fn new(scan: Scan) -> Self {
-        Self { scan, left: None }
-    }
-
-    async fn next(&mut self) -> Result<Option<ScanBatch>> {
-        match self.left.take() {
-            Some(batch) => Ok(Some(batch)),
-            None => self.scan.next().await,
-        }
-    }
-
-    fn give_back(&mut self, mut batch: ScanBatch, used: usize) {
-        if used < batch.keys.len() {
-            let rows = batch.rows.slice(used, batch.keys.len() - used);
-            self.left = Some(ScanBatch {
-                rows,
-                keys: batch.keys.split_off(used),
-            });
-        }
-    }
 }
 
 /// A file all of whose bytes are at the store, or in the one buffer that will be PUT, but which is not visible yet.
@@ -224,7 +200,7 @@ pub async fn write_file(
 ) -> Result<Option<SealedFile>> {
     let upload = Upload::new(store, path).with_part_bytes(options.part_bytes);
     let mut file = File::new(upload, options)?;
-    let ended = file.fill(feed, options, end, progress).await;
+    let ended = file.fill(feed, end, progress).await;
     let last = match (ended, file.last, end) {
         (Err(error), _, _) => {
             file.upload.abort().await;
@@ -242,40 +218,53 @@ pub async fn write_file(
     file.finish(last).await.map(Some)
 }
 
-struct File {
-    encoder: ArrowWriter<Blocks>,
+struct File<'a> {
+    options: &'a FileOptions,
+    schema: SchemaRef,
+    encoder: Encoder,
     upload: Upload,
     chunk: Chunk,
     rows: u64,
     last: Option<Key>,
 }
 
-impl File {
-    fn new(upload: Upload, options: &FileOptions) -> Result<Self> {
-        // Plain Parquet types only; an embedded Arrow schema would say nothing more.
-        let how = ArrowWriterOptions::new()
-            .with_properties(options.properties())
-            .with_skip_arrow_metadata(true);
-        let schema = options.selection.schema();
-        let encoder = ArrowWriter::try_new_with_options(Blocks::default(), schema.clone(), how)?;
+impl<'a> File<'a> {
+    fn new(upload: Upload, options: &'a FileOptions) -> Result<Self> {
+        let schema = options.selection.schema_of(options.version);
         Ok(Self {
-            encoder,
+            options,
+            encoder: Encoder::new(schema.clone(), options.properties())?,
+            schema,
             upload,
-            chunk: Chunk::new(schema),
+            chunk: Chunk::new(options.selection.schema()),
             rows: 0,
             last: None,
         })
     }
 
     /// Takes rows until the file ends; what is not taken goes back.
-    async fn fill(
-        &mut self,
-        feed: &mut Feed,
-        options: &FileOptions,
-        end: End,
-        progress: &mut (dyn FnMut(Progress) + Send),
-    ) -> Result<()> {
-        while let Some(batch) = feed.next().await? {
+    async fn fill(&mut self, feed: &mut Feed, end: End, progress: &mut (dyn FnMut(Progress) + Send)) -> Result<()> {
+        while let Some(piece) = feed.next().await? {
+            let batch = match piece {
+                Piece::Rows(batch) => batch,
+                Piece::Group(group) => {
+                    if matches!(end, End::At(target) if group.last > target) {
+                        feed.give_back(Piece::Group(group));
+                        return Ok(());
+                    }
+                    self.encode_chunk().await?;
+                    let (selection, version) = (&self.options.selection, self.options.version);
+                    self.encoder
+                        .splice(&group.segment, group.row_group, selection, version, &mut self.upload)
+                        .await?;
+                    self.rows += group.rows;
+                    self.last = Some(group.last);
+                    if self.pause(end, progress) {
+                        return Ok(());
+                    }
+                    continue;
+                }
+            };
             let wanted = match end {
                 End::Roll => batch.keys.len(),
                 End::At(target) => batch.keys.partition_point(|key| *key <= target),
@@ -290,30 +279,36 @@ impl File {
                 self.last = Some(batch.keys[used - 1]);
                 if self.chunk.is_full() {
                     self.encode_chunk().await?;
-                    progress(Progress {
-                        rows: self.rows,
-                        bytes: self.bytes(),
-                    });
-                    let rolls = self.bytes() >= options.file_bytes || self.rows >= options.file_rows;
-                    if rolls && end == End::Roll {
-                        feed.give_back(batch, used);
+                    if self.pause(end, progress) {
+                        feed.give_back(Piece::Rows(batch.after(used)));
                         return Ok(());
                     }
                 }
             }
-            let ended = wanted < batch.keys.len() || matches!(end, End::At(target) if self.last == Some(target));
-            feed.give_back(batch, wanted);
-            if ended {
+            if wanted < batch.keys.len() {
+                feed.give_back(Piece::Rows(batch.after(wanted)));
+                return Ok(());
+            }
+            if matches!(end, End::At(target) if self.last == Some(target)) {
                 return Ok(());
             }
         }
         Ok(())
     }
 
+    /// Tells how far the file is, and whether it ends here.
+    fn pause(&self, end: End, progress: &mut (dyn FnMut(Progress) + Send)) -> bool {
+        let bytes = self.encoder.bytes();
+        progress(Progress { rows: self.rows, bytes });
+        match end {
+            End::Roll => bytes >= self.options.file_bytes || self.rows >= self.options.file_rows,
+            End::At(target) => self.last == Some(target),
+        }
+    }
+
     async fn finish(mut self, last: Key) -> Result<SealedFile> {
         self.encode_chunk().await?;
-        self.encoder.finish()?;
-        self.send().await?;
+        self.encoder.finish(&mut self.upload).await?;
         self.upload.seal().await?;
         Ok(SealedFile {
             upload: self.upload,
@@ -326,21 +321,13 @@ impl File {
         let Some(rows) = self.chunk.finish()? else {
             return Ok(());
         };
-        self.encoder.write(&rows)?;
-        if self.encoder.in_progress_rows() >= GROUP_ROWS || self.encoder.in_progress_size() >= GROUP_BYTES {
-            self.encoder.flush()?;
-            self.send().await?;
+        self.encoder
+            .write(&convert(rows, &self.schema, self.options.version)?)?;
+        if self.encoder.open_rows() >= GROUP_ROWS || self.encoder.open_bytes() >= GROUP_BYTES {
+            self.encoder.flush(&mut self.upload).await?;
         }
         // Encoding holds the thread; this is where a cancelled caller gets a word in.
         tokio::task::yield_now().await;
         Ok(())
-    }
-
-    async fn send(&mut self) -> Result<()> {
-        self.encoder.inner_mut().send(&mut self.upload).await
-    }
-
-    fn bytes(&self) -> u64 {
-        (self.encoder.bytes_written() + self.encoder.in_progress_size()) as u64
     }
 }

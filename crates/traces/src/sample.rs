@@ -364,6 +364,12 @@ impl Run {
 }
 
 /// One part as the Python client writes it.
+/// A body compressed as the Python client does it.
+#[must_use]
+pub fn as_zstd(plain: &[u8]) -> Bytes {
+    packed(plain, zstd).into()
+}
+
 fn part(to: &mut Vec<u8>, name: &str, data: &str) {
     write!(
         to,

@@ -25,7 +25,7 @@ use self::gather::Gather;
 use self::head::{Head, Window};
 use crate::columnar::Result;
 use crate::row::{Key, Row};
-use crate::schema::{EXPORTED, Selection, at};
+use crate::schema::{Selection, at};
 use crate::segment::Segment;
 
 /// A row group to read, as the catalog knows it.
@@ -65,6 +65,16 @@ pub struct ScanBatch {
     pub rows: RecordBatch,
     /// Where each of the rows stands; as long as `rows`.
     pub keys: Vec<Key>,
+}
+
+impl ScanBatch {
+    /// Without its first `used` rows.
+    pub(crate) fn after(mut self, used: usize) -> Self {
+        Self {
+            rows: self.rows.slice(used, self.keys.len() - used),
+            keys: self.keys.split_off(used),
+        }
+    }
 }
 
 /// A running scan.
@@ -288,6 +298,6 @@ fn columns(selection: &Selection, overlaps: bool) -> Vec<usize> {
     }
     columns.sort_unstable();
     columns.dedup();
-    debug_assert!(columns[0] == at::ID && selection.positions().iter().all(|column| *column < EXPORTED));
+    debug_assert!(columns[0] == at::ID);
     columns
 }

@@ -7,8 +7,11 @@
 
 use std::sync::{Arc, LazyLock};
 
-use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit};
+use arrow::array::{ArrayRef, AsArray, RecordBatch, TimestampMicrosecondArray};
+use arrow::datatypes::{DataType, Field, FieldRef, Schema, SchemaRef, TimeUnit, TimestampNanosecondType};
+use arrow::error::ArrowError;
 use towpath_domain::Rejection;
+use towpath_domain::export::FormatVersion;
 
 use crate::derive::{COST_PRECISION, COST_SCALE};
 
@@ -56,6 +59,7 @@ pub(crate) mod at {
     pub const TRACE_ID: usize = 3;
     pub const PARENT_RUN_ID: usize = 4;
     pub const PARENT_RUN_IDS: usize = 5;
+    pub const START_TIME: usize = 9;
     pub const END_TIME: usize = 10;
     pub const STATUS: usize = 11;
     pub const IS_ROOT: usize = 12;
@@ -70,6 +74,11 @@ pub(crate) mod at {
     pub const SORT_TIME: usize = 29;
     pub const SEQ: usize = 30;
     pub const PROVENANCE: usize = 33;
+}
+
+/// Whether the column at this position has another type in `v2_beta` files than in `v1` files and in segments.
+pub(crate) const fn differs_in_v2(position: usize) -> bool {
+    matches!(position, at::START_TIME | at::END_TIME | at::FIRST_TOKEN_TIME)
 }
 
 /// What `trace_tier` says: there is one tier, and rows stay.
@@ -147,6 +156,15 @@ pub fn segment_schema() -> SchemaRef {
     SEGMENT_SCHEMA.clone()
 }
 
+/// A time in `v2_beta`: what Spark, BigQuery and Athena read.
+fn time_v2(name: &str) -> Field {
+    Field::new(
+        name,
+        DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into())),
+        true,
+    )
+}
+
 /// Which of the 29 columns an export has, in the contract's order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selection(Vec<usize>);
@@ -189,29 +207,97 @@ impl Selection {
         Ok(Self(columns))
     }
 
-    /// Names in order.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.0.iter().map(|at| EXPORT_FIELDS[*at])
+    /// These positions, which ascend.
+    pub(crate) const fn at(positions: Vec<usize>) -> Self {
+        Self(positions)
     }
 
-    /// Schema of a file with these columns.
+    /// Everything a segment has: for writing its rows again.
+    pub(crate) fn stored() -> Self {
+        Self((0..SEGMENT_SCHEMA.fields().len()).collect())
+    }
+
+    /// Names in order.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|at| SEGMENT_SCHEMA.field(*at).name().as_str())
+    }
+
+    /// Schema of these columns as segments and `v1` files have them.
     #[must_use]
     pub fn schema(&self) -> SchemaRef {
-        let schema = EXPORT_SCHEMA
+        let schema = SEGMENT_SCHEMA
             .project(&self.0)
             .expect("positions come from the list of fields");
         Arc::new(schema)
     }
 
-    /// Positions among the 29, ascending.
+    /// Schema of a file with these columns.
+    #[must_use]
+    pub fn schema_of(&self, version: FormatVersion) -> SchemaRef {
+        let schema = self.schema();
+        if version == FormatVersion::V1 {
+            return schema;
+        }
+        let fields = self.0.iter().zip(schema.fields()).map(|(at, field)| {
+            if differs_in_v2(*at) {
+                Arc::new(time_v2(field.name()))
+            } else {
+                Arc::clone(field)
+            }
+        });
+        Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+    }
+
+    /// Positions in a segment, ascending.
     pub(crate) fn positions(&self) -> &[usize] {
         &self.0
+    }
+}
+
+/// The columns of a batch with the types of `version`.
+pub(crate) fn convert(
+    rows: RecordBatch,
+    schema: &SchemaRef,
+    version: FormatVersion,
+) -> Result<RecordBatch, ArrowError> {
+    if version == FormatVersion::V1 {
+        return Ok(rows);
+    }
+    let columns = rows.columns().iter().map(converted).collect();
+    RecordBatch::try_new(Arc::clone(schema), columns)
+}
+
+/// Nanoseconds to microseconds: values are whole microseconds, so nothing is lost. Other columns stay.
+fn converted(column: &ArrayRef) -> ArrayRef {
+    match column.as_primitive_opt::<TimestampNanosecondType>() {
+        Some(nanos) => {
+            let micros: TimestampMicrosecondArray = nanos.unary(|nanos| nanos.div_euclid(1000));
+            Arc::new(micros.with_timezone("UTC"))
+        }
+        None => Arc::clone(column),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_v2_are_whole_microseconds_with_a_zone() {
+        let selection = Selection::of(&["id", "start_time", "end_time"]).unwrap();
+        let schema = selection.schema_of(FormatVersion::V2Beta);
+        let utc = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+        let types: Vec<_> = schema.fields().iter().map(|field| field.data_type().clone()).collect();
+        assert_eq!(types, [DataType::Utf8, utc.clone(), utc]);
+        let ids: ArrayRef = Arc::new(arrow::array::StringArray::from(vec!["a", "b"]));
+        let times = || -> ArrayRef { Arc::new(arrow::array::TimestampNanosecondArray::from(vec![Some(-2_000), None])) };
+        let rows = RecordBatch::try_new(selection.schema(), vec![ids, times(), times()]).unwrap();
+        let rows = convert(rows, &schema, FormatVersion::V2Beta).unwrap();
+        let micros = rows
+            .column(1)
+            .as_primitive::<arrow::datatypes::TimestampMicrosecondType>();
+        assert_eq!(micros.iter().collect::<Vec<_>>(), [Some(-2), None]);
+    }
 
     #[test]
     fn positions_are_those_of_the_schema() {
@@ -223,6 +309,7 @@ mod tests {
             (at::TRACE_ID, "trace_id"),
             (at::PARENT_RUN_ID, "parent_run_id"),
             (at::PARENT_RUN_IDS, "parent_run_ids"),
+            (at::START_TIME, "start_time"),
             (at::END_TIME, "end_time"),
             (at::STATUS, "status"),
             (at::IS_ROOT, "is_root"),

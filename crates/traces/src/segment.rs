@@ -22,6 +22,7 @@ use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 pub use locate::Located;
 pub use read::{Batches, Segment};
+pub(crate) use write::properties;
 pub use write::{SegmentWriter, write};
 
 /// Most rows of a row group.

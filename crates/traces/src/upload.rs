@@ -1,6 +1,6 @@
 //! One object written piece by piece with bounded memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
@@ -165,33 +165,37 @@ impl Upload {
 }
 
 /// What an encoder writes into between two awaits: blocks, since one growing buffer would for a moment hold everything
-/// twice.
-#[derive(Debug, Default)]
-pub(crate) struct Blocks(Vec<Vec<u8>>);
+/// twice. Clones share them, so that what one half-written row group has made so far can be sent already.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Blocks(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Blocks {
     const BYTES: usize = 1 << 20;
 
     /// Hands everything on to an upload, block by block.
-    pub(crate) async fn send(&mut self, upload: &mut Upload) -> Result<()> {
-        for block in std::mem::take(&mut self.0) {
+    pub(crate) async fn send(&self, upload: &mut Upload) -> Result<()> {
+        let blocks = std::mem::take(&mut *self.lock());
+        for block in blocks {
             upload.write(&block).await?;
         }
         Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl std::io::Write for Blocks {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self
-            .0
+        let mut blocks = self.lock();
+        let full = blocks
             .last()
-            .is_none_or(|block| block.len() + bytes.len() > Self::BYTES)
-        {
-            self.0
-                .push(Vec::with_capacity(Self::BYTES.min(bytes.len().max(64 << 10))));
+            .is_none_or(|block| block.len() + bytes.len() > Self::BYTES);
+        if full {
+            blocks.push(Vec::with_capacity(Self::BYTES.min(bytes.len().max(64 << 10))));
         }
-        if let Some(block) = self.0.last_mut() {
+        if let Some(block) = blocks.last_mut() {
             block.extend_from_slice(bytes);
         }
         Ok(bytes.len())

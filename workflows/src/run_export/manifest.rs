@@ -64,7 +64,7 @@ impl RunExport {
             end_time: export.end_time,
             fields: fields.iter().map(|field| field.name().to_owned()).collect(),
             format: "Parquet".to_owned(),
-            format_version: "v1".to_owned(),
+            format_version: export.format_version,
             compression: compression(export.compression),
             filter: None,
             rows: 0,

@@ -150,6 +150,104 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes() {
+    let home = Home::empty(1).await;
+    home.send(0..DAY_ROWS, Which::Posts).await;
+    // The posts are folded before the patches come, so the two lie in different segments.
+    home.export(1).await;
+    home.drain().await;
+    home.send(0..DAY_ROWS, Which::Patches).await;
+    let export = home
+        .export_as(|asked| {
+            asked.filter = Some("and(eq(status, \"success\"), in(run_type, [\"llm\", \"tool\"]))".to_owned());
+            asked.export_fields = Some(vec!["id".to_owned(), "name".to_owned()]);
+        })
+        .await;
+    home.drain().await;
+    assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    let mut ids: Vec<String> = Vec::new();
+    for file in home.files(export).values() {
+        for batch in batches(file) {
+            let schema = batch.schema();
+            let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            assert_eq!(names, ["id", "name"]);
+            let column = batch.column(0).as_string::<i32>();
+            ids.extend(column.iter().map(|id| id.unwrap().to_owned()));
+        }
+    }
+    let project = home.project().await;
+    let text = |text: &str| Cell::Text(text.to_owned());
+    let mut wanted = Vec::new();
+    for index in 0..DAY_ROWS {
+        let run = home.sample.expected(index, home.tenant, project);
+        let columns: HashMap<_, _> = run.columns.into_iter().collect();
+        let kind = &columns["run_type"];
+        if columns["status"] == text("success") && (*kind == text("llm") || *kind == text("tool")) {
+            wanted.push(run.id.to_string());
+        }
+    }
+    assert!(!wanted.is_empty() && (wanted.len() as u64) < DAY_ROWS);
+    ids.sort();
+    wanted.sort();
+    assert_eq!(ids, wanted);
+    assert_eq!(home.manifest(export).unwrap()["rows"], wanted.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn v2_beta_has_times_in_utc_and_a_folder_of_keys_and_values() {
+    let home = Home::new(2).await;
+    let plain = home.export(2).await;
+    let rich = home
+        .export_as(|asked| {
+            asked.end_time = Some(time("2026-03-03"));
+            asked.format_version = Some("v2_beta".to_owned());
+        })
+        .await;
+    home.drain().await;
+    for run in home.runs(rich).await {
+        assert!(
+            run.prefix.contains("/resource=runs/year=2026/month=03/day=0"),
+            "{}",
+            run.prefix
+        );
+    }
+    assert_eq!(home.manifest(rich).unwrap()["format_version"], "v2_beta");
+    assert_eq!(home.manifest(plain).unwrap()["format_version"], "v1");
+    let (plain, rich) = (home.files(plain), home.files(rich));
+    assert_eq!(plain.len(), 4);
+    assert!(plain.keys().eq(rich.keys()));
+    for (plain, rich) in plain.values().zip(rich.values()) {
+        let schema = batches(rich)[0].schema();
+        for name in ["start_time", "end_time", "first_token_time"] {
+            let utc = DataType::Timestamp(arrow::datatypes::TimeUnit::Microsecond, Some("UTC".into()));
+            assert_eq!(schema.field_with_name(name).unwrap().data_type(), &utc);
+        }
+        let (plain, rich) = (batches(plain), batches(rich));
+        assert_eq!(plain.len(), rich.len());
+        for (plain, rich) in plain.iter().zip(&rich) {
+            for (name, plain) in plain
+                .schema()
+                .fields()
+                .iter()
+                .map(|field| field.name())
+                .zip(plain.columns())
+            {
+                let rich = rich.column_by_name(name).unwrap();
+                match plain.as_primitive_opt::<TimestampNanosecondType>() {
+                    Some(nanos) => {
+                        let micros = rich.as_primitive::<arrow::datatypes::TimestampMicrosecondType>();
+                        let expected = nanos.iter().map(|nanos| nanos.map(|nanos| nanos / 1000));
+                        assert!(micros.iter().eq(expected), "{name}");
+                    }
+                    None => assert_eq!(plain, rich, "{name}"),
+                }
+            }
+        }
+    }
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_comes_after_planning_is_for_the_next_export() {
     let home = Home::empty(1).await;
     home.send(0..100, Which::Posts).await;

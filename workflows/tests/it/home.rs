@@ -1,14 +1,16 @@
 //! One workspace with trace runs, and hands to perform its jobs.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::ops::Range;
+use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tokio::sync::watch;
-use towpath_domain::export::{Compression, DestinationConfig, DestinationKind, ExportRequest};
+use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
 use towpath_domain::{Clock, DestinationId, ExportId, ProjectId, TenantId, Timestamp, WorkerId};
 use towpath_durable::{Claimed, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy, Settings};
@@ -23,8 +25,8 @@ use towpath_traces::objects::Objects;
 use towpath_traces::sample::{Plan, Sample, Which};
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::heavy::Heavy;
-use towpath_workflows::world::Sizes;
-use towpath_workflows::{World, fold_units, registry, run_export};
+use towpath_workflows::world::{Keeping, Sizes};
+use towpath_workflows::{World, fold_units, registry, run_export, spawn_export};
 
 use crate::s3::S3;
 
@@ -117,6 +119,8 @@ impl Home {
                 part_bytes: 12 << 10,
                 ..Sizes::default()
             },
+            exports: export::Limits::default(),
+            keeping: Keeping::default(),
         };
         let s3 = S3::start().await;
         let tenant = TenantId::new();
@@ -207,6 +211,36 @@ impl Home {
     }
 
     pub async fn export_as(&self, change: impl FnOnce(&mut ExportRequest)) -> ExportId {
+        let asked = self.admitted(change).await;
+        let Ends::At(end) = asked.ends else {
+            panic!("an export of one range")
+        };
+        let limits = self.world.exports;
+        self.store()
+            .write(async |tx| run_export::start(tx, self.tenant, &limits, &asked.content, asked.start_time..end).await)
+            .await
+            .unwrap()
+            .id
+    }
+
+    /// Starts a schedule from this time on.
+    pub async fn schedule(&self, from: &str, hours: i64) -> ExportId {
+        let asked = self
+            .admitted(|asked| {
+                (asked.start_time, asked.end_time) = (time(from), None);
+                asked.interval_hours = Some(hours);
+            })
+            .await;
+        let Ends::Every { hours } = asked.ends else {
+            panic!("a schedule")
+        };
+        self.store()
+            .write(async |tx| spawn_export::create(tx, self.tenant, &asked.content, asked.start_time, hours).await)
+            .await
+            .unwrap()
+    }
+
+    async fn admitted(&self, change: impl FnOnce(&mut ExportRequest)) -> Admitted {
         let mut asked = ExportRequest {
             destination: self.destination,
             project: self.project().await,
@@ -220,13 +254,7 @@ impl Home {
             export_fields: None,
         };
         change(&mut asked);
-        let asked = asked.admit().unwrap();
-        assert!(asked.fields.is_some() || asked.compression == Compression::Zstandard);
-        self.store()
-            .write(async |tx| run_export::start(tx, self.tenant, &asked).await)
-            .await
-            .unwrap()
-            .id
+        asked.admit().unwrap()
     }
 
     pub async fn cancel(&self, export: ExportId) -> towpath_store::Result<Export> {
@@ -331,6 +359,28 @@ impl Home {
                 work.await;
             }
         }
+    }
+
+    /// Performs `job` and lets go of it after it was looked at so many times: as if its worker were killed there.
+    /// Whether that came before its end.
+    pub async fn perform_for(&self, job: Claimed, polls: usize) -> bool {
+        let (_tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        let mut work = Box::pin(work);
+        let mut left = polls;
+        std::future::poll_fn(move |cx| {
+            if left == 0 {
+                return Poll::Ready(true);
+            }
+            left -= 1;
+            match work.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(false),
+                // Not once more: dropped right here, with whatever it waits for still under way.
+                Poll::Pending if left == 0 => Poll::Ready(true),
+                Poll::Pending => Poll::Pending,
+            }
+        })
+        .await
     }
 
     /// What a process does that comes after one that was killed.

@@ -2,6 +2,7 @@
 //! can interrupt each at any call.
 
 mod cancelling;
+mod compacting;
 mod drills;
 mod exports;
 mod failing;
@@ -11,3 +12,4 @@ mod postgres;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
+mod scheduling;

@@ -78,6 +78,29 @@ impl Child {
         Ok(key.trim().to_owned())
     }
 
+    /// Its number, while it lives.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.id()
+    }
+
+    /// Bytes of the files below a folder of its data.
+    pub(super) fn stored(&self, folder: &str) -> anyhow::Result<u64> {
+        let mut bytes = 0;
+        let mut folders = vec![self.folder.path().join(DATA).join(folder)];
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).with_context(|| folder.display().to_string())? {
+                let entry = entry?;
+                let about = entry.metadata()?;
+                if about.is_dir() {
+                    folders.push(entry.path());
+                } else {
+                    bytes += about.len();
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
     /// Resident memory in MB, where the system tells.
     pub(super) fn memory_mb(&self) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()?)).ok()?;
@@ -98,4 +121,16 @@ impl Child {
         }
         Ok(())
     }
+}
+
+/// CPU time of a process so far in seconds, where the system tells; `self` is this one.
+pub(super) fn cpu_seconds(pid: &str) -> Option<f64> {
+    /// Of Linux on every machine it runs on today.
+    const TICKS: f64 = 100.0;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name of the program stands in brackets and may hold anything.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
+    let user: f64 = fields.next()?.parse().ok()?;
+    let system: f64 = fields.next()?.parse().ok()?;
+    Some((user + system) / TICKS)
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use towpath_domain::export::Limits;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
 
@@ -49,6 +50,10 @@ pub struct Settings {
     pub environment_credentials: bool,
     /// A file of an export is closed at about this many bytes.
     pub export_file_bytes: u64,
+    /// How many exports work at the same time, and how long one may take.
+    pub exports: Limits,
+    /// Days that trace runs are kept; `None` is for ever.
+    pub retention_days: Option<u32>,
     /// Requests worked on at once.
     pub requests: usize,
     /// Largest ingest body as sent, in bytes.
@@ -141,6 +146,12 @@ impl Settings {
             file_root: values.path("exports.file_root"),
             environment_credentials: values.number("exports.environment_credentials"),
             export_file_bytes: values.number::<u64>("exports.file_size_mb") << 20,
+            exports: Limits {
+                per_workspace: values.number("exports.per_workspace"),
+                runs_per_export: values.number("exports.runs_at_once"),
+                export: Duration::from_secs(values.number::<u64>("exports.timeout_hours") * 3600),
+            },
+            retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
             requests: values.number("http.requests"),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,

@@ -313,8 +313,14 @@ pub struct NewExport {
     #[arg(long, value_name = "TIME")]
     pub start: String,
     /// … and before this one.
-    #[arg(long, value_name = "TIME")]
-    pub end: String,
+    #[arg(long, value_name = "TIME", required_unless_present = "every")]
+    pub end: Option<String>,
+    /// A schedule in place of one export: one for each so many hours (1 to 168) from --start on.
+    #[arg(long, value_name = "HOURS", conflicts_with_all = ["end", "wait"], value_parser = clap::value_parser!(u32).range(1..=168))]
+    pub every: Option<u32>,
+    /// v1 or v2_beta [default: the server's]
+    #[arg(long, value_name = "VERSION")]
+    pub format_version: Option<String>,
     /// zstandard, gzip, snappy or none [default: the server's]
     #[arg(long, value_name = "NAME")]
     pub compression: Option<String>,

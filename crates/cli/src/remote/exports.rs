@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 
 use anyhow::{anyhow, bail};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::arguments::{ExportsCommand, NewExport};
@@ -43,8 +43,16 @@ async fn create(client: &Client, new: NewExport, output: Output) -> anyhow::Resu
         "bulk_export_destination_id": new.destination,
         "session_id": project(client, &new.project).await?,
         "start_time": new.start,
-        "end_time": new.end,
     });
+    if let Some(end) = new.end {
+        body["end_time"] = end.into();
+    }
+    if let Some(hours) = new.every {
+        body["interval_hours"] = hours.into();
+    }
+    if let Some(version) = new.format_version {
+        body["format_version"] = version.into();
+    }
     if let Some(compression) = new.compression {
         body["compression"] = compression.into();
     }
@@ -56,6 +64,9 @@ async fn create(client: &Client, new: NewExport, output: Output) -> anyhow::Resu
     if !new.wait {
         match output {
             Output::Json => print::json(&export),
+            Output::Table if new.every.is_some() => {
+                println!("schedule {id} is recorded; stop it with: towpath exports cancel {id}");
+            }
             Output::Table => println!("export {id} is recorded; follow it with: towpath exports show {id}"),
         }
         return Ok(());
@@ -140,6 +151,9 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
         "bulk_export_destination_id",
         "start_time",
         "end_time",
+        "interval_hours",
+        "source_bulk_export_id",
+        "format_version",
         "compression",
         "export_fields",
         "created_at",
@@ -154,7 +168,7 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
     println!();
     let rows = runs.iter().map(|run| {
         let result = &run["metadata"]["result"];
-        let last = run["errors"].as_object().and_then(|errors| errors.values().next_back());
+        let last = run["errors"].as_object().and_then(last_error);
         [
             print::text(&run["start_time"]).chars().take(10).collect(),
             print::text(&run["status"]),
@@ -171,6 +185,15 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
         "",
     );
     Ok(())
+}
+
+/// The error of the latest attempt: `retry_10` comes after `retry_9`, whatever the letters say.
+fn last_error(errors: &Map<String, Value>) -> Option<&Value> {
+    let number = |name: &str| name.rsplit('_').next().and_then(|n| n.parse::<u32>().ok());
+    errors
+        .iter()
+        .max_by_key(|(name, _)| number(name))
+        .map(|(_, error)| error)
 }
 
 fn table<'a>(exports: impl IntoIterator<Item = &'a Value>) {
@@ -190,4 +213,16 @@ fn table<'a>(exports: impl IntoIterator<Item = &'a Value>) {
         "export", "status", "project", "from", "to", "recorded", "ended", "error",
     ];
     print::table(header, rows, "there are no exports in this workspace");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_latest_attempt_is_the_one_of_the_highest_number() {
+        let errors = json!({"retry_0": "first", "retry_10": "last", "retry_2": "third", "retry_9": "tenth"});
+        assert_eq!(last_error(errors.as_object().unwrap()), Some(&json!("last")));
+        assert_eq!(last_error(&Map::new()), None);
+    }
 }

@@ -1,12 +1,11 @@
-//! Small chores of a process: metrics upkeep, and objects that nobody needs any more.
+//! Small chores of a process: metrics upkeep, and units of the log that nobody needs any more.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
-use object_store::path::Path;
 use tokio::time::{MissedTickBehavior, interval};
-use towpath_store::{Store, segments, units};
+use towpath_store::{Store, units};
 use towpath_traces::objects::Objects;
 use towpath_traces::wal;
 
@@ -52,20 +51,5 @@ async fn sweep_objects(store: &Store, objects: &Objects) -> anyhow::Result<()> {
         .await
         .context("units without a row")?;
     objects.sweep_unfinished(abandoned).await.context("unfinished files")?;
-
-    store
-        .write(async |tx| segments::abandon(tx, abandoned, BATCH).await)
-        .await?;
-    let deleting = store.read(async |tx| segments::deleting(tx, BATCH).await).await?;
-    // Whoever began to write it may still be at it; an object that comes after its row is gone would stay for ever.
-    for old in deleting.into_iter().filter(|old| old.changed_at < abandoned) {
-        objects
-            .delete(&Path::from(old.path.as_str()))
-            .await
-            .context("an abandoned segment")?;
-        store
-            .write(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
-            .await?;
-    }
     Ok(())
 }

@@ -17,7 +17,7 @@ use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::fold_units;
 use towpath_workflows::heavy::Heavy;
-use towpath_workflows::world::{Sizes, World};
+use towpath_workflows::world::{Keeping, Sizes, World};
 
 use crate::config::{Config, Mode, Settings};
 use crate::storage;
@@ -112,6 +112,7 @@ impl Shared {
                 requests: settings.requests,
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
+                exports: settings.exports,
             },
         }))
     }
@@ -130,6 +131,11 @@ impl Shared {
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 ..Sizes::default()
+            },
+            exports: settings.exports,
+            keeping: Keeping {
+                days: settings.retention_days,
+                ..Keeping::default()
             },
         })
     }

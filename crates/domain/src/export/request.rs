@@ -1,6 +1,6 @@
 //! What a request for an export may ask.
 
-use super::{Compression, Field, MAX_DAYS};
+use super::{Compression, Field, FormatVersion, MAX_DAYS};
 use crate::filter::Filter;
 use crate::{DestinationId, ProjectId, Rejection, Timestamp};
 
@@ -32,18 +32,41 @@ pub struct ExportRequest {
 /// A request that may be recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
+    /// What is exported, whatever the range.
+    pub content: Content,
+    /// First moment to export.
+    pub start_time: Timestamp,
+    /// Where the range ends, or how it goes on.
+    pub ends: Ends,
+}
+
+/// What is exported and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Content {
     /// Where to.
     pub destination: DestinationId,
     /// Which tracing project.
     pub project: ProjectId,
-    /// First moment to export.
-    pub start_time: Timestamp,
-    /// First moment not to export.
-    pub end_time: Timestamp,
+    /// Layout and column types.
+    pub format_version: FormatVersion,
     /// Compression.
     pub compression: Compression,
     /// The fields asked for, in the order of the columns; `None` is all of them.
     pub fields: Option<Vec<Field>>,
+    /// Which trace runs, in the filter language; `None` is all of them.
+    pub filter: Option<String>,
+}
+
+/// The end of what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// One export, up to the first moment that is not exported.
+    At(Timestamp),
+    /// A schedule: one export for each so many hours, on and on.
+    Every {
+        /// 1 to 168.
+        hours: u32,
+    },
 }
 
 impl ExportRequest {
@@ -57,57 +80,54 @@ impl ExportRequest {
             None => Compression::default(),
             Some(name) => Compression::parse(name).ok_or_else(|| one_of("compression", &Compression::NAMES))?,
         };
-        if self.interval_hours.is_some_and(|hours| !(1..=168).contains(&hours)) {
-            return Err(Rejection::invalid(
-                "interval_hours",
-                "interval_hours must be from 1 to 168",
-            ));
-        }
+        let hours = self.interval_hours.map(admit_hours).transpose()?;
         if !matches!(self.format.as_deref(), None | Some("Parquet")) {
             return Err(one_of("format", &["Parquet"]));
         }
-        if !matches!(self.format_version.as_deref(), None | Some("v1" | "v2_beta")) {
-            return Err(one_of("format_version", &["v1", "v2_beta"]));
-        }
+        let format_version = match self.format_version.as_deref() {
+            None => FormatVersion::default(),
+            Some(name) => FormatVersion::parse(name).ok_or_else(|| one_of("format_version", &FormatVersion::NAMES))?,
+        };
 
-        let end_time = match (self.end_time, self.interval_hours) {
+        let ends = match (self.end_time, hours) {
             (Some(_), Some(_)) => {
                 return Err(Rejection::rule(
                     "end_time",
                     "end_time must be omitted when interval_hours is set",
                 ));
             }
-            // A schedule is refused below, so the end is never read.
-            (None, Some(_)) => self.start_time,
+            (None, Some(hours)) => Ends::Every { hours },
             (None, None) => return Err(Rejection::rule("end_time", "end_time is required for a one-off export")),
             (Some(end), None) => {
                 check_range(self.start_time, end)?;
-                end
+                Ends::At(end)
             }
         };
 
-        if self.interval_hours.is_some() {
-            return Err(Rejection::unsupported(
-                "interval_hours",
-                "a scheduled export (interval_hours)",
-            ));
-        }
-        if let Some(filter) = self.filter.as_deref().filter(|filter| !filter.trim().is_empty()) {
+        let filter = self.filter.filter(|filter| !filter.trim().is_empty());
+        if let Some(filter) = &filter {
             Filter::parse(filter).map_err(|error| Rejection::rule("filter", format!("filter: {error}")))?;
-            return Err(Rejection::unsupported("filter", "an export with a filter"));
-        }
-        if self.format_version.as_deref() == Some("v2_beta") {
-            return Err(Rejection::unsupported("format_version", "format_version v2_beta"));
         }
         Ok(Admitted {
-            destination: self.destination,
-            project: self.project,
+            content: Content {
+                destination: self.destination,
+                project: self.project,
+                format_version,
+                compression,
+                fields,
+                filter,
+            },
             start_time: self.start_time,
-            end_time,
-            compression,
-            fields,
+            ends,
         })
     }
+}
+
+fn admit_hours(hours: i64) -> Result<u32, Rejection> {
+    u32::try_from(hours)
+        .ok()
+        .filter(|hours| (1..=168).contains(hours))
+        .ok_or_else(|| Rejection::invalid("interval_hours", "interval_hours must be from 1 to 168"))
 }
 
 fn check_range(start: Timestamp, end: Timestamp) -> Result<(), Rejection> {
@@ -176,21 +196,42 @@ mod tests {
     #[test]
     fn a_plain_request_gets_the_defaults() {
         let admitted = request().admit().unwrap();
-        assert_eq!(admitted.compression, Compression::Zstandard);
-        assert_eq!(admitted.fields, None);
+        assert_eq!(admitted.content.compression, Compression::Zstandard);
+        assert_eq!(admitted.content.format_version, FormatVersion::V1);
+        assert_eq!(admitted.content.fields, None);
+        assert_eq!(admitted.ends, Ends::At(Timestamp::parse("2026-01-03").unwrap()));
+    }
+
+    #[test]
+    fn a_schedule_has_no_end_and_one_to_168_hours() {
+        for hours in [1, 24, 168] {
+            let mut asked = request();
+            (asked.interval_hours, asked.end_time) = (Some(hours), None);
+            let ends = asked.admit().unwrap().ends;
+            assert_eq!(
+                i64::from(match ends {
+                    Ends::Every { hours } => hours,
+                    Ends::At(_) => 0,
+                }),
+                hours
+            );
+        }
     }
 
     #[test]
     fn fields_are_put_in_column_order_once() {
         let mut asked = request();
         asked.export_fields = Some(["outputs", "id", "outputs"].map(str::to_owned).to_vec());
-        assert_eq!(asked.admit().unwrap().fields, Some(vec![Field::Id, Field::Outputs]));
+        assert_eq!(
+            asked.admit().unwrap().content.fields,
+            Some(vec![Field::Id, Field::Outputs])
+        );
     }
 
     #[test]
     fn a_field_alone_is_invalid_and_fields_together_are_a_rule() {
         let text = |name: &str| Some(name.to_owned());
-        let cases: [(Why, &str, (Why, String)); 14] = [
+        let cases: [(Why, &str, (Why, String)); 12] = [
             (
                 Why::Invalid,
                 "export_fields",
@@ -223,21 +264,9 @@ mod tests {
                 refusal(|r| r.end_time = Timestamp::parse("2036-12-31").ok()),
             ),
             (Why::Rule, "filter", refusal(|r| r.filter = text("eq(nam, 3)"))),
-            (
-                Why::Unsupported,
-                "filter",
-                refusal(|r| r.filter = text("eq(name, \"x\")")),
-            ),
-            (
-                Why::Unsupported,
-                "format_version",
-                refusal(|r| r.format_version = text("v2_beta")),
-            ),
         ];
         for (why, field, got) in cases {
             assert_eq!(got, (why, field.to_owned()));
         }
-        let scheduled = refusal(|r| (r.interval_hours, r.end_time) = (Some(168), None));
-        assert_eq!(scheduled, (Why::Unsupported, "interval_hours".to_owned()));
     }
 }

@@ -7,3 +7,10 @@ ALTER TABLE feedback ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0 CHECK (delete
 CREATE INDEX feedback_listing ON feedback (tenant_id, seq DESC, id);
 
 ALTER TABLE project ADD COLUMN end_time INTEGER;
+
+-- Which trace runs an export leaves in, in the filter language. Of exports and of schedules; absent is all.
+CREATE TABLE export_filter (
+    id        BLOB NOT NULL PRIMARY KEY,
+    tenant_id BLOB NOT NULL,
+    filter    TEXT NOT NULL
+) STRICT;

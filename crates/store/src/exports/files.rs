@@ -43,6 +43,19 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result
     .await)?)
 }
 
+/// The finished files of one run.
+///
+/// # Errors
+/// Those of the database.
+pub async fn of_run(tx: &mut Tx<'_>, run: ExportRunId) -> Result<Vec<ExportFile>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM export_file WHERE export_run_id = $1 ORDER BY seq"
+    )
+    .bind(run)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// Notes that an upload in parts was begun, so that somebody can abort it if nobody finishes it.
 ///
 /// # Errors

@@ -131,6 +131,30 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result
     .await)?)
 }
 
+/// The runs of every export that was spawned from a schedule, the latest partition first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn list_spawned(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    source: ExportId,
+    limit: i64,
+    offset: i64,
+) -> Result<Vec<ExportRun>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT r.* FROM export e JOIN export_run r ON r.export_id = e.id
+         WHERE e.tenant_id = $1 AND e.source_bulk_export_id = $2
+         ORDER BY r.start_time DESC, r.id LIMIT $3 OFFSET $4"
+    )
+    .bind(tenant)
+    .bind(source)
+    .bind(limit)
+    .bind(offset)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// `CREATED` → `RUNNING`, also for a further attempt, whose number it notes. Rows of a file that was not finished
 /// count no more. False when the run has come to a final state.
 ///

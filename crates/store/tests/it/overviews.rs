@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath_domain::export::{Compression, Partition};
+use towpath_domain::export::{Compression, Content, FormatVersion, Partition};
 use towpath_domain::{DestinationId, ExportId, ExportRunId, JobId, ProjectId, ScheduleId, TenantId, UnitId, WorkerId};
 use towpath_store::exports::{self, NewExport, overview, runs};
 use towpath_store::schedules::Schedule;
@@ -92,14 +92,20 @@ async fn exports_of_all_workspaces_are_listed(database: Database) {
         let (tenant, id) = (TenantId::new(), ExportId::new());
         let recorded = store.write(async |tx| {
             let project = projects::ensure(tx, tenant, name).await?;
-            let new = NewExport {
-                id,
+            let content = Content {
                 destination: DestinationId::new(),
                 project: if name == "first" { project } else { ProjectId::new() },
-                start_time: now.minus(day),
-                end_time: now,
+                format_version: FormatVersion::V1,
                 compression: Compression::Zstandard,
                 fields: None,
+                filter: None,
+            };
+            let new = NewExport {
+                id,
+                content: &content,
+                start_time: now.minus(day),
+                end_time: now,
+                source: None,
                 job: JobId::new(),
             };
             exports::insert(tx, tenant, new).await?;

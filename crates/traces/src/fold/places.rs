@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use chrono::NaiveDate;
 use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
+use towpath_store::segments::PlacedPart;
 use towpath_store::{Store, projects, segments};
 
 use super::{InnerError, Waiting};
@@ -27,10 +29,15 @@ pub struct Places<'a> {
     store: &'a Store,
     objects: &'a Objects,
     names: HashMap<(TenantId, String), Option<ProjectId>>,
-    /// Trace runs of this batch that say where they are. One per project: the same id may live in several.
+    /// Trace runs of this batch that say where they are, the first word first.
     batch: HashMap<(TenantId, TraceRunId), Vec<Place>>,
     /// Trace runs found in segments.
     catalog: HashMap<(TenantId, TraceRunId), Vec<Place>>,
+    /// Trace runs that are sent into a project, and lie in another.
+    elsewhere: HashMap<(TenantId, TraceRunId), Place>,
+    /// What there is of the days that this batch touches.
+    days: HashMap<(TenantId, NaiveDate), Vec<PlacedPart>>,
+    opened: HashMap<Path, Segment>,
 }
 
 impl<'a> Places<'a> {
@@ -41,7 +48,77 @@ impl<'a> Places<'a> {
             names: HashMap::new(),
             batch: HashMap::new(),
             catalog: HashMap::new(),
+            elsewhere: HashMap::new(),
+            days: HashMap::new(),
+            opened: HashMap::new(),
         }
+    }
+
+    /// Looks which of these trace runs lie in another project than they are sent to. Whoever replays old traces into a
+    /// new project sends the times of old, so it is enough to look at row groups of other projects that cover them:
+    /// of what comes in as it happens there are none.
+    pub async fn meet(&mut self, tenant: TenantId, operations: &[Operation]) -> Result<(), InnerError> {
+        let mut sent: BTreeMap<NaiveDate, Vec<(TraceRunId, Place)>> = BTreeMap::new();
+        for operation in operations {
+            let project = self.project(tenant, operation.project.as_ref()).await?;
+            let known = self.batch.contains_key(&(tenant, operation.id));
+            if let (Some(project), Some(sort_time), false) = (project, operation.sort_time(), known) {
+                let place = Place { project, sort_time };
+                sent.entry(sort_time.day()).or_default().push((operation.id, place));
+            }
+        }
+        for (day, runs) in sent {
+            self.meet_day(tenant, day, &runs).await?;
+        }
+        Ok(())
+    }
+
+    async fn meet_day(
+        &mut self,
+        tenant: TenantId,
+        day: NaiveDate,
+        runs: &[(TraceRunId, Place)],
+    ) -> Result<(), InnerError> {
+        if !self.days.contains_key(&(tenant, day)) {
+            let parts = self
+                .store
+                .read(async |tx| segments::live_of_day(tx, tenant, day).await)
+                .await?;
+            self.days.insert((tenant, day), parts);
+        }
+        let parts = self.days.get(&(tenant, day)).map(Vec::as_slice).unwrap_or_default();
+        for placed in parts {
+            let part = &placed.part;
+            let covered = runs.iter().filter(|(_, place)| {
+                place.project != part.project_id && (part.min_sort_time..=part.max_sort_time).contains(&place.sort_time)
+            });
+            let wanted: Vec<TraceRunId> = covered.map(|(run, _)| *run).collect();
+            if wanted.is_empty() {
+                continue;
+            }
+            let path = Path::from(placed.path.as_str());
+            let segment = match self.opened.get(&path) {
+                Some(segment) => segment.clone(),
+                None => match Segment::open(self.objects.store().clone(), path.clone()).await {
+                    Ok(segment) => segment,
+                    // It was replaced and removed since the list was read.
+                    Err(error) if is_gone(&error) => continue,
+                    Err(error) => return Err(error.into()),
+                },
+            };
+            self.opened.insert(path, segment.clone());
+            let row_group = usize::try_from(part.row_group).unwrap_or_default();
+            for located in segment.locate_in(row_group, &wanted).await? {
+                let place = Place {
+                    project: located.project,
+                    sort_time: located.sort_time,
+                };
+                let known = self.elsewhere.entry((tenant, located.id)).or_insert(place);
+                // The same one whatever the order they are found in.
+                *known = place.min(*known);
+            }
+        }
+        Ok(())
     }
 
     /// The place an operation knows by itself, which others of its trace run may then use.
@@ -50,17 +127,19 @@ impl<'a> Places<'a> {
         let place = project
             .zip(operation.sort_time())
             .map(|(project, sort_time)| Place { project, sort_time });
-        if let Some(place) = place {
-            let known = self.batch.entry((tenant, operation.id)).or_default();
-            if !known.contains(&place) {
-                known.push(place);
-            }
+        let Some(place) = place else { return Ok(None) };
+        let elsewhere = self.elsewhere.get(&(tenant, operation.id)).copied();
+        let known = self.batch.entry((tenant, operation.id)).or_default();
+        let first = elsewhere.or_else(|| known.first().copied());
+        let place = first.filter(|first| first.project != place.project).unwrap_or(place);
+        if !known.contains(&place) {
+            known.push(place);
         }
-        Ok(place)
+        Ok(Some(place))
     }
 
-    /// The place of an operation that may have to be told: in its own project if it names one, else in the first
-    /// that knows the trace run.
+    /// The place of an operation that may have to be told: in the project it names if the trace run is there, else in
+    /// the first that knows it.
     pub async fn of(&mut self, tenant: TenantId, operation: &Operation) -> Result<Option<Place>, InnerError> {
         let project = self.project(tenant, operation.project.as_ref()).await?;
         if operation.project.is_some() && project.is_none() {
@@ -73,7 +152,10 @@ impl<'a> Places<'a> {
             .flatten()
             .copied()
             .collect();
-        known.retain(|place| project.is_none_or(|project| place.project == project));
+        // An id names one trace run: sent into another project, it is still the one that is known.
+        if known.iter().any(|place| Some(place.project) == project) {
+            known.retain(|place| Some(place.project) == project);
+        }
         // The smallest, so that it is the same one whatever the order things were met in.
         Ok(known.into_iter().min())
     }

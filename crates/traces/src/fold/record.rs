@@ -33,8 +33,10 @@ pub async fn record(tx: &mut Tx<'_>, job: JobId, folded: &Folded) -> Result<()> 
     units::fold(tx, job, &folded.units).await
 }
 
-async fn publish(tx: &mut Tx<'_>, segment: &NewSegment) -> Result<()> {
-    let parts: Vec<Part> = segment
+/// What the catalog is told of a segment.
+#[must_use]
+pub fn catalog_parts(segment: &NewSegment) -> Vec<Part> {
+    segment
         .written
         .parts
         .iter()
@@ -50,7 +52,11 @@ async fn publish(tx: &mut Tx<'_>, segment: &NewSegment) -> Result<()> {
             min_seq: part.min_seq,
             max_seq: part.max_seq,
         })
-        .collect();
+        .collect()
+}
+
+async fn publish(tx: &mut Tx<'_>, segment: &NewSegment) -> Result<()> {
+    let parts = catalog_parts(segment);
     segments::publish(
         tx,
         segment.tenant,

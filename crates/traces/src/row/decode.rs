@@ -160,6 +160,28 @@ pub(crate) fn keys(batch: &RecordBatch) -> Result<Vec<Key>> {
     (0..batch.num_rows()).map(key).collect()
 }
 
+/// Lowest and highest sequence of the operations in a batch.
+///
+/// # Errors
+/// A column is missing or corrupt.
+pub(crate) fn seqs(batch: &RecordBatch) -> Result<(i64, i64)> {
+    let newest = batch
+        .column_by_name("_tp_seq")
+        .and_then(|column| column.as_primitive_opt::<Int64Type>());
+    let newest = required("_tp_seq", newest)?;
+    let provenances = batch
+        .column_by_name("_tp_provenance")
+        .and_then(|column| column.as_binary_opt::<i32>());
+    let provenances = required("_tp_provenance", provenances)?;
+    let (mut low, mut high) = (i64::MAX, i64::MIN);
+    for (newest, stored) in newest.values().iter().zip(provenances) {
+        let oldest = stored.and_then(|stored| Provenance::oldest_of(stored, *newest));
+        low = low.min(oldest.ok_or_else(|| Error::Columns("a provenance".to_owned()))?);
+        high = high.max(*newest);
+    }
+    Ok((low, high))
+}
+
 /// A value as sent takes the place of the derived one its column shows.
 fn put_back(fields: &mut Fields, at: usize, bytes: &[u8]) -> Option<()> {
     let time = || Some(Timestamp::from_micros(i64::from_le_bytes(bytes.try_into().ok()?)));

@@ -111,6 +111,14 @@ impl Provenance {
         Self::read(bytes, newest, None)
     }
 
+    /// The lowest sequence alone.
+    pub fn oldest_of(bytes: &[u8], newest: i64) -> Option<i64> {
+        let (_, mut rest) = bytes.split_first().filter(|(head, _)| **head >> 4 == VERSION)?;
+        newest
+            .checked_sub(i64::try_from(get(&mut rest)?).ok()?)
+            .filter(|seq| *seq >= 0)
+    }
+
     fn read(bytes: &[u8], newest: i64, keys: Option<usize>) -> Option<(Self, Overrides)> {
         let (head, mut rest) = bytes.split_first()?;
         if head >> 4 != VERSION {

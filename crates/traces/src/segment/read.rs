@@ -5,23 +5,29 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
-use object_store::ObjectStore;
 use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
+use parquet::basic::Compression;
 use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
 use towpath_domain::{ProjectId, TenantId};
 
 use super::object::Object;
 use crate::columnar::{Error, Result};
+use crate::encoder::Chunk;
 use crate::row::{self, Key, Row, RowReader};
 use crate::schema::{at, segment_schema};
 
 /// Most rows of a decoded batch, and about how many bytes of values it holds.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 4 << 20;
+
+/// A row group of so many bytes of values is worth copying whatever its number of rows.
+const LARGE_BYTES: i64 = 16 << 20;
 
 /// Decoded batches of one row group, in order.
 pub type Batches = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
@@ -149,6 +155,66 @@ impl Segment {
             keys.extend(row::keys(&batch)?);
         }
         Ok(keys)
+    }
+
+    /// Where the row group ends: its last key. Reads the last page of two small columns.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub(crate) async fn last_key(&self, row_group: usize) -> Result<Key> {
+        let rows = self.rows_of(row_group)?;
+        let mut batches = self.batches(row_group, &[at::ID, at::SORT_TIME], Some(rows.saturating_sub(1)..rows))?;
+        let mut last = None;
+        while let Some(batch) = batches.try_next().await? {
+            last = row::keys(&batch)?.pop().or(last);
+        }
+        last.ok_or_else(|| Error::corrupt(self.path(), format!("row group {row_group} has no rows")))
+    }
+
+    /// Whether the columns of a row group can be copied into a file that is compressed like segments are, and are
+    /// worth it: a small row group is better put together with others.
+    pub(crate) fn can_be_copied(&self, row_group: usize, columns: &[usize], least_rows: u64) -> bool {
+        let Some(group) = self.metadata().row_groups().get(row_group) else {
+            return false;
+        };
+        let large = u64::try_from(group.num_rows()).is_ok_and(|rows| rows >= least_rows)
+            || group.total_byte_size() >= LARGE_BYTES;
+        large
+            && columns
+                .iter()
+                .all(|leaf| matches!(group.column(*leaf).compression(), Compression::ZSTD(_)))
+    }
+
+    /// How many rows a row group has.
+    ///
+    /// # Errors
+    /// There is no such row group.
+    pub(crate) fn group_rows(&self, row_group: usize) -> Result<u64> {
+        self.rows_of(row_group).map(|rows| rows as u64)
+    }
+
+    /// A column chunk as it lies in the object. Every column has one leaf, so leaves are numbered like columns.
+    pub(crate) fn chunk(&self, row_group: usize, leaf: usize) -> Result<Chunk> {
+        let rows = self.rows_of(row_group)? as u64;
+        let pages = self
+            .metadata()
+            .offset_index()
+            .and_then(|index| index.get(row_group)?.get(leaf))
+            .cloned();
+        Ok(Chunk::new(
+            self.metadata().row_group(row_group).column(leaf),
+            rows,
+            pages,
+        ))
+    }
+
+    /// Bytes of the object as they are.
+    pub(crate) async fn read(&self, range: Range<u64>) -> Result<Bytes> {
+        let read = self.object.store.get_range(&self.object.path, range).await;
+        read.map_err(|source| Error::Read {
+            path: self.path().clone(),
+            source: Box::new(source),
+        })
     }
 
     pub(super) fn builder(&self) -> ParquetRecordBatchStreamBuilder<Object> {

@@ -186,7 +186,7 @@ fn sorted(rows: Vec<Row>) -> Result<Vec<(Key, Row)>> {
     Ok(merged)
 }
 
-fn properties() -> WriterProperties {
+pub(crate) fn properties() -> WriterProperties {
     let id = ColumnPath::from("id");
     common_properties()
         .set_compression(*ZSTD)

@@ -7,4 +7,5 @@ mod rows;
 mod scans;
 mod segments;
 mod shown;
+mod splices;
 mod world;

@@ -7,6 +7,7 @@ use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::file::metadata::ParquetMetaData;
+use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportId, ExportRunId, Timestamp, TraceRunId};
 use towpath_traces::columnar::Error;
 use towpath_traces::hive::{self, Prefix};
@@ -393,7 +394,7 @@ async fn the_manifest_lists_what_was_written() {
     let export_id = ExportId(Uuid::from_u128(0xeeee));
     let prefix = Prefix::new("a/b").unwrap();
     let day = time("2026-05-01").day();
-    let folder = prefix.partition(export_id, TENANT, PROJECT, day);
+    let folder = prefix.partition(FormatVersion::V1, export_id, TENANT, PROJECT, day);
     let files = export(&world, &options(Compression::Zstandard), folder.as_ref()).await;
     assert_eq!(files[1].path, hive::file(&folder, &file_name(RUN, 1)));
     let listed = files.iter().map(|file| manifest::File {
@@ -411,7 +412,7 @@ async fn the_manifest_lists_what_was_written() {
         end_time: time("2026-05-02"),
         fields: Selection::all().names().map(ToOwned::to_owned).collect(),
         format: "Parquet".to_owned(),
-        format_version: "v1".to_owned(),
+        format_version: FormatVersion::V1,
         compression: Compression::Zstandard,
         filter: None,
         rows: 0,

@@ -18,6 +18,7 @@ on_both_databases!(
     little_memory_makes_more_segments_and_the_same_rows,
     a_bare_patch_finds_its_run_in_the_batch_or_in_the_catalog,
     a_bare_patch_waits_for_its_run,
+    a_run_sent_again_into_another_project_changes_nothing_there,
     a_damaged_frame_is_set_aside_and_the_others_are_folded,
     a_unit_that_is_not_there_stays_open_and_holds_nobody_up,
     feedback_and_attachments_are_kept,
@@ -220,6 +221,36 @@ async fn a_bare_patch_waits_for_its_run(world: World) {
         (&row[column("name")], &row[column("outputs")]),
         (&"late".into(), &r#"{"b":2}"#.into())
     );
+}
+
+async fn a_run_sent_again_into_another_project_changes_nothing_there(world: World) {
+    let (near, far, own) = (TraceRunId::new(), TraceRunId::new(), TraceRunId::new());
+    let replayed = |id, name: &str| post(id, name).replace("canal", "harbour");
+    world.unit(&[world.accept_json(Route::Run, &post(far, "far"))]).await;
+    world.fold().await;
+    // In the same batch, from an earlier one, and one that is new there.
+    world
+        .unit(&[
+            world.accept_json(Route::Run, &post(near, "near")),
+            world.accept_json(Route::Run, &replayed(near, "again")),
+            world.accept_json(Route::Run, &replayed(far, "again")),
+            world.accept_json(Route::Run, &replayed(own, "own")),
+            world.accept_json(
+                Route::Patch(far),
+                &PATCH.replace("null", r#""harbour","start_time":"2026-03-01T10:00:00Z""#),
+            ),
+        ])
+        .await;
+    world.fold().await;
+    let (canal, harbour) = (world.project("canal").await, world.project("harbour").await);
+    for (id, name) in [(near, "near"), (far, "far")] {
+        assert_eq!(world.row(canal, id).await.unwrap()[column("name")], name.into());
+        assert_eq!(world.row(harbour, id).await, None);
+    }
+    // What is said of it goes where it is.
+    assert_eq!(world.row(canal, far).await.unwrap()[column("status")], "success".into());
+    assert_eq!(world.row(harbour, own).await.unwrap()[column("name")], "own".into());
+    assert_eq!(world.row(canal, own).await, None);
 }
 
 async fn a_damaged_frame_is_set_aside_and_the_others_are_folded(world: World) {

@@ -1,0 +1,55 @@
+//! The same rows by DuckDB, in a Python that has it.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::{Context as _, ensure};
+use towpath_traces::schema::EXPORT_FIELDS;
+
+use super::Seen;
+use super::prepare::Layout;
+
+const SCRIPT: &str = r#"
+import json, resource, sys, time
+import duckdb
+asked = json.load(sys.stdin)
+columns = ", ".join('"%s"' % name for name in asked["columns"])
+connection = duckdb.connect()
+began = time.monotonic()
+connection.execute(
+    f"COPY (SELECT {columns}, year(start_time) AS year, month(start_time) AS month, day(start_time) AS day"
+    f" FROM read_parquet($files, hive_partitioning = false)) TO '{asked['to']}'"
+    " (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE 20480, PARTITION_BY (year, month, day), OVERWRITE_OR_IGNORE)",
+    {"files": asked["files"]},
+)
+seconds = time.monotonic() - began
+used = resource.getrusage(resource.RUSAGE_SELF)
+import pathlib
+written = list(pathlib.Path(asked["to"]).rglob("*.parquet"))
+rows = duckdb.sql(f"SELECT count(*) FROM read_parquet('{asked['to']}/**/*.parquet')").fetchone()[0]
+print(json.dumps({
+    "rows": rows, "bytes": sum(path.stat().st_size for path in written), "seconds": seconds,
+    "cpu_seconds": used.ru_utime + used.ru_stime, "peak_mb": used.ru_maxrss / 1024,
+}))
+"#;
+
+pub async fn run(python: &Path, folder: &Path) -> anyhow::Result<Seen> {
+    let asked = serde_json::json!({
+        "columns": EXPORT_FIELDS,
+        "files": Layout::read(folder)?.files(folder),
+        "to": folder.join("duckdb").display().to_string(),
+    });
+    let mut child = tokio::process::Command::new(python)
+        .args(["-c", SCRIPT])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("starting {}", python.display()))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        tokio::io::AsyncWriteExt::write_all(&mut stdin, asked.to_string().as_bytes()).await?;
+    }
+    let output = child.wait_with_output().await?;
+    ensure!(output.status.success(), "DuckDB ended with {}", output.status);
+    serde_json::from_slice(&output.stdout).context("what DuckDB's process tells")
+}

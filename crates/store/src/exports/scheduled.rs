@@ -1,0 +1,154 @@
+//! Scheduled exports: each spawns one export per interval. Where its chain stands is the truth of
+//! [`schedules`](crate::schedules).
+
+use towpath_domain::export::{Compression, Content, ExportStatus, FormatVersion};
+use towpath_domain::{DestinationId, ExportId, ProjectId, ScheduleId, TenantId, Timestamp};
+
+use super::{fields, keep_filter, stored};
+use crate::{Result, Tx};
+
+/// A scheduled export as it is stored.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct ScheduledExport {
+    /// Id.
+    pub id: ExportId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Where to.
+    pub destination_id: DestinationId,
+    /// Which tracing project.
+    pub project_id: ProjectId,
+    /// `RUNNING`, until somebody makes it `CANCELLED`.
+    pub status: ExportStatus,
+    /// Where the first interval begins.
+    pub start_time: Timestamp,
+    /// How long an interval is.
+    pub interval_hours: i64,
+    /// Compression of the files.
+    pub compression: Compression,
+    /// Layout and column types of the files.
+    pub format_version: FormatVersion,
+    /// JSON array, or absent for all.
+    pub export_fields: Option<String>,
+    /// In the filter language, or absent for all.
+    pub filter: Option<String>,
+    /// The chain of its spawns.
+    pub schedule_id: ScheduleId,
+    /// When it was asked for.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When it was cancelled.
+    pub finished_at: Option<Timestamp>,
+}
+
+impl ScheduledExport {
+    /// What each of its exports is of.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt).
+    pub fn content(&self) -> Result<Content> {
+        Ok(Content {
+            destination: self.destination_id,
+            project: self.project_id,
+            format_version: self.format_version,
+            compression: self.compression,
+            fields: fields(self.id, self.export_fields.as_deref())?,
+            filter: self.filter.clone(),
+        })
+    }
+}
+
+/// What is recorded of a scheduled export.
+#[derive(Clone, Debug)]
+pub struct NewScheduled<'a> {
+    /// Id.
+    pub id: ExportId,
+    /// What each export is of.
+    pub content: &'a Content,
+    /// Where the first interval begins.
+    pub start_time: Timestamp,
+    /// How long an interval is.
+    pub hours: u32,
+    /// The chain of its spawns.
+    pub schedule: ScheduleId,
+}
+
+/// Records a scheduled export as `RUNNING`.
+///
+/// # Errors
+/// Those of the database.
+pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewScheduled<'_>) -> Result<()> {
+    let now = tx.now();
+    let fields = stored(new.id, new.content.fields.as_deref())?;
+    keep_filter(tx, tenant, new.id, new.content.filter.as_deref()).await?;
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO scheduled_export (id, tenant_id, destination_id, project_id, status, start_time, interval_hours,
+                                       compression, format_version, export_fields, schedule_id, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, 'RUNNING', $5, $6, $7, $8, $9, $10, $11, $11)"
+    )
+    .bind(new.id)
+    .bind(tenant)
+    .bind(new.content.destination)
+    .bind(new.content.project)
+    .bind(new.start_time)
+    .bind(i64::from(new.hours))
+    .bind(new.content.compression)
+    .bind(new.content.format_version)
+    .bind(fields)
+    .bind(new.schedule)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// One scheduled export, `None` also for another tenant's.
+///
+/// # Errors
+/// Those of the database.
+pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<ScheduledExport>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT s.*, (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter
+         FROM scheduled_export s WHERE s.tenant_id = $1 AND s.id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?)
+}
+
+/// Those of a project that are not cancelled.
+///
+/// # Errors
+/// Those of the database.
+pub async fn running_of(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<Vec<ScheduledExport>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT s.*, (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter FROM scheduled_export s
+         WHERE s.tenant_id = $1 AND s.project_id = $2 AND s.status = 'RUNNING' ORDER BY s.id"
+    )
+    .bind(tenant)
+    .bind(project)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Cancels it. True when this call did it.
+///
+/// # Errors
+/// Those of the database.
+pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE scheduled_export SET status = 'CANCELLED', finished_at = $3, updated_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}

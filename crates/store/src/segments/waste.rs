@@ -1,0 +1,63 @@
+//! Segments that nobody sees any more, on their way out.
+
+use towpath_domain::{SegmentId, Timestamp};
+
+use super::{Segment, id_list};
+use crate::{Result, Tx};
+
+/// Those of `segments` that are live and none of whose row groups is seen become `superseded`. The caller has locked
+/// them.
+pub(super) async fn supersede(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<()> {
+    let now = tx.now();
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "UPDATE segment SET state = 'superseded', changed_at = $2
+                 WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1)) AND state = 'live'
+                   AND NOT EXISTS (SELECT 1 FROM segment_part p WHERE p.segment_id = segment.id)",
+        postgres: "UPDATE segment SET state = 'superseded', changed_at = $2
+                   WHERE id IN (SELECT value::uuid FROM json_array_elements_text($1::json)) AND state = 'live'
+                     AND NOT EXISTS (SELECT 1 FROM segment_part p WHERE p.segment_id = segment.id)");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(id_list(segments.iter().map(|id| id.0)))
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// Takes segments that were superseded before `before` and are pinned by nobody: they are `deleting` afterwards, and
+/// their objects may go. `before` must be longer ago than the longest query takes that reads without a pin.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Segment>> {
+    let now = tx.now();
+    let lock = sql!(tx,
+        // SQLite has one writer.
+        sqlite: "SELECT id FROM segment s WHERE state = 'superseded' AND changed_at < $1
+                   AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = s.id)
+                 ORDER BY changed_at, id LIMIT $2",
+        // A pin is only taken on what is live, so once the row is locked nobody new comes; those who came before
+        // are looked for below, in a statement of its own.
+        postgres: "SELECT id FROM segment s WHERE state = 'superseded' AND changed_at < $1
+                     AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = s.id)
+                   ORDER BY changed_at, id LIMIT $2 FOR UPDATE SKIP LOCKED");
+    let ids: Vec<SegmentId> = on!(tx, |conn| sqlx::query_scalar(lock)
+        .bind(before)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?;
+    let text = sql!(tx,
+        sqlite: "UPDATE segment SET state = 'deleting', changed_at = $2
+                 WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1)) AND state = 'superseded'
+                   AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = segment.id) RETURNING *",
+        postgres: "UPDATE segment SET state = 'deleting', changed_at = $2
+                   WHERE id IN (SELECT value::uuid FROM json_array_elements_text($1::json)) AND state = 'superseded'
+                     AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = segment.id) RETURNING *");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(id_list(ids.iter().map(|id| id.0)))
+        .bind(now)
+        .fetch_all(conn)
+        .await)?)
+}

@@ -1,0 +1,205 @@
+//! Compaction: many row groups of one project and day become few, sorted from end to end.
+//!
+//! Rows are merged as a scan merges them and written with everything a segment has, so that later operations on them
+//! still merge. The rows are streamed: beside the row groups that overlap at one moment, one row group in the making
+//! lies in memory.
+
+use std::ops::Range;
+
+use chrono::NaiveDate;
+use object_store::path::Path;
+use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
+
+use crate::columnar::{Error, Result};
+use crate::encoder::Encoder;
+use crate::fold::{FoldError, NewSegment};
+use crate::metric;
+use crate::objects::Objects;
+use crate::parquet_file::weights;
+use crate::row;
+use crate::scan::{PartRef, Request, Scan, ScanBatch};
+use crate::schema::{Selection, segment_schema};
+use crate::segment::{self, GROUP_ROWS, Part, Written, properties};
+use crate::upload::Upload;
+
+/// About how many bytes of values a row group holds at most. More than a fold's: a row group should have its rows.
+const GROUP_BYTES: usize = 128 << 20;
+/// Row groups of one segment. A day of more becomes several segments, one after another in time.
+const SEGMENT_GROUPS: usize = 1024;
+
+/// What is compacted.
+#[derive(Clone, Debug)]
+pub struct Day {
+    /// The workspace.
+    pub tenant: TenantId,
+    /// The project.
+    pub project: ProjectId,
+    /// The UTC day.
+    pub day: NaiveDate,
+}
+
+impl Day {
+    fn range(&self) -> Range<Timestamp> {
+        let start = Timestamp::start_of(self.day);
+        start..start.next_midnight()
+    }
+}
+
+/// Merges row groups of one project and day into new segments. `intend` is called before each segment is written and
+/// must have committed [`segments::intend`](towpath_store::segments::intend) when it returns.
+///
+/// Decoding and encoding is hard work: call it where that disturbs nobody.
+///
+/// # Errors
+/// A segment can't be read or written, or an intent could not be written down; nothing has happened then.
+pub async fn compact<E>(
+    objects: &Objects,
+    day: &Day,
+    parts: Vec<PartRef>,
+    mut intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
+) -> Result<Vec<NewSegment>, FoldError<E>> {
+    let request = Request {
+        tenant: day.tenant,
+        project: day.project,
+        parts,
+        range: day.range(),
+        after: None,
+        selection: Selection::stored(),
+    };
+    let mut scan = Scan::new(objects.store().clone(), request);
+    let mut segments = Vec::new();
+    let mut writer: Option<(SegmentId, Writer)> = None;
+    while let Some(mut batch) = scan.next().await? {
+        while !batch.keys.is_empty() {
+            let open = match &mut writer {
+                Some((_, open)) => open,
+                None => {
+                    let id = SegmentId::new();
+                    let path = segment::path(day.tenant, id);
+                    intend(day.tenant, id, &path).await.map_err(FoldError::Intend)?;
+                    let upload = Upload::new(objects.store().clone(), path);
+                    &mut writer.insert((id, Writer::new(day, upload)?)).1
+                }
+            };
+            let used = open.take(&batch).await?;
+            batch = batch.after(used);
+            if open.parts.len() >= SEGMENT_GROUPS
+                && let Some((id, full)) = writer.take()
+            {
+                segments.push(finish(objects, day.tenant, id, full).await?);
+            }
+        }
+    }
+    if let Some((id, rest)) = writer {
+        segments.push(finish(objects, day.tenant, id, rest).await?);
+    }
+    Ok(segments)
+}
+
+async fn finish<E>(
+    objects: &Objects,
+    tenant: TenantId,
+    id: SegmentId,
+    writer: Writer,
+) -> Result<NewSegment, FoldError<E>> {
+    let written = writer.finish().await?;
+    objects.sync(&written.path).await?;
+    metrics::counter!(metric::COMPACTED_SEGMENTS).increment(1);
+    metrics::counter!(metric::COMPACTED_ROWS).increment(written.rows);
+    metrics::counter!(metric::COMPACTED_BYTES).increment(written.bytes);
+    Ok(NewSegment { tenant, id, written })
+}
+
+/// A segment in the making.
+struct Writer {
+    day: Day,
+    encoder: Encoder,
+    upload: Upload,
+    parts: Vec<Part>,
+    open: Option<Part>,
+    open_bytes: usize,
+}
+
+impl Writer {
+    fn new(day: &Day, upload: Upload) -> Result<Self> {
+        Ok(Self {
+            day: day.clone(),
+            encoder: Encoder::new(segment_schema(), properties())?,
+            upload,
+            parts: Vec::new(),
+            open: None,
+            open_bytes: 0,
+        })
+    }
+
+    /// Takes rows up to the end of the row group in the making, and says how many.
+    async fn take(&mut self, batch: &ScanBatch) -> Result<usize> {
+        let rows = self.fitting(batch);
+        let (Some(first), Some(last)) = (batch.keys.first(), batch.keys.get(rows - 1)) else {
+            return Ok(0);
+        };
+        if first.sort_time.day() != self.day.day || last.sort_time.day() != self.day.day {
+            return Err(Error::Columns(format!(
+                "trace run {} is of another day than its row group",
+                first.id
+            )));
+        }
+        let taken = batch.rows.slice(0, rows);
+        let (low, high) = row::seqs(&taken)?;
+        self.encoder.write(&taken)?;
+        let open = self.open.get_or_insert(Part {
+            row_group: self.parts.len(),
+            project: self.day.project,
+            day: self.day.day,
+            rows: 0,
+            min_sort_time: first.sort_time,
+            max_sort_time: last.sort_time,
+            min_seq: low,
+            max_seq: high,
+        });
+        open.rows += rows as u64;
+        open.max_sort_time = last.sort_time;
+        open.min_seq = open.min_seq.min(low);
+        open.max_seq = open.max_seq.max(high);
+        if self.encoder.open_rows() >= GROUP_ROWS || self.open_bytes >= GROUP_BYTES {
+            self.close_group().await?;
+        }
+        // Encoding holds the thread; this is where a cancelled caller gets a word in.
+        tokio::task::yield_now().await;
+        Ok(rows)
+    }
+
+    /// How many of these rows still go into the row group in the making: at least one.
+    fn fitting(&mut self, batch: &ScanBatch) -> usize {
+        let room = GROUP_ROWS - self.encoder.open_rows();
+        let mut rows = 0;
+        for weight in weights(&batch.rows).into_iter().take(room) {
+            rows += 1;
+            self.open_bytes += weight;
+            if self.open_bytes >= GROUP_BYTES {
+                break;
+            }
+        }
+        rows
+    }
+
+    async fn close_group(&mut self) -> Result<()> {
+        self.encoder.flush(&mut self.upload).await?;
+        self.parts.extend(self.open.take());
+        self.open_bytes = 0;
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<Written> {
+        self.close_group().await?;
+        self.encoder.finish(&mut self.upload).await?;
+        let path = self.upload.path().clone();
+        let bytes = self.upload.complete().await?;
+        Ok(Written {
+            path,
+            bytes,
+            rows: self.parts.iter().map(|part| part.rows).sum(),
+            parts: self.parts,
+        })
+    }
+}

@@ -1,0 +1,435 @@
+//! The rows of an export in order: what several row groups share is merged row by row, and row groups that nobody else
+//! overlaps are offered whole, so that they can be copied as they are.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use arrow::array::BooleanArray;
+use arrow::compute::filter_record_batch;
+use futures::future::BoxFuture;
+use object_store::ObjectStore;
+use object_store::path::Path;
+use towpath_domain::Timestamp;
+
+use crate::columnar::{Error, Result};
+use crate::row::Key;
+use crate::scan::{PartRef, Request, Scan, ScanBatch};
+use crate::schema::Selection;
+use crate::segment::Segment;
+
+/// Row groups of fewer rows are not worth copying: the file would have as small ones.
+pub const SPLICE_ROWS: u64 = 8192;
+
+/// What comes next.
+pub(crate) enum Piece {
+    /// Rows.
+    Rows(ScanBatch),
+    /// A row group every row of which is wanted, and nothing else at its place.
+    Group(Group),
+}
+
+/// A row group to be copied.
+pub(crate) struct Group {
+    pub(crate) segment: Segment,
+    pub(crate) row_group: usize,
+    pub(crate) rows: u64,
+    pub(crate) last: Key,
+}
+
+/// Chooses among rows, batch by batch.
+pub trait Sieve: Send + Sync {
+    /// The exported columns it looks at.
+    fn columns(&self) -> Vec<&'static str>;
+
+    /// Which rows of a batch stay; the batch has [`Self::columns`] at least.
+    fn keep<'a>(&'a self, batch: &'a ScanBatch) -> BoxFuture<'a, Result<BooleanArray>>;
+}
+
+/// Lets only some rows through.
+struct Sifted {
+    sieve: Arc<dyn Sieve>,
+    wanted: Selection,
+}
+
+impl Sifted {
+    async fn batch(&self, batch: ScanBatch) -> Result<ScanBatch> {
+        let keep = self.sieve.keep(&batch).await?;
+        let schema = batch.rows.schema();
+        let wanted = self.wanted.names().map(|name| schema.index_of(name));
+        let rows = batch.rows.project(&wanted.collect::<Result<Vec<_>, _>>()?)?;
+        let keys = batch.keys.iter().zip(keep.iter());
+        Ok(ScanBatch {
+            keys: keys
+                .filter(|(_, keep)| *keep == Some(true))
+                .map(|(key, _)| *key)
+                .collect(),
+            rows: filter_record_batch(&rows, &keep)?,
+        })
+    }
+}
+
+/// Rows of which some can be handed back, so that the next file begins where this one ended.
+pub struct Feed {
+    source: Option<Source>,
+    scan: Option<Scan>,
+    sifted: Option<Sifted>,
+    left: Option<Piece>,
+}
+
+/// Row groups that are not begun yet.
+struct Source {
+    store: Arc<dyn ObjectStore>,
+    request: Request,
+    least_rows: u64,
+    units: VecDeque<Unit>,
+    /// Open segments, with how many of their row groups are still to come.
+    segments: HashMap<Path, (Segment, usize)>,
+}
+
+/// Row groups that are read together. The keys of one unit all come before those of the next.
+#[derive(Debug, PartialEq, Eq)]
+enum Unit {
+    /// One whose time nobody else shares.
+    Alone(PartRef),
+    Merged(Vec<PartRef>),
+}
+
+impl Feed {
+    /// The rows of a scan, one by one.
+    #[must_use]
+    pub const fn new(scan: Scan) -> Self {
+        Self {
+            source: None,
+            scan: Some(scan),
+            sifted: None,
+            left: None,
+        }
+    }
+
+    /// The rows of a request that pass a sieve. They are merged before they are looked at, so what came late counts.
+    /// Nothing is read yet.
+    ///
+    /// # Errors
+    /// The sieve looks at a column that there is not.
+    pub fn sifted(store: Arc<dyn ObjectStore>, request: Request, sieve: Arc<dyn Sieve>) -> Result<Self> {
+        let wanted = request.selection.clone();
+        let names: Vec<&str> = wanted.names().chain(sieve.columns()).collect();
+        let selection = Selection::of(&names).map_err(|refused| Error::Columns(refused.message))?;
+        let scan = Scan::new(store, Request { selection, ..request });
+        Ok(Self {
+            source: None,
+            scan: Some(scan),
+            sifted: Some(Sifted { sieve, wanted }),
+            left: None,
+        })
+    }
+
+    /// The rows of a request; row groups of at least `least_rows` rows that can be copied are offered whole. For
+    /// files that are compressed like segments. Nothing is read yet.
+    #[must_use]
+    pub fn splicing(store: Arc<dyn ObjectStore>, request: Request, least_rows: u64) -> Self {
+        let units = units(&request);
+        Self {
+            source: Some(Source {
+                store,
+                request,
+                least_rows,
+                units,
+                segments: HashMap::new(),
+            }),
+            scan: None,
+            sifted: None,
+            left: None,
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Option<Piece>> {
+        if let Some(left) = self.left.take() {
+            return Ok(Some(left));
+        }
+        loop {
+            if let Some(scan) = &mut self.scan {
+                if let Some(batch) = scan.next().await? {
+                    let batch = match &self.sifted {
+                        None => batch,
+                        Some(sifted) => sifted.batch(batch).await?,
+                    };
+                    if batch.keys.is_empty() {
+                        continue;
+                    }
+                    return Ok(Some(Piece::Rows(batch)));
+                }
+                self.scan = None;
+            }
+            let Some(source) = &mut self.source else {
+                return Ok(None);
+            };
+            match source.next().await? {
+                None => return Ok(None),
+                Some(Next::Group(group)) => return Ok(Some(Piece::Group(group))),
+                Some(Next::Scan(scan)) => self.scan = Some(scan),
+            }
+        }
+    }
+
+    /// Takes back what was not used.
+    pub(crate) fn give_back(&mut self, piece: Piece) {
+        let empty = matches!(&piece, Piece::Rows(batch) if batch.keys.is_empty());
+        self.left = (!empty).then_some(piece);
+    }
+}
+
+enum Next {
+    Group(Group),
+    Scan(Scan),
+}
+
+impl Source {
+    async fn next(&mut self) -> Result<Option<Next>> {
+        while let Some(unit) = self.units.pop_front() {
+            let part = match unit {
+                Unit::Merged(parts) => return Ok(Some(Next::Scan(self.scan(parts)))),
+                Unit::Alone(part) => part,
+            };
+            let after = self.request.after;
+            if after.is_some_and(|after| part.max_sort_time < after.sort_time) {
+                self.passed(&part.path);
+                continue;
+            }
+            let segment = self.segment(&part.path).await?;
+            segment.check_owner(part.row_group, self.request.tenant, self.request.project)?;
+            let columns = self.request.selection.positions();
+            if !segment.can_be_copied(part.row_group, columns, self.least_rows) {
+                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+            }
+            let last = segment.last_key(part.row_group).await?;
+            if after.is_some_and(|after| last <= after) {
+                continue;
+            }
+            // A file ends behind a copied row group or within merged ones, so a cursor never lies inside of one. If it
+            // does, as those of an older version may, its rest is read row by row.
+            if let Some(after) = after.filter(|after| part.min_sort_time <= after.sort_time)
+                && segment
+                    .keys(part.row_group)
+                    .await?
+                    .first()
+                    .is_none_or(|first| *first <= after)
+            {
+                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+            }
+            return Ok(Some(Next::Group(Group {
+                rows: segment.group_rows(part.row_group)?,
+                row_group: part.row_group,
+                segment,
+                last,
+            })));
+        }
+        Ok(None)
+    }
+
+    fn scan(&self, parts: Vec<PartRef>) -> Scan {
+        let request = Request {
+            parts,
+            ..self.request.clone()
+        };
+        Scan::new(self.store.clone(), request)
+    }
+
+    /// The segment at `path`, which stays open until the last of its row groups that stand alone was taken from it.
+    async fn segment(&mut self, path: &Path) -> Result<Segment> {
+        if let Some((segment, _)) = self.segments.get(path) {
+            let segment = segment.clone();
+            self.passed(path);
+            return Ok(segment);
+        }
+        let segment = Segment::open(self.store.clone(), path.clone()).await?;
+        let alone = |unit: &&Unit| matches!(unit, Unit::Alone(part) if part.path == *path);
+        let left = self.units.iter().filter(alone).count();
+        if left > 0 {
+            self.segments.insert(path.clone(), (segment.clone(), left));
+        }
+        Ok(segment)
+    }
+
+    fn passed(&mut self, path: &Path) {
+        if let Some((_, left)) = self.segments.get_mut(path) {
+            *left -= 1;
+            if *left == 0 {
+                self.segments.remove(path);
+            }
+        }
+    }
+}
+
+/// Cuts the row groups of a request into units, in order. What they are depends on the row groups and the range, not
+/// on where an earlier attempt was left: a file that is made again must meet the same units.
+fn units(request: &Request) -> VecDeque<Unit> {
+    let range = &request.range;
+    let mut parts: Vec<PartRef> = request
+        .parts
+        .iter()
+        .filter(|part| part.max_sort_time >= range.start && part.min_sort_time < range.end)
+        .cloned()
+        .collect();
+    parts.sort_by(|a, b| (a.min_sort_time, &a.path, a.row_group).cmp(&(b.min_sort_time, &b.path, b.row_group)));
+    parts.dedup_by(|a, b| a.path == b.path && a.row_group == b.row_group);
+    let shared = shared(&parts);
+    let mut units = VecDeque::new();
+    let mut merged = Vec::new();
+    for (part, shared) in parts.into_iter().zip(shared) {
+        if shared || part.min_sort_time < range.start || part.max_sort_time >= range.end {
+            merged.push(part);
+            continue;
+        }
+        if !merged.is_empty() {
+            units.push_back(Unit::Merged(std::mem::take(&mut merged)));
+        }
+        units.push_back(Unit::Alone(part));
+    }
+    if !merged.is_empty() {
+        units.push_back(Unit::Merged(merged));
+    }
+    units
+}
+
+/// Of each part, sorted by first time, whether a row group of another segment covers some of the same time. Row groups
+/// of one segment follow one another and have each id once, so where they touch nothing has to be merged.
+fn shared(parts: &[PartRef]) -> Vec<bool> {
+    // The latest time so far, and the latest of another segment than that one's.
+    let mut reach: Option<(Timestamp, &Path)> = None;
+    let mut other: Option<Timestamp> = None;
+    let mut shared: Vec<bool> = parts
+        .iter()
+        .map(|part| {
+            let before = match reach {
+                Some((reach, path)) if *path != part.path => Some(reach),
+                Some(_) => other,
+                None => None,
+            };
+            match reach {
+                Some((latest, path)) if part.max_sort_time >= latest => {
+                    if *path != part.path {
+                        other = Some(latest);
+                    }
+                    reach = Some((part.max_sort_time, &part.path));
+                }
+                Some((_, path)) if *path != part.path => other = other.max(Some(part.max_sort_time)),
+                Some(_) => {}
+                None => reach = Some((part.max_sort_time, &part.path)),
+            }
+            before.is_some_and(|before| before >= part.min_sort_time)
+        })
+        .collect();
+    // The same from the other side: the next part of another segment.
+    let mut next: Option<(Timestamp, &Path)> = None;
+    let mut next_other: Option<Timestamp> = None;
+    for (part, shared) in parts.iter().zip(&mut shared).rev() {
+        let after = match next {
+            Some((first, path)) if *path != part.path => Some(first),
+            Some(_) => next_other,
+            None => None,
+        };
+        *shared |= after.is_some_and(|after| after <= part.max_sort_time);
+        if let Some((first, path)) = next
+            && *path != part.path
+        {
+            next_other = Some(first);
+        }
+        next = Some((part.min_sort_time, &part.path));
+    }
+    shared
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use towpath_domain::{ProjectId, TenantId};
+
+    use super::*;
+    use crate::schema::Selection;
+
+    fn part(segment: u8, row_group: usize, from: i64, to: i64) -> PartRef {
+        PartRef {
+            path: Path::from(format!("{segment}")),
+            row_group,
+            min_sort_time: Timestamp::from_micros(from),
+            max_sort_time: Timestamp::from_micros(to),
+        }
+    }
+
+    fn request(parts: Vec<PartRef>, from: i64, to: i64) -> Request {
+        Request {
+            tenant: TenantId::nil(),
+            project: ProjectId::nil(),
+            parts,
+            range: Timestamp::from_micros(from)..Timestamp::from_micros(to),
+            after: None,
+            selection: Selection::all(),
+        }
+    }
+
+    #[test]
+    fn what_nobody_overlaps_stands_alone() {
+        let [a, b, c] = [part(1, 0, 0, 10), part(1, 1, 10, 20), part(1, 2, 21, 30)];
+        let late = part(2, 0, 25, 26);
+        let alone = |part: &PartRef| Unit::Alone(part.clone());
+        let found = units(&request(vec![late.clone(), c.clone(), b.clone(), a.clone()], 0, 100));
+        let merged = Unit::Merged(vec![c.clone(), late.clone()]);
+        assert_eq!(found, [alone(&a), alone(&b), merged]);
+        // The range cuts the first and the last.
+        let found = units(&request(vec![c.clone(), b.clone(), a.clone()], 1, 30));
+        assert_eq!(found, [Unit::Merged(vec![a.clone()]), alone(&b), Unit::Merged(vec![c])]);
+        // Two segments that touch in one instant may both have a part of a run there.
+        let touching = part(3, 0, 20, 20);
+        let found = units(&request(vec![a.clone(), b.clone(), touching.clone()], 0, 100));
+        assert_eq!(found, [alone(&a), Unit::Merged(vec![b, touching])]);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_shares_the_time_of_what_stands_alone(
+            spans in prop::collection::vec((0_u8..4, 0_i64..60, 0_i64..12), 1..14),
+        ) {
+            // Row groups of one segment follow one another.
+            let mut last = [0_i64; 4];
+            let mut count = [0_usize; 4];
+            let parts: Vec<PartRef> = spans
+                .into_iter()
+                .map(|(segment, gap, length)| {
+                    let at = usize::from(segment);
+                    let from = last[at] + gap / 4;
+                    last[at] = from + length;
+                    count[at] += 1;
+                    part(segment, count[at] - 1, from, last[at])
+                })
+                .collect();
+            let found = units(&request(parts.clone(), i64::MIN, i64::MAX));
+            let mut seen = Vec::new();
+            let mut reach = i64::MIN;
+            for unit in found {
+                let (members, alone) = match unit {
+                    Unit::Alone(part) => (vec![part], true),
+                    Unit::Merged(parts) => (parts, false),
+                };
+                for member in &members {
+                    let overlaps = parts.iter().any(|other| {
+                        other.path != member.path
+                            && other.min_sort_time <= member.max_sort_time
+                            && other.max_sort_time >= member.min_sort_time
+                    });
+                    prop_assert_eq!(overlaps, !alone);
+                    prop_assert!(member.min_sort_time.micros() >= reach.min(member.min_sort_time.micros()));
+                }
+                let first = members.iter().map(|part| part.min_sort_time.micros()).min().unwrap();
+                prop_assert!(first >= reach, "units follow one another");
+                reach = members.iter().map(|part| part.max_sort_time.micros()).max().unwrap();
+                seen.extend(members);
+            }
+            let order = |part: &PartRef| (part.path.clone(), part.row_group);
+            let mut parts = parts;
+            parts.sort_by_key(order);
+            seen.sort_by_key(order);
+            prop_assert_eq!(seen, parts);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Compacts one day of a project: row groups that lie scattered over many segments become few, sorted from end to end,
+//! which exports copy instead of reading.
+//!
+//! A lane of one place per project and day keeps two from doing the same. Nothing changes before the one transaction
+//! that lets readers see the new row groups and not the old ones; who has pinned those goes on reading them. What comes
+//! in meanwhile lies beside the result, for the next time.
+
+mod choose;
+
+use std::time::Duration;
+
+use chrono::NaiveDate;
+use serde::{Deserialize, Serialize};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::{JobId, ProjectId, TenantId};
+use towpath_durable::{Again, Ctx, Lane, Outcome, Verdict, Workflow};
+use towpath_store::segments::replace::{self, Replacement};
+use towpath_store::{self as store, Tx, segments};
+use towpath_traces::compact::{self, Day};
+use towpath_traces::fold::{NewSegment, catalog_parts, part_ref};
+
+use crate::World;
+use crate::intents;
+use choose::{Choice, choose};
+
+/// Merges of one job. A day that needs more is met again by the sweep.
+const ROUNDS: usize = 16;
+
+/// Compacts one day.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CompactDay {
+    /// The workspace.
+    pub tenant: TenantId,
+    /// The project.
+    pub project: ProjectId,
+    /// The UTC day.
+    pub day: NaiveDate,
+    /// Everything of it, at once and whatever it costs; else what is worth it.
+    pub whole: bool,
+    /// What segments in work are marked with. Not the job's own id: `end` is not told that.
+    pub mark: JobId,
+}
+
+impl CompactDay {
+    /// What is worth it.
+    #[must_use]
+    pub fn new(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Self {
+        Self {
+            tenant,
+            project,
+            day,
+            whole: false,
+            mark: JobId::new(),
+        }
+    }
+
+    /// All of the day.
+    #[must_use]
+    pub fn whole(tenant: TenantId, project: ProjectId, day: NaiveDate) -> Self {
+        Self {
+            whole: true,
+            ..Self::new(tenant, project, day)
+        }
+    }
+
+    /// Its lane.
+    #[must_use]
+    pub fn lane(&self) -> Lane {
+        Lane::new(format!("compact:{}:{}", self.project, self.day), 1)
+    }
+}
+
+impl Workflow for CompactDay {
+    const KIND: &'static str = "compact_day";
+    const POOL: &'static str = "compactions";
+    const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(2), Duration::from_secs(120));
+    type World = World;
+
+    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+        let &Self {
+            tenant,
+            project,
+            day,
+            whole,
+            mark,
+        } = self;
+        let place = world.heavy.place(&ctx.cancelled()).await?;
+        for _ in 0..ROUNDS {
+            let live = world
+                .store
+                .read(async |tx| segments::live_parts(tx, tenant, project, day, day).await);
+            let now = world.store.clock().now();
+            let Some(Choice { parts, compacted }) = choose(live.await.retry()?, whole, day < now.day(), now) else {
+                break;
+            };
+            // What an earlier attempt of this job began to write and did not bring in, nobody will.
+            ctx.commit(async |tx| segments::abandon_of(tx, mark).await.map(drop))
+                .await?;
+            let (objects, refs) = (world.objects.clone(), parts.iter().map(part_ref).collect());
+            let of = Day { tenant, project, day };
+            let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
+                let intend = async |tenant, id, path: &object_store::path::Path| intend.ask(tenant, id, path).await;
+                compact::compact(&objects, &of, refs, intend).await
+            });
+            let new: Vec<Replacement> = work.await?.retry()?.into_iter().map(replacement).collect();
+            let replaced = ctx.commit(async |tx| replace::replace(tx, tenant, &parts, &new, compacted).await);
+            replaced.await?;
+        }
+        drop(place);
+        ctx.done()
+    }
+
+    async fn end(tx: &mut Tx<'_>, input: &Self, _: Ended) -> store::Result<()> {
+        segments::abandon_of(tx, input.mark).await.map(drop)
+    }
+
+    /// It takes what is there when its turn comes.
+    fn again(&self) -> Again {
+        Again::Allowed(Some(self.lane()))
+    }
+}
+
+fn replacement(new: NewSegment) -> Replacement {
+    let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+    Replacement {
+        id: new.id,
+        rows: int(new.written.rows),
+        bytes: int(new.written.bytes),
+        parts: catalog_parts(&new),
+    }
+}

@@ -1,0 +1,185 @@
+//! What of a day is merged now.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use towpath_domain::{SegmentId, Timestamp};
+use towpath_store::segments::PlacedPart;
+
+/// So many row groups that cover the same moment lie in memory together, each compressed.
+const DEEP: usize = 24;
+/// Fewer segments of a day that goes on growing are left to come together.
+const OPEN_SEGMENTS: usize = 8;
+/// A closed day is merged whole when what was added is at least this part of it…
+const SHARE: i64 = 8;
+/// … or when nothing was added for so long.
+const QUIET: Duration = Duration::from_secs(10 * 60);
+
+/// Row groups to be merged.
+#[derive(Debug)]
+pub struct Choice {
+    /// They.
+    pub parts: Vec<PlacedPart>,
+    /// Whether they are all the day has.
+    pub compacted: bool,
+}
+
+#[derive(Default)]
+struct Segment {
+    parts: Vec<PlacedPart>,
+    rows: i64,
+    compacted: bool,
+    since: Option<Timestamp>,
+}
+
+/// Chooses among the row groups of a day that readers see. `None` when nothing is worth it. `closed` says that the day
+/// is over.
+pub fn choose(live: Vec<PlacedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<Choice> {
+    let mut segments: BTreeMap<SegmentId, Segment> = BTreeMap::new();
+    for placed in live {
+        let segment = segments.entry(placed.part.segment_id).or_default();
+        segment.rows += placed.part.rows;
+        segment.compacted = placed.compacted;
+        segment.since = Some(placed.changed_at);
+        segment.parts.push(placed);
+    }
+    let sum = |compacted| -> i64 {
+        let of = segments.values().filter(|segment| segment.compacted == compacted);
+        of.map(|segment| segment.rows).sum()
+    };
+    let (base, added) = (sum(true), sum(false));
+    if segments.values().all(|segment| segment.compacted) {
+        return None;
+    }
+    let latest = segments.values().filter_map(|segment| segment.since).max();
+    let quiet = latest.is_none_or(|latest| now.since(latest) >= QUIET);
+    let everything = whole || (closed && (added.saturating_mul(SHARE) >= base || quiet));
+    if everything && depth(segments.values().flat_map(|segment| &segment.parts)) <= DEEP {
+        return Some(Choice {
+            parts: segments.into_values().flat_map(|segment| segment.parts).collect(),
+            compacted: true,
+        });
+    }
+    // The smallest ones, as long as none is much larger than those before it: so a row is written again as often as
+    // its segment has doubled, and not whenever something is added.
+    let mut scattered: Vec<Segment> = segments.into_values().filter(|segment| !segment.compacted).collect();
+    scattered.sort_by_key(|segment| segment.rows);
+    let mut rows = 0;
+    let take = scattered
+        .iter()
+        .take(DEEP)
+        .enumerate()
+        .take_while(|(at, segment)| {
+            let near = *at < 2 || everything || segment.rows <= 2 * rows;
+            rows += segment.rows;
+            near
+        })
+        .count();
+    let enough = if everything { 2 } else { OPEN_SEGMENTS };
+    (take >= enough).then(|| {
+        scattered.truncate(take);
+        Choice {
+            parts: scattered.into_iter().flat_map(|segment| segment.parts).collect(),
+            compacted: false,
+        }
+    })
+}
+
+/// How many row groups cover one moment at most.
+fn depth<'a>(parts: impl Iterator<Item = &'a PlacedPart>) -> usize {
+    let mut edges: Vec<(Timestamp, bool)> = parts
+        .flat_map(|placed| [(placed.part.min_sort_time, false), (placed.part.max_sort_time, true)])
+        .collect();
+    // At one moment what begins comes before what ends.
+    edges.sort_unstable();
+    let mut open = 0_usize;
+    let mut most = 0;
+    for (_, ends) in edges {
+        if ends {
+            open -= 1;
+        } else {
+            open += 1;
+            most = most.max(open);
+        }
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_domain::{ProjectId, TenantId};
+    use towpath_store::segments::Part;
+
+    use super::*;
+
+    const HOUR: i64 = 3_600_000_000;
+
+    fn at(hours: i64) -> Timestamp {
+        Timestamp::from_micros(hours * HOUR)
+    }
+
+    /// A segment of one row group that covers some hours.
+    fn part(rows: i64, from: i64, to: i64, compacted: bool) -> PlacedPart {
+        PlacedPart {
+            part: Part {
+                segment_id: SegmentId::new(),
+                tenant_id: TenantId::nil(),
+                project_id: ProjectId::nil(),
+                day: at(from).day(),
+                row_group: 0,
+                rows,
+                min_sort_time: at(from),
+                max_sort_time: at(to),
+                min_seq: 0,
+                max_seq: 0,
+            },
+            path: String::new(),
+            bytes: 1,
+            compacted,
+            changed_at: at(0),
+        }
+    }
+
+    fn chosen(live: Vec<PlacedPart>, whole: bool, closed: bool, now: Timestamp) -> Option<(usize, bool)> {
+        choose(live, whole, closed, now).map(|choice| (choice.parts.len(), choice.compacted))
+    }
+
+    #[test]
+    fn what_is_compacted_stays_as_it_is() {
+        assert_eq!(chosen(vec![], true, true, at(30)), None);
+        let done = || vec![part(9, 0, 5, true), part(9, 6, 9, true)];
+        assert_eq!(chosen(done(), true, true, at(30)), None);
+    }
+
+    #[test]
+    fn a_closed_day_is_merged_whole_when_much_was_added_or_nothing_more_comes() {
+        let day = |added| vec![part(8000, 0, 20, true), part(added, 3, 4, false)];
+        assert_eq!(chosen(day(1000), false, true, at(0)), Some((2, true)));
+        assert_eq!(chosen(day(10), false, true, at(0)), None, "more may come");
+        assert_eq!(chosen(day(10), false, true, at(1)), Some((2, true)), "nothing came");
+        assert_eq!(chosen(day(10), true, true, at(0)), Some((2, true)), "somebody waits");
+        assert_eq!(chosen(day(10), false, false, at(1)), None, "the day goes on");
+    }
+
+    #[test]
+    fn of_an_open_day_small_segments_come_together() {
+        let small = |count: usize| (0..count).map(|_| part(100, 1, 2, false));
+        assert_eq!(chosen(small(7).collect(), false, false, at(1)), None);
+        assert_eq!(chosen(small(9).collect(), false, false, at(1)), Some((9, false)));
+        let large = small(9).chain([part(1_000_000, 0, 3, false)]).collect();
+        assert_eq!(
+            chosen(large, false, false, at(1)),
+            Some((9, false)),
+            "the large one stays"
+        );
+    }
+
+    #[test]
+    fn what_would_not_fit_into_memory_comes_together_step_by_step() {
+        let deep = |count: usize| (0..count).map(|_| part(100, 1, 2, false)).collect::<Vec<_>>();
+        assert_eq!(chosen(deep(DEEP), true, true, at(1)), Some((DEEP, true)));
+        assert_eq!(chosen(deep(3 * DEEP), true, true, at(1)), Some((DEEP, false)));
+        let flat = (0..100).map(|hour| part(100, 2 * hour, 2 * hour + 1, false)).collect();
+        assert_eq!(chosen(flat, true, true, at(1)), Some((100, true)));
+    }
+}

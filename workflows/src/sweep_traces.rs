@@ -1,0 +1,198 @@
+//! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
+//! worth it are compacted, objects that nobody reads any more are removed. A chain, so one sweep goes on at a time.
+
+use std::time::Duration;
+
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::{ScheduleId, TenantId, Timestamp};
+use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_store::schedules::{self, Schedule};
+use towpath_store::segments::replace::{self, Worth};
+use towpath_store::segments::waste;
+use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, segments};
+
+use crate::World;
+use crate::compact_day::CompactDay;
+use crate::metric;
+
+/// Between the end of one sweep and the beginning of the next.
+const EVERY: Duration = Duration::from_secs(60);
+/// Rows of one statement.
+const BATCH: i64 = 200;
+/// Batches of one sweep: the rest is for the next.
+const ROUNDS: usize = 50;
+/// Days that one sweep has compacted.
+const DAYS: i64 = 100;
+/// So many scattered rows of a closed day, or segments of it, are worth a compaction…
+const CLOSED_ROWS: i64 = 20_000;
+const CLOSED_SEGMENTS: i64 = 4;
+/// … and so many segments of a day that is still open.
+const OPEN_SEGMENTS: i64 = 8;
+/// No writer takes this long: what it intended and did not finish was left by a process that died.
+const ABANDONED: Duration = Duration::from_secs(60 * 60);
+/// A patch waits so long for the trace run it belongs to.
+const PATCH_WAITS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
+/// The chain there is. It belongs to no workspace.
+const CHAIN: ScheduleId = ScheduleId::nil();
+
+/// Sweeps once.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SweepTraces {}
+
+/// Makes sure that trace data is swept. Any number of processes may call it at every start.
+///
+/// # Errors
+/// Those of the database.
+pub async fn ensure(store: &Store) -> store::Result<()> {
+    let made = store
+        .write(async |tx| {
+            if schedules::get(tx, CHAIN).await?.is_some() {
+                return Ok(());
+            }
+            let at = jobs::db_now(tx).await?.plus(EVERY);
+            let job = towpath_durable::start(tx, &SweepTraces {}, Start::new(TenantId::nil()).at(at)).await?;
+            let schedule = Schedule {
+                id: CHAIN,
+                tenant_id: TenantId::nil(),
+                kind: SweepTraces::KIND.to_owned(),
+                pool: SweepTraces::POOL.to_owned(),
+                input: "{}".to_owned(),
+                next_at: at,
+                paused: false,
+                spawn_job: Some(job),
+                created_at: tx.now(),
+                ended_at: None,
+            };
+            schedules::insert(tx, &schedule).await
+        })
+        .await;
+    match made {
+        // Another process was faster.
+        Err(store::Error::Conflict { .. }) => Ok(()),
+        made => made,
+    }
+}
+
+impl Workflow for SweepTraces {
+    const KIND: &'static str = "sweep_traces";
+    const POOL: &'static str = "sweeps";
+    const RETRY: RetryPolicy = RetryPolicy::doubling(10, Duration::from_secs(1), Duration::from_secs(60));
+    type World = World;
+
+    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+        let read = world.store.read(async |tx| schedules::get(tx, CHAIN).await).await;
+        let Some(schedule) = read.retry()?.filter(|schedule| schedule.spawn_job == Some(ctx.job())) else {
+            // Somebody else sweeps.
+            return ctx.done();
+        };
+        sweep(ctx, world).await?;
+        ctx.settle(async |tx| {
+            let next = jobs::db_now(tx).await?.plus(EVERY);
+            let job = towpath_durable::start(tx, self, Start::new(TenantId::nil()).at(next)).await?;
+            if schedules::advance(tx, CHAIN, schedule.next_at, next, Some(job)).await? {
+                Ok(())
+            } else {
+                Err(store::Error::Stale)
+            }
+        })
+        .await
+    }
+
+    /// The scheduler takes the chain up again.
+    async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
+        Ok(())
+    }
+}
+
+async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
+    let now = world.store.clock().now();
+    let keep_from = world
+        .keeping
+        .days
+        .map(|days| now.minus(Duration::from_secs(u64::from(days) * 86_400)).day());
+    rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
+    compact(ctx, world, now).await?;
+    let replaced = now.minus(world.keeping.replaced);
+    rounds(ctx, async move |tx| {
+        waste::collect(tx, replaced, BATCH)
+            .await
+            .map(|taken| taken.len() as u64)
+    })
+    .await?;
+    let abandoned = now.minus(ABANDONED);
+    rounds(ctx, async move |tx| {
+        segments::abandon(tx, abandoned, BATCH)
+            .await
+            .map(|taken| taken.len() as u64)
+    })
+    .await?;
+    remove(ctx, world, abandoned).await?;
+    let dropped = ctx
+        .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
+        .await?;
+    metrics::counter!(metric::PATCHES_DROPPED).increment(dropped);
+    Ok(())
+}
+
+/// Starts a compaction of every day worth it, unless one waits already.
+async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Failure> {
+    let worth = Worth {
+        open_from: now.day(),
+        closed_rows: CLOSED_ROWS,
+        closed_segments: CLOSED_SEGMENTS,
+        open_segments: OPEN_SEGMENTS,
+    };
+    let found = world
+        .store
+        .read(async |tx| replace::candidates(tx, worth, DAYS).await)
+        .await
+        .retry()?;
+    for day in found {
+        let compact = CompactDay::new(day.tenant_id, day.project_id, day.day);
+        let lane = compact.lane();
+        ctx.commit_in(std::slice::from_ref(&lane), async |tx| {
+            lanes::lock(tx, lane.key(), 1).await?;
+            if jobs::lane_has_queued(tx, lane.key()).await? {
+                return Ok(());
+            }
+            let how = Start::new(compact.tenant).lane(lane.clone());
+            towpath_durable::start(tx, &compact, how).await.map(drop)
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+/// Removes the objects of segments that are on their way out, then their rows: a crash between the two is made up for.
+async fn remove(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<(), Failure> {
+    let deleting = world
+        .store
+        .read(async |tx| segments::deleting(tx, BATCH * 10).await)
+        .await
+        .retry()?;
+    for old in deleting {
+        // Whoever began to write one that was never published may still be at it; an object that comes after its row is
+        // gone would stay for ever.
+        if old.rows == 0 && old.changed_at >= abandoned {
+            continue;
+        }
+        world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
+        ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
+            .await?;
+        metrics::counter!(metric::SEGMENTS_REMOVED).increment(1);
+    }
+    Ok(())
+}
+
+/// Repeats a statement until nothing is left to do, or enough was done.
+async fn rounds(ctx: &mut Ctx, mut sweep: impl AsyncFnMut(&mut Tx<'_>) -> store::Result<u64>) -> Result<(), Failure> {
+    for _ in 0..ROUNDS {
+        if ctx.commit(async |tx| sweep(tx).await).await? == 0 {
+            break;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! Compaction, deletes and the removal of what nobody reads: rows stay the same for whoever may see them.
+
+use std::time::Duration;
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::concat_batches;
+use futures::TryStreamExt;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use towpath_domain::export::ExportStatus;
+use towpath_domain::{ExportId, ProjectId};
+use towpath_durable::Start;
+use towpath_store::segments::{self, PlacedPart};
+use towpath_traces::sample::Which;
+use towpath_workflows::compact_day::CompactDay;
+use towpath_workflows::{delete_project, sweep_traces};
+
+use crate::home::{DAY_ROWS, Home, time};
+
+const LIVE: &str = "SELECT count(*) FROM segment WHERE state = 'live'";
+const COMPACTED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND compacted";
+const PARTS: &str = "SELECT count(*) FROM segment_part";
+const ALL: &str = "SELECT count(*) FROM segment";
+/// Longer than a sweep waits for queries.
+const LATER: Duration = Duration::from_secs(2 * 60 * 60);
+
+impl Home {
+    /// Trace runs of these days in several segments: posts and patches apart, all over the days.
+    async fn scattered(days: u32) -> Self {
+        let mut home = Self::empty(days).await;
+        home.world.sizes.splice_rows = 1;
+        let all = DAY_ROWS * u64::from(days);
+        for (range, which) in [
+            (0..all / 2, Which::Posts),
+            (all / 4..all, Which::Both),
+            (0..all / 2, Which::Patches),
+        ] {
+            home.send(range, which).await;
+            home.clock.advance(Duration::from_secs(3));
+            home.drive().await;
+        }
+        assert_eq!(home.count(LIVE).await, 3);
+        home
+    }
+
+    async fn compact(&self, day: &str) {
+        let compact = CompactDay::whole(self.tenant, self.project().await, time(day).day());
+        let how = Start::new(self.tenant).lane(compact.lane());
+        self.store()
+            .write(async |tx| towpath_durable::start(tx, &compact, how).await.map(drop))
+            .await
+            .unwrap();
+    }
+
+    async fn live(&self, day: &str) -> Vec<PlacedPart> {
+        let (project, day) = (self.project().await, time(day).day());
+        self.store()
+            .read(async |tx| segments::live_parts(tx, self.tenant, project, day, day).await)
+            .await
+            .unwrap()
+    }
+
+    /// The rows of an export in order.
+    fn rows(&self, export: ExportId) -> RecordBatch {
+        let mut batches = Vec::new();
+        for file in self.files(export).values() {
+            let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone()).unwrap().build();
+            batches.extend(reader.unwrap().map(Result::unwrap));
+        }
+        concat_batches(&batches[0].schema(), &batches).unwrap()
+    }
+
+    async fn sweep(&self) {
+        sweep_traces::ensure(self.store()).await.unwrap();
+        self.clock.advance(Duration::from_secs(61));
+        self.drive().await;
+    }
+
+    async fn objects(&self) -> usize {
+        let folder = object_store::path::Path::from("segments");
+        let listed: Vec<_> = self
+            .world
+            .objects
+            .store()
+            .list(Some(&folder))
+            .try_collect()
+            .await
+            .unwrap();
+        listed.len()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compacted_day_is_exported_as_it_was() {
+    let home = Home::scattered(2).await;
+    let before = home.export(2).await;
+    home.drain().await;
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    let parts = home.live("2026-03-01").await;
+    assert_eq!(parts.len(), 1);
+    assert!(parts[0].compacted);
+    assert_eq!(parts[0].part.rows, DAY_ROWS as i64);
+    // The other day lies in the same segments, which stay for it.
+    assert_eq!(home.live("2026-03-02").await.len(), 3);
+    assert_eq!(home.count(LIVE).await, 4);
+    let between = home.export(2).await;
+    home.drain().await;
+    home.compact("2026-03-02").await;
+    home.drain().await;
+    assert_eq!((home.count(LIVE).await, home.count(COMPACTED).await), (2, 2));
+    let after = home.export(2).await;
+    let rich = home
+        .export_as(|asked| {
+            asked.end_time = Some(time("2026-03-03"));
+            asked.format_version = Some("v2_beta".to_owned());
+        })
+        .await;
+    home.drain().await;
+    assert_eq!(home.rows(before).num_rows() as u64, 2 * DAY_ROWS);
+    assert!(home.rows(between) == home.rows(before));
+    assert!(home.rows(after) == home.rows(before));
+    let ids = |export| home.rows(export).column(0).as_string::<i32>().clone();
+    assert_eq!(ids(rich), ids(before));
+    // Once more changes nothing.
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    assert_eq!(home.count(ALL).await, 5);
+    home.assert_tidy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_begun_to_read_goes_on_with_what_was_there() {
+    let home = Home::scattered(1).await;
+    let whole = home.export(1).await;
+    home.drain().await;
+    let export = home.export(1).await;
+    let part = home.until("export_part").await;
+    home.compact("2026-03-01").await;
+    home.drive().await;
+    assert_eq!(home.count(LIVE).await, 1);
+    home.sweep().await;
+    home.clock.advance(LATER);
+    home.sweep().await;
+    assert_eq!(home.objects().await, 4, "what is pinned stays");
+    home.perform(part).await;
+    home.drive().await;
+    assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    assert!(home.files(export) == home.files(whole), "the same bytes as before");
+    home.clock.advance(LATER);
+    home.sweep().await;
+    assert_eq!(home.objects().await, 1);
+    assert_eq!(home.count(ALL).await, 1);
+    assert_eq!(home.count("SELECT count(*) FROM segment_part_past").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_without_a_pin_has_time_to_end() {
+    let home = Home::scattered(1).await;
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    home.sweep().await;
+    assert_eq!(home.objects().await, 4);
+    home.clock.advance(home.world.keeping.replaced);
+    home.sweep().await;
+    assert_eq!(home.objects().await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_anywhere_it_changes_nothing_or_all() {
+    let home = Home::scattered(1).await;
+    let whole = home.export(1).await;
+    home.drain().await;
+    let expected = home.rows(whole);
+    let mut killed = 0;
+    for polls in 1..2000 {
+        // Something new each time, so that there is something to do.
+        home.send(polls..polls + 2, Which::Both).await;
+        home.clock.advance(Duration::from_secs(3));
+        home.drive().await;
+        home.compact("2026-03-01").await;
+        let compaction = home.until("compact_day").await;
+        let dropped = home.perform_for(compaction, usize::try_from(polls).unwrap()).await;
+        let export = home.export(1).await;
+        home.boot().await;
+        home.drain().await;
+        assert!(home.rows(export) == expected, "killed after {polls} looks");
+        assert_eq!(home.count(LIVE).await, 1, "killed after {polls} looks");
+        assert_eq!(
+            home.count("SELECT count(*) FROM segment WHERE state = 'writing'").await,
+            0
+        );
+        home.assert_tidy().await;
+        if !dropped {
+            break;
+        }
+        killed += 1;
+    }
+    assert!(killed > 5, "{killed}");
+    // What the killed ones left is removed.
+    home.clock.advance(LATER);
+    home.sweep().await;
+    home.clock.advance(LATER);
+    home.sweep().await;
+    assert_eq!((home.objects().await, home.count(ALL).await), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_folded_meanwhile_is_not_lost() {
+    let home = Home::empty(1).await;
+    home.send(0..DAY_ROWS, Which::Posts).await;
+    home.clock.advance(Duration::from_secs(3));
+    home.drive().await;
+    home.compact("2026-03-01").await;
+    let compaction = home.until("compact_day").await;
+    home.send(0..DAY_ROWS, Which::Patches).await;
+    home.clock.advance(Duration::from_secs(3));
+    let fold = home.until("fold_units").await;
+    tokio::join!(home.perform(compaction), home.perform(fold));
+    home.drive().await;
+    assert_eq!(home.count(LIVE).await, 2);
+    let scanned = home.export(1).await;
+    home.drain().await;
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    let copied = home.export(1).await;
+    home.drain().await;
+    assert!(home.rows(copied) == home.rows(scanned));
+    // As if all had come at once.
+    let other = Home::new(1).await;
+    let export = other.export(1).await;
+    other.drain().await;
+    let (one, two) = (home.rows(copied), other.rows(export));
+    assert_eq!(one.column_by_name("outputs"), two.column_by_name("outputs"));
+    assert_eq!(one.column_by_name("status"), two.column_by_name("status"));
+    assert_eq!(one.num_rows() as u64, DAY_ROWS);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_project_is_gone_at_once_and_its_bytes_later() {
+    let home = Home::scattered(1).await;
+    let project = home.project().await;
+    let export = home.export(1).await;
+    let part = home.until("export_part").await;
+    // A compaction is at work, too.
+    home.compact("2026-03-01").await;
+    let compaction = home.until("compact_day").await;
+    home.schedule("2026-03-10T09:00:00Z", 2).await;
+    let delete = async |project: ProjectId| {
+        home.store()
+            .write(async |tx| delete_project::delete(tx, home.tenant, project).await)
+            .await
+    };
+    delete(project).await.unwrap();
+    assert!(matches!(delete(project).await, Err(towpath_store::Error::NotFound)));
+    assert_eq!(home.count(PARTS).await, 0);
+    home.perform(compaction).await;
+    home.perform(part).await;
+    home.drain().await;
+    assert_eq!(home.read(export).await.status, ExportStatus::Completed, "it had begun");
+    assert_eq!(home.rows(export).num_rows() as u64, DAY_ROWS);
+    assert_eq!(home.count(PARTS).await, 0, "the compaction brought nothing back");
+    assert_eq!(
+        home.count("SELECT count(*) FROM scheduled_export WHERE status = 'RUNNING'")
+            .await,
+        0
+    );
+    home.clock.advance(LATER);
+    home.sweep().await;
+    home.clock.advance(LATER);
+    home.sweep().await;
+    assert_eq!((home.objects().await, home.count(ALL).await), (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn days_past_their_time_go() {
+    let mut home = Home::scattered(3).await;
+    home.sweep().await;
+    assert_eq!(home.count(PARTS).await, 9, "kept for ever unless said");
+    // It is the tenth: eight days reach back to the second.
+    home.world.keeping.days = Some(8);
+    home.sweep().await;
+    assert_eq!(home.live("2026-03-01").await.len(), 0);
+    // What would keep the bytes of the first day was written anew without it.
+    assert_eq!(home.live("2026-03-02").await.len(), 1);
+    assert_eq!(home.count(COMPACTED).await, 2);
+    home.clock.advance(LATER);
+    home.sweep().await;
+    assert_eq!(home.objects().await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_day_in_many_segments_comes_together_by_itself() {
+    let home = Home::empty(1).await;
+    for from in 0..6 {
+        home.send(from * 20..(from + 1) * 20, Which::Both).await;
+        home.clock.advance(Duration::from_secs(3));
+        home.drive().await;
+    }
+    assert_eq!(home.count(LIVE).await, 6);
+    home.sweep().await;
+    assert_eq!((home.count(LIVE).await, home.count(COMPACTED).await), (1, 1));
+    // Nothing more to do.
+    home.sweep().await;
+    assert_eq!(
+        home.count("SELECT count(*) FROM job WHERE kind = 'compact_day'").await,
+        1
+    );
+}
