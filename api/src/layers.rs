@@ -21,7 +21,7 @@ use tracing::field::{Empty, display};
 use crate::agent::AgentError;
 use crate::errors::{ApiError, tracing_shape};
 use crate::gate::Gate;
-use crate::metric;
+use crate::{metric, unread};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -74,7 +74,7 @@ async fn no_such_method() -> ApiError {
 }
 
 /// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands
-/// before keys are looked at and bodies are read, so refusing costs next to nothing.
+/// before keys are looked at and bodies are kept, so refusing costs next to nothing.
 async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
     let entered = if is_ingest(&request) {
         gates
@@ -165,7 +165,9 @@ async fn observe(mut request: Request, next: Next) -> Response {
     // A client that goes away drops this future in the middle.
     let _counted = Counted(in_flight);
     // Jobs recorded meanwhile belong to this trace.
+    let (request, unread) = unread::lend(request);
     let mut response = trace::scope(place, next.run(request)).instrument(span.clone()).await;
+    unread.pass_by().await;
     if in_tracing_shape {
         response = tracing_shape(response);
     }

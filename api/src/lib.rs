@@ -21,6 +21,7 @@ mod idempotency;
 mod internal;
 mod session;
 mod ui;
+mod unread;
 
 pub use app::{App, Parts, Settings};
 pub use errors::ApiError;

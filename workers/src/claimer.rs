@@ -29,7 +29,7 @@ pub(crate) struct Claimer {
     pub(crate) slots: usize,
     pub(crate) taken: Slots,
     pub(crate) held: Arc<Held>,
-    pub(crate) assignments: mpsc::Sender<Assignment>,
+    pub(crate) assignments: mpsc::Sender<Vec<Assignment>>,
     pub(crate) wakes: Wakes,
     pub(crate) fallback: Duration,
     pub(crate) draining: CancellationToken,
@@ -128,8 +128,10 @@ impl Claimer {
     async fn assign(&self, claimed: Vec<(Claimed, Option<Instant>)>, permits: Vec<OwnedSemaphorePermit>) {
         metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(claimed.len() as u64);
         let now = self.engine.store().clock().now();
+        let wait = metrics::histogram!(metric::WAIT, "pool" => self.pool.clone());
+        let mut assigned = Vec::with_capacity(claimed.len());
         for ((job, until), permit) in claimed.into_iter().zip(permits) {
-            metrics::histogram!(metric::WAIT, "pool" => self.pool.clone()).record(now.since(job.run_at));
+            wait.record(now.since(job.run_at));
             let fenced = Fenced {
                 id: job.id,
                 fence: job.fence,
@@ -141,14 +143,14 @@ impl Claimer {
                 _permit: permit,
                 _slot: self.taken.take(),
             };
-            // There is room: the channel has one for each permit.
-            if self.assignments.send(Assignment { job, signal, place }).await.is_err() {
-                tracing::error!(
-                    pool = self.pool,
-                    "the runtime of this pool is gone; the leases of its jobs will end"
-                );
-                return;
-            }
+            assigned.push(Assignment { job, signal, place });
+        }
+        // There is room: each claim brings at least one job, and the channel has a place for each slot.
+        if self.assignments.send(assigned).await.is_err() {
+            tracing::error!(
+                pool = self.pool,
+                "the runtime of this pool is gone; the leases of its jobs will end"
+            );
         }
     }
 

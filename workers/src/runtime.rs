@@ -4,12 +4,14 @@
 //! SQL and starve renewals behind a busy worker. What makes that safe:
 //!
 //! 1. `Kind = Ephemeral` and a plain channel: nothing is persisted or buffered by apalis.
-//! 2. The channel's room is the number of slots, and a slot is taken before a job is claimed.
+//! 2. A slot is taken before a job is claimed, so what is on its way never exceeds the slots.
 //! 3. Claiming, renewing and completing are tasks of ours; `poll_ready` is always ready.
-//! 4. Handlers are spawned as tasks of their own, so one that computes does not hold up the others.
+//! 4. Handlers are spawned as tasks of their own, so one that computes does not hold up the others. Nobody waits for
+//!    them here: the slots say how many there are, and the held jobs when they are done.
 //! 5. A handler never fails in apalis' eyes: how an attempt ended is written by `durable`, with its fence.
 
 use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -19,6 +21,7 @@ use apalis_core::task::Task;
 use apalis_core::task::task_id::RandomId;
 use apalis_core::worker::builder::WorkerBuilder;
 use apalis_core::worker::context::WorkerContext;
+use futures::FutureExt as _;
 use tokio::sync::mpsc;
 use tower::layer::util::Identity;
 use towpath_durable::{Engine, Registry, perform};
@@ -31,30 +34,31 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
     engine: Engine,
     registry: Arc<Registry<World>>,
     world: Arc<World>,
-    assignments: mpsc::Receiver<Assignment>,
+    assignments: mpsc::Receiver<Vec<Assignment>>,
 ) {
     let handler = move |assignment: Assignment| {
         let (engine, registry, world) = (engine.clone(), registry.clone(), world.clone());
         async move {
             // A task of its own: apalis drives all handlers of a worker from one task.
-            let performed = tokio::spawn(async move {
+            tokio::spawn(async move {
                 let Assignment { job, signal, place } = assignment;
                 let pool = job.pool.clone();
-                perform(&engine, &registry, &*world, job, signal).await;
+                let performed = AssertUnwindSafe(perform(&engine, &registry, &*world, job, signal)).catch_unwind();
+                // A panic of a workflow is an attempt that failed and was caught further in.
+                if performed.await.is_err() {
+                    tracing::error!(pool, "a handler ended without writing its row; its lease will end");
+                }
                 place.held.count(&pool);
                 // The slot is free, and the job no longer ours, only now that its row is written.
                 drop(place);
             });
-            // A panic of a workflow is an attempt that failed and was caught further in.
-            if let Err(error) = performed.await {
-                tracing::error!(error = %error, "a handler ended without writing its row; its lease will end");
-            }
         }
     };
     let (closed, drained) = tokio::sync::oneshot::channel();
     let worker = WorkerBuilder::new(pool.clone())
         .backend(Assignments {
             receiver: assignments,
+            at_hand: Vec::new().into_iter(),
             closed: Some(closed),
         })
         .build(handler);
@@ -70,7 +74,9 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
 
 /// The claimed jobs of one pool, as apalis wants them.
 struct Assignments {
-    receiver: mpsc::Receiver<Assignment>,
+    /// What one claim brought comes at once: each that comes alone may wake a thread.
+    receiver: mpsc::Receiver<Vec<Assignment>>,
+    at_hand: std::vec::IntoIter<Assignment>,
     closed: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
@@ -83,15 +89,20 @@ impl Backend for Assignments {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Option<Result<Self::Task, Infallible>>> {
-        match self.receiver.poll_recv(cx) {
-            Poll::Ready(Some(assignment)) => Poll::Ready(Some(Ok(Task::new(assignment)))),
-            Poll::Ready(None) => {
-                if let Some(closed) = self.closed.take() {
-                    let _ = closed.send(());
-                }
-                Poll::Ready(None)
+        loop {
+            if let Some(assignment) = self.at_hand.next() {
+                return Poll::Ready(Some(Ok(Task::new(assignment))));
             }
-            Poll::Pending => Poll::Pending,
+            match self.receiver.poll_recv(cx) {
+                Poll::Ready(Some(claimed)) => self.at_hand = claimed.into_iter(),
+                Poll::Ready(None) => {
+                    if let Some(closed) = self.closed.take() {
+                        let _ = closed.send(());
+                    }
+                    return Poll::Ready(None);
+                }
+                Poll::Pending => return Poll::Pending,
+            }
         }
     }
 

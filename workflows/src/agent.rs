@@ -50,6 +50,8 @@ pub struct Settings {
     pub thread_ttl: Option<Ttl>,
     /// Checkpoints kept for each namespace of a thread; 0 keeps all.
     pub keep_checkpoints: u32,
+    /// How long checkpoints are kept that are not the latest of their namespace; zero keeps all.
+    pub checkpoints_kept: Duration,
 }
 
 /// How long events of a thread or a run are kept after its end, unless the settings say.
@@ -66,6 +68,7 @@ impl Default for Settings {
             api_url: None,
             thread_ttl: None,
             keep_checkpoints: 0,
+            checkpoints_kept: Duration::ZERO,
         }
     }
 }

@@ -6,8 +6,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{ScheduleId, TenantId, ThreadId};
+use towpath_domain::{ScheduleId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_runtime::first_checkpoint_at;
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::{self as store, Store, Tx, checkpoints, items, jobs, run_events, threads};
 
@@ -87,10 +88,7 @@ impl Workflow for SweepAgent {
         let expired = rounds(ctx, async |tx| items::sweep(tx, BATCH).await).await?;
         let forgotten = rounds(ctx, async |tx| run_events::prune(tx, BATCH).await).await?;
         let over = end_threads(ctx, world, tenant).await?;
-        let cut = match i64::from(world.settings.keep_checkpoints) {
-            0 => 0,
-            keep => cut_checkpoints(ctx, world, tenant, keep).await?,
-        };
+        let cut = cut_histories(ctx, world, tenant, schedule.next_at).await?;
         if expired + forgotten + over + cut > 0 {
             tracing::info!(
                 sweep.items = expired,
@@ -174,10 +172,59 @@ async fn end_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, strateg
     Ok(true)
 }
 
-/// Cuts the history of threads that changed lately.
-async fn cut_checkpoints(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId, keep: i64) -> Result<u64, Failure> {
-    // Three times the distance between two sweeps: one that was late or failed leaves nothing uncut.
-    let mut seen = (world.store.clock().now().minus(EVERY * 3), ThreadId::nil());
+/// Cuts the history of threads that have more than is kept: those that changed lately, and those whose checkpoints have
+/// lately grown too old, the thread resting. Lately is since the sweep before this one, which was due at `due`, and a
+/// little more: one that failed leaves nothing uncut.
+async fn cut_histories(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId, due: Timestamp) -> Result<u64, Failure> {
+    let now = world.store.clock().now();
+    let since = due.min(now).minus(EVERY * 3);
+    let count = Some(i64::from(world.settings.keep_checkpoints)).filter(|&count| count > 0);
+    let age = Some(world.settings.checkpoints_kept).filter(|age| !age.is_zero());
+    let cut = Cut {
+        count,
+        before: age.map(|age| first_checkpoint_at(now.minus(age))),
+    };
+    if count.is_none() && age.is_none() {
+        return Ok(0);
+    }
+    let mut gone = cut_threads(ctx, world, tenant, (since, now), &cut).await?;
+    if let Some(age) = age {
+        let rested = (since.minus(age), now.minus(age));
+        gone += cut_threads(ctx, world, tenant, rested, &cut).await?;
+    }
+    Ok(gone)
+}
+
+/// What is left of a history.
+struct Cut {
+    /// So many checkpoints of each namespace.
+    count: Option<i64>,
+    /// Those with this id or a later one, and the latest.
+    before: Option<String>,
+}
+
+impl Cut {
+    async fn thread(&self, tx: &mut Tx<'_>, thread: ThreadId) -> store::Result<u64> {
+        let mut gone = 0;
+        if let Some(count) = self.count {
+            gone += checkpoints::keep_last(tx, thread, count).await?;
+        }
+        if let Some(id) = &self.before {
+            gone += checkpoints::drop_before(tx, thread, id).await?;
+        }
+        Ok(gone)
+    }
+}
+
+/// Cuts the histories of threads that changed last in `span`.
+async fn cut_threads(
+    ctx: &mut Ctx,
+    world: &AgentWorld,
+    tenant: TenantId,
+    span: (Timestamp, Timestamp),
+    cut: &Cut,
+) -> Result<u64, Failure> {
+    let mut seen = (span.0, ThreadId::nil());
     let mut gone = 0;
     for _ in 0..ROUNDS {
         let found = world
@@ -187,12 +234,15 @@ async fn cut_checkpoints(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId, ke
             .retry()?;
         let Some(&(thread, at)) = found.last() else { break };
         seen = (at, thread);
-        for (thread, _) in found {
+        for (thread, at) in found {
+            if at > span.1 {
+                return Ok(gone);
+            }
             gone += ctx
                 .commit(async |tx| match threads::lock(tx, tenant, thread).await {
                     Err(store::Error::NotFound) => Ok(0),
                     Ok(row) if row.status == ThreadStatus::Busy => Ok(0),
-                    Ok(_) => checkpoints::keep_last(tx, thread, keep).await,
+                    Ok(_) => cut.thread(tx, thread).await,
                     Err(error) => Err(error),
                 })
                 .await?;

@@ -80,6 +80,29 @@ async fn who_finds_no_place_is_refused_before_its_body() {
 }
 
 #[tokio::test]
+async fn who_is_refused_keeps_the_connection() {
+    let settings = Settings {
+        requests: 1,
+        ..Settings::default()
+    };
+    let (world, address) = served(settings).await;
+    let mut holder = send(address, &head(&world, "/runs/batch", 10)).await;
+    assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
+
+    // More than the buffers of a connection hold, sent before the answer is looked at, as clients do.
+    let body = vec![b'x'; 600_000];
+    let head = head(&world, "/runs/batch", body.len()).replace("expect: 100-continue\r\n", "");
+    let mut refused = send(address, &head).await;
+    for _ in 0..2 {
+        refused.write_all(&body).await.unwrap();
+        let answer = first(&mut refused).await;
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        assert!(!answer.contains("connection: close"), "{answer}");
+        refused.write_all(head.as_bytes()).await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn traces_leave_room_for_who_wants_to_look() {
     let settings = Settings {
         requests: 4,

@@ -456,9 +456,12 @@ pub struct BenchOverload {
     /// Length of the phase under twice the load.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
     pub seconds: u64,
+    /// Trace runs in one request; the official clients send up to a hundred.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
     /// Bytes of text in each trace run.
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(usize))]
-    pub body_bytes: usize,
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub body_bytes: u32,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

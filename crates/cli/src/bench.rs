@@ -1,6 +1,7 @@
 //! `towpath bench`: what this machine does, beside what the same work costs by hand in the same run.
 
 mod agent;
+mod cores;
 mod engine;
 mod export;
 mod ingest;

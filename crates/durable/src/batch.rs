@@ -6,6 +6,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{mpsc, oneshot};
 use towpath_store as store;
@@ -16,7 +17,19 @@ const LARGEST: usize = 512;
 type Waiting<Q, A> = (Q, oneshot::Sender<store::Result<A>>);
 
 /// Gathers requests and hands them to one flush at a time.
-pub(crate) struct Batch<Q, A>(mpsc::Sender<Waiting<Q, A>>);
+pub(crate) struct Batch<Q, A> {
+    send: mpsc::Sender<Waiting<Q, A>>,
+    asking: AtomicUsize,
+}
+
+/// Stands for a caller until it is dropped.
+pub(crate) struct Asking<'b>(&'b AtomicUsize);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
     /// `flush` answers its requests in their order.
@@ -66,12 +79,24 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
                 }
             }
         });
-        Self(send)
+        Self {
+            send,
+            asking: AtomicUsize::new(0),
+        }
+    }
+
+    /// When nobody asks at this moment, leave to do so without company: handing a request to another task and waiting for it
+    /// costs more than the statement of one alone.
+    pub(crate) fn alone(&self) -> Option<Asking<'_>> {
+        let free = self.asking.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
+        free.is_ok().then(|| Asking(&self.asking))
     }
 
     pub(crate) async fn call(&self, request: Q) -> store::Result<A> {
+        self.asking.fetch_add(1, Ordering::Relaxed);
+        let _asking = Asking(&self.asking);
         let (answer, answered) = oneshot::channel();
-        if self.0.send((request, answer)).await.is_err() {
+        if self.send.send((request, answer)).await.is_err() {
             return Err(gone());
         }
         answered.await.unwrap_or_else(|_| Err(gone()))
@@ -94,6 +119,16 @@ fn gone() -> store::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn only_one_at_a_time_is_alone() {
+        let batch: Batch<u32, u32> = Batch::new(async |group: Arc<Vec<u32>>| Ok(group.to_vec()));
+        let first = batch.alone().expect("nobody else asks");
+        assert!(batch.alone().is_none(), "the first one is still at it");
+        drop(first);
+        assert_eq!(batch.call(7).await.unwrap(), 7);
+        assert!(batch.alone().is_some(), "the caller has its answer and is gone");
+    }
 
     #[tokio::test]
     async fn one_that_is_refused_does_not_take_the_others_along() {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::job::JobState;
-use towpath_domain::{JobId, TenantId, Timestamp, failpoint};
+use towpath_domain::{JobId, Rejection, TenantId, Timestamp, failpoint};
 use towpath_store::jobs::{self, Claimed, Fenced, Move};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Tx};
@@ -215,7 +215,13 @@ impl Ctx {
         lanes: &[Lane],
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<T>,
     ) -> Result<T, Failure> {
-        self.held(lanes, false, false, async |tx, _| f(tx).await).await
+        let id = self.job.id;
+        self.held(lanes, false, false, async |tx, _| {
+            let answer = f(tx).await?;
+            no_children(tx, id)?;
+            Ok(answer)
+        })
+        .await
     }
 
     /// Ends the attempt by waiting for child jobs, which `f` starts with [`Start::child_of`](crate::Start::child_of)
@@ -332,6 +338,7 @@ impl Ctx {
         failpoint::hit("settle.before");
         self.held(lanes, even_cancelled, true, async |tx, hold| {
             f(tx).await?;
+            no_children(tx, id)?;
             hold.finish(tx, id, None, false).await
         })
         .instrument(tracing::debug_span!("settle"))
@@ -379,6 +386,14 @@ impl Ctx {
             .await;
         written.map_err(|error| refused.unwrap_or_else(|| failure(error)))
     }
+}
+
+/// A child recorded otherwise than by waiting for it would be counted by nobody, and go on when its parent is over.
+fn no_children(tx: &Tx<'_>, id: JobId) -> store::Result<()> {
+    if tx.noted_child(id) {
+        return Err(Rejection::rule("", "children are recorded by waiting for them, with `ctx.wait`").into());
+    }
+    Ok(())
 }
 
 /// What a failed store call means to a workflow that says nothing else.

@@ -83,8 +83,17 @@ impl Engine {
         self.0.settings
     }
 
-    /// Records a step with whatever other steps wait; `false` when the job is held by somebody else.
+    /// Records a step, alone or with whatever other steps wait; `false` when the job is held by somebody else.
     pub(crate) async fn record_step(&self, step: NewStep) -> store::Result<bool> {
+        if let Some(_alone) = self.0.steps.alone()
+            && self
+                .0
+                .store
+                .write_one(async |tx| steps::record_one(tx, &step).await)
+                .await?
+        {
+            return Ok(true);
+        }
         self.0.steps.call(step).await
     }
 

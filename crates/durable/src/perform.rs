@@ -53,24 +53,26 @@ async fn attempt<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
-    job: Claimed,
+    mut job: Claimed,
     signal: &mut watch::Receiver<Signal>,
 ) {
     let token = CancellationToken::new();
-    let input = job.input.clone();
-    let limit = registry.runner(&job.kind).and_then(|runner| runner.attempt_limit());
-    let policy = registry
-        .runner(&job.kind)
-        .map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
+    let (kind, pool) = (job.kind.clone(), job.pool.clone());
+    let input = std::mem::take(&mut job.input);
+    let runner = registry.runner(&kind);
+    let limit = runner.as_ref().and_then(|runner| runner.attempt_limit());
+    let policy = runner.as_ref().map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
+    // Nothing but its own row changes. (It records children only by waiting for them, which ends the attempt.)
+    let bare = job.lane.is_none() && job.parent_id.is_none() && job.open_children == 0;
     let remaining = job
         .deadline_at
         .map(|deadline| deadline.since(engine.store().clock().now()));
     if job.cancel_at.is_some() {
         token.cancel();
     }
-    let mut ctx = Ctx::new(engine.clone(), job.clone(), token.clone());
+    let mut ctx = Ctx::new(engine.clone(), job, token.clone());
     let fenced = ctx.fenced();
-    let outcome = match registry.runner(&job.kind) {
+    let outcome = match runner {
         None => {
             // A newer version recorded it; another worker may know it. Give it back, slowly.
             tracing::warn!("no workflow of this kind in this version");
@@ -81,16 +83,13 @@ async fn attempt<World: Send + Sync + 'static>(
             supervise(engine, run, signal, &token, limit, remaining).await
         }
     };
-    // Nothing but its own row changes. (It records children only by waiting for them, which ends the attempt.)
-    let bare = job.lane.is_none() && job.parent_id.is_none() && job.open_children == 0;
     let failure = match outcome {
-        Ok(End::Written) => return attempted(&job.kind, "ok"),
+        Ok(End::Written) => return attempted(&kind, "ok"),
         Ok(End::Bare) if bare => match engine.complete(fenced).await {
             Ok(true) => {
-                attempted(&job.kind, "ok");
-                metrics::counter!(metric::FINISHED, "pool" => job.pool, "kind" => job.kind,
-                                  "outcome" => "succeeded")
-                .increment(1);
+                attempted(&kind, "ok");
+                metrics::counter!(metric::FINISHED, "pool" => pool, "kind" => kind, "outcome" => "succeeded")
+                    .increment(1);
                 return;
             }
             // Asked to stop, or taken over: the row decides.
@@ -98,12 +97,12 @@ async fn attempt<World: Send + Sync + 'static>(
             Err(error) => crate::ctx::failure(error),
         },
         Ok(End::Bare) => match ctx.settle(async |_| Ok(())).await {
-            Ok(_) => return attempted(&job.kind, "ok"),
+            Ok(_) => return attempted(&kind, "ok"),
             Err(failure) => failure,
         },
         Err(failure) => failure,
     };
-    attempted(&job.kind, word(&failure));
+    attempted(&kind, word(&failure));
     write_down(engine, fenced, &failure, policy, signal).await;
 }
 

@@ -169,6 +169,9 @@ async fn record(
         traceparent,
     };
     jobs::insert(tx, &job).await?;
+    if let Some(parent) = how.parent {
+        tx.note_child(parent);
+    }
     if state == JobState::Ready {
         tx.wake(pool);
     }

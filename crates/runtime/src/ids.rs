@@ -37,6 +37,14 @@ pub(crate) fn checkpoint(now: Timestamp, step: i64, above: Option<&str>) -> Stri
     Uuid::from_u128(bits).to_string()
 }
 
+/// What sorts before the id of every checkpoint made at `time` or later, and after those made before.
+#[must_use]
+pub fn first_checkpoint_at(time: Timestamp) -> String {
+    let time = u64::try_from(time.micros()).unwrap_or(0) * 10 + GREGORIAN;
+    let bits = (u128::from(time >> 12) << 80) | (6 << 76) | (u128::from(time & 0x0FFF) << 64);
+    Uuid::from_u128(bits).to_string()
+}
+
 /// The time of a version 6 UUID.
 fn time_part(id: &str) -> Option<u64> {
     let id: Uuid = id.parse().ok()?;
@@ -105,6 +113,11 @@ mod tests {
         assert_eq!(&second[19..23], "8000");
         let later = checkpoint(now.plus(std::time::Duration::from_secs(3600)), 1, None);
         assert!(checkpoint(now, 2, Some(&later)) > later);
+
+        let second = std::time::Duration::from_secs(1);
+        assert!(first_checkpoint_at(now.minus(second)) < first);
+        assert!(first_checkpoint_at(now) <= first, "{first}");
+        assert!(first_checkpoint_at(now.plus(second)) > first);
     }
 
     #[test]

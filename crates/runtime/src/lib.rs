@@ -23,6 +23,7 @@ pub use config::{ConfigError, Graphs};
 pub use execution::{Chunk, Command, Durability, Execution, Finish, Goto, GraphError, Nodes, Packet, StreamMode};
 pub use graph::{Drawing, DrawnEdge, DrawnNode, Graph, NodeData, Schemas, Xray};
 pub use host::{HistoryQuery, Host, HostError, ItemCall};
+pub use ids::first_checkpoint_at;
 pub use outside::Outside;
 pub use shared::Shared;
 pub use state::{At, StateSnapshot, TaskSnapshot, Update};

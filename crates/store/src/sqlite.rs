@@ -5,29 +5,36 @@
 //! first come, first served), so one COMMIT, and one fsync, serves all of them. There is no timer: while one commit
 //! is being written, the next group gathers behind the lock.
 //!
+//! Each call to the library goes to a thread and back, which takes longer than most statements do. So what belongs
+//! together is one call: BEGIN with the first SAVEPOINT, and the RELEASE of one caller with the SAVEPOINT of the next.
+//! COMMIT releases the last one.
+//!
 //! A caller may be dropped wherever it waits. [`At`] says how far it had come; whoever takes the lock next puts that
 //! right before doing anything else, and may be dropped while doing so.
 //!
 //! When there is no room, SQLite may roll back the whole transaction by itself, and with it what earlier callers of
 //! the group did. They are told; nothing is answered that is not on disk.
 
+mod readers;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection, SqlitePool};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous};
+use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection};
 use tokio::sync::{Mutex, Notify, oneshot};
 
 use crate::error::{Error, Result};
 use crate::metric;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, Shared, Tx};
+use readers::Readers;
 
 pub(crate) struct Sqlite {
     writer: Arc<Mutex<Writer>>,
     work: Arc<Notify>,
-    readers: SqlitePool,
+    readers: Readers,
     shared: Arc<Shared>,
     path: std::path::PathBuf,
     /// How the latest write went: reading goes on when the disk is full, so it does not show there.
@@ -44,6 +51,8 @@ struct Writer {
     conn: SqliteConnection,
     /// BEGIN was issued and not yet committed.
     open: bool,
+    /// The latest caller's SAVEPOINT is not released yet; it has done its work.
+    saved: bool,
     at: At,
     waiting: Vec<Waiting>,
 }
@@ -54,12 +63,12 @@ struct Writer {
 enum At {
     /// Nobody is on the way.
     Rest,
-    /// BEGIN is under way.
+    /// BEGIN and the first SAVEPOINT are under way.
     Begins,
-    /// Between SAVEPOINT and RELEASE: the closure.
+    /// The SAVEPOINT is under way, after the RELEASE of the caller before.
+    Enters,
+    /// The closure.
     Inside,
-    /// RELEASE is under way; the caller is among the waiting.
-    Leaves,
     /// It is being found out whether there still is a transaction.
     Asks,
 }
@@ -111,13 +120,11 @@ impl Sqlite {
         let conn = SqliteConnection::connect_with(&base)
             .await
             .map_err(|error| Error::Open(format!("cannot open the database file {}: {error}", path.display())))?;
-        let readers = SqlitePoolOptions::new()
-            .max_connections(options.connections.max(1))
-            .min_connections(0)
-            .connect_lazy_with(base.read_only(true));
+        let readers = Readers::new(base.read_only(true), options.connections, options.acquire_timeout);
         let writer = Arc::new(Mutex::new(Writer {
             conn,
             open: false,
+            saved: false,
             at: At::Rest,
             waiting: Vec::new(),
         }));
@@ -136,10 +143,10 @@ impl Sqlite {
     }
 
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let asked = std::time::Instant::now();
-        let mut conn = self.readers.acquire().await?;
-        metrics::histogram!(metric::ACQUIRE, "of" => "pool").record(asked.elapsed());
-        f(&mut Tx::new(Conn::Sqlite(&mut conn), &self.shared)).await
+        let mut reader = self.readers.reader().await?;
+        let result = f(&mut Tx::new(Conn::Sqlite(reader.conn()), &self.shared)).await;
+        reader.keep();
+        result
     }
 
     pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
@@ -175,7 +182,7 @@ impl Sqlite {
         let hints = tx.into_hints();
         match result {
             Ok(value) => {
-                let committed = writer.leave(hints).await?;
+                let committed = writer.leave(hints);
                 drop(guard);
                 self.work.notify_one();
                 match committed.await {
@@ -205,7 +212,7 @@ impl Sqlite {
     }
 
     pub(crate) fn connections(&self) -> (u32, usize) {
-        (self.readers.size(), self.readers.num_idle())
+        self.readers.connections()
     }
 
     pub(crate) async fn close(&self) {
@@ -222,33 +229,40 @@ impl Writer {
     /// Opens a SAVEPOINT for a caller.
     async fn enter(&mut self) -> Result<()> {
         self.put_right(None).await;
+        if self.open {
+            self.at = At::Enters;
+            let text = if self.saved {
+                "RELEASE caller; SAVEPOINT caller"
+            } else {
+                "SAVEPOINT caller"
+            };
+            if let Err(error) = self.conn.execute(text).await {
+                self.put_right(None).await;
+                if self.open {
+                    return Err(error.into());
+                }
+                // The caller before went on after SQLite had rolled everything back. Its group has been told, and
+                // this caller begins another one.
+            }
+        }
         if !self.open {
             self.at = At::Begins;
             // IMMEDIATE: a deferred transaction that turns into a writer can fail with BUSY_SNAPSHOT, which no busy
             // timeout helps against.
-            self.conn.execute("BEGIN IMMEDIATE").await?;
+            self.conn.execute("BEGIN IMMEDIATE; SAVEPOINT caller").await?;
             self.open = true;
         }
         self.at = At::Inside;
-        self.conn.execute("SAVEPOINT caller").await?;
+        self.saved = true;
         Ok(())
     }
 
-    /// Closes a caller's SAVEPOINT and puts it among those who wait for the COMMIT.
-    async fn leave(&mut self, hints: Hints) -> Result<oneshot::Receiver<Result<(), Refused>>> {
+    /// Puts a caller that has done its work among those who wait for the COMMIT.
+    fn leave(&mut self, hints: Hints) -> oneshot::Receiver<Result<(), Refused>> {
         let (done, committed) = oneshot::channel();
-        // Before the statement: whoever is dropped in it has done its work, and its hints are due.
         self.waiting.push(Waiting { done, hints });
-        self.at = At::Leaves;
-        if let Err(error) = self.conn.execute("RELEASE caller").await {
-            // Only if the closure went on after SQLite had rolled everything back.
-            self.waiting.pop();
-            self.at = At::Inside;
-            self.put_right(None).await;
-            return Err(error.into());
-        }
         self.at = At::Rest;
-        Ok(committed)
+        committed
     }
 
     /// Undoes what a closure did that failed, or whose caller was dropped on the way. Its caller may be dropped as
@@ -261,19 +275,18 @@ impl Writer {
                 let _ = self.conn.execute("ROLLBACK").await;
                 self.open = false;
             }
-            At::Inside => {
-                let undone = match self.conn.execute("ROLLBACK TO caller").await {
-                    Ok(_) => self.conn.execute("RELEASE caller").await,
-                    Err(error) => Err(error),
-                };
-                self.after_undoing(undone.map(drop), why).await;
-            }
-            At::Leaves => {
+            // Of the caller before, or of one that has done nothing yet.
+            At::Enters => {
                 let released = self.conn.execute("RELEASE caller").await;
                 self.after_undoing(released.map(drop), why).await;
             }
+            At::Inside => {
+                let undone = self.conn.execute("ROLLBACK TO caller; RELEASE caller").await;
+                self.after_undoing(undone.map(drop), why).await;
+            }
             At::Asks => self.give_up_group(why.unwrap_or_else(vanished)).await,
         }
+        self.saved = false;
         self.at = At::Rest;
     }
 
@@ -316,6 +329,7 @@ impl Writer {
             let _ = self.conn.execute("ROLLBACK").await;
         }
         self.open = false;
+        self.saved = false;
         result.map(drop).map_err(Refused::from)
     }
 }

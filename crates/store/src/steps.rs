@@ -65,6 +65,40 @@ pub async fn done(tx: &mut Tx<'_>, job: JobId, limit: i64) -> Result<Vec<Done>> 
     })?)
 }
 
+/// Records one step by the shortest way. Answers whether it did: `false` when the job is not held at the fence given, and also when the
+/// step is there already or lost leases have to be forgotten, so that [`record`] has to say which.
+///
+/// # Errors
+/// As every statement.
+pub async fn record_one(tx: &mut Tx<'_>, step: &NewStep) -> Result<bool> {
+    let now = tx.now();
+    let text = sql!(tx,
+        // One writer: what the SELECT reads is still so when the row is written.
+        sqlite:
+        "INSERT INTO step (job_id, name, output, fence, at)
+         SELECT id, $3, $4, fence, $5 FROM job WHERE id = $1 AND fence = $2 AND state = 'running' AND lost_leases = 0
+         ON CONFLICT (job_id, name) DO NOTHING",
+        // The row comes from the *locked* job: FOR UPDATE looks at the conditions again when the row changed meanwhile.
+        postgres:
+        "INSERT INTO step (job_id, name, output, fence, at)
+         SELECT id, $3, $4, fence, $5 FROM
+             (SELECT id, fence FROM job WHERE id = $1 AND fence = $2 AND state = 'running' AND lost_leases = 0
+              FOR UPDATE) held
+         ON CONFLICT (job_id, name) DO NOTHING");
+    let written = on!(tx, |conn| {
+        sqlx::query(text)
+            .bind(step.job.id)
+            .bind(step.job.fence)
+            .bind(&step.name)
+            .bind(&step.output)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected())
+    })?;
+    Ok(written > 0)
+}
+
 /// Records steps of many jobs. Answers those that are still held at the fence given; the steps of the others are not
 /// written. A new step is progress: lost leases count anew.
 ///

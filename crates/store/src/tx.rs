@@ -64,6 +64,8 @@ pub struct Tx<'c> {
     conn: Conn<'c>,
     shared: &'c Shared,
     hints: Hints,
+    /// A child of this job was recorded.
+    parent: Option<JobId>,
     /// Told of each statement, where a statement may not take for ever.
     beat: Option<&'c Beat>,
 }
@@ -82,6 +84,7 @@ impl<'c> Tx<'c> {
             conn,
             shared,
             hints: Hints::default(),
+            parent: None,
             beat: None,
         }
     }
@@ -143,6 +146,17 @@ impl<'c> Tx<'c> {
     /// Tells whoever listens to a thread, after the commit: the text of a [`towpath_domain::agent::Frame`].
     pub fn publish(&mut self, thread: ThreadId, frame: impl Into<Arc<str>>) {
         self.hints.events.push((thread, frame.into()));
+    }
+
+    /// Notes that a child of `parent` is recorded in this transaction.
+    pub const fn note_child(&mut self, parent: JobId) {
+        self.parent = Some(parent);
+    }
+
+    /// Whether a child of `parent` was noted.
+    #[must_use]
+    pub fn noted_child(&self, parent: JobId) -> bool {
+        self.parent == Some(parent)
     }
 
     /// What a room above attached to the store, see [`Store::attach`](crate::Store::attach).

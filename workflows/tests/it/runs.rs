@@ -7,18 +7,20 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::agent::{CancelAction, Frame, Object, RunRequest, RunStatus, ThreadStatus};
-use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, WorkerId};
+use towpath_domain::{AssistantId, Clock, RunId, TenantId, ThreadId, WorkerId};
 use towpath_durable::{Claimed, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::{Event, Events, Queue};
-use towpath_runtime::Graphs;
+use towpath_runtime::{Graphs, Outside};
 use towpath_store::assistants::{self, Content};
+use towpath_store::checkpoints::{self, Place};
 use towpath_store::query::Query;
 use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{Options, Store, jobs, run_events};
 use towpath_workflows::agent::{self, AgentWorld, EVENTS_KEPT};
 use towpath_workflows::run_agent::{self, NewRun, Target};
+use towpath_workflows::sweep_agent;
 
 const GRAPHS: &str = r#"{"graphs": {
     "agent": {"native": "echo"},
@@ -51,9 +53,17 @@ struct Server {
 
 impl Server {
     async fn new() -> Self {
+        Self::at(Clock::system()).await
+    }
+
+    async fn at(clock: Clock) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let uri = format!("sqlite://{}", folder.path().join("agent.db").display());
-        let store = Store::open(&uri, Options::default()).await.unwrap();
+        let options = Options {
+            clock,
+            ..Options::default()
+        };
+        let store = Store::open(&uri, options).await.unwrap();
         store.migrate().await.unwrap();
         let queue = Queue::local();
         agent::connect(&store, &queue);
@@ -61,6 +71,7 @@ impl Server {
         registry.attach(&store);
         let tenant = TenantId::new();
         let graphs = Graphs::from_config(GRAPHS, folder.path()).unwrap();
+        let graphs = graphs.with(&Outside::new(store.clock().clone()));
         for graph in graphs.ids() {
             let content = Content {
                 graph_id: graph.to_owned(),
@@ -126,15 +137,23 @@ impl Server {
     }
 
     async fn claim(&self) -> Option<Claimed> {
+        self.claim_of(run_agent::POOL).await
+    }
+
+    async fn claim_of(&self, pool: &str) -> Option<Claimed> {
         let lease = self.engine.settings().lease;
         let claimed = self
             .store()
-            .write(async |tx| jobs::claim(tx, run_agent::POOL, WorkerId::new(), lease, 1, TenantId::nil()).await);
+            .write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, TenantId::nil()).await);
         claimed.await.unwrap().pop()
     }
 
     async fn perform(&self) {
-        let job = self.claim().await.expect("a run is ready");
+        self.perform_of(run_agent::POOL).await;
+    }
+
+    async fn perform_of(&self, pool: &str) {
+        let job = self.claim_of(pool).await.expect("a job is ready");
         let (_tell, told) = watch::channel(Signal::Run);
         towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
     }
@@ -172,6 +191,15 @@ impl Server {
             .read(async |tx| threads::get(tx, self.tenant, id).await)
             .await
             .unwrap()
+    }
+
+    /// Its checkpoints' ids, the latest first.
+    async fn checkpoints(&self, thread: ThreadId) -> Vec<String> {
+        let place = Place { thread, ns: "" };
+        let listed = self
+            .store()
+            .read(async |tx| checkpoints::list(tx, place, None, None, i64::MAX).await);
+        listed.await.unwrap().into_iter().map(|row| row.checkpoint_id).collect()
     }
 
     async fn cancel(&self, run: &Run, action: CancelAction) {
@@ -492,4 +520,46 @@ async fn a_thread_is_deleted_under_its_run() {
         let text = format!("SELECT count(*) FROM {table}");
         assert_eq!(server.count(&text).await, 0, "{table}");
     }
+}
+
+#[tokio::test]
+async fn histories_are_cut_by_number_and_by_age_but_for_the_latest_state() {
+    const DAY: Duration = Duration::from_secs(86_400);
+    // Not before today: ids of checkpoints only grow within a process, whatever clock they are made by.
+    let clock = Clock::stopped(Clock::system().now());
+    let mut server = Server::at(clock.clone()).await;
+    server.world.settings.keep_checkpoints = 5;
+    server.world.settings.checkpoints_kept = DAY * 90;
+    let tenant = server.tenant;
+    sweep_agent::ensure(server.store(), tenant).await.unwrap();
+    let sweep = async || {
+        clock.advance(Duration::from_secs(61));
+        towpath_durable::ready_due(server.store()).await.unwrap();
+        server.perform_of("sweeps").await;
+    };
+    let (busy, resting) = (ThreadId::new(), ThreadId::new());
+    for thread in [busy, resting] {
+        for _ in 0..2 {
+            drop(server.start(Target::On(thread), "steps", json!({})).await);
+            server.perform().await;
+        }
+    }
+    assert_eq!(
+        server.checkpoints(busy).await.len(),
+        8,
+        "an input and three supersteps a run"
+    );
+    sweep().await;
+    assert_eq!(server.checkpoints(busy).await.len(), 5);
+
+    clock.advance(DAY * 60);
+    drop(server.start(Target::On(busy), "steps", json!({})).await);
+    server.perform().await;
+    let latest = server.checkpoints(resting).await.remove(0);
+    sweep().await;
+    // Nobody swept for longer than a sweep looks back on its own: the first one after it makes up for that.
+    clock.advance(DAY * 60);
+    sweep().await;
+    assert_eq!(server.checkpoints(resting).await, [latest], "120 days at rest");
+    assert_eq!(server.checkpoints(busy).await.len(), 4, "its last run is 60 days old");
 }

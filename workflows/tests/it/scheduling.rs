@@ -15,7 +15,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 impl Home {
     /// What a schedule has spawned, the first interval first.
-    async fn spawned(&self, schedule: ExportId) -> Vec<Listed> {
+    pub async fn spawned(&self, schedule: ExportId) -> Vec<Listed> {
         let filter = Filter {
             source: Some(schedule),
             ..Filter::default()
@@ -80,16 +80,16 @@ async fn each_interval_is_exported_ten_minutes_after_its_end() {
 async fn what_was_missed_is_made_up_for_and_every_row_is_exported_once() {
     let home = Home::new(2).await;
     let schedule = home.schedule("2026-03-01T00:00:00Z", 36).await;
-    // Nothing ran for nine days; the last interval of 36 hours that is over ended at noon of the eighth.
+    // Nothing ran for nine days; the last interval of 36 hours that is over ended at the midnight before this noon.
     home.drive().await;
-    let starts = ["01 00", "02 12", "04 00", "05 12", "07 00"];
+    let starts = ["01 00", "02 12", "04 00", "05 12", "07 00", "08 12"];
     assert_eq!(home.starts(schedule).await, starts);
     let rows = home
         .store()
         .read(async |tx| runs::list_spawned(tx, home.tenant, schedule, 1000, 0).await)
         .await
         .unwrap();
-    assert_eq!(rows.len(), 5 * 2, "36 hours lie on two days");
+    assert_eq!(rows.len(), 6 * 2, "36 hours lie on two days");
     assert_eq!(
         rows.iter().map(|run| run.rows_written).sum::<i64>(),
         2 * crate::home::DAY_ROWS as i64

@@ -32,7 +32,7 @@ pub async fn run(options: &BenchIngest) -> anyhow::Result<()> {
     let sent: usize = bodies.iter().map(Bytes::len).sum();
     let rows = bodies.len() as u64 * BODY;
     report.note("sent", sent as f64 / rows as f64, "bytes/run");
-    let child = Child::dev().await.context("starting a server of its own")?;
+    let child = Child::dev(None).await.context("starting a server of its own")?;
     let measured = measure(options, &child, bodies, rows, &mut report).await;
     child.stop().await?;
     measured?;

@@ -2,6 +2,10 @@
 //!
 //! An open loop: requests go out at their appointed time, whether or not the ones before were answered, and a latency
 //! counts from that time. A closed loop would wait for a slow server, and so never overload it.
+//!
+//! A generator that takes the processor from the server it overloads would measure itself. So a server of the
+//! benchmark's own gets one half of the cores and the generator the other; where there is only one core the figures say
+//! little.
 
 mod load;
 
@@ -9,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
+use super::cores;
 use super::report::Report;
 use super::server::Child;
 use crate::arguments::BenchOverload;
@@ -24,7 +29,11 @@ const GOODPUT: f64 = 0.9;
 pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
     let child = match options.server {
         Some(_) => None,
-        None => Some(Child::dev().await.context("starting a server of its own")?),
+        None => Some(
+            Child::dev(Some(cores::Half::Lower))
+                .await
+                .context("starting a server of its own")?,
+        ),
     };
     let (base, key) = match (&child, &options.server) {
         (Some(child), _) => (child.base(), child.key().await?),
@@ -34,8 +43,10 @@ pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
         ),
         (None, None) => unreachable!("without a server one was started"),
     };
-    let load = Load::new(&base, &key, options.body_bytes)?;
-    let measured = measure(&load, options).await;
+    let load = Load::new(&base, &key, options)?;
+    let seconds = options.seconds;
+    let half = child.as_ref().map(|_| cores::Half::Upper);
+    let measured = cores::run_on(half, async move || measure(&load, seconds).await).await;
     if let Some(child) = child {
         child.stop().await?;
     }
@@ -50,9 +61,9 @@ pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measure(load: &Load, options: &BenchOverload) -> anyhow::Result<(Report, f64)> {
+async fn measure(load: &Load, seconds: u64) -> anyhow::Result<(Report, f64)> {
     let mut report = Report::default();
-    let phase = Duration::from_secs(options.seconds);
+    let phase = Duration::from_secs(seconds);
     // Connections, caches, the first project.
     load.offer(IDLE_RATE, Duration::from_secs(2)).await;
 

@@ -11,6 +11,8 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 use tokio::process::{Child as Process, Command};
 
+use super::cores::{self, Half};
+
 /// Its data folder within its own.
 const DATA: &str = "data";
 
@@ -25,20 +27,21 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// `towpath dev` in a temporary folder, ready.
-    pub(super) async fn dev() -> anyhow::Result<Self> {
-        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"]).await
+    /// `towpath dev` in a temporary folder, ready; on one half of the cores where one is named.
+    pub(super) async fn dev(half: Option<Half>) -> anyhow::Result<Self> {
+        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], half).await
     }
 
     /// `towpath agent` in a temporary folder, ready: all roles, SQLite, one graph that echoes.
     pub(super) async fn agent() -> anyhow::Result<Self> {
-        Self::start(&["agent"]).await
+        Self::start(&["agent"], None).await
     }
 
-    async fn start(command: &[&str]) -> anyhow::Result<Self> {
+    async fn start(command: &[&str], half: Option<Half>) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("towpath-bench.").tempdir()?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let mut process = Command::new(std::env::current_exe()?)
+        let mut program = Command::new(std::env::current_exe()?);
+        program
             .args(command)
             .args(["--log", "error", "--listen", &address.to_string(), "--data-dir"])
             .arg(folder.path().join(DATA))
@@ -46,8 +49,8 @@ impl Child {
             .env_clear()
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()?;
+            .kill_on_drop(true);
+        let mut process = spawn(program, half)?;
         let base = format!("http://{address}");
         let http = reqwest::Client::builder().no_proxy().build()?;
         let began = Instant::now();
@@ -121,6 +124,22 @@ impl Child {
         }
         Ok(())
     }
+}
+
+/// A process inherits the cores of the thread that starts it, so one that is to keep to a half is started from a thread
+/// of its own.
+fn spawn(mut program: Command, half: Option<Half>) -> anyhow::Result<Process> {
+    let Some(half) = half else {
+        return Ok(program.spawn()?);
+    };
+    let runtime = tokio::runtime::Handle::current();
+    std::thread::spawn(move || {
+        let _inside = runtime.enter();
+        cores::keep_to(half)?;
+        Ok(program.spawn()?)
+    })
+    .join()
+    .expect("starting a process does not panic")
 }
 
 /// CPU time of a process so far in seconds, where the system tells; `self` is this one.

@@ -206,12 +206,19 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "agent.keep_checkpoints",
         environment: &[],
-        default: Fallback::Text("0"),
+        default: Fallback::Text("1000"),
         kind: Kind::Count {
             least: 0,
             most: 1_000_000,
         },
         about: "checkpoints kept for each thread beside the latest states of its subgraphs, the newest first; 0 keeps all",
+    },
+    Key {
+        name: "agent.keep_checkpoints_days",
+        environment: &[],
+        default: Fallback::Text("90"),
+        kind: Kind::Count { least: 0, most: 36_500 },
+        about: "days that checkpoints are kept; the latest state of a thread stays however old it is; 0 keeps all",
     },
     Key {
         name: "encryption_key",

@@ -97,6 +97,8 @@ pub struct AgentSettings {
     pub webhook_secret: Option<Secret>,
     /// Checkpoints kept for each thread; 0 keeps all.
     pub keep_checkpoints: u32,
+    /// How long checkpoints that are not the latest are kept; zero keeps all.
+    pub checkpoints_kept: Duration,
 }
 
 /// Whether callers of the agent server need an API key.
@@ -177,6 +179,7 @@ impl Settings {
                 run_attempts: values.number("agent.run_attempts"),
                 webhook_secret: values.optional("agent.webhook_secret").map(Secret::new),
                 keep_checkpoints: values.number("agent.keep_checkpoints"),
+                checkpoints_kept: Duration::from_secs(86_400 * values.number::<u64>("agent.keep_checkpoints_days")),
             },
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {

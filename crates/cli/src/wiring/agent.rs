@@ -140,6 +140,7 @@ impl AgentServer {
                     api_url: None,
                     thread_ttl: given.file.server.thread_ttl(),
                     keep_checkpoints: settings.agent.keep_checkpoints,
+                    checkpoints_kept: settings.agent.checkpoints_kept,
                 },
             });
             Some(Workers::start(engine, &queue, &Arc::new(registry), &world, &options)?)

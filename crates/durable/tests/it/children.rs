@@ -56,3 +56,18 @@ on_each! {
         world.check_invariants().await;
     }
 }
+
+on_each! {
+    async fn a_child_that_is_not_waited_for_is_refused(world) {
+        let workers = world.workers(2);
+        let stray = Op::Stray(Box::new(Script::new("stray", [])));
+        let parent = world.start(Script::new("a", [Op::Effect("before".into()), stray])).await;
+        let row = world.until_over(parent).await;
+        assert_eq!(row.state, JobState::Failed);
+        assert!(row.error.unwrap_or_default().contains("ctx.wait"));
+        let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+        assert!(children.is_empty());
+        workers.drain(crate::support::PATIENCE).await;
+        world.check_invariants().await;
+    }
+}

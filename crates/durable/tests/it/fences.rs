@@ -109,7 +109,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
         return;
     };
     let world = World::new(database).await;
-    for kind in ["step", "complete", "renew", "commit"] {
+    for kind in ["step", "one step", "complete", "renew", "commit"] {
         let id = world.start(Script::new("a", [Op::Effect("x".into())])).await;
         let stale = world.claim(1).await.remove(0);
         assert_eq!(stale.id, id);
@@ -145,18 +145,20 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                     id: job.id,
                     fence: job.fence,
                 };
+                let step = steps::NewStep {
+                    job: held,
+                    name: "s".into(),
+                    output: "1".into(),
+                };
                 match kind {
-                    "step" => {
-                        let step = steps::NewStep {
-                            job: held,
-                            name: "s".into(),
-                            output: "1".into(),
-                        };
-                        store
-                            .write(async |tx| steps::record(tx, &[step]).await)
-                            .await
-                            .map(|hit| hit.len())
-                    }
+                    "step" => store
+                        .write(async |tx| steps::record(tx, &[step]).await)
+                        .await
+                        .map(|hit| hit.len()),
+                    "one step" => store
+                        .write_one(async |tx| steps::record_one(tx, &step).await)
+                        .await
+                        .map(usize::from),
                     "complete" => store
                         .write(async |tx| jobs::complete(tx, &[held]).await)
                         .await

@@ -72,6 +72,27 @@ pub async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<
     Ok(gone)
 }
 
+/// Deletes the checkpoints of a thread whose ids sort before `id`, but for the latest of each namespace.
+///
+/// # Errors
+/// As every statement.
+pub async fn drop_before(tx: &mut Tx<'_>, thread: ThreadId, id: &str) -> Result<u64> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM checkpoints WHERE thread_id = $1 AND checkpoint_id < $2 AND EXISTS (
+             SELECT 1 FROM checkpoints AS later WHERE later.thread_id = $1
+             AND later.checkpoint_ns = checkpoints.checkpoint_ns AND later.checkpoint_id > checkpoints.checkpoint_id)"
+    )
+    .bind(thread.to_string())
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if gone > 0 {
+        sweep(tx, thread).await?;
+    }
+    Ok(gone)
+}
+
 /// Deletes blobs and writes of a thread that belong to no checkpoint of it.
 async fn sweep(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
     let thread = thread.to_string();

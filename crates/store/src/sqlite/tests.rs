@@ -29,32 +29,26 @@ async fn count(store: &Sqlite) -> i64 {
         .unwrap()
 }
 
-/// What was executed for the caller before it was dropped, where it was, and how many notes of its are kept.
-const STORIES: [(&[&str], At, i64); 7] = [
+const BEGIN: &str = "BEGIN IMMEDIATE";
+const SAVE: &str = "SAVEPOINT caller";
+const NOTE: &str = "INSERT INTO note VALUES ('a')";
+const RELEASE: &str = "RELEASE caller";
+const BACK: &str = "ROLLBACK TO caller";
+
+/// What was executed for a first caller, that is done or was dropped, and for a second one, that was dropped; where it
+/// was, and how many of their notes are kept.
+const STORIES: [(&[&str], At, i64); 11] = [
     (&[], At::Begins, 0),
-    (&["BEGIN IMMEDIATE"], At::Begins, 0),
-    (&["BEGIN IMMEDIATE"], At::Inside, 0),
-    (&["BEGIN IMMEDIATE", "SAVEPOINT caller"], At::Inside, 0),
-    (
-        &["BEGIN IMMEDIATE", "SAVEPOINT caller", "INSERT INTO note VALUES ('a')"],
-        At::Inside,
-        0,
-    ),
-    (
-        &["BEGIN IMMEDIATE", "SAVEPOINT caller", "INSERT INTO note VALUES ('a')"],
-        At::Leaves,
-        1,
-    ),
-    (
-        &[
-            "BEGIN IMMEDIATE",
-            "SAVEPOINT caller",
-            "INSERT INTO note VALUES ('a')",
-            "RELEASE caller",
-        ],
-        At::Leaves,
-        1,
-    ),
+    (&[BEGIN], At::Begins, 0),
+    (&[BEGIN, SAVE], At::Begins, 0),
+    (&[BEGIN, SAVE], At::Inside, 0),
+    (&[BEGIN, SAVE, NOTE], At::Inside, 0),
+    (&[BEGIN, SAVE, NOTE, BACK], At::Inside, 0),
+    (&[BEGIN, SAVE, NOTE, BACK, RELEASE], At::Inside, 0),
+    (&[BEGIN, SAVE, NOTE], At::Enters, 1),
+    (&[BEGIN, SAVE, NOTE, RELEASE], At::Enters, 1),
+    (&[BEGIN, SAVE, NOTE, RELEASE, SAVE], At::Enters, 1),
+    (&[BEGIN, SAVE, NOTE, RELEASE, SAVE, NOTE], At::Inside, 1),
 ];
 
 #[tokio::test]
@@ -67,6 +61,7 @@ async fn whoever_comes_next_puts_it_right() {
                 writer.conn.execute(*statement).await.unwrap();
             }
             writer.open = at != At::Begins;
+            writer.saved = writer.open;
             writer.at = at;
         }
         store
@@ -78,16 +73,44 @@ async fn whoever_comes_next_puts_it_right() {
     }
 }
 
+/// A caller that fails takes nothing along of those before it and after it.
+#[tokio::test]
+async fn a_caller_that_fails_fails_alone() {
+    let (_folder, store) = open().await;
+    let mut writer = store.writer.lock().await;
+    let mut answers = Vec::new();
+    for fails in [true, false, true, true, false, false] {
+        writer.enter().await.unwrap();
+        writer.conn.execute(NOTE).await.unwrap();
+        if fails {
+            writer.put_right(None).await;
+        } else {
+            answers.push(writer.leave(Hints::default()));
+        }
+    }
+    drop(writer);
+    store.work.notify_one();
+    for answer in answers {
+        assert!(answer.await.unwrap().is_ok());
+    }
+    assert_eq!(count(&store).await, 3);
+}
+
 /// SQLite rolled back the whole transaction while a caller of the same group already waited for its commit.
 #[tokio::test]
 async fn a_group_that_vanished_is_not_answered_as_committed() {
-    for (at, begun_anew) in [(At::Inside, false), (At::Asks, true)] {
+    for (at, begun_anew) in [
+        (At::Rest, false),
+        (At::Enters, false),
+        (At::Inside, false),
+        (At::Asks, true),
+    ] {
         let (_folder, store) = open().await;
         let committed = {
             let mut writer = store.writer.lock().await;
             writer.enter().await.unwrap();
             writer.conn.execute("INSERT INTO note VALUES ('lost')").await.unwrap();
-            let committed = writer.leave(Hints::default()).await.unwrap();
+            let committed = writer.leave(Hints::default());
             writer.conn.execute("ROLLBACK").await.unwrap();
             if begun_anew {
                 writer.conn.execute("BEGIN").await.unwrap();

@@ -488,6 +488,17 @@ async fn history_is_cut_without_orphans(database: Database) {
         .await
         .unwrap();
     assert!(bytes.checkpoints > 0 && bytes.channel_values == 18 && bytes.pending_writes == 24);
+    let gone = store
+        .write(async |tx| checkpoints::drop_before(tx, other, "1f0-0005").await)
+        .await
+        .unwrap();
+    assert_eq!(gone, 5, "the latest of the nested ones stays, however old");
+    assert_eq!(count(store, other).await[0], 6);
+    let again = store
+        .write(async |tx| checkpoints::drop_before(tx, other, "1f0-0005").await)
+        .await
+        .unwrap();
+    assert_eq!(again, 0);
     store
         .write(async |tx| checkpoints::delete_all(tx, other).await)
         .await

@@ -10,6 +10,9 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use uuid::Uuid;
+use uuid::fmt::Hyphenated;
+
+use crate::arguments::BenchOverload;
 
 /// A client that has waited for so long goes away.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,11 +20,13 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// generator is what was measured.
 const UNDER_WAY: usize = 8192;
 
-/// One server, one key, one size of body.
+/// One server, one key, one body but for the ids in it.
 pub(super) struct Load {
     http: reqwest::Client,
     url: String,
-    body_bytes: usize,
+    body: Vec<u8>,
+    /// Where in the body each trace run's ids stand.
+    ids: Vec<[usize; 2]>,
     places: Arc<Semaphore>,
 }
 
@@ -48,7 +53,7 @@ enum Fate {
 }
 
 impl Load {
-    pub(super) fn new(base: &str, key: &str, body_bytes: usize) -> anyhow::Result<Self> {
+    pub(super) fn new(base: &str, key: &str, options: &BenchOverload) -> anyhow::Result<Self> {
         let mut headers = HeaderMap::new();
         let mut key = HeaderValue::from_str(key).context("the API key")?;
         key.set_sensitive(true);
@@ -60,10 +65,12 @@ impl Load {
             .pool_max_idle_per_host(1024)
             .timeout(PATIENCE)
             .build()?;
+        let (body, ids) = rendered(options);
         Ok(Self {
             http,
             url: format!("{base}/runs/batch"),
-            body_bytes,
+            body,
+            ids,
             places: Arc::new(Semaphore::new(UNDER_WAY)),
         })
     }
@@ -125,15 +132,39 @@ impl Load {
         seen
     }
 
-    /// One new trace run.
+    /// New trace runs.
     fn request(&self) -> reqwest::RequestBuilder {
-        let id = Uuid::now_v7();
-        let filling = "x".repeat(self.body_bytes);
-        let body = format!(
-            r#"{{"post":[{{"id":"{id}","trace_id":"{id}","name":"bench","run_type":"chain","session_name":"bench overload","start_time":"2026-01-01T00:00:00Z","inputs":{{"text":"{filling}"}}}}]}}"#
-        );
+        let mut body = self.body.clone();
+        for places in &self.ids {
+            let id = Uuid::now_v7();
+            for &place in places {
+                id.hyphenated()
+                    .encode_lower(&mut body[place..place + Hyphenated::LENGTH]);
+            }
+        }
         self.http.post(&self.url).body(Bytes::from(body))
     }
+}
+
+/// A body, and where the ids of its trace runs stand. Rendered once: making text is not what is measured.
+fn rendered(options: &BenchOverload) -> (Vec<u8>, Vec<[usize; 2]>) {
+    let filling = "x".repeat(options.body_bytes as usize);
+    let nil = Uuid::nil();
+    let mut body = String::from(r#"{"post":["#);
+    let mut ids = Vec::new();
+    for nth in 0..options.runs {
+        body.push_str(if nth == 0 { r#"{"id":""# } else { r#",{"id":""# });
+        let id = body.len();
+        body.push_str(&nil.to_string());
+        body.push_str(r#"","trace_id":""#);
+        ids.push([id, body.len()]);
+        let rest = format!(
+            r#"{nil}","name":"bench","run_type":"chain","session_name":"bench overload","start_time":"2026-01-01T00:00:00Z","inputs":{{"text":"{filling}"}}}}"#
+        );
+        body.push_str(&rest);
+    }
+    body.push_str("]}");
+    (body.into_bytes(), ids)
 }
 
 async fn fate(request: reqwest::RequestBuilder, appointed: Instant) -> Fate {

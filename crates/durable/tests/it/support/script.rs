@@ -41,6 +41,8 @@ pub enum Op {
     Snooze(u32, u64),
     /// Starts children and waits; goes on when entered anew.
     Children(Vec<Script>, Option<(String, u32)>),
+    /// Starts a child without waiting for it, which is refused.
+    Stray(Box<Script>),
     /// Fails for good when a child ended badly.
     CheckChildren,
     /// Ends with nothing to write.
@@ -159,6 +161,11 @@ impl Workflow for Script {
                             })
                             .await;
                     }
+                }
+                Op::Stray(child) => {
+                    let how = Start::new(ctx.tenant()).child_of(ctx.job());
+                    ctx.commit(async |tx| towpath_durable::start(tx, &**child, how).await)
+                        .await?;
                 }
                 Op::CheckChildren => {
                     let children = ctx.children().await?;
