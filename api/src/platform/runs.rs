@@ -16,7 +16,8 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Path};
+use crate::extract::{Json, Path, whole};
+use crate::platform::names;
 pub use criteria::{Criteria, parse};
 use view::cost;
 use view::{Beside, Dialect, FIELDS, Shown};
@@ -62,11 +63,12 @@ pub struct Query {
     /// A filter which some run of the trace passes.
     tree_filter: Option<String>,
     /// `desc`, the newest first, which is the default, or `asc`.
-    #[schema(value_type = Option<String>, example = "desc")]
+    #[schema(value_type = Option<names::RunOrder>)]
     order: Option<Order>,
     /// At most so many, 1 to 100, which is the default.
     #[schema(minimum = 1, maximum = 100)]
-    limit: Option<usize>,
+    #[serde(default, deserialize_with = "whole")]
+    limit: Option<i64>,
     /// Where the page before ended.
     cursor: Option<String>,
     /// Fields wanted; all where nothing is said. Names that are not known are left out.
@@ -152,16 +154,15 @@ struct Wanted {
 fn cursor(text: Option<&str>) -> Result<Option<Position>, ApiError> {
     let text = text.filter(|text| !text.is_empty());
     text.map(|text| {
-        text.parse().map_err(|error| {
-            ApiError::invalid_at(vec!["body".into(), "cursor".into()], "value_error", format!("{error}"))
-        })
+        text.parse()
+            .map_err(|error| ApiError::bad_request(format!("cursor: {error}")))
     })
     .transpose()
 }
 
-fn limit(asked: Option<usize>, most: usize, field: &str, default: usize) -> Result<usize, ApiError> {
-    let limit = asked.unwrap_or(default);
-    if (1..=most).contains(&limit) {
+fn limit(asked: Option<i64>, most: usize, field: &str, default: usize) -> Result<usize, ApiError> {
+    let limit = asked.map_or(Some(default), |asked| usize::try_from(asked).ok());
+    if let Some(limit) = limit.filter(|limit| (1..=most).contains(limit)) {
         return Ok(limit);
     }
     let msg = format!("expected 1 to {most}");

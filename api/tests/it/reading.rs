@@ -207,7 +207,7 @@ async fn a_filter_that_is_none_is_refused_where_it_breaks() {
     world
         .post("/runs/query", &json!({"session": [session], "cursor": "x"}))
         .await
-        .expect(422);
+        .expect(400);
 }
 
 #[tokio::test]

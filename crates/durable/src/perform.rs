@@ -61,7 +61,9 @@ async fn attempt<World: Send + Sync + 'static>(
     let input = std::mem::take(&mut job.input);
     let runner = registry.runner(&kind);
     let limit = runner.as_ref().and_then(|runner| runner.attempt_limit());
-    let policy = runner.as_ref().map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
+    let policy = runner
+        .as_ref()
+        .map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
     // Nothing but its own row changes. (It records children only by waiting for them, which ends the attempt.)
     let bare = job.lane.is_none() && job.parent_id.is_none() && job.open_children == 0;
     let remaining = job
