@@ -7,7 +7,7 @@ mod view;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use towpath_domain::{ProjectId, Timestamp, TraceRunId};
+use towpath_domain::{ProjectId, Rejection, Timestamp, TraceRunId};
 use towpath_query::statistics::Statistics;
 use towpath_query::{Direction, Position, Question, Reader, Snapshot};
 use towpath_traces::row::Row;
@@ -24,6 +24,8 @@ use view::{Beside, Dialect, FIELDS, Shown};
 
 /// Runs on a page of v1.
 const PAGE: usize = 100;
+/// What v1 shows whatever was asked for: official clients cannot read a run without.
+const ALWAYS: [&str; 6] = ["id", "name", "run_type", "start_time", "trace_id", "session_id"];
 
 /// Which trace runs, and what of them. Fields that are not here are ignored: official clients send more.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -71,7 +73,14 @@ pub struct Query {
     limit: Option<i64>,
     /// Where the page before ended.
     cursor: Option<String>,
-    /// Fields wanted; all where nothing is said. Names that are not known are left out.
+    /// Refused: not available in this build.
+    data_source_type: Option<String>,
+    /// Refused: not available in this build; put it into `filter`.
+    search_filter: Option<String>,
+    /// Refused: not available in this build; `is_root` says as much.
+    execution_order: Option<i64>,
+    /// Fields wanted; all where nothing is said. Names that are not known are left out; `id`, `name`, `run_type`,
+    /// `start_time`, `trace_id` and `session_id` are always there.
     select: Option<Vec<String>>,
 }
 
@@ -121,7 +130,23 @@ pub struct Cursors {
     next: Option<String>,
 }
 
+/// Refuses what would choose and is not there: an answer that ignored it would show too much.
+fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
+    match asked.iter().find(|(_, there)| *there) {
+        None => Ok(()),
+        Some((field, _)) => Err(Rejection::unsupported(*field, format!("a query with {field}")).into()),
+    }
+}
+
 impl Query {
+    fn admit(&self) -> Result<(), ApiError> {
+        refuse(&[
+            ("data_source_type", self.data_source_type.is_some()),
+            ("search_filter", self.search_filter.is_some()),
+            ("execution_order", self.execution_order.is_some()),
+        ])
+    }
+
     fn criteria(&mut self) -> Criteria {
         Criteria {
             projects: OneOrMore::list(self.session.take()),
@@ -154,7 +179,7 @@ struct Wanted {
 fn cursor(text: Option<&str>) -> Result<Option<Position>, ApiError> {
     let text = text.filter(|text| !text.is_empty());
     text.map(|text| {
-        text.parse()
+        text.parse::<Position>()
             .map_err(|error| ApiError::bad_request(format!("cursor: {error}")))
     })
     .transpose()
@@ -243,11 +268,12 @@ pub async fn query(
     tenant: Tenant,
     Json(mut asked): Json<Query>,
 ) -> Result<Json<Page>, ApiError> {
+    asked.admit()?;
     let fields = match &asked.select {
         None => FIELDS.to_vec(),
         Some(names) => FIELDS
             .into_iter()
-            .filter(|field| *field == "id" || names.iter().any(|name| name == field))
+            .filter(|field| ALWAYS.contains(field) || names.iter().any(|name| name == field))
             .collect(),
     };
     let wanted = Wanted {
@@ -340,6 +366,7 @@ pub async fn statistics(
     tenant: Tenant,
     Json(mut asked): Json<Query>,
 ) -> Result<Json<Value>, ApiError> {
+    asked.admit()?;
     let criteria = asked.criteria();
     criteria.admit()?;
     let read = app.reading.run(move |reader| async move {

@@ -14,6 +14,8 @@ use crate::world::{Call, KEY, World};
 const OPEN: [&str; 8] = [
     "/info",
     "/api/v1/info",
+    "/attachments/{link}",
+    "/api/v1/attachments/{link}",
     "/livez",
     "/readyz",
     "/ok",

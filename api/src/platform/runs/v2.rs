@@ -8,7 +8,7 @@ use towpath_query::Direction;
 use uuid::Uuid;
 
 use super::view::{Dialect, FIELDS, Shown};
-use super::{Criteria, Wanted, cursor, limit, one, read};
+use super::{Criteria, Wanted, cursor, limit, one, read, refuse};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
@@ -54,6 +54,16 @@ pub struct Query {
     page_size: Option<i64>,
     /// Where the page before ended.
     cursor: Option<String>,
+    /// Refused: not available in this build.
+    ai_search: Option<String>,
+    /// Refused: not available in this build.
+    reference_dataset_id: Option<Uuid>,
+    /// Refused: not available in this build.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    min_feedback_modified_at: Option<Timestamp>,
+    /// Refused: not available in this build.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    max_feedback_modified_at: Option<Timestamp>,
 }
 
 /// A page of trace runs.
@@ -86,6 +96,12 @@ fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
     responses((status = 200, description = "A page", body = Page),
               (status = 404, description = "No such tracing project in this workspace"), ApiError))]
 pub async fn query(State(app): State<App>, tenant: Tenant, Json(asked): Json<Query>) -> Result<Json<Page>, ApiError> {
+    refuse(&[
+        ("ai_search", asked.ai_search.is_some()),
+        ("reference_dataset_id", asked.reference_dataset_id.is_some()),
+        ("min_feedback_modified_at", asked.min_feedback_modified_at.is_some()),
+        ("max_feedback_modified_at", asked.max_feedback_modified_at.is_some()),
+    ])?;
     let known = asked.ids.is_some() || asked.trace_id.is_some();
     let wanted = Wanted {
         direction: Direction::Newest,
