@@ -16,6 +16,7 @@ mod crons;
 mod docs;
 mod items;
 mod live;
+mod own_routes;
 mod runs;
 mod sse;
 mod system;
@@ -27,7 +28,7 @@ use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
-pub use app::{AgentApp, Parts, Settings};
+pub use app::{AgentApp, AuthCache, Parts, Settings};
 pub use errors::AgentError;
 
 /// The whole surface, ready to be served.
@@ -35,10 +36,12 @@ pub fn agent_router(app: AgentApp) -> Router {
     let settings = app.settings.clone();
     let (api, system, document) = described();
     let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
+    let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
     let system = system.with_state(app.clone());
     let open = system.clone().merge(docs::routes(&document));
-    let router = crate::layers::agent(api.with_state(app), open, settings.requests);
+    let own = own_routes::router(app.clone());
+    let router = crate::layers::agent(api.with_state(app), open, own, settings.requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use towpath_domain::Clock;
 use towpath_domain::export::Limits;
+use towpath_domain::{Clock, DeploymentId};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
+use towpath_traces::objects::Objects;
 use towpath_traces::wal::Wal;
 
 use crate::auth::Keys;
@@ -34,6 +35,8 @@ pub struct Parts {
     pub wal: Wal,
     /// Where traces are read.
     pub reading: Reading,
+    /// Where source archives lie.
+    pub objects: Objects,
     /// Seals the credentials of destinations.
     pub sealer: Sealer,
     /// Where exports may go, and how addresses of users are judged.
@@ -69,6 +72,16 @@ pub struct Settings {
     pub ingest_memory_bytes: usize,
     /// How many exports work at the same time.
     pub exports: Limits,
+    /// Where others reach this surface, without a slash at its end: what addresses in answers begin with.
+    pub public_url: String,
+}
+
+impl Settings {
+    /// Where the gateway serves a deployment.
+    #[must_use]
+    pub fn deployment_url(&self, deployment: DeploymentId) -> String {
+        format!("{}/d/{deployment}", self.public_url)
+    }
 }
 
 impl Default for Settings {
@@ -78,6 +91,7 @@ impl Default for Settings {
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
             exports: Limits::default(),
+            public_url: "http://127.0.0.1:8400".to_owned(),
         }
     }
 }

@@ -219,6 +219,20 @@ pub(crate) fn optional_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(fr
     Ok(Option::<Object<T>>::deserialize(from)?.map(|Object(value)| value))
 }
 
+/// Reads structs from objects only.
+pub(crate) fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
+    let read = Vec::<Object<T>>::deserialize(from)?;
+    Ok(read.into_iter().map(|Object(value)| value).collect())
+}
+
+/// Reads structs from objects only, or nothing from null. Needs `#[serde(default)]` beside it.
+pub(crate) fn optional_objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Vec<T>>, D::Error> {
+    let read = Option::<Vec<Object<T>>>::deserialize(from)?;
+    Ok(read.map(|read| read.into_iter().map(|Object(value)| value).collect()))
+}
+
 /// Reads a whole number, or nothing from null. What JSON calls an integer may be written as `57.0`. Needs
 /// `#[serde(default)]` beside it.
 pub(crate) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i64>, D::Error> {

@@ -49,13 +49,13 @@ struct Gates {
     ingest: Gate,
 }
 
-/// As [`limited`], with refusals in the shape of the agent surface.
-pub(crate) fn agent(router: Router, ops: Router, requests: usize) -> Router {
+/// As [`limited`], with refusals in the shape of the agent surface. What no route takes goes to `rest`.
+pub(crate) fn agent(router: Router, ops: Router, rest: Router, requests: usize) -> Router {
     let places = Arc::new(Gate::new(requests));
     router
         .layer(from_fn_with_state(places, limit_agent))
         .merge(ops)
-        .fallback(async || AgentError::not_found())
+        .fallback_service(rest)
         .method_not_allowed_fallback(async || AgentError::new(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"))
         .layer(CatchPanicLayer::custom(|panic| {
             report_panic(panic);
@@ -101,6 +101,17 @@ fn is_ingest(request: &Request) -> bool {
         && (path.starts_with("/runs") || path.starts_with("/feedback") || path.starts_with("/otel"))
         && !path.starts_with("/runs/query")
         && path != "/runs/stats"
+}
+
+/// Refuses when all places are taken, in the shape both surfaces share.
+pub(crate) async fn limit_places(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
+    match places.enter() {
+        Ok(_place) => next.run(request).await,
+        Err(wait) => {
+            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+            ApiError::unavailable("too many requests at once", wait).into_response()
+        }
+    }
 }
 
 async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {

@@ -17,6 +17,7 @@ pub mod serve;
 
 mod docs;
 mod gate;
+mod gateway;
 mod idempotency;
 mod internal;
 mod session;

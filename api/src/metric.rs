@@ -13,6 +13,7 @@ pub(crate) const INGEST_ITEMS: &str = "towpath_ingest_items_total";
 pub(crate) const INGEST_BYTES: &str = "towpath_ingest_bytes_total";
 pub(crate) const INGEST_DECODED: &str = "towpath_ingest_decoded_bytes_total";
 pub(crate) const DEPENDENCY_UP: &str = "towpath_dependency_up";
+pub(crate) const GATEWAY_HELD: &str = "towpath_gateway_held_seconds";
 pub(crate) const SIGN_INS: &str = "towpath_sign_ins_total";
 
 /// Says what the metrics of this room mean.
@@ -33,6 +34,11 @@ pub fn describe() {
         SHED,
         Unit::Count,
         "Requests refused at once, because too many were under way (requests) or memory was short (ingest_memory)"
+    );
+    metrics::describe_histogram!(
+        GATEWAY_HELD,
+        Unit::Seconds,
+        "What a request to a deployment waited for its agent server to be found and connected"
     );
     metrics::describe_gauge!(INGEST_MEMORY, Unit::Bytes, "Memory held by ingest bodies under way");
     metrics::describe_counter!(

@@ -1,17 +1,23 @@
 //! The platform surface: traces in, exports out, operations.
 
 pub mod attachments;
+pub mod deployments;
 pub mod destinations;
 pub mod exports;
 pub mod feedback;
 pub mod info;
 pub mod ingest;
+pub mod integrations;
+pub mod listeners;
 pub mod names;
 pub mod otel;
 pub mod reading;
+pub mod revision_logs;
+pub mod revisions;
 pub mod runs;
 pub mod sessions;
 pub mod settings;
+pub mod source_uploads;
 
 use std::collections::HashSet;
 
@@ -24,31 +30,36 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::app::App;
-use crate::{auth, docs, errors, internal, layers, ops, session, ui};
+use crate::{auth, docs, errors, gateway, internal, layers, ops, session, ui};
 
 /// The whole surface, ready to be served.
 pub fn platform_router(app: App) -> Router {
     let (api, document) = described(&app);
-    let health = ops::routes(app.ops.clone());
+    let beside = ops::routes(app.ops.clone()).merge(gateway::routes(&app));
     let requests = app.settings.requests;
     let pages = ui::routes(&app);
     layers::limited(
         api.merge(pages).with_state(app).merge(docs::routes(&document)),
-        health,
+        beside,
         requests,
     )
 }
 
 /// The API description without a server: what `/openapi.json` says.
 fn described(app: &App) -> (Router<App>, Value) {
-    let keyed = bulk_exports().merge(both_places(traces())).merge(traces_v2());
+    let keyed = bulk_exports()
+        .merge(both_places(traces()))
+        .merge(traces_v2())
+        .merge(below_api_host(control_plane()));
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
     let operators = internal::routes().route_layer(from_fn_with_state(app.clone(), auth::require_operator));
     let open = OpenApiRouter::default()
         .routes(routes!(info::get))
         .routes(routes!(attachments::get));
-    let open = both_places(open).merge(session::routes());
+    let open = both_places(open)
+        .merge(session::routes())
+        .merge(below_api_host(signed()));
     let (router, mut document) = keyed.merge(operators).merge(open).split_for_parts();
     document.merge(ops::Described::openapi());
     document.merge(docs::Described::openapi());
@@ -93,6 +104,45 @@ fn traces_v2() -> OpenApiRouter<App> {
         .routes(routes!(runs::v2::get))
 }
 
+/// Deployments and what belongs to them.
+fn control_plane() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(
+            deployments::create,
+            deployments::list,
+            deployments::delete_many
+        ))
+        .routes(routes!(deployments::get, deployments::update, deployments::delete))
+        .routes(routes!(revisions::create, revisions::list))
+        .routes(routes!(revisions::get))
+        .routes(routes!(revisions::redeploy))
+        .routes(routes!(revisions::interrupt))
+        .routes(routes!(revisions::interrupt_of_project))
+        .routes(routes!(revision_logs::of_build))
+        .routes(routes!(revision_logs::of_revision))
+        .routes(routes!(revision_logs::of_deployment))
+        .routes(routes!(source_uploads::upload_url))
+        .routes(routes!(source_uploads::push_token))
+        .routes(routes!(listeners::create, listeners::list))
+        .routes(routes!(listeners::get, listeners::update, listeners::delete))
+        .routes(routes!(integrations::list))
+        .routes(routes!(integrations::create))
+        .routes(routes!(integrations::delete))
+        .routes(routes!(integrations::repos))
+}
+
+/// What carries a token or a signature in the place of a key.
+fn signed() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(source_uploads::send))
+        .routes(routes!(integrations::webhook))
+}
+
+/// `langgraph deploy` puts `/api-host` in front where it is given the address of the whole platform.
+fn below_api_host(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
+    router.clone().nest("/api-host", router)
+}
+
 /// Official clients add nothing to the endpoint they are given, and people give it with and without `/api/v1`.
 fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     router.clone().nest("/api/v1", router)
@@ -103,7 +153,12 @@ fn both_places(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
 fn unique_operations(document: &mut OpenApi) {
     let paths: HashSet<String> = document.paths.paths.keys().cloned().collect();
     for (path, item) in &mut document.paths.paths {
-        let twice = path.strip_prefix("/api/v1").is_some_and(|bare| paths.contains(bare));
+        let also_below = |prefix| path.strip_prefix(prefix).is_some_and(|bare| paths.contains(bare));
+        let place = match () {
+            () if also_below("/api/v1") => "_api_v1",
+            () if also_below("/api-host") => "_api_host",
+            () => "",
+        };
         let operations = [
             &mut item.get,
             &mut item.post,
@@ -119,7 +174,6 @@ fn unique_operations(document: &mut OpenApi) {
                 .and_then(|tags| tags.first())
                 .map(String::as_str)
                 .unwrap_or_default();
-            let place = if twice { "_api_v1" } else { "" };
             operation.operation_id = Some(format!("{tag}_{name}{place}").replace('-', "_"));
         }
     }

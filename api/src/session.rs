@@ -55,6 +55,13 @@ impl Purpose {
     }
 }
 
+/// Whether the value of an `Authorization` header is a session's token.
+pub(crate) fn is_token_of(authorization: &str) -> bool {
+    authorization
+        .split_once(' ')
+        .is_some_and(|(_, token)| token.trim().starts_with(PREFIX))
+}
+
 /// The routes of this module. They authenticate by themselves: no workspace is needed to begin a session.
 pub(crate) fn routes() -> OpenApiRouter<App> {
     OpenApiRouter::default().routes(routes!(create))

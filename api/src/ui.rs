@@ -7,6 +7,7 @@
 
 pub(crate) mod assets;
 mod dead;
+mod deployments;
 mod exports;
 mod gate;
 pub(crate) mod history;
@@ -33,10 +34,11 @@ use crate::errors::ApiError;
 pub(crate) use gate::Links;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 6] = [
+pub(crate) const PAGES: [(&str, &str); 7] = [
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
     ("/ui/workers", "Workers"),
+    ("/ui/deployments", "Deployments"),
     ("/ui/exports", "Exports"),
     ("/ui/schedules", "Schedules"),
     ("/ui/dead", "Dead letters"),
@@ -55,6 +57,11 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/jobs/{job_id}/{action}", post(jobs::act))
         .route("/ui/workers", get(workers::page))
         .route("/ui/workers/{worker_id}/drain", post(workers::drain))
+        .route("/ui/deployments", get(deployments::list))
+        .route("/ui/deployments/{deployment_id}", get(deployments::detail))
+        .route("/ui/deployments/{deployment_id}/delete", post(deployments::delete))
+        .route("/ui/revisions/{revision_id}", get(deployments::revision))
+        .route("/ui/revisions/{revision_id}/{action}", post(deployments::act))
         .route("/ui/exports", get(exports::list))
         .route("/ui/exports/{export_id}", get(exports::detail))
         .route("/ui/schedules", get(schedules::page))

@@ -7,6 +7,7 @@ use crate::tree;
 
 const EVERY: &[&str] = &[
     "api",
+    "compute",
     "domain",
     "durable",
     "outbound",
@@ -27,13 +28,14 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("queue", &["domain"]),
     ("outbound", &["domain"]),
     ("runtime", &["domain", "outbound"]),
+    ("compute", &["domain", "outbound"]),
     ("durable", &["domain", "queue", "store"]),
     ("traces", &["domain", "store"]),
     ("query", &["domain", "store", "traces"]),
     (
         "workflows",
         &[
-            "domain", "durable", "outbound", "query", "queue", "runtime", "store", "traces",
+            "compute", "domain", "durable", "outbound", "query", "queue", "runtime", "store", "traces",
         ],
     ),
     ("workers", &["domain", "durable", "queue", "store"]),

@@ -19,9 +19,9 @@ expect = playwright.expect
 
 IMAGES = harness.ROOT / "docs" / "images"
 BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
-PAGES = ["queues", "jobs", "workers", "exports", "schedules", "dead"]
+PAGES = ["queues", "jobs", "workers", "deployments", "exports", "schedules", "dead"]
 # Pictures that the documents keep.
-PICTURED = {(name, "light") for name in [*PAGES, "job", "export", "sign-in"]} | {
+PICTURED = {(name, "light") for name in [*PAGES, "job", "export", "sign-in"] if name != "deployments"} | {
     (name, look) for name in ("queues", "job") for look in ("dark", "phone")
 }
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
@@ -78,6 +78,7 @@ def sign_in(page, key=harness.KEY):
 
 def fill(place):
     """Trace runs of some days in two projects, and three exports of them."""
+    revision_over(place, deploy(place, "pictured"))
     for project, days in (("support-agent", 14), ("nightly-eval", 5)):
         runs = [run(project, day, n) for day in range(days) for n in range(20 + day * 37 % 50)]
         for at in range(0, len(runs), 200):
@@ -215,6 +216,59 @@ def test_exports_show_their_days(browser, place):
         assert total == int(re.sub(r"\D", "", shown)) > 300
 
 
+def deploy(place, name):
+    """An image, for which no backend is here: its revision fails, and says so."""
+    body = {
+        "name": name,
+        "source": "external_docker",
+        "source_config": {},
+        "source_revision_config": {"image_uri": "registry.example/team/agent:1"},
+        "secrets": [{"name": "MODEL_KEY", "value": "canary-of-a-secret"}],
+    }
+    return place.call("POST", "/v2/deployments", body, status=201)
+
+
+def revision_over(place, deployment):
+    def ask():
+        found = place.call("GET", f"/v2/deployments/{deployment['id']}/revisions")["resources"][0]
+        return found if found["finished_at"] else None
+
+    return harness.until("the revision to be over", ask)
+
+
+def test_deployments_show_revisions_and_what_they_say_as_it_comes(browser, place):
+    made = deploy(place, "shown")
+    failed = revision_over(place, made)
+    assert failed["status"] == "DEPLOY_FAILED"
+    with reader(browser, place) as page:
+        page.goto(address(place, "deployments"))
+        row = page.locator("tbody tr", has_text="shown")
+        expect(row).to_contain_text("DEPLOY_FAILED")
+        expect(row).to_contain_text("nothing")
+        row.locator("td[data-is=Deployment] a").click()
+        expect(page.locator("h1")).to_have_text("shown")
+        expect(page.locator("body")).to_contain_text("MODEL_KEY")
+        assert "canary-of-a-secret" not in page.content()
+        expect(page.locator("[data-is=Revision]")).to_have_count(1)
+        lines = page.locator(".log > div")
+        before = lines.count()
+        assert before > 0
+        # Another one appears, with what it says, on the page that is open.
+        place.call("POST", f"/v2/deployments/{made['id']}/revisions", {}, status=201)
+        expect(page.locator("[data-is=Revision]")).to_have_count(2, timeout=15_000)
+        expect(lines).not_to_have_count(before, timeout=15_000)
+        page.locator("[data-is=Revision] a").last.click()
+        expect(page.locator(".why")).to_be_visible()
+        expect(page.locator(".head .pill").first).to_have_text("DEPLOY_FAILED")
+        page.get_by_role("button", name="Deploy again").click()
+        expect(page.locator("h1")).to_have_text("shown, revision 3")
+        expect(page.locator("dl")).to_contain_text("Deploys again")
+        page.goto(address(place, f"deployments/{made['id']}"))
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Delete").click()
+        expect(page.locator("tbody tr", has_text="shown")).to_have_count(0, timeout=30_000)
+
+
 def test_a_worker_is_shown_with_its_slots(browser, place):
     with reader(browser, place) as page:
         page.goto(address(place, "workers"))
@@ -257,7 +311,7 @@ def test_foreign_posts_are_refused(browser, place):
         expect(page.locator("tr#p-folds .pill")).to_have_text("active")
 
 
-@pytest.mark.parametrize("name", [*PAGES, "job", "export", "sign-in"])
+@pytest.mark.parametrize("name", [*PAGES, "job", "export", "deployment", "revision", "sign-in"])
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_page_fits_and_is_pictured(browser, place, name, look):
     size = {"width": 390, "height": 844} if look == "phone" else {}
@@ -271,6 +325,11 @@ def test_every_page_fits_and_is_pictured(browser, place, name, look):
             page.goto(address(place, "exports"))
             page.locator("tbody tr", has_text="warehouse").locator("a").click()
             page.wait_for_selector(".days")
+        elif name in ("deployment", "revision"):
+            page.goto(address(place, "deployments"))
+            row = page.locator("tbody tr", has_text="pictured")
+            row.locator("td[data-is=Deployment] a" if name == "deployment" else "td[data-is='Latest revision'] a").click()
+            page.wait_for_selector(".crumb")
         elif name != "sign-in":
             page.goto(address(place, name))
         expect(page.locator("h1, .brand").first).to_be_visible()

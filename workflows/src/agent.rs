@@ -3,17 +3,17 @@
 //! An agent server has a database, workers and a scheduler of its own, so its jobs are registered apart from the
 //! platform's.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::Secret;
 use towpath_durable::Registry;
 use towpath_outbound::Guard;
 use towpath_queue::Queue;
-use towpath_runtime::Graphs;
+use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 
+pub use crate::send_webhook::Rules;
 pub use crate::sweep_agent::ensure as ensure_sweeps;
 
 /// The world of an agent server's workflows.
@@ -23,7 +23,7 @@ pub struct AgentWorld {
     /// Where live events go.
     pub queue: Queue,
     /// The graphs this server offers.
-    pub graphs: Arc<Graphs>,
+    pub graphs: GraphSet,
     /// Judges addresses that users gave.
     pub guard: Guard,
     /// Times and limits.
@@ -44,6 +44,8 @@ pub struct Settings {
     pub log_all: bool,
     /// Signs the bodies of webhooks.
     pub webhook_secret: Option<Secret>,
+    /// Which addresses webhooks may call, and what they are told.
+    pub webhooks: Rules,
     /// Where this server is found, as its runs' metadata say.
     pub api_url: Option<String>,
     /// How long threads live that are made for runs and kept.
@@ -65,6 +67,7 @@ impl Default for Settings {
             events_kept: EVENTS_KEPT,
             log_all: false,
             webhook_secret: None,
+            webhooks: Rules::default(),
             api_url: None,
             thread_ttl: None,
             keep_checkpoints: 0,

@@ -13,6 +13,8 @@
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
 //! | [`spawn_export`] | none | starts the export of an interval, records the next |
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
+//! | [`build_revision`] | `deployment:<deployment>`, one place | fetches, builds and rolls out a revision |
+//! | [`delete_deployment`] | the same | tears a deployment down |
 //!
 //! And of an agent server ([`agent`]):
 //!
@@ -24,14 +26,20 @@
 //! | [`sweep_agent`] | none | ends what has lived long enough |
 
 pub mod agent;
+pub mod build_revision;
 pub mod clean_export;
 pub mod compact_day;
+pub mod delete_deployment;
 pub mod delete_project;
+pub mod deployment_log;
+pub mod deployments;
 pub mod export_part;
 pub mod fire_cron;
 pub mod fold_units;
 pub mod heavy;
+pub mod hosting;
 mod intents;
+pub mod keep_deployments;
 pub mod metric;
 pub mod run_agent;
 pub mod run_export;
@@ -57,4 +65,6 @@ pub fn registry() -> Registry<World> {
         .with::<spawn_export::SpawnExport>()
         .with::<compact_day::CompactDay>()
         .with::<sweep_traces::SweepTraces>()
+        .with::<build_revision::BuildRevision>()
+        .with::<delete_deployment::DeleteDeployment>()
 }

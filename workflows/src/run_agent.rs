@@ -19,6 +19,7 @@ mod items;
 mod start;
 mod stop;
 mod stream;
+mod typed;
 
 pub mod saver;
 
@@ -32,7 +33,7 @@ use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Verdict, Workflow};
 use towpath_runtime::Execution;
 use towpath_store::runs::{self, Run};
-use towpath_store::{self as store, Tx};
+use towpath_store::{self as store, Tx, attempts};
 
 use crate::agent::AgentWorld;
 
@@ -120,20 +121,26 @@ impl RunAgent {
         let attempt = host.attempt();
         if attempt > world.settings.max_attempts {
             let most = world.settings.max_attempts;
-            let message = format!(
-                "Run {} exceeded max attempts ({most}). Its workers were lost or could not reach their database.",
-                self.run
-            );
+            let attempts = world.store.read(async |tx| attempts::list(tx, run.job_id).await);
+            let last = attempts.await.retry()?.pop();
+            // What a process wrote last is for the operator; how it ended, for everybody.
+            let why = last
+                .as_ref()
+                .and_then(|last| last.error.lines().next())
+                .unwrap_or("its worker was lost");
+            let message = format!("Run {} exceeded max attempts ({most}). The last one: {why}", self.run);
             return Ok(host.failed("RuntimeError", &message));
         }
         host.began(self.run, attempt);
         let graph_id = configurable(kwargs, "graph_id")
             .and_then(Value::as_str)
             .unwrap_or_default();
-        let Some(graph) = world.graphs.get(graph_id) else {
+        // Held until the run is over: a set that is replaced meanwhile still ends what it began.
+        let graphs = world.graphs.current();
+        let Some(graph) = graphs.get(graph_id) else {
             return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
         };
-        let execution = match self.execution(world, run, kwargs, attempt) {
+        let execution = match self.execution(world, run, kwargs, attempt, host.fresh()) {
             Ok(execution) => execution,
             Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
         };
@@ -150,6 +157,7 @@ impl RunAgent {
         run: &Run,
         kwargs: &Kwargs,
         attempt: u32,
+        fresh: bool,
     ) -> Result<Execution, serde_json::Error> {
         let mut metadata: Map<String, Value> = serde_json::from_str(&run.metadata)?;
         metadata.extend(own_metadata(world, attempt));
@@ -178,6 +186,8 @@ impl RunAgent {
             attempt,
             run_id: self.run.0,
             thread_id: self.thread.0,
+            temporary: self.temporary,
+            fresh,
         })
     }
 }

@@ -4,10 +4,12 @@
 //! and `error`. With a secret configured, `x-towpath-signature: sha256=<hex>` is the HMAC-SHA256 of the body under it.
 //! `x-towpath-delivery` is the same for every attempt of one call, so that a receiver can drop repetitions.
 
+mod rules;
+
 use std::time::Duration;
 
 use hmac::{Hmac, Mac};
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::Sha256;
@@ -21,6 +23,8 @@ use towpath_store::{self as store, Tx};
 
 use crate::agent::AgentWorld;
 use crate::run_agent::rfc3339;
+
+pub use rules::Rules;
 
 /// How long one call may take.
 const LIMIT: Duration = Duration::from_secs(15);
@@ -80,8 +84,18 @@ impl Workflow for SendWebhook {
     async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
         let mut body = self.body.clone();
         body["webhook_sent_at"] = json!(rfc3339(world.store.clock().now()));
+        let rules = &world.settings.webhooks;
+        if let Some(refused) = rules.refuse(&self.url) {
+            return Err(Failure::fatal(refused));
+        }
+        rules.narrow(&mut body);
         let body = body.to_string();
         let mut headers = HeaderMap::new();
+        for (name, value) in &rules.headers {
+            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.reveal().parse::<HeaderValue>()) {
+                headers.insert(name, value);
+            }
+        }
         headers.insert("content-type", HeaderValue::from_static("application/json"));
         headers.insert("user-agent", HeaderValue::from_static("towpath-webhook"));
         let delivery = ctx.idempotency_token("webhook");

@@ -8,7 +8,7 @@ use towpath_domain::agent::{EventId, ThreadStatus};
 use towpath_domain::{Rejection, TenantId, ThreadId};
 use towpath_runtime::{
     At, CheckpointRef, Chunk, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
-    StateSnapshot, Update,
+    StateSnapshot, TypedSaved, Update,
 };
 use towpath_store::checkpoints::{self, Place};
 use towpath_store::threads::{self, Thread};
@@ -37,6 +37,14 @@ impl Host for StateHost {
 
     async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError> {
         self.0.list(ns, query).await
+    }
+
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+        self.0.load_typed(ns, id).await
+    }
+
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+        self.0.list_typed(ns, query).await
     }
 
     async fn save(&self, put: Put) -> Result<(), HostError> {

@@ -1,5 +1,6 @@
 //! What workflows need beside their input.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::TenantId;
@@ -13,6 +14,7 @@ use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
 
 use crate::heavy::Heavy;
+use crate::hosting::Hosting;
 
 /// The world of all workflows.
 pub struct World {
@@ -26,6 +28,8 @@ pub struct World {
     pub destinations: towpath_outbound::Settings,
     /// Where rows are decoded and encoded.
     pub heavy: Heavy,
+    /// What runs deployments, in the process that keeps them.
+    pub hosting: Option<Arc<Hosting>>,
     /// Sizes.
     pub sizes: Sizes,
     /// How many exports work at the same time, and how long one may take.
@@ -80,6 +84,15 @@ impl Default for Sizes {
 }
 
 impl World {
+    /// What runs deployments.
+    ///
+    /// # Errors
+    /// Retryable: another process has it, and serves the pool of these jobs.
+    pub(crate) fn hosting(&self) -> Result<&Hosting, Failure> {
+        let missing = || Failure::retry("this process keeps no deployments");
+        self.hosting.as_deref().ok_or_else(missing)
+    }
+
     /// Opens the destination of an export as it is stored now.
     ///
     /// # Errors

@@ -6,9 +6,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{Clock, TenantId};
 use towpath_queue::Queue;
-use towpath_runtime::Graphs;
+use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
+use towpath_workflows::agent::Rules;
 
 use crate::auth::Keys;
 use crate::ops::Ops;
@@ -24,7 +25,7 @@ pub struct Parts {
     /// Wakes, cancel signals and live events of runs.
     pub queue: Queue,
     /// The graphs this server offers.
-    pub graphs: Arc<Graphs>,
+    pub graphs: GraphSet,
     /// Whose server it is: every row it reads or writes is this workspace's.
     pub tenant: TenantId,
     /// Where API keys are kept, where callers need one; without it everybody may call.
@@ -43,6 +44,7 @@ pub struct Parts {
 pub struct Inner {
     parts: Parts,
     pub(crate) known: Keys,
+    pub(in crate::agent) remembered: super::auth::Remembered,
 }
 
 /// Limits and defaults of the surface.
@@ -66,8 +68,33 @@ pub struct Settings {
     pub item_ttl_minutes: Option<f64>,
     /// Whether reading an item lets its time begin anew, where the request does not say.
     pub refresh_on_read: bool,
+    /// The auth of the graphs' author decides who may call.
+    pub custom_auth: bool,
+    /// It also decides about the author's own routes, which are open otherwise.
+    pub own_routes_auth: bool,
+    /// How long its answers about callers are used again.
+    pub auth_cache: Option<AuthCache>,
+    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `meta`.
+    pub disabled: Vec<String>,
+    /// Headers that reach a run's `configurable` beside the usual ones, with `*` for any part.
+    pub headers_in: Vec<String>,
+    /// Headers that do not.
+    pub headers_out: Vec<String>,
+    /// Which addresses webhooks may call.
+    pub webhooks: Rules,
     /// A comment is sent on a stream, or a newline on a waiting answer, this often.
     pub heartbeat: Duration,
+}
+
+/// How long answers about callers are used again.
+#[derive(Clone, Debug)]
+pub struct AuthCache {
+    /// Headers that tell callers apart, in lower case.
+    pub headers: Vec<String>,
+    /// How long.
+    pub ttl: Duration,
+    /// Answers kept.
+    pub most: usize,
 }
 
 impl Default for Settings {
@@ -82,6 +109,13 @@ impl Default for Settings {
             thread_ttl: None,
             item_ttl_minutes: None,
             refresh_on_read: true,
+            custom_auth: false,
+            own_routes_auth: false,
+            auth_cache: None,
+            disabled: Vec::new(),
+            headers_in: Vec::new(),
+            headers_out: Vec::new(),
+            webhooks: Rules::default(),
             heartbeat: Duration::from_secs(5),
         }
     }
@@ -94,6 +128,7 @@ impl AgentApp {
         Self(Arc::new(Inner {
             parts,
             known: Keys::default(),
+            remembered: super::auth::Remembered::default(),
         }))
     }
 }

@@ -392,7 +392,7 @@ pub(crate) async fn graph(
             .parse::<Xray>()
             .map_err(|_| AgentError::invalid("Invalid xray value: expected true, false, or a positive integer"))
     })?;
-    let id = if name.parse::<Uuid>().is_err() && app.graphs.get(&name).is_some() {
+    let id = if name.parse::<Uuid>().is_err() && app.graphs.has(&name) {
         AssistantId::of_graph(&name)
     } else {
         <AssistantId as super::extract::PathValue>::read(&name)?
@@ -400,6 +400,7 @@ pub(crate) async fn graph(
     let row = find(&app, id).await?;
     let drawing = graph_of(&app, &row)?
         .drawing(xray)
+        .await
         .map_err(|error| AgentError::invalid(error.message))?;
     Ok(Json(drawing).into_response())
 }
@@ -438,7 +439,8 @@ pub(crate) async fn subgraphs(
     Query(depth): Query<Depth>,
 ) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
     let row = find(&app, id).await?;
-    Ok(Json(graph_of(&app, &row)?.subgraphs(None, depth.recurse.0)))
+    let found = graph_of(&app, &row)?.subgraphs(None, depth.recurse.0).await;
+    Ok(Json(found.map_err(|error| AgentError::invalid(error.message))?))
 }
 
 /// JSON schemas of the subgraphs at and below a namespace.
@@ -453,7 +455,8 @@ pub(crate) async fn subgraphs_of(
     Query(depth): Query<Depth>,
 ) -> Result<Json<BTreeMap<String, Schemas>>, AgentError> {
     let row = find(&app, id).await?;
-    Ok(Json(graph_of(&app, &row)?.subgraphs(Some(&namespace), depth.recurse.0)))
+    let found = graph_of(&app, &row)?.subgraphs(Some(&namespace), depth.recurse.0).await;
+    Ok(Json(found.map_err(|error| AgentError::invalid(error.message))?))
 }
 
 /// Versions of an assistant, newest first.
@@ -502,21 +505,23 @@ async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentE
 }
 
 /// The graph of an assistant. One that an earlier configuration had is as good as gone.
-fn graph_of<'a>(app: &'a AgentApp, row: &rows::Assistant) -> Result<&'a Graph, AgentError> {
+fn graph_of(app: &AgentApp, row: &rows::Assistant) -> Result<Graph, AgentError> {
     app.graphs
         .get(&row.graph_id)
         .ok_or_else(|| no_graph(app, &row.graph_id))
 }
 
 fn known_graph(app: &AgentApp, graph: &str) -> Result<(), AgentError> {
-    match app.graphs.get(graph) {
-        Some(_) => Ok(()),
-        None => Err(no_graph(app, graph)),
+    if app.graphs.has(graph) {
+        Ok(())
+    } else {
+        Err(no_graph(app, graph))
     }
 }
 
 fn no_graph(app: &AgentApp, graph: &str) -> AgentError {
-    let known: Vec<&str> = app.graphs.ids().collect();
+    let graphs = app.graphs.current();
+    let known: Vec<&str> = graphs.ids().collect();
     AgentError::missing(format!(
         "Graph '{graph}' not found. Expected one of: {}",
         known.join(", ")
@@ -535,7 +540,7 @@ fn which(
     }
     Ok(Which {
         graph_id,
-        graphs: app.graphs.ids().map(str::to_owned).collect(),
+        graphs: app.graphs.current().ids().map(str::to_owned).collect(),
         name: name.filter(|name| !name.is_empty()),
         metadata: metadata.unwrap_or_default(),
     })

@@ -433,10 +433,11 @@ fn assistant_of(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
-    if app.graphs.get(text).is_some() {
+    if app.graphs.has(text) {
         return Ok(AssistantId::of_graph(text));
     }
-    let known: Vec<&str> = app.graphs.ids().collect();
+    let graphs = app.graphs.current();
+    let known: Vec<&str> = graphs.ids().collect();
     Err(AgentError::invalid(format!(
         "Invalid assistant: '{text}'. Must be either: - A valid assistant UUID, or - One of the registered graphs: {}",
         known.join(", ")

@@ -173,7 +173,7 @@ async fn fill(
         supersteps: &supersteps,
         metadata: Map::new(),
     };
-    let done = thread_state::update(&app.store, app.tenant, graph, &update).await;
+    let done = thread_state::update(&app.store, app.tenant, &graph, &update).await;
     done.map(drop).map_err(state::refused)
 }
 

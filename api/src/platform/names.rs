@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use towpath_domain::deployment::{DeploymentStatus, DeploymentType, RevisionStatus, Source};
 use towpath_domain::export::{Compression, ExportStatus, Field};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
@@ -48,4 +49,23 @@ names! {
     DestinationType = ["s3", "file"];
     /// How a bucket is named in a request.
     Addressing = ["auto", "virtual", "path"];
+    /// Where a deployment comes from.
+    DeploymentSource = [Source::Github, Source::ExternalDocker, Source::InternalDocker, Source::InternalSource]
+        .map(Source::as_str);
+    /// How large a deployment is by default.
+    DeploymentTypeName = [DeploymentType::DevFree, DeploymentType::Dev, DeploymentType::Prod, DeploymentType::DevZero]
+        .map(DeploymentType::as_str);
+    /// Where a deployment stands.
+    DeploymentState = [
+        DeploymentStatus::AwaitingDatabase, DeploymentStatus::Ready, DeploymentStatus::Unused,
+        DeploymentStatus::AwaitingDelete, DeploymentStatus::Unknown,
+    ].map(DeploymentStatus::as_str);
+    /// Where a revision stands.
+    RevisionState = RevisionStatus::ALL.map(RevisionStatus::as_str);
+    /// Which way a list goes.
+    Order = ["asc", "desc"];
+    /// How loud a log line is.
+    LogLevel = ["DEBUG", "INFO", "WARNING", "ERROR"];
+    /// What a listener deploys to: `process` is the built-in one.
+    ComputeType = ["k8s", "process"];
 }

@@ -83,13 +83,14 @@ pub(crate) fn short(id: &impl ToString) -> String {
     text.get(text.len().saturating_sub(12)..).unwrap_or(&text).to_owned()
 }
 
-/// The colour of a job's state.
+/// The colour of a state: of jobs, exports, deployments and revisions.
 pub(crate) fn tone(state: &str) -> &'static str {
     match state {
-        "running" | "RUNNING" => "busy",
-        "succeeded" | "COMPLETED" => "good",
-        "failed" | "timed_out" | "FAILED" | "TIMEDOUT" => "bad",
-        "ready" | "blocked" | "waiting" | "scheduled" => "wait",
+        "running" | "RUNNING" | "BUILDING" | "DEPLOYING" => "busy",
+        "succeeded" | "COMPLETED" | "DEPLOYED" | "READY" => "good",
+        "failed" | "timed_out" | "FAILED" | "TIMEDOUT" | "CREATE_FAILED" | "BUILD_FAILED" | "DEPLOY_FAILED" => "bad",
+        "ready" | "blocked" | "waiting" | "scheduled" | "CREATING" | "QUEUED" | "AWAITING_BUILD"
+        | "AWAITING_DEPLOY" | "AWAITING_DATABASE" | "AWAITING_DELETE" => "wait",
         _ => "",
     }
 }

@@ -3,8 +3,10 @@
 mod auth;
 mod contract;
 mod dashboard;
+mod deployments;
 mod documents;
 mod exports;
+mod gateway;
 mod idempotency;
 mod operating;
 mod operations;

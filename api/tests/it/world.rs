@@ -248,7 +248,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
     let reader = towpath_query::Reader::new(store.clone(), objects.clone());
     let wal = Wal::new(
         store.clone(),
-        objects,
+        objects.clone(),
         options,
         Arc::new(|_| Box::pin(async { Ok(()) })),
     );
@@ -257,6 +257,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         queue: Queue::local(),
         wal,
         reading: Reading::new(reader, Heavy::with_threads(1).unwrap()),
+        objects,
         sealer: Sealer::new(Keys::parse(&"01".repeat(32)).unwrap()),
         destinations: towpath_outbound::Settings {
             guard: Guard::new(Policy {

@@ -1,6 +1,9 @@
 //! `towpath agent`: an agent server, in one process or in several.
 
-use anyhow::bail;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
 use towpath_domain::TenantId;
 use towpath_store::{Dialect, Store, access};
 use uuid::Uuid;
@@ -11,7 +14,7 @@ use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
 use crate::serve::roles;
-use crate::signals::Signals;
+use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
 use crate::wiring::{AgentParts, AgentServer, Roles};
@@ -66,6 +69,9 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         )));
     }
     let signals = Signals::listen()?;
+    if command.while_stdin_is_open {
+        signals::terminate_when_stdin_ends()?;
+    }
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {
         address: settings.listen,
@@ -76,11 +82,23 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         redis: settings.redis_uri.clone(),
         loopback: false,
         file,
+        tracing: None,
+        watch: false,
         metrics,
     };
     let server = AgentServer::start(&config, roles, parts).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
+    if let Some(file) = &command.address_file {
+        write_address(file, server.address()).with_context(|| format!("file {}", file.display()))?;
+    }
     server.run(signals).await
+}
+
+/// Whoever waits for the file finds the whole address or none.
+fn write_address(file: &Path, address: SocketAddr) -> std::io::Result<()> {
+    let draft = file.with_extension("new");
+    std::fs::write(&draft, format!("{address}\n"))?;
+    std::fs::rename(&draft, file)
 }
 
 /// The workspace whose server this is: the one that was told, else the only one there is, else one of our own.

@@ -51,6 +51,10 @@ pub enum Command {
     Exports(remote::Exports),
     /// Make and list destinations of exports.
     Destinations(remote::Destinations),
+    /// Deploy agent servers from repositories and images, change and delete them.
+    Deployments(remote::Deployments),
+    /// Follow, repeat and stop revisions of deployments.
+    Revisions(remote::Revisions),
     /// Look at everything this installation needs, and say what is wrong with it.
     Doctor(Doctor),
     /// Copy the data folder as it is at one moment, also while a server uses it.
@@ -171,6 +175,12 @@ pub struct Agent {
     /// How much is logged, as in info or info,towpath_durable=debug
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+    /// Write the address it listens on to this file once it does, for whoever chose port 0
+    #[arg(long, value_name = "FILE")]
+    pub address_file: Option<PathBuf>,
+    /// Drain and stop when standard input ends, as it does when the process that holds it is killed
+    #[arg(long)]
+    pub while_stdin_is_open: bool,
 }
 
 /// `towpath cron`
@@ -436,12 +446,28 @@ pub struct BenchAgent {
     /// The graph or assistant that is run.
     #[arg(long, default_value = "agent")]
     pub assistant: String,
+    /// What the server of its own offers: a graph that echoes, or one of two nodes in Python.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "server")]
+    pub graph: BenchGraph,
+    /// An interpreter that has langgraph, for the Python graph [default: one with an environment made for it]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
     /// Length of each phase.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
+}
+
+/// What `towpath bench agent` runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchGraph {
+    /// The native graph that echoes.
+    #[default]
+    Echo,
+    /// Two nodes in Python, a checkpoint after each; beside it the same graph without the server.
+    Python,
 }
 
 /// `towpath bench overload`

@@ -6,6 +6,7 @@ mod engine;
 mod export;
 mod ingest;
 mod overload;
+mod python;
 mod report;
 mod runs;
 mod server;

@@ -18,7 +18,7 @@ use std::path::PathBuf;
 use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
-pub use settings::{AgentAuth, LogFormat, Settings};
+pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings};
 pub use values::{Origin, Resolved};
 
 /// Which command the settings are for; a few defaults differ.
@@ -163,6 +163,15 @@ impl fmt::Display for Problems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.join("\n"))
     }
+}
+
+/// Whether a variable of this name holds a secret of the server itself.
+pub fn holds_secret(name: &str) -> bool {
+    use kind::Kind;
+    let secret = |kind: &Kind| matches!(kind, Kind::Uri(_) | Kind::ApiKey | Kind::EncryptionKey);
+    keys::KEYS
+        .iter()
+        .any(|key| secret(&key.kind) && key.environment.contains(&name))
 }
 
 /// The name in `known` that `wrong` was probably meant to be.

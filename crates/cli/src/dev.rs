@@ -13,6 +13,7 @@ use crate::arguments::{Dev, flag};
 use crate::config::{AgentAuth, Config, Mode};
 use crate::first_key::{self, FirstKey};
 use crate::graph_file::GraphFile;
+use crate::hosting::Tracing;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
@@ -48,14 +49,19 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         .map(crate::data_dir::DataDir::api_key_file);
     let keys = storage.store.clone();
     let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
-    let ids = file.graphs.ids().collect::<Vec<_>>().join(", ");
-    let agent = match agent(&config, keys, first.tenant, file, metrics).await {
+    let tracing = Tracing {
+        endpoint: format!("http://{}", reachable(server.address())),
+        key: first.key.clone(),
+        workspace: first.tenant.to_string(),
+    };
+    let agent = match agent(&config, keys, first.tenant, (file, tracing), metrics).await {
         Ok(agent) => agent,
         Err(why) => {
             server.drain().await?;
             return Err(why.context("the agent server"));
         }
     };
+    let ids = agent.graphs().join(", ");
     // Whoever reads this terminal may look. What listens to others too hands out no such link.
     let link = if server.address().ip().is_loopback() {
         server.sign_in_link(&first.key).await?
@@ -80,6 +86,14 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     ran
 }
 
+/// Where this machine finds an address that may mean all of its own.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    address
+}
+
 /// The graphs of dev's agent server. A file that lies in the current folder may be meant for another server, such as
 /// one of Python graphs: that is said, and keeps nobody from using the platform.
 fn graphs(config: &Config) -> anyhow::Result<GraphFile> {
@@ -98,7 +112,7 @@ async fn agent(
     config: &Config,
     keys: Store,
     tenant: TenantId,
-    file: GraphFile,
+    (file, tracing): (GraphFile, Tracing),
     metrics: PrometheusHandle,
 ) -> anyhow::Result<AgentServer> {
     let settings = &config.settings;
@@ -125,6 +139,8 @@ async fn agent(
         redis: None,
         loopback: true,
         file,
+        tracing: Some(tracing),
+        watch: true,
         metrics,
     };
     AgentServer::start(config, Roles::ALL, parts).await

@@ -2,127 +2,51 @@
 //!
 //! ```text
 //! {
-//!   "graphs": {"agent": {"native": "echo"}, "other": "./other.graph.json"},
+//!   "graphs": {"agent": "./agent.py:graph", "echo": {"native": "echo"}, "other": "./other.graph.json"},
+//!   "dependencies": [".", "./package", "name-of-a-package"], "python_version": "3.12",
 //!   "env": {"NAME": "value"} or ".env",
+//!   "auth": {"path": "./auth.py:auth", "cache": {"cache_keys": ["authorization"], "ttl_seconds": 60}},
 //!   "store": {"ttl": {"default_ttl": minutes, "refresh_on_read": true}},
 //!   "checkpointer": {"ttl": {"strategy": "delete" | "keep_latest", "default_ttl": minutes}},
-//!   "http": {"cors": {"allow_origins": […]}, "mount_prefix": "/…"}
+//!   "http": {"app": "./app.py:app", "cors": {"allow_origins": […]}, "mount_prefix": "/…", "disable_…": true,
+//!            "configurable_headers": {"includes": ["x-*"], "excludes": []}}
 //! }
 //! ```
+//!
+//! Keys that say how an image is built are for who builds one. Keys that nobody knows are reported.
+
+mod report;
+mod server;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
-use serde::Deserialize;
-use towpath_domain::agent::TtlStrategy;
 use towpath_domain::{Clock, Secret};
 use towpath_outbound::Guard;
+use towpath_runtime::hosted::environment::Wanted;
 use towpath_runtime::{Graphs, Outside};
-use towpath_store::threads::Ttl;
+use towpath_workflows::agent::Rules;
 
+use self::server::Env;
 use crate::exit::Usage;
+
+pub use self::server::Server;
 
 /// Names of such files in the current folder, the first found wins.
 const USUAL: [&str; 2] = ["langgraph.json", "towpath.json"];
 
 /// What a graph file says.
 pub struct GraphFile {
-    /// The graphs.
+    /// The graphs that are declared as data; those of users' own code are named.
     pub graphs: Graphs,
     /// What it says about the server.
     pub server: Server,
+    /// Where it lies; none of the graph that echoes.
+    pub path: Option<PathBuf>,
+    /// Its text.
+    pub text: String,
     env: BTreeMap<String, Secret>,
-}
-
-/// What a graph file says about the server. Every part may be missing.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub struct Server {
-    #[serde(default)]
-    store: Part,
-    #[serde(default)]
-    checkpointer: Part,
-    #[serde(default)]
-    http: Http,
-    env: Option<Env>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Part {
-    ttl: Option<TimeToLive>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct TimeToLive {
-    strategy: Option<TtlStrategy>,
-    /// Minutes.
-    default_ttl: Option<f64>,
-    refresh_on_read: Option<bool>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Http {
-    #[serde(default)]
-    cors: Cors,
-    mount_prefix: Option<String>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Cors {
-    allow_origins: Option<Vec<String>>,
-}
-
-#[derive(Clone, Deserialize)]
-#[serde(untagged)]
-enum Env {
-    File(PathBuf),
-    Here(BTreeMap<String, String>),
-}
-
-impl std::fmt::Debug for Env {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("***")
-    }
-}
-
-impl Server {
-    /// How long items of the store live that do not say, in minutes.
-    pub fn item_ttl_minutes(&self) -> Option<f64> {
-        self.store.ttl.as_ref()?.default_ttl.filter(|minutes| *minutes > 0.0)
-    }
-
-    /// Whether reading an item lets its time begin anew.
-    pub fn refresh_on_read(&self) -> bool {
-        let ttl = self.store.ttl.as_ref();
-        ttl.and_then(|ttl| ttl.refresh_on_read).unwrap_or(true)
-    }
-
-    /// How long threads live that do not say.
-    pub fn thread_ttl(&self) -> Option<Ttl> {
-        let ttl = self.checkpointer.ttl.as_ref()?;
-        Some(Ttl {
-            strategy: ttl.strategy.unwrap_or(TtlStrategy::Delete),
-            minutes: ttl.default_ttl.filter(|minutes| *minutes > 0.0)?,
-        })
-    }
-
-    /// Web pages that may call.
-    pub fn cors_origins(&self) -> Option<Vec<String>> {
-        let origins = self.http.cors.allow_origins.as_ref()?;
-        if origins.iter().any(|origin| origin == "*") {
-            return Some(Vec::new());
-        }
-        Some(origins.clone())
-    }
-
-    /// Where the server stands below its address.
-    pub fn mount_prefix(&self) -> Option<&str> {
-        self.http
-            .mount_prefix
-            .as_deref()
-            .filter(|prefix| prefix.starts_with('/'))
-    }
 }
 
 impl GraphFile {
@@ -131,6 +55,8 @@ impl GraphFile {
         Self {
             graphs: Graphs::echo(),
             server: Server::default(),
+            path: None,
+            text: "{}".to_owned(),
             env: BTreeMap::new(),
         }
     }
@@ -149,11 +75,17 @@ impl GraphFile {
         }
     }
 
-    fn read(path: &Path) -> anyhow::Result<Self> {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// Wrong usage: the file cannot be read, or says what cannot be used.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
         let shown = path.display();
         let usage = |why: String| anyhow!(Usage(format!("{shown}: {why}")));
         let text = std::fs::read_to_string(path).map_err(|error| usage(error.to_string()))?;
-        let folder = path.parent().unwrap_or(Path::new("."));
+        let path = std::path::absolute(path)?;
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        report::report(&text, shown.to_string().as_str());
         let graphs = Graphs::from_config(&text, folder).map_err(|error| usage(error.to_string()))?;
         let server: Server = serde_json::from_str(&text).map_err(|error| usage(error.to_string()))?;
         let env = match &server.env {
@@ -168,19 +100,102 @@ impl GraphFile {
                 text.lines().filter_map(line_of_env).collect()
             }
         };
-        Ok(Self { graphs, server, env })
+        Ok(Self {
+            graphs,
+            server,
+            env,
+            text,
+            path: Some(path.clone()),
+        })
     }
 
-    /// The graphs with what they need of the process: calls to the addresses that `guard` allows, and secrets by
-    /// their names in the file's own environment, else in the process's.
-    pub fn ready(&self, guard: Guard, environment: &BTreeMap<String, Secret>) -> Arc<Graphs> {
+    /// The folder its paths are relative to.
+    pub fn folder(&self) -> PathBuf {
+        let parent = self.path.as_deref().and_then(Path::parent);
+        parent.unwrap_or(Path::new("/")).to_owned()
+    }
+
+    /// The file's own environment.
+    pub const fn env(&self) -> &BTreeMap<String, Secret> {
+        &self.env
+    }
+
+    /// The file that holds the environment, where one does.
+    pub fn env_file(&self) -> Option<PathBuf> {
+        match &self.server.env {
+            Some(Env::File(file)) => Some(self.folder().join(file)),
+            _ => None,
+        }
+    }
+
+    /// What it says about webhooks; headers with what they take from the environment.
+    ///
+    /// # Errors
+    /// Wrong usage: a header names a variable that is not there, or not meant for it.
+    pub fn webhooks(&self, environment: &BTreeMap<String, Secret>) -> anyhow::Result<Rules> {
+        let webhooks = &self.server.webhooks;
+        let prefix = webhooks.env_prefix.as_deref().unwrap_or("LG_WEBHOOK_");
+        let mut headers = Vec::new();
+        for (name, template) in &webhooks.headers {
+            let value = filled(template, prefix, |name| {
+                self.env.get(name).or_else(|| environment.get(name))
+            });
+            let value = value.map_err(|why| anyhow!(Usage(format!("webhooks.headers.{name}: {why}"))))?;
+            headers.push((name.clone(), Secret::new(value)));
+        }
+        Ok(Rules {
+            require_https: webhooks.url.require_https,
+            domains: webhooks.url.allowed_domains.clone(),
+            ports: webhooks.url.allowed_ports.clone(),
+            max_url_bytes: webhooks.url.max_url_length,
+            headers,
+            fields: webhooks.allowed_fields.clone(),
+        })
+    }
+
+    /// What the environment of its Python code is made of.
+    pub fn wanted(&self) -> Wanted {
+        Wanted {
+            folder: self.folder(),
+            dependencies: self.server.dependencies.clone(),
+            version: self.server.python_version.clone(),
+            pip_config: self.server.pip_config_file.clone(),
+        }
+    }
+
+    /// The graphs that are declared as data with what they need of the process: calls to the addresses that `guard`
+    /// allows, and secrets by their names in the file's own environment, else in the process's.
+    pub fn declared(&self, guard: Guard, environment: &BTreeMap<String, Secret>) -> Graphs {
         let mut secrets = environment.clone();
         secrets.extend(self.env.clone());
         let outside = Outside::new(Clock::system())
             .calling(guard)
             .with_secrets(move |name| secrets.get(name).map(|secret| secret.reveal().to_owned()));
-        Arc::new(self.graphs.clone().with(&outside))
+        self.graphs.clone().with(&outside)
     }
+}
+
+/// A text with `${{ env.NAME }}` replaced.
+fn filled<'e>(template: &str, prefix: &str, find: impl Fn(&str) -> Option<&'e Secret>) -> Result<String, String> {
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once("${{") {
+        let (inside, after) = after.split_once("}}").ok_or("a \"${{\" without its \"}}\"")?;
+        let name = inside.trim().strip_prefix("env.").ok_or("expected ${{ env.NAME }}")?;
+        if !name.starts_with(prefix) {
+            return Err(format!(
+                "only variables that begin with {prefix} may be sent, not {name}"
+            ));
+        }
+        text.push_str(before);
+        text.push_str(
+            find(name)
+                .ok_or_else(|| format!("there is no variable {name}"))?
+                .reveal(),
+        );
+        rest = after;
+    }
+    Ok(text + rest)
 }
 
 /// `NAME=value`, with or without `export` and quotes. Comments and blank lines are none.
@@ -196,6 +211,8 @@ fn line_of_env(line: &str) -> Option<(String, Secret)> {
 
 #[cfg(test)]
 mod tests {
+    use towpath_domain::agent::TtlStrategy;
+
     use super::*;
 
     #[test]
@@ -227,11 +244,50 @@ mod tests {
     fn a_graph_that_cannot_be_used_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("towpath.json");
-        std::fs::write(&path, r#"{"graphs": {"mine": "./mine.py:graph"}}"#).unwrap();
+        std::fs::write(&path, r#"{"graphs": {"mine": "./mine.ts:graph"}}"#).unwrap();
         let Err(refused) = GraphFile::find(Some(&path)) else {
-            panic!("Python graphs are not for this build")
+            panic!("JavaScript graphs are not for this build")
         };
         assert!(refused.to_string().contains("mine"), "{refused}");
         assert!(refused.is::<Usage>());
+    }
+
+    #[test]
+    fn a_file_of_python_graphs_says_what_they_need() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("langgraph.json");
+        let text = r#"{
+            "graphs": {"a": "./a.py:graph", "b": {"path": "pkg.b:make", "description": "B"}, "e": {"native": "echo"}},
+            "dependencies": [".", "httpx"], "python_version": "3.12", "dockerfile_lines": [],
+            "auth": {"path": "./auth.py:auth"}, "http": {"app": "./app.py:app", "disable_store": true}
+        }"#;
+        std::fs::write(&path, text).unwrap();
+        let file = GraphFile::find(Some(&path)).unwrap();
+        assert_eq!(file.graphs.ids().collect::<Vec<_>>(), ["e"]);
+        assert_eq!(file.graphs.code().keys().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(file.server.auth().path.as_deref(), Some("./auth.py:auth"));
+        assert_eq!(file.server.disabled(), ["store"]);
+        assert!(file.server.own_routes());
+        let wanted = file.wanted();
+        assert_eq!(
+            (wanted.dependencies.len(), wanted.version.as_deref()),
+            (2, Some("3.12"))
+        );
+    }
+
+    #[test]
+    fn a_file_says_what_webhooks_may() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("langgraph.json");
+        let text = r#"{"graphs": {"e": {"native": "echo"}}, "env": {"LG_WEBHOOK_KEY": "k", "OTHER": "o"},
+            "webhooks": {"url": {"require_https": true, "allowed_domains": ["a.example"]},
+                         "headers": {"x-key": "Bearer ${{ env.LG_WEBHOOK_KEY }}"}, "allowed_fields": ["run_id"]}}"#;
+        std::fs::write(&path, text).unwrap();
+        let rules = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap();
+        assert_eq!(rules.headers[0].1.reveal(), "Bearer k");
+        assert!(rules.refuse("http://a.example/").is_some());
+        std::fs::write(&path, text.replace("LG_WEBHOOK_KEY }}", "OTHER }}")).unwrap();
+        let refused = GraphFile::read(&path).unwrap().webhooks(&BTreeMap::new()).unwrap_err();
+        assert!(refused.to_string().contains("OTHER"), "{refused}");
     }
 }

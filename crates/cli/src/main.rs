@@ -19,8 +19,10 @@ mod doctor;
 mod exit;
 mod first_key;
 mod graph_file;
+mod hosting;
 mod keys;
 mod migrate;
+mod reload;
 mod remote;
 mod serve;
 mod shell;
@@ -70,6 +72,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Schedules(command) => block_on(remote::schedules(command)),
         Command::Exports(command) => block_on(remote::exports(command)),
         Command::Destinations(command) => block_on(remote::destinations(command)),
+        Command::Deployments(command) => block_on(remote::deployments(command)),
+        Command::Revisions(command) => block_on(remote::revisions(command)),
         Command::Doctor(command) => block_on(doctor::run(command)),
         Command::Backup(command) => block_on(backup::create(command)),
         Command::Restore(command) => block_on(backup::restore(command)),

@@ -2,18 +2,20 @@
 
 pub mod arguments;
 mod client;
+mod deployments;
 mod destinations;
 mod exports;
 mod jobs;
 mod print;
 mod queues;
+mod revisions;
 mod schedules;
 mod workers;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use arguments::{Dead, Destinations, Exports, Jobs, Queues, Schedules, Workers};
+pub use arguments::{Dead, Deployments, Destinations, Exports, Jobs, Queues, Revisions, Schedules, Workers};
 pub use client::Client;
 
 /// Between two looks at something that is waited for.
@@ -80,6 +82,24 @@ pub async fn exports(command: Exports) -> anyhow::Result<()> {
 pub async fn destinations(command: Destinations) -> anyhow::Result<()> {
     let client = Client::new(&command.server)?;
     destinations::run(&client, command.command.unwrap_or_default(), command.server.output).await
+}
+
+/// `towpath deployments`
+///
+/// # Errors
+/// What the server refuses, when it cannot be reached, and a revision that was waited for and is not deployed.
+pub async fn deployments(command: Deployments) -> anyhow::Result<()> {
+    let client = Client::new(&command.server)?;
+    deployments::run(&client, command.command.unwrap_or_default(), command.server.output).await
+}
+
+/// `towpath revisions`
+///
+/// # Errors
+/// What the server refuses, when it cannot be reached, and a revision that was waited for and is not deployed.
+pub async fn revisions(command: Revisions) -> anyhow::Result<()> {
+    let client = Client::new(&command.server)?;
+    revisions::run(&client, command.command, command.server.output).await
 }
 
 /// Where `towpath dev` keeps its first key, by default.

@@ -42,3 +42,16 @@ impl Signals {
         });
     }
 }
+
+/// Has this process asked to drain when its standard input ends. The system closes that when whoever holds the other end
+/// dies, however that happens.
+///
+/// # Errors
+/// When the system gives no thread.
+pub fn terminate_when_stdin_ends() -> std::io::Result<()> {
+    std::thread::Builder::new().name("stdin".to_owned()).spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = nix::sys::signal::raise(nix::sys::signal::Signal::SIGTERM);
+    })?;
+    Ok(())
+}

@@ -1,6 +1,7 @@
 //! Puts the rooms together for the roles of this process, and takes them apart again.
 
 mod agent;
+mod hosting;
 mod housekeeping;
 mod parts;
 mod roles;
@@ -21,7 +22,7 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
-use towpath_workflows::sweep_traces;
+use towpath_workflows::{keep_deployments, sweep_traces};
 
 use crate::config::Config;
 use crate::signals::Signals;
@@ -29,7 +30,7 @@ use crate::storage::Storage;
 use crate::telemetry;
 use parts::Shared;
 
-pub use agent::{AgentParts, AgentServer};
+pub use agent::{AgentParts, AgentServer, offer};
 pub use roles::Roles;
 
 /// A process at work.
@@ -45,6 +46,8 @@ pub struct Server {
     workers: Option<Workers>,
     scheduler: Option<Scheduler>,
     upkeep: JoinHandle<()>,
+    /// Keeps deployments, until it is told to stop them.
+    deployments: Option<(CancellationToken, JoinHandle<()>)>,
     /// The folder's lock, given back last.
     _data: Option<crate::data_dir::DataDir>,
 }
@@ -76,13 +79,14 @@ impl Server {
         let mut registry = towpath_workflows::registry();
         registry.attach(&store);
 
+        let hosting = hosting::open(config, roles, shared.guard(), address)?;
         let draining = CancellationToken::new();
         let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal());
         let app = wal
             .as_ref()
-            .map(|wal| shared.app(settings, wal.clone(), ops.clone()))
+            .map(|wal| shared.app(settings, address, wal.clone(), ops.clone()))
             .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),
@@ -98,10 +102,19 @@ impl Server {
         } else {
             None
         };
+        let mut deployments = None;
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
-            let options = parts::pools(settings, &registry.pools());
-            let world = Arc::new(shared.world(settings)?);
+            let mut pools = registry.pools();
+            // Performed where deployments are run, and nowhere else.
+            pools.retain(|pool| *pool != towpath_workflows::hosting::POOL || hosting.is_some());
+            let options = parts::pools(settings, &pools);
+            let world = Arc::new(shared.world(settings, hosting.clone())?);
+            deployments = hosting.map(|_| {
+                let stop = CancellationToken::new();
+                let keeping = keep_deployments::run(Arc::clone(&world), stop.clone());
+                (stop, tokio::spawn(keeping))
+            });
             Some(Workers::start(
                 engine,
                 &shared.queue,
@@ -129,6 +142,7 @@ impl Server {
             workers,
             scheduler,
             upkeep,
+            deployments,
             _data: data,
         })
     }
@@ -219,6 +233,11 @@ impl Server {
         };
         // Together: both have the same grace.
         let ((), served) = tokio::join!(workers, self.http);
+        // After the requests that go to them, and the builds that replace them.
+        if let Some((stop, kept)) = self.deployments {
+            stop.cancel();
+            let _ = kept.await;
+        }
         if let Some(scheduler) = self.scheduler {
             scheduler.stop().await;
         }

@@ -95,6 +95,18 @@ id! {
     RunId,
     /// A recurring run of the agent server.
     CronId,
+    /// An agent server that the platform keeps.
+    DeploymentId,
+    /// One state of what a deployment runs.
+    RevisionId,
+    /// The process that holds a compute backend.
+    ListenerId,
+    /// A way into repositories.
+    IntegrationId,
+    /// A line of a revision's log.
+    LogLineId,
+    /// A source archive that a client sends.
+    UploadId,
 }
 
 /// The namespace under which clients make the ids of assistants that come with a graph.

@@ -6,9 +6,11 @@
 
 pub mod agent;
 pub mod clock;
+pub mod deployment;
 pub mod export;
 pub mod failpoint;
 pub mod filter;
+pub mod git;
 pub mod id;
 pub mod job;
 pub mod patch;
@@ -20,8 +22,9 @@ pub mod traceparent;
 
 pub use clock::Clock;
 pub use id::{
-    AssistantId, CronId, DestinationId, ExportId, ExportRunId, JobId, KeyId, OrganizationId, ProjectId, RequestId,
-    RunId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, WorkerId,
+    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, IntegrationId, JobId, KeyId, ListenerId,
+    LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId, ScheduleId, SegmentId, TenantId, ThreadId,
+    TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

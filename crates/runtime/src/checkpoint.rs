@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::Shared;
+use crate::{Shared, TypedPut, TypedWrites};
 
 /// Channel name to version. Versions are texts that sort: 32 digits, a point, a random fraction (so that two forks of
 /// one checkpoint never share the key of a stored value).
@@ -105,6 +105,10 @@ pub enum Save {
     Checkpoint(Put),
     /// Writes on a checkpoint.
     Writes(PutWrites),
+    /// A checkpoint whose values the graph encoded.
+    TypedCheckpoint(TypedPut),
+    /// Writes that the graph encoded.
+    TypedWrites(TypedWrites),
 }
 
 /// Names one checkpoint, as the API writes it.
@@ -130,6 +134,8 @@ impl Save {
         match self {
             Self::Checkpoint(put) => &put.ns,
             Self::Writes(put) => &put.ns,
+            Self::TypedCheckpoint(put) => &put.ns,
+            Self::TypedWrites(put) => &put.ns,
         }
     }
 }

@@ -2,15 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use serde_json::{Map, Value, json};
 
-use crate::{Graph, Outside, native};
+use crate::hosted::Pool;
+use crate::{Graph, Outside, hosted, native};
 
 /// All graphs a server offers.
 #[derive(Clone, Debug, Default)]
 pub struct Graphs {
     graphs: BTreeMap<String, Graph>,
+    /// Graphs that a child process has to load, by id, with the path the file gives.
+    code: BTreeMap<String, String>,
+    /// The children, where there are any.
+    pool: Option<Arc<Pool>>,
 }
 
 /// A config file, or a graph of it, that cannot be used. The text names the graph.
@@ -39,10 +45,12 @@ impl Graphs {
         let graph = native::Graph::parse("agent", None, None, &json!("echo")).expect("the echo graph is well declared");
         Self {
             graphs: BTreeMap::from([("agent".to_owned(), Graph::Native(graph))]),
+            ..Self::default()
         }
     }
 
-    /// Reads a config file's text. Paths in it are relative to `folder`.
+    /// Reads a config file's text. Paths in it are relative to `folder`. Graphs of users' own code are named in
+    /// [`Graphs::code`]; they are there once their children are: see [`Graphs::with_hosts`].
     ///
     /// # Errors
     /// The text is no config file, or a graph of it cannot be used.
@@ -52,15 +60,46 @@ impl Graphs {
         let entries = entries
             .filter(|entries| !entries.is_empty())
             .ok_or(ConfigError::Graphs)?;
-        let mut graphs = BTreeMap::new();
+        let mut all = Self::default();
         for (id, entry) in entries {
-            let graph = read(id, entry, folder).map_err(|message| ConfigError::Graph {
+            let declared = read(id, entry, folder).map_err(|message| ConfigError::Graph {
                 id: id.clone(),
                 message,
             })?;
-            graphs.insert(id.clone(), Graph::Native(graph));
+            match declared {
+                Declared::Native(graph) => {
+                    all.graphs.insert(id.clone(), Graph::Native(*graph));
+                }
+                Declared::Code(path) => {
+                    all.code.insert(id.clone(), path);
+                }
+            }
         }
-        Ok(Self { graphs })
+        Ok(all)
+    }
+
+    /// Graphs of users' own code: id, and the path the config file gives.
+    #[must_use]
+    pub fn code(&self) -> &BTreeMap<String, String> {
+        &self.code
+    }
+
+    /// The same graphs, with those that the children of a pool have loaded.
+    #[must_use]
+    pub fn with_hosts(mut self, pool: Pool) -> Self {
+        let pool = Arc::new(pool);
+        for graph in hosted::Graph::of_pool(&pool) {
+            let graph = Graph::Hosted(graph);
+            self.graphs.insert(graph.id().to_owned(), graph);
+        }
+        self.pool = Some(pool);
+        self
+    }
+
+    /// The child processes that run graphs of users' own code, where there are such graphs.
+    #[must_use]
+    pub fn hosts(&self) -> Option<&Arc<Pool>> {
+        self.pool.as_ref()
     }
 
     /// The same graphs with what they need of the process.
@@ -69,6 +108,8 @@ impl Graphs {
         for graph in self.graphs.values_mut() {
             match graph {
                 Graph::Native(graph) => graph.set_outside(outside.clone()),
+                // Its code reaches outside by itself.
+                Graph::Hosted(_) => {}
             }
         }
         self
@@ -91,30 +132,97 @@ impl Graphs {
     }
 }
 
-fn read(id: &str, entry: &Value, folder: &Path) -> Result<native::Graph, String> {
-    match entry {
-        Value::String(path) => from_path(id, path, None, folder),
-        Value::Object(entry) => match (entry.get("native"), entry.get("path").and_then(Value::as_str)) {
-            (Some(_), _) => declared(id, entry, None),
-            (None, Some(path)) => from_path(id, path, text(entry, "description")?, folder),
-            (None, None) => Err("expected {\"native\": …} or a path ending in .graph.json".to_owned()),
-        },
-        _ => Err("expected {\"native\": …} or a path ending in .graph.json".to_owned()),
+/// The graphs a server offers now. They can be replaced while it runs: who took some keeps them until it lets go, and
+/// the children of a set end when nobody holds it any more.
+#[derive(Clone, Debug, Default)]
+pub struct GraphSet(Arc<RwLock<Arc<Graphs>>>);
+
+impl GraphSet {
+    /// Offers these.
+    #[must_use]
+    pub fn new(graphs: Graphs) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(graphs))))
+    }
+
+    /// What is offered now. Whoever runs a graph of it holds it until the run is over.
+    #[must_use]
+    pub fn current(&self) -> Arc<Graphs> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A graph that is offered now.
+    #[must_use]
+    pub fn get(&self, id: &str) -> Option<Graph> {
+        self.current().get(id).cloned()
+    }
+
+    /// Whether a graph is offered now.
+    #[must_use]
+    pub fn has(&self, id: &str) -> bool {
+        self.current().get(id).is_some()
+    }
+
+    /// Offers these from now on: whatever starts later runs on them, whatever is under way ends on what it began with.
+    /// Answers what was offered before.
+    pub fn swap(&self, graphs: Graphs) -> Arc<Graphs> {
+        let mut current = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut current, Arc::new(graphs))
     }
 }
 
+impl From<Graphs> for GraphSet {
+    fn from(graphs: Graphs) -> Self {
+        Self::new(graphs)
+    }
+}
+
+enum Declared {
+    Native(Box<native::Graph>),
+    Code(String),
+}
+
+fn read(id: &str, entry: &Value, folder: &Path) -> Result<Declared, String> {
+    match entry {
+        Value::String(path) => from_path(id, path, None, folder),
+        Value::Object(entry) => match (entry.get("native"), entry.get("path").and_then(Value::as_str)) {
+            (Some(_), _) => declared(id, entry, None).map(|graph| Declared::Native(Box::new(graph))),
+            (None, Some(path)) => from_path(id, path, text(entry, "description")?, folder),
+            (None, None) => Err(EXPECTED.to_owned()),
+        },
+        _ => Err(EXPECTED.to_owned()),
+    }
+}
+
+const EXPECTED: &str =
+    "expected \"./file.py:variable\", {\"path\": …}, {\"native\": …} or a path ending in .graph.json";
+
 /// A file holds `{"native": …, "name"?, "description"?}`.
-fn from_path(id: &str, path: &str, description: Option<&str>, folder: &Path) -> Result<native::Graph, String> {
+fn from_path(id: &str, path: &str, description: Option<&str>, folder: &Path) -> Result<Declared, String> {
     if !path.ends_with(".graph.json") {
-        return Err(format!(
-            "{path:?} names code; this build runs native graphs only: {{\"native\": …}} or a path ending in .graph.json"
-        ));
+        return code(path).map(Declared::Code);
     }
     let text = std::fs::read_to_string(folder.join(path)).map_err(|error| format!("cannot read {path:?}: {error}"))?;
     let file: Value = serde_json::from_str(&text).map_err(|error| format!("{path:?} is not JSON: {error}"))?;
     let file = file.as_object().filter(|file| file.contains_key("native"));
     let file = file.ok_or_else(|| format!("{path:?} must hold an object with `native`"))?;
-    declared(id, file, description)
+    declared(id, file, description).map(|graph| Declared::Native(Box::new(graph)))
+}
+
+/// `./file.py:name` or `package.module:name`.
+fn code(path: &str) -> Result<String, String> {
+    let (module, name) = path.rsplit_once(':').unwrap_or((path, ""));
+    let extension = Path::new(module).extension().and_then(|extension| extension.to_str());
+    if matches!(extension, Some("js" | "mjs" | "cjs" | "ts" | "mts" | "tsx" | "jsx")) {
+        return Err(format!(
+            "{path:?} is JavaScript; this build runs graphs written in Python, and native ones"
+        ));
+    }
+    if module.is_empty() || name.is_empty() {
+        return Err(format!(
+            "{path:?} must name a file and a variable of it, such as \"./agent.py:graph\""
+        ));
+    }
+    Ok(path.to_owned())
 }
 
 fn declared(id: &str, entry: &Map<String, Value>, description: Option<&str>) -> Result<native::Graph, String> {

@@ -1,14 +1,14 @@
 //! One run of a graph: what it is given, what it tells, how it ends.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::{CheckpointRef, HostError};
+use crate::{CheckpointRef, HostError, Shared};
 
 /// What a run is given. A run that is tried again (the host was lost) gets the same values with a higher `attempt`:
 /// when the latest checkpoint's metadata names the same run, the graph goes on from there by itself.
@@ -41,6 +41,10 @@ pub struct Execution {
     pub run_id: Uuid,
     /// The thread.
     pub thread_id: Uuid,
+    /// Nobody will look at the thread afterwards.
+    pub temporary: bool,
+    /// The thread has no checkpoints yet.
+    pub fresh: bool,
 }
 
 impl Execution {
@@ -61,6 +65,8 @@ impl Execution {
             attempt: 1,
             run_id,
             thread_id,
+            temporary: false,
+            fresh: false,
         }
     }
 
@@ -72,7 +78,7 @@ impl Execution {
 }
 
 /// What a client says beside an input. `goto` is one target or a list of them; a resume of `null` is none.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Command {
     /// Writes to channels: an object, or a list of `[channel, value]` pairs.
     #[serde(default)]
@@ -86,7 +92,7 @@ pub struct Command {
 }
 
 /// A target of [`Command::goto`].
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Goto {
     /// A node, on the state.
@@ -269,11 +275,11 @@ pub struct UnknownMode(String);
 pub struct Chunk {
     /// First part of the event's name: `values`, `updates`, `messages`, `messages/metadata`, `messages/partial`,
     /// `messages/complete`, `custom`, `tasks`, `checkpoints`, `debug`, `events`.
-    pub mode: &'static str,
+    pub mode: Cow<'static, str>,
     /// Where it comes from: one `node:task_uuid` per level of nesting; empty for the graph itself.
     pub namespace: Vec<String>,
     /// JSON.
-    pub data: Box<RawValue>,
+    pub data: Box<str>,
 }
 
 impl Chunk {
@@ -282,7 +288,7 @@ impl Chunk {
     #[must_use]
     pub fn event(&self) -> String {
         if self.namespace.is_empty() || self.mode.starts_with("messages/") {
-            return self.mode.to_owned();
+            return self.mode.clone().into_owned();
         }
         format!("{}|{}", self.mode, self.namespace.join("|"))
     }
@@ -292,7 +298,7 @@ impl Chunk {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finish {
     /// The state of the thread.
-    pub values: Value,
+    pub values: Shared,
     /// Nodes that would run next; not empty when it stopped at an interrupt.
     pub next: Vec<String>,
     /// Task id to its waiting interrupts `[{id, value}]`.
@@ -311,6 +317,8 @@ pub struct GraphError {
     pub message: String,
     /// Not the graph's fault (the host was lost, the run was cancelled): the run may be tried again.
     pub retry: bool,
+    /// Where it came from, for the operator: a traceback of the user's code.
+    pub traceback: Option<String>,
 }
 
 impl GraphError {
@@ -321,6 +329,7 @@ impl GraphError {
             class: class.to_owned(),
             message: message.into(),
             retry: false,
+            traceback: None,
         }
     }
 
@@ -331,6 +340,18 @@ impl GraphError {
             class: "CancelledError".to_owned(),
             message: "the run was cancelled".to_owned(),
             retry: true,
+            traceback: None,
+        }
+    }
+
+    /// What ran the graph is gone; the run may be tried again.
+    #[must_use]
+    pub fn lost(class: &str, message: impl Into<String>) -> Self {
+        Self {
+            class: class.to_owned(),
+            message: message.into(),
+            retry: true,
+            traceback: None,
         }
     }
 
@@ -348,12 +369,14 @@ impl From<HostError> for GraphError {
                 class,
                 message,
                 retry: false,
+                traceback: None,
             },
             HostError::Cancelled => Self::cancelled(),
             HostError::Lost(message) => Self {
                 class: "HostLost".to_owned(),
                 message,
                 retry: true,
+                traceback: None,
             },
         }
     }

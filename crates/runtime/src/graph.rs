@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::{At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateSnapshot, Update, native};
+use crate::{
+    At, CheckpointRef, Execution, Finish, GraphError, HistoryQuery, Host, StateSnapshot, Update, hosted, native,
+};
 
 /// A graph.
 #[derive(Clone, Debug)]
 pub enum Graph {
     /// Declared as data, run here.
     Native(native::Graph),
+    /// Written in code, run by a child process.
+    Hosted(hosted::Graph),
 }
 
 impl Graph {
@@ -21,6 +25,7 @@ impl Graph {
     pub fn id(&self) -> &str {
         match self {
             Self::Native(graph) => graph.id(),
+            Self::Hosted(graph) => graph.id(),
         }
     }
 
@@ -29,6 +34,7 @@ impl Graph {
     pub fn name(&self) -> Option<&str> {
         match self {
             Self::Native(graph) => graph.name(),
+            Self::Hosted(graph) => graph.name(),
         }
     }
 
@@ -37,6 +43,7 @@ impl Graph {
     pub fn description(&self) -> Option<&str> {
         match self {
             Self::Native(graph) => graph.description(),
+            Self::Hosted(graph) => graph.description(),
         }
     }
 
@@ -45,6 +52,7 @@ impl Graph {
     pub fn schemas(&self) -> Schemas {
         match self {
             Self::Native(graph) => graph.schemas(),
+            Self::Hosted(graph) => graph.schemas(),
         }
     }
 
@@ -52,17 +60,26 @@ impl Graph {
     ///
     /// # Errors
     /// It cannot be drawn.
-    pub fn drawing(&self, xray: Xray) -> Result<Drawing, GraphError> {
+    pub async fn drawing(&self, xray: Xray) -> Result<Value, GraphError> {
         match self {
-            Self::Native(graph) => Ok(graph.drawing(xray)),
+            Self::Native(graph) => serde_json::to_value(graph.drawing(xray))
+                .map_err(|error| GraphError::new("ValueError", error.to_string())),
+            Self::Hosted(graph) => graph.drawing(xray).await,
         }
     }
 
     /// Schemas of its subgraphs (without `graph_id`) by namespace: the node's name, joined by `|` further down.
-    #[must_use]
-    pub fn subgraphs(&self, namespace: Option<&str>, recurse: bool) -> BTreeMap<String, Schemas> {
+    ///
+    /// # Errors
+    /// The graph's code failed to tell.
+    pub async fn subgraphs(
+        &self,
+        namespace: Option<&str>,
+        recurse: bool,
+    ) -> Result<BTreeMap<String, Schemas>, GraphError> {
         match self {
-            Self::Native(graph) => graph.subgraphs(namespace, recurse),
+            Self::Native(graph) => Ok(graph.subgraphs(namespace, recurse)),
+            Self::Hosted(graph) => graph.subgraphs(namespace, recurse).await,
         }
     }
 
@@ -71,6 +88,7 @@ impl Graph {
     pub fn node_names(&self) -> Vec<String> {
         match self {
             Self::Native(graph) => graph.node_names(),
+            Self::Hosted(graph) => graph.node_names(),
         }
     }
 
@@ -90,6 +108,7 @@ impl Graph {
     pub async fn run(&self, execution: &Execution, host: &dyn Host) -> Result<Finish, GraphError> {
         match self {
             Self::Native(graph) => graph.run(execution, host).await,
+            Self::Hosted(graph) => graph.run(execution, host).await,
         }
     }
 
@@ -100,6 +119,7 @@ impl Graph {
     pub async fn state(&self, at: &At, subgraphs: bool, host: &dyn Host) -> Result<Option<StateSnapshot>, GraphError> {
         match self {
             Self::Native(graph) => graph.state(at, subgraphs, host).await,
+            Self::Hosted(graph) => graph.state(at, subgraphs, host).await,
         }
     }
 
@@ -115,6 +135,7 @@ impl Graph {
     ) -> Result<Vec<StateSnapshot>, GraphError> {
         match self {
             Self::Native(graph) => graph.history(at, query, host).await,
+            Self::Hosted(graph) => graph.history(at, query, host).await,
         }
     }
 
@@ -132,15 +153,16 @@ impl Graph {
     ) -> Result<CheckpointRef, GraphError> {
         match self {
             Self::Native(graph) => graph.update_state(at, supersteps, metadata, host).await,
+            Self::Hosted(graph) => graph.update_state(at, supersteps, metadata, host).await,
         }
     }
 }
 
 /// JSON schemas of a graph. Absent ones are null.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Schemas {
     /// The graph; absent for subgraphs.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graph_id: Option<String>,
     /// What a run takes.
     pub input_schema: Option<Value>,

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Chunk, Put, PutWrites, Save, Saved};
+use crate::{Chunk, Put, PutWrites, Save, Saved, TypedSaved};
 
 /// The server's side of one thread. Whatever is saved is fenced by the implementation: a worker that lost its run gets
 /// [`HostError::Lost`] and saves nothing.
@@ -15,6 +15,18 @@ pub trait Host: Send + Sync {
 
     /// Checkpoints of a namespace with their pending writes, newest first.
     async fn list(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<Saved>, HostError>;
+
+    /// As [`Host::load`], of checkpoints whose values the graph encodes itself.
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+        let _ = (ns, id);
+        Err(HostError::typed())
+    }
+
+    /// As [`Host::list`], of checkpoints whose values the graph encodes itself.
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+        let _ = (ns, query);
+        Err(HostError::typed())
+    }
 
     /// Saves a checkpoint; returns when it is durable.
     async fn save(&self, put: Put) -> Result<(), HostError>;
@@ -29,6 +41,7 @@ pub trait Host: Send + Sync {
             match save {
                 Save::Checkpoint(put) => self.save(put).await?,
                 Save::Writes(put) => self.save_writes(put).await?,
+                Save::TypedCheckpoint(_) | Save::TypedWrites(_) => return Err(HostError::typed()),
             }
         }
         Ok(())
@@ -42,6 +55,15 @@ pub trait Host: Send + Sync {
 
     /// A call to the store of items.
     async fn item(&self, call: ItemCall) -> Result<Value, HostError>;
+
+    /// Several calls to the store of items, at best in one transaction; answers in the same order.
+    async fn items(&self, calls: Vec<ItemCall>) -> Result<Vec<Value>, HostError> {
+        let mut answers = Vec::with_capacity(calls.len());
+        for call in calls {
+            answers.push(self.item(call).await?);
+        }
+        Ok(answers)
+    }
 }
 
 /// Which checkpoints are asked for.
@@ -94,6 +116,19 @@ pub enum ItemCall {
         /// After so many.
         offset: u32,
     },
+    /// Answers a list of namespaces.
+    Namespaces {
+        /// How they begin; `*` is any label.
+        prefix: Option<Vec<String>>,
+        /// How they end; `*` is any label.
+        suffix: Option<Vec<String>>,
+        /// Cut to so many labels.
+        max_depth: Option<u32>,
+        /// At most so many.
+        limit: u32,
+        /// After so many.
+        offset: u32,
+    },
 }
 
 /// Why the server did not do what a graph asked.
@@ -113,4 +148,14 @@ pub enum HostError {
     /// The host cannot serve this run any more: another worker has it, or the database is away.
     #[error("{0}")]
     Lost(String),
+}
+
+impl HostError {
+    /// A host that keeps no checkpoints whose values the graph encodes.
+    fn typed() -> Self {
+        Self::Invalid {
+            class: "NotImplementedError".to_owned(),
+            message: "this host keeps no encoded checkpoints".to_owned(),
+        }
+    }
 }

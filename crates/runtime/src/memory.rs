@@ -7,7 +7,10 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::{Chunk, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved, Shared, Write};
+use crate::{
+    Chunk, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved, Shared, Typed, TypedBlob, TypedPut,
+    TypedSaved, TypedWrite, TypedWrites, Write, add_writes,
+};
 
 /// One thread's checkpoints, events and items in memory.
 #[derive(Debug, Default)]
@@ -26,6 +29,12 @@ struct Inner {
     writes: BTreeMap<(String, String, String), KeptWrites>,
     chunks: Vec<Chunk>,
     items: BTreeMap<(Vec<String>, String), Value>,
+    /// By namespace and checkpoint id.
+    typed: BTreeMap<(String, String), TypedPut>,
+    /// By namespace, channel and version.
+    typed_values: BTreeMap<(String, String, String), Typed>,
+    /// By namespace and checkpoint id.
+    typed_writes: BTreeMap<(String, String), Vec<TypedWrite>>,
     saved: Vec<Save>,
     saves_left: Option<usize>,
 }
@@ -134,6 +143,64 @@ impl Inner {
         Ok(())
     }
 
+    fn put_typed(&mut self, put: TypedPut) -> Result<(), HostError> {
+        self.allow()?;
+        self.saved.push(Save::TypedCheckpoint(put.clone()));
+        for blob in &put.blobs {
+            let key = (put.ns.clone(), blob.channel.clone(), blob.version.clone());
+            self.typed_values.insert(key, blob.value.clone());
+        }
+        self.typed.insert((put.ns.clone(), put.id.clone()), put);
+        Ok(())
+    }
+
+    fn put_typed_writes(&mut self, put: TypedWrites) -> Result<(), HostError> {
+        self.allow()?;
+        self.saved.push(Save::TypedWrites(put.clone()));
+        let TypedWrites {
+            ns,
+            checkpoint_id,
+            task,
+            path,
+            writes,
+        } = put;
+        let new = writes.into_iter().map(|(idx, channel, value)| TypedWrite {
+            task: task.clone(),
+            path: path.clone(),
+            idx,
+            channel,
+            value,
+        });
+        add_writes(self.typed_writes.entry((ns, checkpoint_id)).or_default(), new);
+        Ok(())
+    }
+
+    fn typed_saved(&self, put: &TypedPut) -> TypedSaved {
+        let checkpoint: Value = serde_json::from_str(&put.checkpoint).unwrap_or_default();
+        let versions = checkpoint["channel_versions"].as_object().cloned().unwrap_or_default();
+        let blobs = versions.into_iter().filter_map(|(channel, version)| {
+            let version = version.as_str()?.to_owned();
+            let key = (put.ns.clone(), channel, version);
+            let value = self.typed_values.get(&key)?.clone();
+            let (_, channel, version) = key;
+            Some(TypedBlob {
+                channel,
+                version,
+                value,
+            })
+        });
+        let key = (put.ns.clone(), put.id.clone());
+        TypedSaved {
+            ns: put.ns.clone(),
+            id: put.id.clone(),
+            parent: put.parent.clone(),
+            checkpoint: put.checkpoint.clone(),
+            metadata: put.metadata.clone(),
+            blobs: blobs.collect(),
+            writes: self.typed_writes.get(&key).cloned().unwrap_or_default(),
+        }
+    }
+
     fn saved(&self, ns: &str, kept: &Kept) -> Saved {
         let mut checkpoint = kept.checkpoint.clone();
         for (channel, version) in &checkpoint.channel_versions {
@@ -197,6 +264,45 @@ impl Host for MemoryHost {
             .collect())
     }
 
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+        let inner = self.lock();
+        let found = inner
+            .typed
+            .iter()
+            .rev()
+            .find(|((of, this), _)| of == ns && id.is_none_or(|id| id == this));
+        Ok(found.map(|(_, put)| inner.typed_saved(put)))
+    }
+
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+        let inner = self.lock();
+        let holds = |put: &TypedPut| {
+            let metadata: Value = serde_json::from_str(&put.metadata).unwrap_or_default();
+            query.filter.iter().all(|(key, value)| metadata.get(key) == Some(value))
+        };
+        Ok(inner
+            .typed
+            .iter()
+            .rev()
+            .filter(|((of, id), put)| of == ns && query.before.as_ref().is_none_or(|before| id < before) && holds(put))
+            .take(query.limit.unwrap_or(usize::MAX))
+            .map(|(_, put)| inner.typed_saved(put))
+            .collect())
+    }
+
+    async fn save_all(&self, batch: Vec<Save>) -> Result<(), HostError> {
+        let mut inner = self.lock();
+        for save in batch {
+            match save {
+                Save::Checkpoint(put) => inner.put(put)?,
+                Save::Writes(put) => inner.put_writes(put)?,
+                Save::TypedCheckpoint(put) => inner.put_typed(put)?,
+                Save::TypedWrites(put) => inner.put_typed_writes(put)?,
+            }
+        }
+        Ok(())
+    }
+
     async fn save(&self, put: Put) -> Result<(), HostError> {
         self.lock().put(put)
     }
@@ -245,6 +351,28 @@ impl Host for MemoryHost {
                 .take(usize::try_from(limit).unwrap_or(usize::MAX))
                 .map(|(at, value)| item(at, value))
                 .collect(),
+            ItemCall::Namespaces {
+                prefix,
+                max_depth,
+                limit,
+                offset,
+                ..
+            } => {
+                let prefix = prefix.unwrap_or_default();
+                let depth = max_depth.map_or(usize::MAX, |depth| depth as usize);
+                let found: std::collections::BTreeSet<Vec<String>> = inner
+                    .items
+                    .keys()
+                    .filter(|(namespace, _)| namespace.starts_with(&prefix))
+                    .map(|(namespace, _)| namespace.iter().take(depth).cloned().collect())
+                    .collect();
+                found
+                    .into_iter()
+                    .skip(offset as usize)
+                    .take(limit as usize)
+                    .map(|labels| json!(labels))
+                    .collect()
+            }
         })
     }
 }

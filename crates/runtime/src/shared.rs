@@ -13,8 +13,9 @@ use serde_json::value::RawValue;
 #[derive(Clone)]
 pub struct Shared(Arc<Inner>);
 
+/// One of the two is there from the start.
 struct Inner {
-    value: Value,
+    value: OnceLock<Value>,
     text: OnceLock<Box<RawValue>>,
 }
 
@@ -22,7 +23,11 @@ impl Shared {
     /// The value.
     #[must_use]
     pub fn value(&self) -> &Value {
-        &self.0.value
+        self.0.value.get_or_init(|| {
+            let text = self.0.text.get().map_or("null", |text| text.get());
+            // It was seen to be JSON; nested too deep for a value, it stays a text.
+            serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
+        })
     }
 
     /// The value as JSON text, made at the first call.
@@ -36,7 +41,19 @@ impl Shared {
     pub fn raw(&self) -> &RawValue {
         self.0
             .text
-            .get_or_init(|| serde_json::value::to_raw_value(&self.0.value).expect("a value with text keys is JSON"))
+            .get_or_init(|| serde_json::value::to_raw_value(self.value()).expect("a value with text keys is JSON"))
+    }
+
+    /// From JSON text, which becomes a value only where somebody asks for one.
+    ///
+    /// # Errors
+    /// The text is not JSON.
+    pub fn of_text(text: String) -> Result<Self, serde_json::Error> {
+        let raw = RawValue::from_string(text)?;
+        Ok(Self(Arc::new(Inner {
+            value: OnceLock::new(),
+            text: OnceLock::from(raw),
+        })))
     }
 
     /// Reads JSON text.
@@ -50,14 +67,19 @@ impl Shared {
     /// The value for changing: without a copy when nobody else holds it.
     #[must_use]
     pub fn into_value(self) -> Value {
-        Arc::try_unwrap(self.0).map_or_else(|shared| shared.value.clone(), |inner| inner.value)
+        // Made before it is taken, where there is only a text.
+        let _ = self.value();
+        Arc::try_unwrap(self.0).map_or_else(
+            |shared| shared.value.get().cloned().unwrap_or_default(),
+            |inner| inner.value.into_inner().unwrap_or_default(),
+        )
     }
 }
 
 impl From<Value> for Shared {
     fn from(value: Value) -> Self {
         Self(Arc::new(Inner {
-            value,
+            value: OnceLock::from(value),
             text: OnceLock::new(),
         }))
     }
@@ -67,29 +89,37 @@ impl Deref for Shared {
     type Target = Value;
 
     fn deref(&self) -> &Value {
-        &self.0.value
+        self.value()
     }
 }
 
 impl PartialEq for Shared {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0.value == other.0.value
+        Arc::ptr_eq(&self.0, &other.0) || self.value() == other.value()
+    }
+}
+
+impl PartialEq<Value> for Shared {
+    fn eq(&self, other: &Value) -> bool {
+        self.value() == other
     }
 }
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.value.fmt(f)
+        self.value().fmt(f)
     }
 }
 
 impl Serialize for Shared {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match (&self.0.value, self.0.text.get()) {
+        if let Some(text) = self.0.text.get() {
+            return text.serialize(to);
+        }
+        match self.value() {
             // Making and keeping a text pays for what is long.
-            (Value::Array(_) | Value::Object(_), None) => self.raw().serialize(to),
-            (_, Some(text)) => text.serialize(to),
-            (value, None) => value.serialize(to),
+            Value::Array(_) | Value::Object(_) => self.raw().serialize(to),
+            value => value.serialize(to),
         }
     }
 }
@@ -114,5 +144,14 @@ mod tests {
         assert_eq!(holder, json!({"held": {"a": [1, "x"]}}));
         assert_eq!(serde_json::to_string(&vec![shared]).unwrap(), r#"[{"a":[1,"x"]}]"#);
         assert_eq!(Shared::parse("[1]").unwrap().into_value(), json!([1]));
+    }
+
+    #[test]
+    fn a_text_stays_as_it_is() {
+        let shared = Shared::of_text(r#"{"a": 1.50}"#.to_owned()).unwrap();
+        assert_eq!(shared.json(), r#"{"a": 1.50}"#);
+        assert_eq!(shared["a"], json!(1.5));
+        assert_eq!(shared.into_value(), json!({"a": 1.5}));
+        assert!(Shared::of_text("{".to_owned()).is_err());
     }
 }

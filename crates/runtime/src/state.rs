@@ -1,6 +1,6 @@
 //! State of a thread, as the API shows it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -30,13 +30,15 @@ impl At {
 }
 
 /// State at one checkpoint. Serializes as the API's thread state.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StateSnapshot {
     /// Values of the channels.
     pub values: Value,
     /// Nodes that run next.
+    #[serde(default)]
     pub next: Vec<String>,
     /// Tasks that run next, with what they did already.
+    #[serde(default)]
     pub tasks: Vec<TaskSnapshot>,
     /// Of the checkpoint.
     pub metadata: Option<Map<String, Value>>,
@@ -47,6 +49,7 @@ pub struct StateSnapshot {
     /// The one before it.
     pub parent_checkpoint: Option<CheckpointRef>,
     /// Waiting interrupts of all tasks: `[{value, id}]`.
+    #[serde(default)]
     pub interrupts: Vec<Value>,
     /// Older form of `checkpoint.checkpoint_id`.
     pub checkpoint_id: Option<String>,
@@ -55,17 +58,19 @@ pub struct StateSnapshot {
 }
 
 /// A task of a state.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskSnapshot {
     /// Its id.
     pub id: String,
     /// Its node.
     pub name: String,
     /// `["__pregel_pull", node]` or `["__pregel_push", index, false]`.
+    #[serde(default)]
     pub path: Vec<Value>,
     /// How it failed.
     pub error: Option<String>,
     /// Its interrupts.
+    #[serde(default)]
     pub interrupts: Vec<Value>,
     /// Where its subgraph keeps its state, when it has one.
     pub checkpoint: Option<CheckpointRef>,

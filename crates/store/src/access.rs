@@ -293,6 +293,29 @@ pub async fn create_key(tx: &mut Tx<'_>, new: NewKey<'_>) -> Result<(ApiKey, Sec
     Ok((key, Secret::new(secret)))
 }
 
+/// Makes sure that `secret`, one of [`new_secret`], is a key as `new` says. Any number of calls make one.
+///
+/// # Errors
+/// Only the database's.
+pub async fn ensure_key(tx: &mut Tx<'_>, new: NewKey<'_>, secret: &Secret) -> Result<()> {
+    let secret = secret.reveal();
+    insert_key(tx, new, secret, &KeyHash::of(secret.as_bytes()))
+        .await
+        .map(drop)
+}
+
+/// Takes the power of the key with this secret away, where there is one.
+///
+/// # Errors
+/// Only the database's.
+pub async fn revoke_secret(tx: &mut Tx<'_>, secret: &Secret) -> Result<()> {
+    let hash = KeyHash::of(secret.reveal().as_bytes());
+    if let Some(key) = find(tx, &hash).await? {
+        revoke_key(tx, key.organization_id, key.id).await?;
+    }
+    Ok(())
+}
+
 /// The organisation's keys, newest first, revoked ones too.
 ///
 /// # Errors

@@ -1,7 +1,9 @@
 """Starts real agent servers, in one process on SQLite or in five on PostgreSQL and Redis."""
 
+import os
 import pathlib
 import shutil
+import sys
 import tempfile
 import uuid
 
@@ -9,7 +11,8 @@ import harness
 from harness import Process, binary, free_address
 
 HERE = pathlib.Path(__file__).resolve().parent
-GRAPHS = HERE.parents[1] / "agent" / "graphs.json"
+# The graphs of the suite, as data or as a project in another language.
+GRAPHS = pathlib.Path(os.environ.get("TOWPATH_TEST_GRAPHS") or HERE.parents[1] / "agent" / "graphs.json").resolve()
 
 
 class Server:
@@ -25,6 +28,8 @@ class Server:
             "TOWPATH_TENANT_ID": self.tenant,
             "TOWPATH_OUTBOUND_ALLOW": "127.0.0.1",
             "TOWPATH_DATABASE_CONNECTIONS": "8",
+            # The environment of the suite has what graphs need.
+            "TOWPATH_AGENT_PYTHON": sys.executable,
         } | (env or {})
         try:
             if layout == "cluster":

@@ -4,9 +4,10 @@ use serde_json::Value;
 use towpath_domain::agent::frame::End;
 use towpath_domain::agent::{CancelAction, Kwargs, RunStatus, StreamMode, ThreadStatus};
 use towpath_durable::{Ctx, Failure, Outcome};
+use towpath_runtime::Shared;
 use towpath_store::runs::{self, Run};
 use towpath_store::threads;
-use towpath_store::{self as store, Tx, checkpoints, run_events};
+use towpath_store::{self as store, Tx, attempts, checkpoints, run_events};
 
 use super::RunAgent;
 use super::host::Rest;
@@ -22,6 +23,8 @@ pub enum Ending {
     Failed {
         /// As callers see it: `{error, message}`.
         error: Value,
+        /// All of it, for the operator.
+        told: Option<String>,
         /// Where the thread stands, if that can be told.
         left: Option<Left>,
     },
@@ -42,7 +45,7 @@ pub enum Ending {
 /// Where a run leaves its thread.
 pub struct Left {
     /// The state.
-    pub values: Value,
+    pub values: Shared,
     /// Task id to its waiting interrupts.
     pub interrupts: Value,
     /// Whether steps are left to do.
@@ -135,6 +138,18 @@ impl Conclusion<'_> {
             }
             return self.tell(tx, None).await;
         }
+        if let Ending::Failed { told: Some(told), .. } = &self.ending {
+            // The job did what it had to, so its attempt would tell nothing of what the graph raised.
+            let attempt = attempts::Attempt {
+                fence: self.rest.fence,
+                outcome: "failed".to_owned(),
+                failure: None,
+                error: told.clone(),
+                worker_id: None,
+                at: tx.now(),
+            };
+            attempts::record(tx, self.run.job_id, &attempt).await?;
+        }
         if let Some(url) = &self.kwargs.webhook {
             let body = send_webhook::body(self.run, status, tx.now(), self.values(), self.ending.error());
             send_webhook::start(tx, tenant, url, body).await?;
@@ -147,7 +162,7 @@ impl Conclusion<'_> {
             let texts = self
                 .ending
                 .left()
-                .map(|left| (text(&left.values), text(&left.interrupts)));
+                .map(|left| (without_nul(left.values.json().to_owned()), text(&left.interrupts)));
             let error = self.ending.error().map(text);
             let left = threads::Left {
                 state: texts
@@ -207,7 +222,7 @@ impl Conclusion<'_> {
     }
 
     fn values(&self) -> Option<&Value> {
-        self.ending.left().map(|left| &left.values)
+        self.ending.left().map(|left| left.values.value())
     }
 }
 

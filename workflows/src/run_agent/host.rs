@@ -13,6 +13,7 @@ use towpath_domain::{RunId, TenantId, ThreadId};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_runtime::{
     At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
+    TypedSaved,
 };
 use towpath_store::{Store, run_events};
 
@@ -104,6 +105,11 @@ impl<'a> RunHost<'a> {
         })
     }
 
+    /// Whether the thread has no checkpoints yet.
+    pub const fn fresh(&self) -> bool {
+        self.saver.is_fresh()
+    }
+
     /// Which attempt this is, from 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
@@ -118,7 +124,11 @@ impl<'a> RunHost<'a> {
     pub fn failed(&self, class: &str, message: &str) -> Ending {
         let error = public_error(class, message);
         self.send("error", &error.to_string());
-        Ending::Failed { error, left: None }
+        Ending::Failed {
+            error,
+            told: Some(format!("{class}: {message}")),
+            left: None,
+        }
     }
 
     /// Runs a graph for at most `limit`.
@@ -142,13 +152,19 @@ impl<'a> RunHost<'a> {
             Ok(Err(error)) if error.is_cancelled() => Ok(Ending::Cancelled {
                 left: self.left(graph).await,
             }),
-            Ok(Err(error)) if error.retry => Err(Failure::retry(error.message)),
+            Ok(Err(error)) if error.retry => {
+                // What it did is not done again by the next attempt.
+                self.write().await?;
+                Err(Failure::retry(error.message))
+            }
             Ok(Err(error)) => {
-                tracing::info!(run.id = %self.run, error = %error, "the graph failed");
+                let traceback = error.traceback.as_deref();
+                tracing::info!(run.id = %self.run, error = %error, traceback, "the graph failed");
                 let public = public_error(&error.class, &error.message);
                 self.send("error", &public.to_string());
                 Ok(Ending::Failed {
                     error: public,
+                    told: Some(for_operator(&error)),
                     left: self.left(graph).await,
                 })
             }
@@ -175,7 +191,7 @@ impl<'a> RunHost<'a> {
                     .collect();
                 Some(Left {
                     steps_left: !state.next.is_empty(),
-                    values: state.values,
+                    values: state.values.into(),
                     interrupts: Value::Object(interrupts),
                 })
             }
@@ -286,6 +302,25 @@ pub fn host_error(failure: Failure) -> HostError {
     }
 }
 
+/// Longer tracebacks lose their beginning.
+const LONGEST_TRACEBACK: usize = 6 << 10;
+
+/// An error with where it came from.
+fn for_operator(error: &GraphError) -> String {
+    let mut told = error.to_string().replace('\0', "\u{FFFD}");
+    let end = (0..=LONGEST_TRACEBACK.min(told.len()))
+        .rev()
+        .find(|&at| told.is_char_boundary(at));
+    told.truncate(end.unwrap_or(0));
+    if let Some(traceback) = &error.traceback {
+        let skip = traceback.len().saturating_sub(LONGEST_TRACEBACK);
+        let from = (skip..traceback.len()).find(|&at| traceback.is_char_boundary(at));
+        told.push('\n');
+        told.push_str(&traceback[from.unwrap_or(0)..].replace('\0', "\u{FFFD}"));
+    }
+    told
+}
+
 /// Exceptions whose text is meant for the caller; of others it may say too much.
 const TOLD: [&str; 16] = [
     "ValueError",
@@ -326,6 +361,14 @@ impl Host for RunHost<'_> {
         self.saver.list(ns, query).await
     }
 
+    async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+        self.saver.load_typed(ns, id).await
+    }
+
+    async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+        self.saver.list_typed(ns, query).await
+    }
+
     async fn save(&self, put: Put) -> Result<(), HostError> {
         self.take(vec![Save::Checkpoint(put)]).await
     }
@@ -341,7 +384,7 @@ impl Host for RunHost<'_> {
     async fn emit(&self, chunks: Vec<Chunk>) -> Result<(), HostError> {
         let mut waiting = 0;
         for chunk in chunks {
-            waiting = self.send(&chunk.event(), chunk.data.get());
+            waiting = self.send(&chunk.event(), &chunk.data);
         }
         if waiting > LOG_WAITING {
             self.write().await.map_err(host_error)?;
@@ -354,6 +397,11 @@ impl Host for RunHost<'_> {
     }
 
     async fn item(&self, call: ItemCall) -> Result<Value, HostError> {
-        items::call(&self.store, self.tenant, &self.ctx, call).await
+        let mut answers = self.items(vec![call]).await?;
+        Ok(answers.pop().unwrap_or_default())
+    }
+
+    async fn items(&self, calls: Vec<ItemCall>) -> Result<Vec<Value>, HostError> {
+        items::call(&self.store, self.tenant, &self.ctx, calls).await
     }
 }

@@ -6,66 +6,125 @@ use towpath_domain::TenantId;
 use towpath_domain::agent::namespace::Namespace;
 use towpath_durable::Ctx;
 use towpath_runtime::{HostError, ItemCall};
-use towpath_store::Store;
 use towpath_store::items::{self, Item};
+use towpath_store::{self as store, Store, Tx};
 
 use super::host::host_error;
 use super::saver::away;
 
-/// Answers one call.
+/// A call whose namespaces were looked at.
+enum Call {
+    Get(Namespace, String),
+    Put(Namespace, String, String, Option<f64>),
+    Delete(Namespace, String),
+    Search(Namespace, serde_json::Map<String, Value>, u32, u32),
+    Namespaces(Namespace, Namespace, Option<u32>, u32, u32),
+}
+
+/// What a call found.
+enum Found {
+    Nothing,
+    Item(Option<Item>),
+    Items(Vec<Item>),
+    Namespaces(Vec<Vec<String>>),
+}
+
+/// Answers calls, in one transaction.
 ///
 /// # Errors
 /// A namespace that is none, or the database.
-pub async fn call(store: &Store, tenant: TenantId, ctx: &Mutex<&mut Ctx>, call: ItemCall) -> Result<Value, HostError> {
-    match call {
-        ItemCall::Get { namespace, key } => {
-            let namespace = full(namespace)?;
-            let found = store
-                .read(async |tx| items::get(tx, tenant, &namespace, &key).await)
-                .await
-                .map_err(away)?;
-            found.as_ref().map_or(Ok(Value::Null), shown)
+pub async fn call(
+    store: &Store,
+    tenant: TenantId,
+    ctx: &Mutex<&mut Ctx>,
+    calls: Vec<ItemCall>,
+) -> Result<Vec<Value>, HostError> {
+    let calls: Vec<Call> = calls.into_iter().map(admit).collect::<Result<_, _>>()?;
+    let found = if calls
+        .iter()
+        .any(|call| matches!(call, Call::Put(..) | Call::Delete(..)))
+    {
+        let mut ctx = ctx.lock().await;
+        ctx.commit(async |tx| all(tx, tenant, &calls).await)
+            .await
+            .map_err(host_error)?
+    } else {
+        store
+            .read(async |tx| all(tx, tenant, &calls).await)
+            .await
+            .map_err(away)?
+    };
+    found.iter().map(shown).collect()
+}
+
+async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result<Vec<Found>> {
+    let mut found = Vec::with_capacity(calls.len());
+    for call in calls {
+        found.push(one(tx, tenant, call).await?);
+    }
+    Ok(found)
+}
+
+async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<Found> {
+    Ok(match call {
+        Call::Get(namespace, key) => Found::Item(items::get(tx, tenant, namespace, key).await?),
+        Call::Put(namespace, key, value, ttl_minutes) => {
+            items::put(tx, tenant, namespace, key, value, *ttl_minutes).await?;
+            Found::Nothing
         }
+        Call::Delete(namespace, key) => {
+            items::delete(tx, tenant, namespace, key).await?;
+            Found::Nothing
+        }
+        Call::Search(prefix, filter, limit, offset) => {
+            Found::Items(items::search(tx, tenant, prefix, filter, i64::from(*limit), i64::from(*offset)).await?)
+        }
+        Call::Namespaces(prefix, suffix, depth, limit, offset) => {
+            let depth = depth.map(|depth| depth as usize);
+            let (limit, offset) = (*limit as usize, *offset as usize);
+            Found::Namespaces(items::namespaces(tx, tenant, prefix, suffix, depth, limit, offset).await?)
+        }
+    })
+}
+
+fn admit(call: ItemCall) -> Result<Call, HostError> {
+    Ok(match call {
+        ItemCall::Get { namespace, key } => Call::Get(full(namespace)?, key),
         ItemCall::Put {
             namespace,
             key,
             value,
             ttl_minutes,
-        } => {
-            let namespace = full(namespace)?;
-            let value = Value::Object(value).to_string();
-            let mut ctx = ctx.lock().await;
-            ctx.commit(async |tx| items::put(tx, tenant, &namespace, &key, &value, ttl_minutes).await)
-                .await
-                .map_err(host_error)?;
-            Ok(Value::Null)
-        }
-        ItemCall::Delete { namespace, key } => {
-            let namespace = full(namespace)?;
-            let mut ctx = ctx.lock().await;
-            ctx.commit(async |tx| items::delete(tx, tenant, &namespace, &key).await)
-                .await
-                .map_err(host_error)?;
-            Ok(Value::Null)
-        }
+        } => Call::Put(full(namespace)?, key, Value::Object(value).to_string(), ttl_minutes),
+        ItemCall::Delete { namespace, key } => Call::Delete(full(namespace)?, key),
         ItemCall::Search {
             prefix,
             filter,
             limit,
             offset,
-        } => {
-            let prefix = Namespace::part("namespace_prefix", prefix).map_err(|error| invalid(&error))?;
-            let found = store
-                .read(async |tx| items::search(tx, tenant, &prefix, &filter, i64::from(limit), i64::from(offset)).await)
-                .await
-                .map_err(away)?;
-            found.iter().map(shown).collect()
-        }
-    }
+        } => Call::Search(part("namespace_prefix", prefix)?, filter, limit, offset),
+        ItemCall::Namespaces {
+            prefix,
+            suffix,
+            max_depth,
+            limit,
+            offset,
+        } => Call::Namespaces(
+            part("prefix", prefix.unwrap_or_default())?,
+            part("suffix", suffix.unwrap_or_default())?,
+            max_depth,
+            limit,
+            offset,
+        ),
+    })
 }
 
 fn full(labels: Vec<String>) -> Result<Namespace, HostError> {
     Namespace::new("namespace", labels).map_err(|error| invalid(&error))
+}
+
+fn part(field: &'static str, labels: Vec<String>) -> Result<Namespace, HostError> {
+    Namespace::part(field, labels).map_err(|error| invalid(&error))
 }
 
 fn invalid(error: &dyn std::error::Error) -> HostError {
@@ -75,7 +134,16 @@ fn invalid(error: &dyn std::error::Error) -> HostError {
     }
 }
 
-fn shown(item: &Item) -> Result<Value, HostError> {
+fn shown(found: &Found) -> Result<Value, HostError> {
+    match found {
+        Found::Nothing | Found::Item(None) => Ok(Value::Null),
+        Found::Item(Some(item)) => item_shown(item),
+        Found::Items(items) => items.iter().map(item_shown).collect(),
+        Found::Namespaces(found) => Ok(json!(found)),
+    }
+}
+
+fn item_shown(item: &Item) -> Result<Value, HostError> {
     let value: Value = serde_json::from_str(&item.value).map_err(|error| invalid(&error))?;
     Ok(json!({
         "namespace": item.labels(),

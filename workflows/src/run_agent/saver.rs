@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use serde_json::{Map, Value};
 use towpath_domain::ThreadId;
 use towpath_runtime::{Checkpoint, HistoryQuery, HostError, Put, Save, Saved, Shared, Write};
+
+use super::typed;
 use towpath_store::checkpoints::{self as tables, Batch, Blob, Place};
 use towpath_store::{self as store, Store, Tx};
 
@@ -16,8 +18,8 @@ const EMPTY: &str = "empty";
 
 /// The checkpoints of one thread.
 pub struct Saver {
-    store: Store,
-    thread: ThreadId,
+    pub(super) store: Store,
+    pub(super) thread: ThreadId,
     /// Nothing of this thread is in the database, and nobody else writes it.
     fresh: bool,
     /// What waits to be written, oldest first.
@@ -34,6 +36,12 @@ impl Saver {
             fresh,
             waiting: Mutex::default(),
         }
+    }
+
+    /// Whether the thread had no checkpoints.
+    #[must_use]
+    pub const fn is_fresh(&self) -> bool {
+        self.fresh
     }
 
     /// Takes something to be written later. Whoever reads sees it at once.
@@ -199,12 +207,14 @@ pub async fn write_all(tx: &mut Tx<'_>, thread: ThreadId, saves: &[Arc<Save>]) -
                     batch.writes.push((put.ns.clone(), row));
                 }
             }
+            Save::TypedCheckpoint(put) => typed::checkpoint(put, &mut batch),
+            Save::TypedWrites(put) => typed::writes(put, &mut batch),
         }
     }
     tables::save(tx, thread, &batch).await
 }
 
-fn corrupt(thread: ThreadId) -> store::Error {
+pub(super) fn corrupt(thread: ThreadId) -> store::Error {
     store::Error::corrupt("checkpoints", "checkpoint", thread)
 }
 

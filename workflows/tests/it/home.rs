@@ -114,6 +114,7 @@ impl Home {
                 environment_credentials: None,
             },
             heavy: Heavy::with_threads(1).unwrap(),
+            hosting: None,
             sizes: Sizes {
                 file_rows: FILE_ROWS,
                 part_bytes: 12 << 10,
@@ -381,6 +382,35 @@ impl Home {
             }
         })
         .await
+    }
+
+    /// Performs `job` until `then` says what the worker hears, and to its end from there.
+    pub async fn perform_until_told(&self, job: Claimed, then: impl Future<Output = Signal>) {
+        let (tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        tokio::pin!(work);
+        tokio::select! {
+            () = &mut work => {}
+            signal = then => {
+                tell.send_replace(signal);
+                work.await;
+            }
+        }
+    }
+
+    /// The same world, for what runs beside the jobs.
+    pub fn world_again(&self) -> World {
+        World {
+            store: self.world.store.clone(),
+            objects: self.world.objects.clone(),
+            sealer: self.world.sealer.clone(),
+            destinations: self.world.destinations.clone(),
+            heavy: Heavy::with_threads(1).unwrap(),
+            hosting: self.world.hosting.clone(),
+            sizes: self.world.sizes,
+            exports: self.world.exports,
+            keeping: self.world.keeping,
+        }
     }
 
     /// What a process does that comes after one that was killed.

@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod compacting;
+mod deployments;
 mod drills;
 mod exports;
 mod failing;

@@ -1,6 +1,5 @@
 //! Runs of the agent server: performed one by one, interrupted, cancelled, and performed again.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -91,7 +90,7 @@ impl Server {
             world: AgentWorld {
                 store,
                 queue,
-                graphs: Arc::new(graphs),
+                graphs: graphs.into(),
                 guard: Guard::new(Policy::development()),
                 settings: agent::Settings::default(),
             },

@@ -10,7 +10,7 @@ use towpath_store::runs::Run;
 use towpath_workflows::agent::EVENTS_KEPT;
 use towpath_workflows::run_agent::{self, NewRun, Target};
 
-use crate::agent::app::AgentApp;
+use crate::agent::app::{AgentApp, Settings};
 use crate::agent::errors::AgentError;
 use crate::agent::live::Reader;
 
@@ -36,6 +36,10 @@ impl Ready {
         let assistant = resolve(app, &request.assistant_id)?;
         let from_context = request.context.as_ref().is_some_and(|context| !context.is_empty());
         let mut admitted = request.admit(thread.is_none())?;
+        let webhook = admitted.kwargs.webhook.as_deref();
+        if let Some(refused) = webhook.and_then(|address| app.settings.webhooks.refuse(address)) {
+            return Err(AgentError::invalid(refused));
+        }
         let assistant = app
             .store
             .read(async |tx| assistants::get(tx, app.tenant, assistant).await)
@@ -44,7 +48,7 @@ impl Ready {
         if let Some(keys) = app
             .graphs
             .get(&assistant.graph_id)
-            .and_then(towpath_runtime::Graph::context_keys)
+            .and_then(|graph| graph.context_keys())
         {
             narrow(&mut admitted, &keys, from_context);
         }
@@ -56,7 +60,7 @@ impl Ready {
             cancel_on_disconnect: admitted.cancel_on_disconnect,
             assistant,
             admitted,
-            headers: told(headers),
+            headers: told(headers, &app.settings),
         })
     }
 
@@ -73,7 +77,7 @@ impl Ready {
             assistant: &self.assistant,
             admitted: self.admitted,
             headers: self.headers,
-            user: None,
+            user: crate::agent::auth::identity(),
             cron: None,
             events_kept: EVENTS_KEPT,
             ttl: app.settings.thread_ttl,
@@ -92,10 +96,11 @@ fn resolve(app: &AgentApp, text: &str) -> Result<AssistantId, AgentError> {
     if let Ok(id) = text.parse() {
         return Ok(id);
     }
-    if app.graphs.get(text).is_some() {
+    if app.graphs.has(text) {
         return Ok(AssistantId::of_graph(text));
     }
-    let known: Vec<&str> = app.graphs.ids().collect();
+    let graphs = app.graphs.current();
+    let known: Vec<&str> = graphs.ids().collect();
     Err(AgentError::invalid(format!(
         "Invalid assistant: '{text}'. Must be either: - A valid assistant UUID, or - One of the registered graphs: {}",
         known.join(", ")
@@ -121,12 +126,16 @@ fn narrow(admitted: &mut AdmittedRun, keys: &[String], mirrored: bool) {
 const KEYS: [&str; 3] = ["x-api-key", "x-tenant-id", "x-service-key"];
 
 /// What a request's headers tell its run, as entries of `configurable`.
-fn told(headers: &HeaderMap) -> Object {
+fn told(headers: &HeaderMap, settings: &Settings) -> Object {
     let mut told = Object::new();
     let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     for name in headers.keys() {
-        let wanted = (name.as_str().starts_with("x-") && !KEYS.contains(&name.as_str()))
-            || matches!(name.as_str(), "user-agent" | "langsmith-trace");
+        let any = |patterns: &[String]| patterns.iter().any(|pattern| fits(pattern, name.as_str()));
+        let usual = name.as_str().starts_with("x-") || matches!(name.as_str(), "user-agent" | "langsmith-trace");
+        let wanted = (usual || any(&settings.headers_in))
+            && !any(&settings.headers_out)
+            && !KEYS.contains(&name.as_str())
+            && name != http::header::AUTHORIZATION;
         if let (true, Some(value)) = (wanted, text(name)) {
             told.insert(name.as_str().to_owned(), json!(value));
         }
@@ -137,7 +146,21 @@ fn told(headers: &HeaderMap) -> Object {
     let request = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let request = request.map_or_else(|| RequestId::new().to_string(), str::to_owned);
     told.insert("langgraph_request_id".to_owned(), json!(request));
+    told.extend(crate::agent::auth::configurable());
     told
+}
+
+/// Whether a name fits a pattern, in which `*` stands for any part.
+fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, rest)) => {
+            let Some(tail) = name.strip_prefix(start) else {
+                return false;
+            };
+            rest.is_empty() || tail.char_indices().any(|(at, _)| fits(rest, &tail[at..])) || fits(rest, "")
+        }
+    }
 }
 
 /// The entries of a `baggage` header that tracing clients send.
@@ -186,6 +209,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn patterns_name_headers() {
+        for (pattern, name, expected) in [
+            ("accept", "accept", true),
+            ("accept", "accept-language", false),
+            ("my-*", "my-header", true),
+            ("*-id", "session-id", true),
+            ("a*c*e", "abcde", true),
+            ("a*c*e", "abcd", false),
+            ("*", "anything", true),
+        ] {
+            assert_eq!(fits(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
     fn headers_reach_the_run_except_those_that_open_doors() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
@@ -203,7 +241,7 @@ mod tests {
             headers.insert(HeaderName::from_static(name), value.parse().unwrap());
         }
         assert_eq!(
-            Value::Object(told(&headers)),
+            Value::Object(told(&headers, &Settings::default())),
             json!({"x-user": "ada", "user-agent": "sdk/1", "x-request-id": "r-1", "langgraph_request_id": "r-1",
                    "langsmith-metadata": {"a": 1}, "langsmith-tags": ["x", "y"]})
         );

@@ -25,7 +25,7 @@ pub(super) fn routes() -> OpenApiRouter<AgentApp> {
 }
 
 /// The graph of this name.
-pub(super) fn graph<'a>(app: &'a AgentApp, name: Option<&str>) -> Result<&'a Graph, AgentError> {
+pub(super) fn graph(app: &AgentApp, name: Option<&str>) -> Result<Graph, AgentError> {
     let Some(name) = name.filter(|name| !name.is_empty()) else {
         return Err(AgentError::bad_request(
             "The thread has no graph yet: run it once, or create it with metadata.graph_id.",
@@ -237,7 +237,7 @@ pub(crate) async fn update(
         supersteps: &supersteps,
         metadata,
     };
-    let made = thread_state::update(&app.store, app.tenant, graph, &update)
+    let made = thread_state::update(&app.store, app.tenant, &graph, &update)
         .await
         .map_err(refused)?;
     let place = json!({

@@ -11,9 +11,11 @@ use reqwest::{Client, Response};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use super::python::{self, Bare};
 use super::report::Report;
-use super::server::Child;
-use crate::arguments::BenchAgent;
+use super::server::{self, Child};
+use crate::arguments::{BenchAgent, BenchGraph};
+use crate::config::{Config, Inputs, Mode};
 
 /// Clients at a time.
 const CLIENTS: [usize; 3] = [1, 16, 64];
@@ -24,7 +26,15 @@ const THREAD_CLIENTS: usize = 16;
 /// The longest a phase may take to come to its end.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Clients of the Python graph.
+const PYTHON_CLIENTS: [usize; 2] = [20, 64];
+/// Processes of the Python graph: what one processor does is what is compared.
+const PYTHON_HOSTS: usize = 1;
+
 pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
+    if options.graph == BenchGraph::Python {
+        return python(options).await;
+    }
     let child = match options.server {
         Some(_) => None,
         None => Some(Child::agent().await.context("starting a server of its own")?),
@@ -55,6 +65,50 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
     if let Some(child) = child {
         child.stop().await?;
     }
+    measured?;
+    report.print(options.output)
+}
+
+/// The Python graph: first on a process without a server, then through one.
+async fn python(options: &BenchAgent) -> anyhow::Result<()> {
+    let folder = server::folder()?;
+    python::write(folder.path())?;
+    let config = Config::load(&Inputs::of_process(Mode::Agent, Vec::new(), None))?;
+    let python = python::interpreter(options.python.as_deref(), &config, folder.path()).await?;
+    let phase = Duration::from_secs(options.seconds);
+    let mut report = Report::default();
+    let bare = Bare::start(&python, folder.path(), PYTHON_HOSTS).await?;
+    let mut alone = Vec::new();
+    for clients in PYTHON_CLIENTS {
+        let seen = bare.closed(clients, phase).await?;
+        seen.note(&mut report, &format!("process alone, {clients} at a time"), "runs/s");
+        alone.push(seen.rate());
+    }
+    drop(bare);
+    let child = Child::agent_in(folder, &python, PYTHON_HOSTS).await;
+    let child = child.context("starting a server of its own")?;
+    let bench = Arc::new(Bench {
+        http: Client::builder().no_proxy().timeout(PATIENCE).build()?,
+        base: child.base(),
+        phase,
+        question: json!({"assistant_id": "agent", "input": python::input()}),
+    });
+    let measured = async {
+        for (clients, alone) in PYTHON_CLIENTS.into_iter().zip(alone) {
+            let seen = bench.closed(clients, Bench::create_and_wait).await?;
+            seen.note(&mut report, &format!("through the server, {clients} clients"), "runs/s");
+            report.note(
+                format!("of the process alone, {clients}"),
+                100.0 * seen.rate() / alone,
+                "%",
+            );
+        }
+        let seen = bench.closed(1, Bench::first_event).await?;
+        seen.note(&mut report, "first event, 1 client", "runs/s");
+        anyhow::Ok(())
+    };
+    let measured = measured.await;
+    child.stop().await?;
     measured?;
     report.print(options.output)
 }
@@ -132,8 +186,7 @@ impl Bench {
             latencies.extend(done??);
         }
         let took = started.elapsed();
-        latencies.sort_unstable();
-        Ok(Seen { latencies, took })
+        Ok(Seen::new(latencies, took))
     }
 
     async fn create_and_wait(self: Arc<Self>) -> anyhow::Result<()> {
@@ -192,15 +245,26 @@ impl Bench {
 }
 
 /// A phase.
-struct Seen {
+pub(super) struct Seen {
     /// Sorted.
     latencies: Vec<Duration>,
     took: Duration,
 }
 
 impl Seen {
+    /// What was seen of a phase that took so long.
+    pub(super) fn new(mut latencies: Vec<Duration>, took: Duration) -> Self {
+        latencies.sort_unstable();
+        Self { latencies, took }
+    }
+
+    /// How many a second.
+    fn rate(&self) -> f64 {
+        self.latencies.len() as f64 / self.took.as_secs_f64()
+    }
+
     fn note(&self, report: &mut Report, what: &str, unit: &'static str) {
-        report.note(what, self.latencies.len() as f64 / self.took.as_secs_f64(), unit);
+        report.note(what, self.rate(), unit);
         for (name, share) in [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)] {
             let at = ((self.latencies.len() as f64 * share) as usize).min(self.latencies.len().saturating_sub(1));
             let latency = self.latencies.get(at).copied().unwrap_or_default();

@@ -2,6 +2,7 @@
 //! the machine.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,11 @@ const DATA: &str = "data";
 /// How long a start may take.
 const START: Duration = Duration::from_secs(60);
 
+/// A folder for a server.
+pub(super) fn folder() -> std::io::Result<TempDir> {
+    tempfile::Builder::new().prefix("towpath-bench.").tempdir()
+}
+
 /// The server at work.
 pub(super) struct Child {
     process: Process,
@@ -29,16 +35,30 @@ pub(super) struct Child {
 impl Child {
     /// `towpath dev` in a temporary folder, ready; on one half of the cores where one is named.
     pub(super) async fn dev(half: Option<Half>) -> anyhow::Result<Self> {
-        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], half).await
+        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], folder()?, &[], half).await
     }
 
     /// `towpath agent` in a temporary folder, ready: all roles, SQLite, one graph that echoes.
     pub(super) async fn agent() -> anyhow::Result<Self> {
-        Self::start(&["agent"], None).await
+        Self::start(&["agent"], folder()?, &[], None).await
     }
 
-    async fn start(command: &[&str], half: Option<Half>) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("towpath-bench.").tempdir()?;
+    /// `towpath agent` in this folder, which holds a graph file, with this interpreter and so many processes of it.
+    pub(super) async fn agent_in(folder: TempDir, python: &Path, hosts: usize) -> anyhow::Result<Self> {
+        let python = python.display().to_string();
+        let environment = [
+            ("TOWPATH_AGENT_PYTHON", python),
+            ("TOWPATH_AGENT_HOSTS", hosts.to_string()),
+        ];
+        Self::start(&["agent"], folder, &environment, None).await
+    }
+
+    async fn start(
+        command: &[&str],
+        folder: TempDir,
+        environment: &[(&str, String)],
+        half: Option<Half>,
+    ) -> anyhow::Result<Self> {
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let mut program = Command::new(std::env::current_exe()?);
         program
@@ -47,6 +67,7 @@ impl Child {
             .arg(folder.path().join(DATA))
             .current_dir(folder.path())
             .env_clear()
+            .envs(environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true);

@@ -29,6 +29,8 @@ pub enum Kind {
     Switch,
     /// One of these.
     Choice(&'static [&'static str]),
+    /// Any of these, with commas between them.
+    Several(&'static [&'static str]),
     /// Entries of `outbound.allow` with commas between them.
     Allowed,
     /// `pool=count` with commas between them.
@@ -67,6 +69,10 @@ impl Kind {
             }
             Self::Switch => text.parse::<bool>().is_err().then(|| "true or false".to_owned()),
             Self::Choice(choices) => (!choices.contains(&text)).then(|| alternatives(choices, "")),
+            Self::Several(choices) => {
+                let broken = items(text).any(|item| !choices.contains(&item));
+                broken.then(|| format!("{}, with commas between several", alternatives(choices, "")))
+            }
             Self::Allowed => {
                 let broken = items(text).find(|item| item.parse::<Allowed>().is_err());
                 broken

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use towpath_domain::export::Limits;
+use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
 
@@ -28,6 +29,8 @@ pub struct Settings {
     pub objects: String,
     /// The platform API, or health and metrics of a process without it.
     pub listen: SocketAddr,
+    /// Where others reach the platform, if not where it listens.
+    pub public_url: Option<String>,
     /// Dev's agent server.
     pub agent_listen: SocketAddr,
     /// Seals stored credentials, as `store::sealing::Keys` reads it.
@@ -64,6 +67,8 @@ pub struct Settings {
     pub outbound_allow: Vec<Allowed>,
     /// The agent server.
     pub agent: AgentSettings,
+    /// Deployments.
+    pub deployments: DeploymentSettings,
     /// Directives of `tracing`.
     pub log_filter: String,
     /// How log lines look.
@@ -99,6 +104,57 @@ pub struct AgentSettings {
     pub keep_checkpoints: u32,
     /// How long checkpoints that are not the latest are kept; zero keeps all.
     pub checkpoints_kept: Duration,
+    /// Processes that run users' own graphs.
+    pub hosts: HostSettings,
+}
+
+/// How deployments are built and run.
+#[derive(Clone, Debug)]
+pub struct DeploymentSettings {
+    /// What runs them.
+    pub backend: DeploymentBackend,
+    /// How repositories may be reached beside https.
+    pub git_transports: Vec<Transport>,
+    /// What one program of a build may take.
+    pub build_timeout: Duration,
+    /// Largest source tree, in bytes.
+    pub source_bytes: u64,
+    /// What an agent server may take until it is healthy.
+    pub health_timeout: Duration,
+    /// What it gets to finish when it is replaced.
+    pub drain_grace: Duration,
+    /// Artifacts kept of each.
+    pub keep_artifacts: u32,
+}
+
+/// What runs deployments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeploymentBackend {
+    /// Processes, where one process does everything.
+    Auto,
+    /// Processes of this machine.
+    Process,
+    /// Nothing here.
+    None,
+}
+
+/// What the processes that run users' own graphs are told.
+#[derive(Clone, Debug)]
+pub struct HostSettings {
+    /// The interpreter.
+    pub python: Option<PathBuf>,
+    /// At most so many; 0 by the number of processors.
+    pub most: usize,
+    /// One run for each.
+    pub isolated: bool,
+    /// Runs until one is replaced; 0 is never.
+    pub max_runs: u64,
+    /// Memory until one is replaced; 0 is never.
+    pub max_rss_bytes: u64,
+    /// How long imports may take.
+    pub start_timeout: Duration,
+    /// How long a cancelled run may go on.
+    pub cancel_grace: Duration,
 }
 
 /// Whether callers of the agent server need an API key.
@@ -134,6 +190,7 @@ impl Settings {
             redis_uri: values.optional("redis_uri").map(Secret::new),
             objects: values.text("objects").to_owned(),
             listen: values.number("listen"),
+            public_url: values.optional("public_url").map(str::to_owned),
             agent_listen: values.number("agent_listen"),
             encryption_key: values.optional("encryption_key").map(Secret::new),
             api_key: values.optional("api_key").map(Secret::new),
@@ -180,6 +237,35 @@ impl Settings {
                 webhook_secret: values.optional("agent.webhook_secret").map(Secret::new),
                 keep_checkpoints: values.number("agent.keep_checkpoints"),
                 checkpoints_kept: Duration::from_secs(86_400 * values.number::<u64>("agent.keep_checkpoints_days")),
+                hosts: HostSettings {
+                    python: values.optional("agent.python").map(PathBuf::from),
+                    most: values.number("agent.hosts"),
+                    isolated: values.text("agent.isolation") == "process",
+                    max_runs: values.number("agent.host_runs"),
+                    max_rss_bytes: values.number::<u64>("agent.host_memory_mb") << 20,
+                    start_timeout: Duration::from_secs(values.number("agent.host_start_seconds")),
+                    cancel_grace: Duration::from_secs(values.number("agent.cancel_grace_seconds")),
+                },
+            },
+            deployments: DeploymentSettings {
+                backend: match values.text("deployments.backend") {
+                    "process" => DeploymentBackend::Process,
+                    "none" => DeploymentBackend::None,
+                    _ => DeploymentBackend::Auto,
+                },
+                git_transports: kind::items(values.text("deployments.git_transports"))
+                    .filter_map(|item| match item {
+                        "http" => Some(Transport::Http),
+                        "ssh" => Some(Transport::Ssh),
+                        "file" => Some(Transport::File),
+                        _ => None,
+                    })
+                    .collect(),
+                build_timeout: Duration::from_secs(values.number("deployments.build_timeout_seconds")),
+                source_bytes: values.number::<u64>("deployments.source_limit_mb") << 20,
+                health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
+                drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
+                keep_artifacts: values.number("deployments.keep_artifacts"),
             },
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {

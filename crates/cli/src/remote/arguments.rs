@@ -1,5 +1,7 @@
 //! The command line of commands that talk to a server.
 
+mod deployments;
+
 use std::convert::Infallible;
 use std::path::PathBuf;
 
@@ -8,6 +10,11 @@ use towpath_domain::{ExportId, JobId, Secret, TenantId, WorkerId};
 use uuid::Uuid;
 
 use crate::arguments::Output;
+
+pub use deployments::{
+    DeploymentKind, DeploymentUpdate, Deployments, DeploymentsCommand, Level, Lines, NewDeployment, Revisions,
+    RevisionsCommand,
+};
 
 /// Which server, and who asks.
 #[derive(Debug, Clone, Args)]

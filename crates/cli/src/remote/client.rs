@@ -87,6 +87,14 @@ impl Client {
         self.call(Method::PATCH, path, &[], Some(body)).await
     }
 
+    /// DELETE.
+    ///
+    /// # Errors
+    /// What the server refuses, in its words; [`Unreachable`].
+    pub async fn delete(&self, path: &str, query: &[(&str, String)]) -> anyhow::Result<Value> {
+        self.call(Method::DELETE, path, query, None).await
+    }
+
     /// The items of a list that is read on by its cursor, at most `limit`.
     ///
     /// # Errors
@@ -127,6 +135,9 @@ impl Client {
         let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = answer.status();
         let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
+        if status == StatusCode::NO_CONTENT {
+            return Ok(Value::Null);
+        }
         if status.is_success() {
             return serde_json::from_str(&text).map_err(|_| {
                 anyhow!(

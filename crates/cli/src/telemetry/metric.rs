@@ -33,6 +33,7 @@ pub fn start() -> anyhow::Result<PrometheusHandle> {
         .install_recorder()?;
     describe();
     towpath_api::metric::describe();
+    towpath_compute::metric::describe();
     towpath_durable::metric::describe();
     towpath_store::metric::describe();
     towpath_traces::metric::describe();

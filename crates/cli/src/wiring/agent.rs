@@ -9,13 +9,13 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use towpath_api::agent::{AgentApp, Parts, Settings as Surface, agent_router};
+use towpath_api::agent::{AgentApp, AuthCache, Parts, Settings as Surface, agent_router};
 use towpath_api::{Health, Ops};
 use towpath_domain::{Clock, Secret, TenantId};
 use towpath_durable::Engine;
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
-use towpath_runtime::Graphs;
+use towpath_runtime::{GraphSet, Graphs};
 use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_store::assistants::{self, Content};
@@ -26,10 +26,15 @@ use super::{Roles, parts};
 use crate::config::{Config, Settings};
 use crate::data_dir::DataDir;
 use crate::graph_file::GraphFile;
+use crate::hosting::{self, Hosting, Tracing};
+use crate::reload::{Reload, Reloaded};
 use crate::signals::Signals;
 
 /// The exporter's histograms grow until this is done.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
+
+/// How long processes of users' graphs may take to end, once nothing runs on them.
+const HOST_GRACE: Duration = Duration::from_secs(2);
 
 /// What an agent server is made of, beside the settings.
 pub struct AgentParts {
@@ -49,6 +54,10 @@ pub struct AgentParts {
     pub loopback: bool,
     /// Its graphs.
     pub file: GraphFile,
+    /// Where runs are traced whose authors do not say.
+    pub tracing: Option<Tracing>,
+    /// Load the graphs anew when their code changes, and serve without them while they cannot be loaded.
+    pub watch: bool,
     /// Renders the process's metrics.
     pub metrics: PrometheusHandle,
 }
@@ -64,6 +73,10 @@ pub struct AgentServer {
     workers: Option<Workers>,
     scheduler: Option<Scheduler>,
     upkeep: JoinHandle<()>,
+    graphs: GraphSet,
+    reload: Option<Reload>,
+    /// Its folder of sockets.
+    _hosting: Arc<Hosting>,
     /// The folder's lock, given back last.
     _data: Option<DataDir>,
 }
@@ -89,11 +102,27 @@ impl AgentServer {
             loopback: given.loopback,
             allow: settings.outbound_allow.clone(),
         });
-        let graphs = given.file.ready(guard.clone(), &config.environment);
+        let server = given.file.server.clone();
+        let webhooks = given.file.webhooks(&config.environment)?;
+        let hosting = Arc::new(Hosting::new(config, guard.clone(), given.tracing)?);
+        let graphs = if roles.api || roles.worker {
+            match hosting.load(&given.file).await {
+                Ok(graphs) => graphs,
+                Err(why) if given.watch => {
+                    tracing::error!("{why:#}; the graphs are loaded once this is mended");
+                    hosting.declared(&given.file)
+                }
+                Err(why) => return Err(why.context("the graphs")),
+            }
+        } else {
+            // The clock needs no graph.
+            hosting.declared(&given.file)
+        };
+        let graphs = GraphSet::new(graphs);
         // Every process that ends jobs must know how they end: also one that only takes requests.
         let mut registry = agent::registry();
         registry.attach(&store);
-        offer(&store, given.tenant, &graphs).await?;
+        offer(&store, given.tenant, &graphs.current()).await?;
 
         let draining = CancellationToken::new();
         let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone());
@@ -107,7 +136,10 @@ impl AgentServer {
                 clock: Clock::system(),
                 draining: draining.clone(),
                 ops,
-                settings: surface(settings, &given.file),
+                settings: Surface {
+                    webhooks: webhooks.clone(),
+                    ..surface(settings, &server)
+                },
             }))
         } else {
             towpath_api::health_router(ops)
@@ -128,7 +160,7 @@ impl AgentServer {
             let world = Arc::new(AgentWorld {
                 store: store.clone(),
                 queue: queue.clone(),
-                graphs,
+                graphs: graphs.clone(),
                 guard,
                 settings: agent::Settings {
                     max_attempts: settings.agent.run_attempts,
@@ -137,13 +169,25 @@ impl AgentServer {
                     // Readers in other processes find events only in the log.
                     log_all: given.redis.is_none() && roles != Roles::ALL,
                     webhook_secret: settings.agent.webhook_secret.clone(),
+                    webhooks: webhooks.clone(),
                     api_url: None,
-                    thread_ttl: given.file.server.thread_ttl(),
+                    thread_ttl: server.thread_ttl(),
                     keep_checkpoints: settings.agent.keep_checkpoints,
                     checkpoints_kept: settings.agent.checkpoints_kept,
                 },
             });
             Some(Workers::start(engine, &queue, &Arc::new(registry), &world, &options)?)
+        } else {
+            None
+        };
+        let reload = if given.watch && given.file.path.is_some() {
+            Some(Reload::start(Reloaded {
+                hosting: hosting.clone(),
+                file: given.file,
+                graphs: graphs.clone(),
+                store: store.clone(),
+                tenant: given.tenant,
+            }))
         } else {
             None
         };
@@ -164,6 +208,9 @@ impl AgentServer {
             workers,
             scheduler,
             upkeep,
+            graphs,
+            reload,
+            _hosting: hosting,
             _data: given.data,
         })
     }
@@ -171,6 +218,11 @@ impl AgentServer {
     /// Where it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Keys of the graphs it offers now, sorted.
+    pub fn graphs(&self) -> Vec<String> {
+        self.graphs.current().ids().map(str::to_owned).collect()
     }
 
     /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.
@@ -207,6 +259,7 @@ impl AgentServer {
     pub async fn drain(self) -> anyhow::Result<()> {
         self.draining.cancel();
         self.upkeep.abort();
+        drop(self.reload);
         let workers = async {
             if let Some(workers) = self.workers {
                 let drained = workers.drain(self.grace).await;
@@ -219,6 +272,7 @@ impl AgentServer {
         };
         // Together: both have the same grace.
         let ((), served) = tokio::join!(workers, self.http);
+        hosting::close(&self.graphs.current(), HOST_GRACE).await;
         if let Some(scheduler) = self.scheduler {
             scheduler.stop().await;
         }
@@ -241,7 +295,10 @@ async fn queue(store: &Store, redis: Option<&Secret>) -> anyhow::Result<Queue> {
 }
 
 /// Each graph has an assistant of its name from the start.
-async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::Result<()> {
+///
+/// # Errors
+/// Those of the database.
+pub async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::Result<()> {
     let contents: Vec<Content> = graphs
         .iter()
         .map(|graph| Content {
@@ -264,16 +321,16 @@ async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::Resu
         .context("the graphs' assistants")
 }
 
-fn surface(settings: &Settings, file: &GraphFile) -> Surface {
+fn surface(settings: &Settings, server: &crate::graph_file::Server) -> Surface {
     let agent = &settings.agent;
     // What an operator says wins over what the graphs' authors do.
     let cors_origins = if agent.cors_origins.is_empty() {
-        file.server.cors_origins().unwrap_or_default()
+        server.cors_origins().unwrap_or_default()
     } else {
         agent.cors_origins.clone()
     };
     let mount_prefix = match agent.mount_prefix.as_str() {
-        "" => file.server.mount_prefix().unwrap_or_default().to_owned(),
+        "" => server.mount_prefix().unwrap_or_default().to_owned(),
         prefix => prefix.to_owned(),
     };
     Surface {
@@ -283,11 +340,26 @@ fn surface(settings: &Settings, file: &GraphFile) -> Surface {
         cors_origins,
         mount_prefix,
         always_resumable: agent.always_resumable,
-        thread_ttl: file.server.thread_ttl(),
-        item_ttl_minutes: file.server.item_ttl_minutes(),
-        refresh_on_read: file.server.refresh_on_read(),
+        thread_ttl: server.thread_ttl(),
+        item_ttl_minutes: server.item_ttl_minutes(),
+        refresh_on_read: server.refresh_on_read(),
+        custom_auth: server.auth().path.is_some(),
+        own_routes_auth: server.own_routes_auth(),
+        auth_cache: server.auth().cache.as_ref().map(|cache| AuthCache {
+            headers: cache.cache_keys.iter().map(|name| name.to_ascii_lowercase()).collect(),
+            ttl: Duration::from_secs(cache.ttl_seconds.unwrap_or(60)),
+            most: cache.max_size.unwrap_or(1000),
+        }),
+        disabled: server.disabled(),
+        headers_in: lower(server.configurable_headers().includes.as_ref()),
+        headers_out: lower(server.configurable_headers().excludes.as_ref()),
         ..Surface::default()
     }
+}
+
+fn lower(names: Option<&Vec<String>>) -> Vec<String> {
+    let names = names.into_iter().flatten();
+    names.map(|name| name.to_ascii_lowercase()).collect()
 }
 
 /// The database must answer; without Redis the server is slower, and still ready.

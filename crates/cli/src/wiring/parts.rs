@@ -1,6 +1,8 @@
 //! The parts, made from settings.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -17,6 +19,7 @@ use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::fold_units;
 use towpath_workflows::heavy::Heavy;
+use towpath_workflows::hosting::Hosting;
 use towpath_workflows::world::{Keeping, Sizes, World};
 
 use crate::config::{Config, Mode, Settings};
@@ -94,7 +97,7 @@ impl Shared {
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn app(&self, settings: &Settings, wal: Wal, ops: Ops) -> anyhow::Result<App> {
+    pub fn app(&self, settings: &Settings, address: SocketAddr, wal: Wal, ops: Ops) -> anyhow::Result<App> {
         let reader = Reader::new(self.store.clone(), self.objects.clone());
         // Queries work on threads made for them; this one only waits.
         let threads = Heavy::with_threads(1).context("threads for queries")?;
@@ -104,6 +107,7 @@ impl Shared {
             queue: self.queue.clone(),
             wal,
             reading,
+            objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             clock: Clock::system(),
@@ -113,21 +117,28 @@ impl Shared {
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
+                public_url: public_url(settings, address),
             },
         }))
+    }
+
+    /// Judges addresses that users gave.
+    pub const fn guard(&self) -> &Guard {
+        &self.destinations.guard
     }
 
     /// What workflows need.
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn world(&self, settings: &Settings) -> anyhow::Result<World> {
+    pub fn world(&self, settings: &Settings, hosting: Option<Arc<Hosting>>) -> anyhow::Result<World> {
         Ok(World {
             store: self.store.clone(),
             objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
             heavy: Heavy::new().context("threads for heavy work")?,
+            hosting,
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 ..Sizes::default()
@@ -227,6 +238,20 @@ pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Op
         fallback: Duration::from_secs(1),
         ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, slots(pool))))
     }
+}
+
+/// Where others reach the platform: as configured, else where it listens.
+pub fn public_url(settings: &Settings, address: SocketAddr) -> String {
+    if let Some(url) = &settings.public_url {
+        return url.trim_end_matches('/').to_owned();
+    }
+    // Nobody can call "any address"; from this machine the loopback one is answered.
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    format!("http://{}", SocketAddr::new(ip, address.port()))
 }
 
 /// The credentials of this process's own environment, where it has any.

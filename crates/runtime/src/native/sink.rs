@@ -134,9 +134,9 @@ impl<'a> Sink<'a> {
     fn add(&self, mode: &'static str, namespace: &[String], data: &impl Serialize) {
         match serde_json::value::to_raw_value(data) {
             Ok(data) => self.state().chunks.push(Chunk {
-                mode,
+                mode: mode.into(),
                 namespace: namespace.to_vec(),
-                data,
+                data: data.into(),
             }),
             Err(error) => self.state().failed = Some(error.to_string()),
         }

@@ -23,7 +23,7 @@ pub(super) fn finish(engine: Engine<'_>, values: Value) -> Finish {
         }
     }
     Finish {
-        values,
+        values: values.into(),
         next,
         interrupts,
         checkpoint: engine.saved.map(|id| CheckpointRef {

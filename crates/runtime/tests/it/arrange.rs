@@ -119,7 +119,7 @@ impl Arranged {
 }
 
 fn told(chunk: &Chunk) -> (String, Value) {
-    (chunk.event(), serde_json::from_str(chunk.data.get()).unwrap())
+    (chunk.event(), serde_json::from_str(&chunk.data).unwrap())
 }
 
 /// Data of the events of one name.

@@ -37,15 +37,23 @@ fn graphs_stand_in_the_file_or_beside_it() {
 }
 
 #[test]
-fn code_is_refused_with_the_reason() {
-    for path in ["./graph.py:graph", "pkg.mod:graph", "./src/graph.ts:graph"] {
+fn code_is_named_and_what_cannot_run_is_refused_with_the_reason() {
+    for path in ["./graph.py:graph", "pkg.mod:graph"] {
         for entry in [json!(path), json!({"path": path})] {
-            let error = config(&json!({"graphs": {"agent": entry}}).to_string()).unwrap_err();
-            assert!(
-                error.starts_with("graph \"agent\": ") && error.contains("this build runs native graphs only"),
-                "{error}"
-            );
+            let graphs = config(&json!({"graphs": {"agent": entry}}).to_string()).unwrap();
+            assert_eq!(graphs.code()["agent"], path);
+            assert!(graphs.get("agent").is_none());
         }
+    }
+    for (path, expected) in [
+        ("./src/graph.ts:graph", "JavaScript"),
+        ("./graph.py", "a variable of it"),
+    ] {
+        let error = config(&json!({"graphs": {"agent": path}}).to_string()).unwrap_err();
+        assert!(
+            error.starts_with("graph \"agent\": ") && error.contains(expected),
+            "{error}"
+        );
     }
     let missing = config(r#"{"graphs": {"agent": "x.graph.json"}}"#).unwrap_err();
     assert!(

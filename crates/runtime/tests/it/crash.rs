@@ -47,7 +47,7 @@ async fn a_run_that_lost_its_host_goes_on_without_running_finished_tasks_again()
                 .into_iter()
                 .filter_map(|save| match save {
                     Save::Writes(put) => put.path.strip_prefix("~__pregel_pull, ").map(str::to_owned),
-                    Save::Checkpoint(_) => None,
+                    _ => None,
                 })
                 .collect();
             thread.host.crash_after(None);

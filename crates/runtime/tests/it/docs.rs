@@ -31,8 +31,8 @@ fn blocks() -> Vec<(usize, Value)> {
     found
 }
 
-#[test]
-fn every_example_loads() {
+#[tokio::test]
+async fn every_example_loads() {
     let mut kinds = Vec::new();
     for (line, block) in blocks() {
         let natives: Vec<&Value> = match block.get("graphs") {
@@ -50,7 +50,7 @@ fn every_example_loads() {
         };
         for native in natives {
             let graphs = graphs(native).unwrap_or_else(|error| panic!("line {line}: {error}"));
-            graphs.get("agent").unwrap().drawing(Xray::All).unwrap();
+            graphs.get("agent").unwrap().drawing(Xray::All).await.unwrap();
             kinds.push(native.get("kind").unwrap_or(native).clone());
         }
     }

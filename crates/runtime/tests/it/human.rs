@@ -264,7 +264,7 @@ async fn a_run_stops_before_and_after_nodes() {
     execution.interrupt_after = Nodes::Some(vec!["a".to_owned()]);
     let finish = thread.run(&execution).await;
     assert_eq!(
-        (finish.next, finish.values),
+        (finish.next, finish.values.into_value()),
         (vec!["b".to_owned()], json!({"items": ["a"]}))
     );
     let finish = thread.run(&thread.execution(None)).await;

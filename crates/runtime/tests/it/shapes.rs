@@ -34,6 +34,7 @@ fn told(saves: Vec<Save>) -> Vec<Value> {
                     .collect();
                 json!({"path": put.path, "writes": writes})
             }
+            Save::TypedCheckpoint(_) | Save::TypedWrites(_) => panic!("a native graph encodes nothing itself"),
         })
         .collect()
 }

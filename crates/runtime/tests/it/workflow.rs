@@ -146,8 +146,8 @@ async fn bench_does_the_work_it_is_given() {
     );
 }
 
-#[test]
-fn a_drawing_is_langgraphs() {
+#[tokio::test]
+async fn a_drawing_is_langgraphs() {
     let native = json!({
         "kind": "workflow", "channels": {"x": "last-value"},
         "nodes": {
@@ -160,8 +160,8 @@ fn a_drawing_is_langgraphs() {
     });
     let graphs = graphs(&native).unwrap();
     let graph = graphs.get("agent").unwrap();
-    let drawn = |xray| {
-        let drawing = serde_json::to_value(graph.drawing(xray).unwrap()).unwrap();
+    let drawn = async |xray| {
+        let drawing = serde_json::to_value(graph.drawing(xray).await.unwrap()).unwrap();
         let nodes: Vec<String> = drawing["nodes"]
             .as_array()
             .unwrap()
@@ -170,7 +170,7 @@ fn a_drawing_is_langgraphs() {
             .collect();
         (nodes.join(" "), drawing)
     };
-    let (nodes, drawing) = drawn(Xray::No);
+    let (nodes, drawing) = drawn(Xray::No).await;
     assert_eq!(nodes, "__start__ a b c sub __end__");
     let plain = json!({"id": ["langgraph", "_internal", "_runnable", "RunnableCallable"], "name": "a"});
     assert_eq!(
@@ -195,7 +195,7 @@ fn a_drawing_is_langgraphs() {
             edge("sub", "__end__"),
         ])
     );
-    let (nodes, drawing) = drawn(Xray::All);
+    let (nodes, drawing) = drawn(Xray::All).await;
     assert_eq!(nodes, "__start__ a b c __end__ sub:a sub:b sub:c sub:__end__");
     let decided = |target: &str| json!({"source": "sub:a", "target": target, "conditional": true});
     assert_eq!(
@@ -214,8 +214,11 @@ fn a_drawing_is_langgraphs() {
             edge("sub:c", "sub:__end__"),
         ])
     );
-    assert_eq!(graph.subgraphs(None, false).keys().collect::<Vec<_>>(), ["sub"]);
-    assert_eq!(graph.subgraphs(Some("other"), true).len(), 0);
+    assert_eq!(
+        graph.subgraphs(None, false).await.unwrap().keys().collect::<Vec<_>>(),
+        ["sub"]
+    );
+    assert_eq!(graph.subgraphs(Some("other"), true).await.unwrap().len(), 0);
     assert_eq!(graph.node_names(), ["a", "b", "c", "sub"]);
     assert_eq!("2".parse(), Ok(Xray::Levels(2)));
     assert!("0".parse::<Xray>().is_err());

@@ -1,0 +1,141 @@
+//! Routes of the graphs' author: what no route of ours takes goes to the process that serves them. And which of ours are
+//! offered at all.
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use http::header::{CONNECTION, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+
+use super::app::AgentApp;
+use super::errors::AgentError;
+
+/// Everything goes to the author's routes, where there are any.
+pub(super) fn router(app: AgentApp) -> Router {
+    let router = Router::new().fallback(forward);
+    let router = if app.settings.own_routes_auth {
+        router.layer(from_fn_with_state(app.clone(), super::auth::require))
+    } else {
+        router
+    };
+    router.with_state(app)
+}
+
+/// Refuses routes of groups that the config file turns off.
+pub(super) async fn offered(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
+    let off = |group: &str| app.settings.disabled.iter().any(|disabled| disabled == group);
+    if !app.settings.disabled.is_empty() && group(request.uri().path()).is_some_and(off) {
+        return AgentError::not_found().into_response();
+    }
+    next.run(request).await
+}
+
+/// The group of a route.
+fn group(path: &str) -> Option<&'static str> {
+    let mut parts = path.trim_start_matches('/').split('/');
+    match (parts.next()?, parts.next(), parts.next()) {
+        ("threads", _, Some("runs")) | ("runs", _, _) => Some("runs"),
+        ("threads", _, _) => Some("threads"),
+        ("assistants", _, _) => Some("assistants"),
+        ("store", _, _) => Some("store"),
+        _ => None,
+    }
+}
+
+async fn forward(State(app): State<AgentApp>, request: Request) -> Response {
+    let graphs = app.graphs.current();
+    let Some(pool) = graphs.hosts().filter(|pool| pool.ready().http) else {
+        return AgentError::not_found().into_response();
+    };
+    // Holding the child keeps it from being ended in the middle of an answer's head.
+    let seat = match pool.anyone().await {
+        Ok(seat) => seat,
+        Err(error) => {
+            tracing::error!(%error, "the author's routes cannot be reached");
+            return unreachable();
+        }
+    };
+    let Some(socket) = seat.child().http_socket.clone() else {
+        return AgentError::not_found().into_response();
+    };
+    match exchange(&socket, request).await {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::error!(%error, "the author's routes cannot be reached");
+            unreachable()
+        }
+    }
+}
+
+fn unreachable() -> Response {
+    AgentError::new(
+        StatusCode::BAD_GATEWAY,
+        "The routes of this server's graphs cannot be reached",
+    )
+    .into_response()
+}
+
+/// Headers that are about one connection only (RFC 9110, 7.6.1).
+const OF_CONNECTION: [HeaderName; 5] = [
+    CONNECTION,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+];
+
+async fn exchange(
+    socket: &std::path::Path,
+    request: Request,
+) -> Result<Response, Box<dyn std::error::Error + Send + Sync>> {
+    let stream = UnixStream::connect(socket).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(async move {
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a connection to the author's routes ended");
+        }
+    });
+    let (mut parts, body) = request.into_parts();
+    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+    parts.uri = target.parse::<Uri>()?;
+    parts.version = Version::HTTP_11;
+    strip(&mut parts.headers);
+    parts
+        .headers
+        .entry(HOST)
+        .or_insert(HeaderValue::from_static("localhost"));
+    let response = sender.send_request(Request::from_parts(parts, body)).await?;
+    let (mut parts, body) = response.into_parts();
+    strip(&mut parts.headers);
+    Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+fn strip(headers: &mut HeaderMap) {
+    for name in &OF_CONNECTION {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_belong_to_groups() {
+        for (path, expected) in [
+            ("/threads", Some("threads")),
+            ("/threads/1/state", Some("threads")),
+            ("/threads/1/runs/stream", Some("runs")),
+            ("/runs/crons", Some("runs")),
+            ("/store/items", Some("store")),
+            ("/assistants/search", Some("assistants")),
+            ("/ok", None),
+        ] {
+            assert_eq!(group(path), expected, "{path}");
+        }
+    }
+}

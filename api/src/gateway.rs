@@ -1,0 +1,250 @@
+//! `/d/{deployment}`: the agent servers of deployments, behind the platform's address and keys.
+//!
+//! ```text
+//! client ── /d/name/threads, X-Api-Key ─► who calls? whose is it? where is it? ── /threads ─► agent server on loopback
+//! ```
+//! The key stays here: the agent server gets the prefix it is reached under (`X-Forwarded-Prefix`) and no key. Bodies
+//! pass as they come, both ways. Where a deployment is, is read with every request, so that a switch counts at once;
+//! while there is none, a request waits for a moment before it is refused. A request that may have reached an agent
+//! server is repeated only if doing it twice is the same.
+
+mod headers;
+mod upstream;
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{ConnectInfo, Request, State};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::any;
+use http::{Method, Uri};
+use tokio::time::Instant;
+use towpath_domain::OrganizationId;
+use towpath_store::deployments::{self, Found};
+use towpath_store::placements::{self, Placement, PlacementState};
+
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::{auth, gate, layers, metric};
+
+/// How long a request waits for a deployment that is being switched or started again.
+const HOLD: Duration = Duration::from_secs(5);
+/// How often a waiting request looks.
+const LOOK_EVERY: Duration = Duration::from_millis(25);
+/// Requests on their way at once, beside those of the platform. A stream counts until its head is there.
+const REQUESTS: usize = 1024;
+/// What an agent server answers to everybody.
+const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
+
+/// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
+pub(crate) fn routes(app: &App) -> Router {
+    let places = std::sync::Arc::new(gate::Gate::new(REQUESTS));
+    Router::new()
+        .route("/d/{deployment}", any(forward))
+        .route("/d/{deployment}/", any(forward))
+        .route("/d/{deployment}/{*path}", any(forward))
+        .layer(from_fn_with_state(places, layers::limit_places))
+        .with_state(app.clone())
+}
+
+/// A request's way: `/d/<deployment>` as it was sent, and what is behind it.
+struct Way<'a> {
+    prefix: &'a str,
+    deployment: &'a str,
+    rest: &'a str,
+}
+
+impl<'a> Way<'a> {
+    fn of(uri: &'a Uri) -> Option<Self> {
+        let path = uri.path();
+        let behind = path.strip_prefix("/d/")?;
+        let end = behind.find('/').unwrap_or(behind.len());
+        let rest = &behind[end..];
+        Some(Self {
+            prefix: &path[..path.len() - rest.len()],
+            deployment: &behind[..end],
+            rest: if rest.is_empty() { "/" } else { rest },
+        })
+    }
+
+    /// Whether everybody may ask this.
+    fn is_open(&self, request: &Request) -> bool {
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        // A browser asks first whether it may send a key at all.
+        let asks = *request.method() == Method::OPTIONS
+            && request
+                .headers()
+                .contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD);
+        asks || (reads && OPEN.contains(&self.rest))
+    }
+}
+
+async fn forward(State(app): State<App>, request: Request) -> Response {
+    match answer(&app, request).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
+    let uri = request.uri().clone();
+    let way = Way::of(&uri).ok_or_else(|| ApiError::not_found("deployment"))?;
+    let organization = if way.is_open(&request) {
+        None
+    } else {
+        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
+        Some(principal.organization)
+    };
+    let peer = request
+        .extensions()
+        .get::<ConnectInfo<std::net::SocketAddr>>()
+        .map(|peer| peer.0);
+    headers::prepare(request.headers_mut(), way.prefix, peer);
+    let path = match uri.query() {
+        None => way.rest.to_owned(),
+        Some(query) => format!("{}?{query}", way.rest),
+    };
+    *request.uri_mut() = path
+        .parse()
+        .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
+
+    let begun = Instant::now();
+    let deadline = begun + HOLD;
+    let repeatable = repeatable(&request);
+    let mut request = Some(request);
+    loop {
+        let address = address(app, way.deployment, organization, deadline).await?;
+        let connection = match upstream::connect(&address).await {
+            Ok(connection) => connection,
+            // Between two agent servers, or about to be started again. Nothing was sent yet.
+            Err(error) if Instant::now() < deadline => {
+                tracing::debug!(%error, "an agent server is not there; looking again");
+                tokio::time::sleep(LOOK_EVERY).await;
+                continue;
+            }
+            Err(_) => return Err(away()),
+        };
+        let Some(next) = request.take() else { return Err(away()) };
+        let spare = repeatable.then(|| copy(&next));
+        metrics::histogram!(metric::GATEWAY_HELD).record(begun.elapsed());
+        match connection.send(next).await {
+            Ok(response) => return Ok(response),
+            Err(error) => {
+                tracing::debug!(%error, "an agent server ended the connection before its answer");
+                match spare.filter(|_| Instant::now() < deadline) {
+                    Some(again) => {
+                        request = Some(again);
+                        tokio::time::sleep(LOOK_EVERY).await;
+                    }
+                    None => {
+                        return Err(ApiError::new(
+                            http::StatusCode::BAD_GATEWAY,
+                            "the deployment's agent server ended the connection before its answer",
+                        ));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the deployment is, once it is somewhere.
+async fn address(
+    app: &App,
+    deployment: &str,
+    organization: Option<OrganizationId>,
+    deadline: Instant,
+) -> Result<String, ApiError> {
+    loop {
+        let found: Option<(Found, Option<Placement>)> = app
+            .store
+            .read(async |tx| {
+                let found = match deployments::find(tx, deployment, organization).await {
+                    Err(towpath_store::Error::NotFound) => return Ok(None),
+                    found => found?,
+                };
+                let placement = placements::get(tx, found.tenant_id, found.id).await?;
+                Ok(Some((found, placement)))
+            })
+            .await?;
+        let Some((_, placement)) = found else {
+            return Err(ApiError::not_found("deployment"));
+        };
+        let Some(placement) = placement else {
+            let text = "the deployment has no revision that serves yet";
+            return Err(ApiError::unavailable(text, HOLD));
+        };
+        match (placement.state, placement.address) {
+            (_, Some(address)) => return Ok(address),
+            (PlacementState::Down, _) => return Err(away()),
+            _ if Instant::now() >= deadline => return Err(away()),
+            _ => tokio::time::sleep(LOOK_EVERY).await,
+        }
+    }
+}
+
+fn away() -> ApiError {
+    ApiError::unavailable("the deployment's agent server is being started", Duration::from_secs(2))
+}
+
+/// Whether doing it twice is the same, and its body is known to be empty.
+fn repeatable(request: &Request) -> bool {
+    use axum::body::HttpBody as _;
+    matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS)
+        && request.body().is_end_stream()
+        && !headers::is_upgrade(request.headers())
+}
+
+fn copy(request: &Request) -> Request {
+    let mut copy = Request::new(Body::empty());
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_keeps_what_was_sent() {
+        for (uri, prefix, deployment, rest) in [
+            ("/d/one", "/d/one", "one", "/"),
+            ("/d/one/", "/d/one", "one", "/"),
+            ("/d/one/threads/a%2Fb?x=1", "/d/one", "one", "/threads/a%2Fb"),
+            ("/d/one//x", "/d/one", "one", "//x"),
+        ] {
+            let uri: Uri = uri.parse().unwrap();
+            let way = Way::of(&uri).unwrap();
+            assert_eq!((way.prefix, way.deployment, way.rest), (prefix, deployment, rest));
+        }
+    }
+
+    #[test]
+    fn only_reading_what_is_open_needs_no_key() {
+        let ask = |method: Method, path: &str| {
+            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            let uri = request.uri().clone();
+            Way::of(&uri).unwrap().is_open(&request)
+        };
+        for path in OPEN {
+            assert!(ask(Method::GET, &format!("/d/x{path}")));
+            assert!(!ask(Method::POST, &format!("/d/x{path}")));
+        }
+        for path in [
+            "/d/x",
+            "/d/x/",
+            "/d/x/threads",
+            "/d/x/ok/",
+            "/d/x//ok",
+            "/d/x/metrics",
+            "/d/x/%6fk",
+        ] {
+            assert!(!ask(Method::GET, path), "{path}");
+        }
+        assert!(!ask(Method::OPTIONS, "/d/x/threads"));
+    }
+}

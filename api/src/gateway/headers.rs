@@ -1,0 +1,168 @@
+//! What an agent server is told of a request, and what not.
+
+use std::net::SocketAddr;
+
+use http::header::{
+    AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, SET_COOKIE, UPGRADE,
+};
+use http::{HeaderMap, HeaderValue};
+
+use crate::session;
+
+/// Of one connection only (RFC 9110, section 7.6.1), beside those `Connection` names.
+const OF_CONNECTION: [&str; 8] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+];
+
+/// The caller's way in, which ends here; and what only a proxy may say.
+const OURS: [&str; 7] = [
+    "x-api-key",
+    "x-tenant-id",
+    "x-user-id",
+    "forwarded",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-prefix",
+];
+
+/// Whether the request asks for another protocol, such as WebSocket.
+pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
+    headers.contains_key(UPGRADE)
+}
+
+/// Makes the caller's headers those of the agent server's.
+pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<SocketAddr>) {
+    let upgrade = headers.get(UPGRADE).cloned();
+    let host = headers.get(HOST).cloned();
+    strip(headers);
+    for name in OURS {
+        headers.remove(name);
+    }
+    headers.remove(EXPECT);
+    // Cookies of this address are the dashboard's, and so is this kind of token.
+    headers.remove(COOKIE);
+    let ours = |value: &HeaderValue| value.to_str().is_ok_and(session::is_token_of);
+    if headers.get(AUTHORIZATION).is_some_and(ours) {
+        headers.remove(AUTHORIZATION);
+    }
+    if let Some(upgrade) = upgrade {
+        headers.insert(UPGRADE, upgrade);
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    }
+    let mut tell = |name: &'static str, value: Option<HeaderValue>| {
+        if let Some(value) = value {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    tell("x-forwarded-prefix", HeaderValue::from_str(prefix).ok());
+    tell(
+        "x-forwarded-for",
+        peer.and_then(|peer| HeaderValue::from_str(&peer.ip().to_string()).ok()),
+    );
+    tell("x-forwarded-host", host);
+}
+
+/// Makes an agent server's headers those of an answer of this address. Its pages are others' and must not act as the
+/// dashboard, which has the same address: they set no cookies, and a browser gives them an origin of their own.
+pub(super) fn answered(headers: &mut HeaderMap) {
+    headers.remove(SET_COOKIE);
+    let sandbox = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups");
+    headers.append(CONTENT_SECURITY_POLICY, sandbox);
+}
+
+/// Takes away what is of one connection only.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for name in OF_CONNECTION {
+        headers.remove(name);
+    }
+    headers.remove(UPGRADE);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_hops_end_here() {
+        let mut headers = HeaderMap::new();
+        for (name, value) in [
+            ("x-api-key", "secret"),
+            ("x-tenant-id", "t"),
+            ("x-forwarded-for", "6.6.6.6"),
+            ("x-forwarded-prefix", "/evil"),
+            ("connection", "close, X-Hop"),
+            ("x-hop", "1"),
+            ("transfer-encoding", "chunked"),
+            ("host", "platform.example"),
+            ("cookie", "session=dashboard"),
+            ("authorization", "Bearer of the agent's own"),
+            ("content-type", "application/json"),
+        ] {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        prepare(&mut headers, "/d/one", Some("9.9.9.9:1".parse().unwrap()));
+        for gone in [
+            "x-api-key",
+            "x-tenant-id",
+            "connection",
+            "x-hop",
+            "transfer-encoding",
+            "cookie",
+        ] {
+            assert!(!headers.contains_key(gone), "{gone}");
+        }
+        assert_eq!(headers["x-forwarded-prefix"], "/d/one");
+        assert_eq!(headers["x-forwarded-for"], "9.9.9.9");
+        assert_eq!(headers["x-forwarded-host"], "platform.example");
+        assert_eq!(headers["authorization"], "Bearer of the agent's own");
+
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_static("bearer tps_abc"));
+        prepare(&mut headers, "/d/one", None);
+        assert!(
+            !headers.contains_key(AUTHORIZATION),
+            "the dashboard's token left the platform"
+        );
+    }
+
+    #[test]
+    fn pages_of_others_do_not_act_as_the_dashboard() {
+        let mut headers = HeaderMap::new();
+        headers.insert(SET_COOKIE, HeaderValue::from_static("session=theirs"));
+        headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src *"));
+        answered(&mut headers);
+        assert!(!headers.contains_key(SET_COOKIE));
+        let policies: Vec<_> = headers.get_all(CONTENT_SECURITY_POLICY).iter().collect();
+        assert!(
+            policies.iter().any(|policy| policy.as_bytes().starts_with(b"sandbox")),
+            "{policies:?}"
+        );
+    }
+
+    #[test]
+    fn an_upgrade_is_handed_on() {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
+        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+        prepare(&mut headers, "/d/one", None);
+        assert_eq!(headers[CONNECTION], "upgrade");
+        assert_eq!(headers[UPGRADE], "websocket");
+    }
+}

@@ -1,0 +1,343 @@
+//! Deployments: made, changed, deleted. What happens to their revisions stands in [`super::revisions`].
+
+pub mod model;
+mod resources;
+
+use std::collections::HashMap;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::StatusCode;
+use serde::{Deserialize, Serialize};
+use towpath_domain::deployment::{
+    ConfigChange, DeploymentChange, DeploymentRequest, DeploymentStatus, DeploymentType, RevisionConfig,
+};
+use towpath_domain::{DeploymentId, Rejection};
+use towpath_store::deployments::{self, Filter};
+use towpath_store::{self as store, revisions};
+use towpath_workflows::deployments as work;
+
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path, Query};
+use crate::platform::exports::MAX_OFFSET;
+use crate::platform::names;
+use model::{Change, Deployment, DeploymentList, New};
+
+/// Deployments one request may delete.
+const MOST_AT_ONCE: usize = 100;
+
+/// Make a deployment with its tracing project and its first revision.
+#[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = New,
+    responses((status = 201, description = "Recorded; poll the revision until it is `DEPLOYED`", body = Deployment),
+              ApiError))]
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    Json(new): Json<New>,
+) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+    if new.agent.is_some() {
+        return Err(Rejection::unsupported("agent", "a deployment of an agent (agent)").into());
+    }
+    refuse_references(new.secret_references.as_deref())?;
+    let missing = || ApiError::invalid_at(vec!["body".into(), "name".into()], "missing", "field required");
+    let mut request = DeploymentRequest {
+        name: new.name.ok_or_else(missing)?,
+        source: new.source,
+        config: new.source_config.into(),
+        revision: new.source_revision_config.admit()?,
+        secrets: model::secrets(new.secrets),
+    };
+    let first = request.admit()?;
+    let packages = new.tracked_packages.unwrap_or_default();
+    let made = app.store.write(async |tx| {
+        let made = work::create(tx, tenant.id, &app.sealer, &request, &first).await?;
+        deployments::track(tx, tenant.id, made.0.id, &packages).await?;
+        Ok(made)
+    });
+    let (row, revision) = made.await?;
+    Ok((StatusCode::CREATED, Json(Deployment::of(&app, row, &revision)?)))
+}
+
+fn refuse_references(sent: Option<&[serde_json::Value]>) -> Result<(), Rejection> {
+    match sent {
+        Some([_, ..]) => Err(Rejection::unsupported("secret_references", "secret_references")),
+        _ => Ok(()),
+    }
+}
+
+/// Which deployments.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Asked {
+    /// At most this many.
+    #[param(minimum = 1, maximum = 100, default = 20)]
+    limit: Option<i64>,
+    /// After leaving out this many.
+    #[param(minimum = 0, maximum = 1000000000, default = 0)]
+    offset: Option<i64>,
+    /// Of exactly this name.
+    name: Option<String>,
+    /// With this in the name, in any case.
+    name_contains: Option<String>,
+    /// With this status.
+    #[param(value_type = Option<names::DeploymentState>)]
+    status: Option<DeploymentStatus>,
+    /// Of this type.
+    #[param(value_type = Option<names::DeploymentTypeName>)]
+    deployment_type: Option<DeploymentType>,
+    /// With this image version.
+    image_version: Option<String>,
+    /// Of these ids, with commas between them.
+    deployment_ids: Option<String>,
+    /// Refused: not available in this build.
+    tag_value_ids: Option<String>,
+    /// Refused: not available in this build.
+    remote_reconciled: Option<String>,
+    /// Refused: not available in this build.
+    agent_id: Option<String>,
+    /// Refused: not available in this build.
+    agent_environment: Option<String>,
+}
+
+/// A page's bounds.
+pub(crate) fn bounds(limit: Option<i64>, offset: Option<i64>) -> Result<(i64, i64), ApiError> {
+    let (limit, offset) = (limit.unwrap_or(20), offset.unwrap_or(0));
+    let out_of_range = |field: &str, text: String| {
+        Err(ApiError::invalid_at(
+            vec!["query".into(), field.into()],
+            "value_error",
+            text,
+        ))
+    };
+    if !(1..=100).contains(&limit) {
+        return out_of_range("limit", "expected a number between 1 and 100".to_owned());
+    }
+    if !(0..=MAX_OFFSET).contains(&offset) {
+        return out_of_range("offset", format!("expected a number between 0 and {MAX_OFFSET}"));
+    }
+    Ok((limit, offset))
+}
+
+fn ids(field: &str, text: &str) -> Result<Vec<DeploymentId>, ApiError> {
+    let wrong = |text| ApiError::invalid_at(vec!["query".into(), field.into()], "uuid_parsing", text);
+    let ids: Result<Vec<DeploymentId>, _> = text
+        .split(',')
+        .map(str::trim)
+        .filter(|id| !id.is_empty())
+        .map(str::parse)
+        .collect();
+    let mut ids = ids.map_err(|_| wrong("expected UUIDs with commas between them"))?;
+    ids.sort();
+    ids.dedup();
+    if ids.len() > MOST_AT_ONCE {
+        return Err(wrong("expected at most 100 UUIDs"));
+    }
+    Ok(ids)
+}
+
+/// Deployments, newest first.
+#[utoipa::path(get, path = "/v2/deployments", tag = "deployments", params(Asked),
+    responses((status = 200, description = "Deployments", body = DeploymentList), ApiError))]
+pub async fn list(
+    State(app): State<App>,
+    tenant: Tenant,
+    Query(asked): Query<Asked>,
+) -> Result<Json<DeploymentList>, ApiError> {
+    let (limit, offset) = bounds(asked.limit, asked.offset)?;
+    let refused = [
+        ("tag_value_ids", asked.tag_value_ids.is_some()),
+        ("remote_reconciled", asked.remote_reconciled.is_some()),
+        ("agent_id", asked.agent_id.is_some()),
+        ("agent_environment", asked.agent_environment.is_some()),
+    ];
+    if let Some((field, _)) = refused.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(Rejection::unsupported(field, format!("the filter {field}")).into());
+    }
+    let filter = Filter {
+        name: asked.name,
+        name_contains: asked.name_contains,
+        status: asked.status,
+        deployment_type: asked.deployment_type,
+        image_version: asked.image_version,
+        ids: asked
+            .deployment_ids
+            .map(|text| ids("deployment_ids", &text))
+            .transpose()?,
+    };
+    let read = app.store.read(async |tx| {
+        let rows = deployments::list(tx, tenant.id, &filter, limit, offset).await?;
+        let latest: Vec<_> = rows.iter().filter_map(|row| row.latest_revision_id).collect();
+        Ok((rows, revisions::many(tx, tenant.id, &latest).await?))
+    });
+    let (rows, latest) = read.await?;
+    let latest: HashMap<_, _> = latest.into_iter().map(|revision| (revision.id, revision)).collect();
+    let next = offset + rows.len() as i64;
+    let resources = rows.into_iter().filter_map(|row| {
+        // Between the two statements a deployment may have gone, and its revisions with it.
+        let revision = latest.get(&row.latest_revision_id?)?;
+        Some(Deployment::of(&app, row, revision))
+    });
+    Ok(Json(DeploymentList {
+        resources: resources.collect::<Result<_, _>>()?,
+        offset: next,
+    }))
+}
+
+/// One deployment.
+#[utoipa::path(get, path = "/v2/deployments/{deployment_id}", tag = "deployments",
+    params(("deployment_id" = Uuid, Path, description = "The deployment")),
+    responses((status = 200, description = "The deployment", body = Deployment),
+              (status = 404, description = "No such deployment in this workspace"), ApiError))]
+pub async fn get(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<DeploymentId>,
+) -> Result<Json<Deployment>, ApiError> {
+    let read = app.store.read(async |tx| {
+        let row = deployments::get(tx, tenant.id, id).await?;
+        let latest = row.latest_revision_id.ok_or(store::Error::NotFound)?;
+        Ok((row, revisions::get(tx, tenant.id, latest).await?))
+    });
+    let (row, latest) = read.await.map_err(missing(id))?;
+    Ok(Json(Deployment::of(&app, row, &latest)?))
+}
+
+/// Change a deployment. What its source revision configuration, its secrets or its resource specification say makes one
+/// new revision, also where they say what is so already.
+#[utoipa::path(patch, path = "/v2/deployments/{deployment_id}", tag = "deployments",
+    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = Change,
+    responses((status = 200, description = "Changed", body = Deployment),
+              (status = 404, description = "No such deployment in this workspace"),
+              (status = 409, description = "Somebody else changed it meanwhile"), ApiError))]
+pub async fn update(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<DeploymentId>,
+    Json(sent): Json<Change>,
+) -> Result<Json<Deployment>, ApiError> {
+    refuse_references(sent.secret_references.as_deref())?;
+    let revision = sent
+        .source_revision_config
+        .map(model::NewRevisionConfig::admit)
+        .transpose()?;
+    let change = DeploymentChange {
+        name: sent.name,
+        source: sent.source,
+        config: sent.source_config.map(ConfigChange::from).unwrap_or_default(),
+        revision: revision.unwrap_or_else(RevisionConfig::default),
+        secrets: sent.secrets.map(model::secrets),
+        revision_source: sent.revision_source,
+    };
+    let packages = sent.tracked_packages;
+    let changed = app.store.write(async |tx| {
+        let changed = work::change(tx, tenant.id, &app.sealer, id, &change, false).await?;
+        if let Some(packages) = &packages {
+            deployments::track(tx, tenant.id, id, packages).await?;
+        }
+        Ok(changed)
+    });
+    let (row, latest) = changed.await.map_err(missing(id))?;
+    Ok(Json(Deployment::of(&app, row, &latest)?))
+}
+
+/// What goes with a deployment.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Along {
+    /// Whether its tracing project goes too.
+    #[param(default = false)]
+    delete_tracing_project: Option<bool>,
+}
+
+/// Delete a deployment. It is `AWAITING_DELETE` until all of it is torn down, and not found from then on.
+#[utoipa::path(delete, path = "/v2/deployments/{deployment_id}", tag = "deployments",
+    params(("deployment_id" = Uuid, Path, description = "The deployment"), Along),
+    responses((status = 204, description = "It is being deleted"),
+              (status = 404, description = "No such deployment in this workspace"), ApiError))]
+pub async fn delete(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<DeploymentId>,
+    Query(along): Query<Along>,
+) -> Result<StatusCode, ApiError> {
+    let with_project = along.delete_tracing_project.unwrap_or(false);
+    app.store
+        .write(async |tx| work::delete(tx, tenant.id, id, with_project).await)
+        .await
+        .map_err(missing(id))?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Which deployments to delete.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Many {
+    /// Their ids, with commas between them, at most 100.
+    deployment_ids: String,
+    /// Whether their tracing projects go too.
+    #[param(default = false)]
+    delete_tracing_project: Option<bool>,
+}
+
+/// What was deleted.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct DeletedDeployments {
+    /// These are being deleted.
+    #[schema(value_type = Vec<Uuid>)]
+    deleted: Vec<DeploymentId>,
+    /// There are none of these ids in this workspace.
+    #[schema(value_type = Vec<Uuid>)]
+    not_found: Vec<DeploymentId>,
+}
+
+/// Delete several deployments.
+#[utoipa::path(delete, path = "/v2/deployments", tag = "deployments", params(Many),
+    responses((status = 200, description = "All of them are being deleted", body = DeletedDeployments),
+              (status = 207, description = "Some of them are; the others were not found", body = DeletedDeployments),
+              (status = 404, description = "None of them is in this workspace"), ApiError))]
+pub async fn delete_many(
+    State(app): State<App>,
+    tenant: Tenant,
+    Query(many): Query<Many>,
+) -> Result<Response, ApiError> {
+    let asked = ids("deployment_ids", &many.deployment_ids)?;
+    let [first, ..] = asked[..] else {
+        let loc = vec!["query".into(), "deployment_ids".into()];
+        return Err(ApiError::invalid_at(loc, "value_error", "expected at least one UUID"));
+    };
+    let with_project = many.delete_tracing_project.unwrap_or(false);
+    let mut answer = DeletedDeployments {
+        deleted: Vec::new(),
+        not_found: Vec::new(),
+    };
+    for id in asked {
+        // Each alone: the locks of one are held while its lane is drained, and their order is then no matter.
+        let gone = app
+            .store
+            .write(async |tx| work::delete(tx, tenant.id, id, with_project).await);
+        match gone.await {
+            Ok(()) => answer.deleted.push(id),
+            Err(store::Error::NotFound) => answer.not_found.push(id),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let status = match (answer.deleted.is_empty(), answer.not_found.is_empty()) {
+        (true, _) => return Err(missing(first)(store::Error::NotFound)),
+        (false, true) => StatusCode::OK,
+        (false, false) => StatusCode::MULTI_STATUS,
+    };
+    Ok((status, Json(answer)).into_response())
+}
+
+/// Clients know this sentence.
+pub(crate) fn missing(id: DeploymentId) -> impl Fn(store::Error) -> ApiError {
+    move |error| match error {
+        store::Error::NotFound => ApiError::new(StatusCode::NOT_FOUND, format!("Deployment ID {id} not found.")),
+        error => error.into(),
+    }
+}

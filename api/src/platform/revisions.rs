@@ -1,0 +1,201 @@
+//! Revisions of deployments.
+
+use axum::extract::{FromRequest, Request, State};
+use http::StatusCode;
+use serde::Deserialize;
+use towpath_domain::deployment::{DeploymentChange, RevisionConfig, RevisionStatus};
+use towpath_domain::{DeploymentId, RevisionId};
+use towpath_store::{self as store, deployments, revisions};
+use towpath_workflows::deployments as work;
+
+use super::deployments::model::{self, Deployment, NewRevision, Revision, RevisionList};
+use super::deployments::{bounds, missing};
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{JSON_BODY_BYTES, Json, Path, Query, is_json, parse_json, read_body};
+
+/// Which revisions.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct Asked {
+    /// At most this many.
+    #[param(minimum = 1, maximum = 100, default = 20)]
+    limit: Option<i64>,
+    /// After leaving out this many.
+    #[param(minimum = 0, maximum = 1000000000, default = 0)]
+    offset: Option<i64>,
+    /// With one of these statuses, with commas between them.
+    status: Option<String>,
+    /// Refused: not available in this build.
+    remote_reconciled: Option<String>,
+}
+
+/// Revisions of a deployment, newest first.
+#[utoipa::path(get, path = "/v2/deployments/{deployment_id}/revisions", tag = "revisions",
+    params(("deployment_id" = Uuid, Path, description = "The deployment"), Asked),
+    responses((status = 200, description = "Revisions", body = RevisionList),
+              (status = 404, description = "No such deployment in this workspace"), ApiError))]
+pub async fn list(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(deployment): Path<DeploymentId>,
+    Query(asked): Query<Asked>,
+) -> Result<Json<RevisionList>, ApiError> {
+    let (limit, offset) = bounds(asked.limit, asked.offset)?;
+    if asked.remote_reconciled.is_some() {
+        let what = "the filter remote_reconciled";
+        return Err(towpath_domain::Rejection::unsupported("remote_reconciled", what).into());
+    }
+    let wrong = || {
+        let names = RevisionStatus::ALL.map(RevisionStatus::as_str).join(", ");
+        let loc = vec!["query".into(), "status".into()];
+        ApiError::invalid_at(
+            loc,
+            "enum",
+            format!("expected some of {names}, with commas between them"),
+        )
+    };
+    let statuses = asked.status.map(|text| {
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        names
+            .map(|name| RevisionStatus::parse(name).ok_or_else(wrong))
+            .collect::<Result<Vec<_>, _>>()
+    });
+    let statuses = statuses.transpose()?;
+    let read = app.store.read(async |tx| {
+        deployments::get(tx, tenant.id, deployment).await?;
+        revisions::list(tx, tenant.id, deployment, statuses.as_deref(), limit, offset).await
+    });
+    let rows = read.await.map_err(missing(deployment))?;
+    Ok(Json(RevisionList {
+        offset: offset + rows.len() as i64,
+        resources: rows.into_iter().map(Revision::try_from).collect::<Result<_, _>>()?,
+    }))
+}
+
+/// A body that may be left out.
+pub struct Wish(NewRevision);
+
+impl<S: Send + Sync> FromRequest<S> for Wish {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
+        let says_json = is_json(&request);
+        let body = read_body(request.into_body(), JSON_BODY_BYTES).await?;
+        if body.is_empty() {
+            return Ok(Self(NewRevision::default()));
+        }
+        if !says_json {
+            let text = "send the body as Content-Type: application/json";
+            return Err(ApiError::unsupported_media_type(text));
+        }
+        parse_json(&body).map(Self)
+    }
+}
+
+/// Make a revision, from what the latest one was made from and what the body says otherwise.
+#[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions", tag = "revisions",
+    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = Option<NewRevision>,
+    responses((status = 201, description = "Recorded", body = Revision),
+              (status = 404, description = "No such deployment in this workspace"),
+              (status = 409, description = "Somebody else changed it meanwhile"), ApiError))]
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(deployment): Path<DeploymentId>,
+    Wish(new): Wish,
+) -> Result<(StatusCode, Json<Revision>), ApiError> {
+    let config = new
+        .source_revision_config
+        .map(model::NewRevisionConfig::admit)
+        .transpose()?;
+    let change = DeploymentChange {
+        revision: config.unwrap_or_else(RevisionConfig::default),
+        secrets: new.secrets.map(model::secrets),
+        revision_source: new.revision_source,
+        ..DeploymentChange::default()
+    };
+    let (_, row) = app
+        .store
+        .write(async |tx| work::change(tx, tenant.id, &app.sealer, deployment, &change, true).await)
+        .await
+        .map_err(missing(deployment))?;
+    Ok((StatusCode::CREATED, Json(row.try_into()?)))
+}
+
+/// One revision.
+#[utoipa::path(get, path = "/v2/deployments/{deployment_id}/revisions/{revision_id}", tag = "revisions",
+    params(("deployment_id" = Uuid, Path, description = "The deployment"),
+           ("revision_id" = Uuid, Path, description = "The revision")),
+    responses((status = 200, description = "The revision", body = Revision),
+              (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
+pub async fn get(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path((deployment, id)): Path<(DeploymentId, RevisionId)>,
+) -> Result<Json<Revision>, ApiError> {
+    let read = app.store.read(async |tx| {
+        deployments::get(tx, tenant.id, deployment).await?;
+        Ok(match revisions::of(tx, tenant.id, deployment, id).await {
+            Err(store::Error::NotFound) => None,
+            found => Some(found?),
+        })
+    });
+    let row = read.await.map_err(missing(deployment))?;
+    let row = row.ok_or_else(|| ApiError::new(StatusCode::NOT_FOUND, format!("Revision ID {id} not found.")))?;
+    Ok(Json(row.try_into()?))
+}
+
+/// Deploy what a revision built once more, with the secrets it had: the way back. Nothing is built.
+#[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions/{revision_id}/redeploy", tag = "revisions",
+    params(("deployment_id" = Uuid, Path, description = "The deployment"),
+           ("revision_id" = Uuid, Path, description = "The revision")),
+    responses((status = 200, description = "A new revision is recorded", body = Deployment),
+              (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
+pub async fn redeploy(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path((deployment, id)): Path<(DeploymentId, RevisionId)>,
+) -> Result<Json<Deployment>, ApiError> {
+    let (row, latest) = app
+        .store
+        .write(async |tx| work::redeploy(tx, tenant.id, &app.sealer, deployment, id).await)
+        .await
+        .map_err(missing(deployment))?;
+    Ok(Json(Deployment::of(&app, row, &latest)?))
+}
+
+/// Stop a revision that is not over. What it started is stopped too; the one that has the traffic keeps it.
+#[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions/{revision_id}/interrupt", tag = "revisions",
+    params(("deployment_id" = Uuid, Path, description = "The deployment"),
+           ("revision_id" = Uuid, Path, description = "The revision")),
+    responses((status = 200, description = "Interrupted, now or before", body = Revision),
+              (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
+pub async fn interrupt(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path((deployment, id)): Path<(DeploymentId, RevisionId)>,
+) -> Result<Json<Revision>, ApiError> {
+    // Whoever is at work is told through the hints of this transaction.
+    let stopped = app.store.write(async |tx| {
+        deployments::get(tx, tenant.id, deployment).await?;
+        work::interrupt(tx, tenant.id, deployment, id).await
+    });
+    Ok(Json(stopped.await.map_err(missing(deployment))?.try_into()?))
+}
+
+/// Stop a revision, under the address of version 1.
+#[utoipa::path(post, path = "/v1/projects/{project_id}/revisions/{revision_id}/interrupt", tag = "revisions",
+    params(("project_id" = Uuid, Path, description = "The deployment"),
+           ("revision_id" = Uuid, Path, description = "The revision")),
+    responses((status = 200, description = "Interrupted, now or before", body = Revision),
+              (status = 404, description = "No such deployment or revision in this workspace"), ApiError))]
+pub async fn interrupt_of_project(
+    app: State<App>,
+    tenant: Tenant,
+    ids: Path<(DeploymentId, RevisionId)>,
+) -> Result<Json<Revision>, ApiError> {
+    interrupt(app, tenant, ids).await
+}

@@ -1,0 +1,211 @@
+//! Source archives of `langgraph deploy`, and what it asks for to push an image.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use http::StatusCode;
+use http::header::CONTENT_LENGTH;
+use http_body_util::BodyExt as _;
+use object_store::path::Path as Key;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use towpath_domain::deployment::{DeploymentStatus, LARGEST_ARCHIVE, Source};
+use towpath_domain::{DeploymentId, Rejection, UploadId};
+use towpath_store::access::KeyHash;
+use towpath_store::source_uploads::{self, SourceUpload};
+use towpath_store::{self as store, access, deployments};
+use towpath_traces::upload::Upload;
+
+use super::deployments::missing;
+use crate::app::App;
+use crate::auth::Tenant;
+use crate::errors::ApiError;
+use crate::extract::{Json, Path, Query};
+
+/// A sender that is silent for longer has gone away.
+const SILENCE: Duration = Duration::from_secs(60);
+/// What a gzip file begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+/// What the client is able to do.
+#[derive(Default, Deserialize, utoipa::ToSchema)]
+#[schema(as = UploadWish)]
+pub struct UploadWish {
+    #[serde(default, rename = "supports_upload_headers")]
+    #[schema(value_type = Option<bool>)]
+    _supports_upload_headers: IgnoredAny,
+}
+
+/// Where to send an archive.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct UploadUrl {
+    /// PUT a gzipped tar of at most 200 MiB here within an hour. Needs no key.
+    upload_url: String,
+    /// What `source_tarball_path` says of it afterwards.
+    object_path: String,
+    /// To be sent with it.
+    upload_headers: BTreeMap<&'static str, &'static str>,
+}
+
+/// Hand out an address for a source archive.
+#[utoipa::path(post, path = "/v2/deployments/{deployment_id}/upload-url", tag = "sources",
+    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = UploadWish,
+    responses((status = 200, description = "An address", body = UploadUrl),
+              (status = 404, description = "No such deployment in this workspace"), ApiError))]
+pub async fn upload_url(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(deployment): Path<DeploymentId>,
+    Json(_wish): Json<UploadWish>,
+) -> Result<Json<UploadUrl>, ApiError> {
+    let id = UploadId::new();
+    let token = access::new_secret();
+    let path = format!("sources/{}/{deployment}/{id}.tar.gz", tenant.id);
+    let hash = KeyHash::of(token.as_bytes()).bytes();
+    let made = app.store.write(async |tx| {
+        let row = deployments::get(tx, tenant.id, deployment).await?;
+        if !row.source.is_internal() {
+            let text = "upload URLs are only available for 'internal_source' and 'internal_docker' source deployments";
+            return Err(Rejection::rule("source", text).into());
+        }
+        if row.status == DeploymentStatus::AwaitingDelete {
+            return Err(Rejection::rule("deployment_id", "the deployment is being deleted").into());
+        }
+        source_uploads::insert(tx, tenant.id, id, deployment, &hash, &path).await
+    });
+    made.await.map_err(missing(deployment))?;
+    Ok(Json(UploadUrl {
+        upload_url: format!("{}/v2/uploads/{id}?token={}", app.settings.public_url, token),
+        object_path: path,
+        upload_headers: BTreeMap::from([("Content-Type", "application/gzip")]),
+    }))
+}
+
+/// The right to send one archive.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct Token {
+    /// As handed out.
+    #[serde(default)]
+    token: String,
+}
+
+/// Send a source archive to the address that was handed out for it.
+#[utoipa::path(put, path = "/v2/uploads/{upload_id}", tag = "sources", security(()),
+    params(("upload_id" = Uuid, Path, description = "The upload"), Token),
+    request_body(content = Vec<u8>, content_type = "application/gzip"),
+    responses((status = 200, description = "It is there"),
+              (status = 400, description = "It is no gzip file"),
+              (status = 403, description = "Not handed out, or the hour is over"),
+              (status = 408, description = "It came too slowly"),
+              (status = 409, description = "It was sent before"),
+              (status = 413, description = "It is larger than 200 MiB"), ApiError))]
+pub async fn send(
+    State(app): State<App>,
+    Path(id): Path<UploadId>,
+    Query(Token { token }): Query<Token>,
+    request: Request,
+) -> Result<StatusCode, ApiError> {
+    let closed = || ApiError::forbidden("this upload address was not handed out, or its hour is over");
+    let found = app.store.read(async |tx| source_uploads::sent(tx, id).await).await;
+    let upload = match found {
+        Err(store::Error::NotFound) => return Err(closed()),
+        found => found?,
+    };
+    // Two hashes of 256 random bits: how long the comparison takes says nothing of use.
+    let is_token = KeyHash::of(token.as_bytes()).bytes()[..] == upload.token[..];
+    if !is_token || app.clock.now() > upload.expires_at {
+        return Err(closed());
+    }
+    if upload.uploaded_at.is_some() {
+        return Err(ApiError::conflict(
+            "the archive was sent already; ask for another upload_url",
+        ));
+    }
+    let announced = request
+        .headers()
+        .get(CONTENT_LENGTH)
+        .and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| bytes > LARGEST_ARCHIVE) {
+        return Err(too_large());
+    }
+    let bytes = receive(&app, &upload, request).await?;
+    let arrived = app
+        .store
+        .write(async |tx| source_uploads::arrived(tx, upload.tenant_id, id, bytes).await);
+    if !arrived.await? {
+        return Err(ApiError::conflict(
+            "the archive was sent already; ask for another upload_url",
+        ));
+    }
+    Ok(StatusCode::OK)
+}
+
+fn too_large() -> ApiError {
+    ApiError::too_large(usize::try_from(LARGEST_ARCHIVE).unwrap_or(usize::MAX))
+}
+
+/// Stores the body as it comes, a part at a time. What is broken off leaves nothing behind.
+async fn receive(app: &App, upload: &SourceUpload, request: Request) -> Result<i64, ApiError> {
+    let key = Key::from(upload.path.as_str());
+    let mut object = Upload::new(app.objects.store().clone(), key.clone());
+    let mut head = Vec::with_capacity(GZIP.len());
+    let mut body = request.into_body();
+    loop {
+        let frame = tokio::time::timeout(SILENCE, body.frame())
+            .await
+            .map_err(|_| ApiError::too_slow())?;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|_| ApiError::bad_request("the body broke off before its end"))?;
+        let Ok(piece) = frame.into_data() else { continue };
+        let wanted = GZIP.len() - head.len();
+        head.extend(piece.iter().take(wanted));
+        if !GZIP.starts_with(&head) {
+            return Err(ApiError::bad_request("the archive is no gzip file"));
+        }
+        if object.bytes() + piece.len() as u64 > LARGEST_ARCHIVE {
+            return Err(too_large());
+        }
+        object.write(&piece).await.map_err(|error| unstored(&error))?;
+    }
+    if head != GZIP {
+        return Err(ApiError::bad_request("the archive is no gzip file"));
+    }
+    let bytes = object.complete().await.map_err(|error| unstored(&error))?;
+    app.objects.sync(&key).await.map_err(|error| unstored(&error))?;
+    Ok(i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+fn unstored(error: &dyn std::error::Error) -> ApiError {
+    tracing::warn!(error = %crate::errors::chain(error), "a source archive cannot be stored");
+    ApiError::unavailable(
+        "the object store does not take the archive right now",
+        Duration::from_secs(5),
+    )
+}
+
+/// Hand out the right to push an image.
+#[utoipa::path(post, path = "/v2/deployments/{deployment_id}/push-token", tag = "sources",
+    params(("deployment_id" = Uuid, Path, description = "The deployment")),
+    request_body(content = Object, description = "Not looked at"),
+    responses((status = 404, description = "No such deployment in this workspace"), ApiError))]
+pub async fn push_token(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(deployment): Path<DeploymentId>,
+) -> Result<StatusCode, ApiError> {
+    let row = app
+        .store
+        .read(async |tx| deployments::get(tx, tenant.id, deployment).await)
+        .await
+        .map_err(missing(deployment))?;
+    if row.source != Source::InternalDocker {
+        // Clients look for these words.
+        let text = "push tokens are only available for 'internal_docker' source deployments";
+        return Err(ApiError::bad_request(text));
+    }
+    let text = "this server has no image registry to push to; deploy the sources with `langgraph deploy --remote`, or an \
+                image of your own registry with source external_docker";
+    Err(ApiError::bad_request(text))
+}

@@ -1,0 +1,193 @@
+//! What a graph file says about the server.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use towpath_domain::agent::TtlStrategy;
+use towpath_store::threads::Ttl;
+
+/// What a graph file says about the server. Every part may be missing.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Server {
+    #[serde(default)]
+    store: Part,
+    #[serde(default)]
+    checkpointer: Part,
+    #[serde(default)]
+    http: Http,
+    #[serde(default)]
+    pub(super) webhooks: Webhooks,
+    #[serde(default)]
+    auth: Auth,
+    pub(super) env: Option<Env>,
+    #[serde(default)]
+    pub(super) dependencies: Vec<String>,
+    pub(super) python_version: Option<String>,
+    pub(super) pip_config_file: Option<String>,
+}
+
+/// What the file says about webhooks.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Webhooks {
+    pub(super) env_prefix: Option<String>,
+    #[serde(default)]
+    pub(super) url: WebhookUrl,
+    #[serde(default)]
+    pub(super) headers: BTreeMap<String, String>,
+    pub(super) allowed_fields: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct WebhookUrl {
+    #[serde(default)]
+    pub(super) require_https: bool,
+    pub(super) allowed_domains: Option<Vec<String>>,
+    pub(super) allowed_ports: Option<Vec<u16>>,
+    pub(super) max_url_length: Option<usize>,
+}
+
+/// Who may call, as the file says.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Auth {
+    /// The user's auth object.
+    pub path: Option<String>,
+    /// How long an answer of it may be used again.
+    pub cache: Option<AuthCache>,
+}
+
+/// How long an answer of a user's auth may be used again.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct AuthCache {
+    /// Headers that tell callers apart.
+    #[serde(default)]
+    pub cache_keys: Vec<String>,
+    /// Seconds.
+    pub ttl_seconds: Option<u64>,
+    /// Answers kept.
+    pub max_size: Option<usize>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Part {
+    ttl: Option<TimeToLive>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct TimeToLive {
+    strategy: Option<TtlStrategy>,
+    /// Minutes.
+    default_ttl: Option<f64>,
+    refresh_on_read: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Http {
+    #[serde(default)]
+    cors: Cors,
+    mount_prefix: Option<String>,
+    app: Option<String>,
+    #[serde(default)]
+    configurable_headers: Headers,
+    #[serde(flatten)]
+    rest: BTreeMap<String, serde_json::Value>,
+}
+
+/// Names of headers, with `*` for any part.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Headers {
+    /// These too.
+    #[serde(default, alias = "include")]
+    pub includes: Option<Vec<String>>,
+    /// Not these.
+    #[serde(default, alias = "exclude")]
+    pub excludes: Option<Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Cors {
+    allow_origins: Option<Vec<String>>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Env {
+    File(PathBuf),
+    Here(BTreeMap<String, String>),
+}
+
+impl std::fmt::Debug for Env {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Server {
+    /// How long items of the store live that do not say, in minutes.
+    pub fn item_ttl_minutes(&self) -> Option<f64> {
+        self.store.ttl.as_ref()?.default_ttl.filter(|minutes| *minutes > 0.0)
+    }
+
+    /// Whether reading an item lets its time begin anew.
+    pub fn refresh_on_read(&self) -> bool {
+        let ttl = self.store.ttl.as_ref();
+        ttl.and_then(|ttl| ttl.refresh_on_read).unwrap_or(true)
+    }
+
+    /// How long threads live that do not say.
+    pub fn thread_ttl(&self) -> Option<Ttl> {
+        let ttl = self.checkpointer.ttl.as_ref()?;
+        Some(Ttl {
+            strategy: ttl.strategy.unwrap_or(TtlStrategy::Delete),
+            minutes: ttl.default_ttl.filter(|minutes| *minutes > 0.0)?,
+        })
+    }
+
+    /// Web pages that may call.
+    pub fn cors_origins(&self) -> Option<Vec<String>> {
+        let origins = self.http.cors.allow_origins.as_ref()?;
+        if origins.iter().any(|origin| origin == "*") {
+            return Some(Vec::new());
+        }
+        Some(origins.clone())
+    }
+
+    /// Whether the file names routes of the user's own.
+    pub fn own_routes(&self) -> bool {
+        self.http.app.is_some()
+    }
+
+    /// Whether the user's auth, or the server's keys, decide about those routes too.
+    pub fn own_routes_auth(&self) -> bool {
+        self.http.rest.get("enable_custom_route_auth") == Some(&serde_json::Value::Bool(true))
+    }
+
+    /// Who may call.
+    pub const fn auth(&self) -> &Auth {
+        &self.auth
+    }
+
+    /// Which headers reach a run's `configurable`.
+    pub const fn configurable_headers(&self) -> &Headers {
+        &self.http.configurable_headers
+    }
+
+    /// Groups of routes that are not offered: `assistants`, `threads`, `runs`, `store`, `meta`, …
+    pub fn disabled(&self) -> Vec<String> {
+        let on = self
+            .http
+            .rest
+            .iter()
+            .filter(|(_, value)| **value == serde_json::Value::Bool(true));
+        on.filter_map(|(key, _)| key.strip_prefix("disable_").map(str::to_owned))
+            .collect()
+    }
+
+    /// Where the server stands below its address.
+    pub fn mount_prefix(&self) -> Option<&str> {
+        self.http
+            .mount_prefix
+            .as_deref()
+            .filter(|prefix| prefix.starts_with('/'))
+    }
+}

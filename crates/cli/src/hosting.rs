@@ -1,0 +1,215 @@
+//! Graphs of users' own code: their environment, the processes that run them, and new ones when the code changes.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use towpath_domain::Secret;
+use towpath_outbound::Guard;
+use towpath_runtime::Graphs;
+use towpath_runtime::hosted::{Launch, Options, Pool, environment, package};
+
+use crate::config::{self, Config};
+use crate::graph_file::GraphFile;
+
+/// Where runs are traced when their author does not say.
+#[derive(Clone, Debug)]
+pub struct Tracing {
+    /// The platform's address.
+    pub endpoint: String,
+    /// A key for it.
+    pub key: Secret,
+    /// The workspace.
+    pub workspace: String,
+}
+
+/// Says that the author traces by himself.
+const TRACING: [&str; 7] = [
+    "LANGSMITH_API_KEY",
+    "LANGCHAIN_API_KEY",
+    "LANGSMITH_ENDPOINT",
+    "LANGCHAIN_ENDPOINT",
+    "LANGSMITH_TRACING",
+    "LANGSMITH_TRACING_V2",
+    "LANGCHAIN_TRACING_V2",
+];
+
+/// Starts the processes of users' own graphs.
+pub struct Hosting {
+    settings: config::HostSettings,
+    /// Runs at a time in this process.
+    slots: usize,
+    data_dir: PathBuf,
+    guard: Guard,
+    process: BTreeMap<String, Secret>,
+    tracing: Option<Tracing>,
+    sockets: tempfile::TempDir,
+}
+
+impl Hosting {
+    /// For the agent server of this configuration.
+    ///
+    /// # Errors
+    /// There is no folder for sockets.
+    pub fn new(config: &Config, guard: Guard, tracing: Option<Tracing>) -> anyhow::Result<Self> {
+        let settings = &config.settings;
+        Ok(Self {
+            settings: settings.agent.hosts.clone(),
+            slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
+            data_dir: settings.data_dir.clone(),
+            guard,
+            process: config.environment.clone(),
+            tracing,
+            // Paths of sockets are short, and a data folder may lie deep.
+            sockets: tempfile::Builder::new()
+                .prefix("towpath-")
+                .tempdir()
+                .context("a folder for sockets")?,
+        })
+    }
+
+    /// The graphs of a file, its own code loaded.
+    ///
+    /// # Errors
+    /// The environment cannot be made, or the code cannot be loaded; the text says what to do.
+    pub async fn load(&self, file: &GraphFile) -> anyhow::Result<Graphs> {
+        let graphs = self.declared(file);
+        let ours = file.server.auth().path.is_some() || file.server.own_routes();
+        if graphs.code().is_empty() && !ours {
+            return Ok(graphs);
+        }
+        let launch = self.launch(file).await?;
+        let pool = Pool::start(launch, self.options()).await?;
+        if pool.ready().encryption.is_some_and(|encryption| encryption.json) {
+            anyhow::bail!(
+                "encryption: this build encrypts values of checkpoints only; remove the handlers for JSON, which \
+                 would never be called"
+            );
+        }
+        Ok(graphs.with_hosts(pool))
+    }
+
+    /// The graphs of a file that need no process.
+    pub fn declared(&self, file: &GraphFile) -> Graphs {
+        file.declared(self.guard.clone(), &self.process)
+    }
+
+    fn options(&self) -> Options {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let options = Options {
+            children: match self.settings.most {
+                0 => processors.min(4),
+                most => most,
+            },
+            slots: self.slots,
+            max_runs: self.settings.max_runs,
+            max_rss_bytes: self.settings.max_rss_bytes,
+            cancel_grace: self.settings.cancel_grace,
+            ..Options::default()
+        };
+        if self.settings.isolated {
+            let most = if self.settings.most == 0 {
+                self.slots
+            } else {
+                self.settings.most
+            };
+            return options.isolated(most);
+        }
+        options
+    }
+
+    async fn launch(&self, file: &GraphFile) -> anyhow::Result<Launch> {
+        let runtime = self.data_dir.join("hosts");
+        let package = package::write(&runtime).with_context(|| format!("writing to {}", runtime.display()))?;
+        let python = self.python(file, &runtime).await?;
+        let mut environment: BTreeMap<String, Secret> = self
+            .process
+            .iter()
+            .filter(|(name, _)| !is_ours(name))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        environment.extend(file.env().clone());
+        let mut paths = vec![package];
+        if let Some(own) = environment.get("PYTHONPATH") {
+            paths.extend(std::env::split_paths(own.reveal()));
+        }
+        let paths = std::env::join_paths(paths).context("PYTHONPATH")?;
+        let paths = paths
+            .into_string()
+            .map_err(|_| anyhow!("the data folder's name is no UTF-8"))?;
+        environment.insert("PYTHONPATH".to_owned(), Secret::new(paths));
+        self.trace(&mut environment, &file.folder());
+        Ok(Launch {
+            program: python,
+            arguments: ["-u", "-m", "towpath_host"].map(OsString::from).to_vec(),
+            environment,
+            clean: true,
+            folder: file.folder(),
+            config: file.text.clone(),
+            graphs: None,
+            http: file.server.own_routes(),
+            sockets: self.sockets.path().to_owned(),
+            start_timeout: self.settings.start_timeout,
+        })
+    }
+
+    /// The interpreter that was named, that of the active environment, or one that is made.
+    async fn python(&self, file: &GraphFile, runtime: &Path) -> anyhow::Result<PathBuf> {
+        if let Some(python) = &self.settings.python {
+            return Ok(python.clone());
+        }
+        if let Some(active) = self
+            .process
+            .get("VIRTUAL_ENV")
+            .map(|folder| PathBuf::from(folder.reveal()))
+            && has_langgraph(&active)
+        {
+            tracing::info!(folder = %active.display(), "Python graphs run in the active virtual environment");
+            return Ok(active.join("bin/python"));
+        }
+        Ok(environment::prepare(&file.wanted(), runtime, &self.process).await?)
+    }
+
+    /// Runs are traced into the platform, unless their author traces them himself.
+    fn trace(&self, environment: &mut BTreeMap<String, Secret>, folder: &Path) {
+        let Some(tracing) = &self.tracing else { return };
+        if TRACING.iter().any(|name| environment.contains_key(*name)) {
+            return;
+        }
+        let project = folder.file_name().and_then(|name| name.to_str()).unwrap_or("default");
+        for (name, value) in [
+            ("LANGSMITH_TRACING", "true"),
+            ("LANGSMITH_ENDPOINT", &tracing.endpoint),
+            ("LANGSMITH_API_KEY", tracing.key.reveal()),
+            ("LANGSMITH_WORKSPACE_ID", &tracing.workspace),
+        ] {
+            environment.insert(name.to_owned(), Secret::new(value));
+        }
+        environment
+            .entry("LANGSMITH_PROJECT".to_owned())
+            .or_insert_with(|| Secret::new(project));
+    }
+}
+
+/// A setting of the server, which is none of the graphs' business and may be a secret.
+fn is_ours(name: &str) -> bool {
+    name.starts_with("TOWPATH_") || config::holds_secret(name)
+}
+
+fn has_langgraph(environment: &Path) -> bool {
+    let Ok(versions) = std::fs::read_dir(environment.join("lib")) else {
+        return false;
+    };
+    versions
+        .flatten()
+        .any(|version| version.path().join("site-packages/langgraph").is_dir())
+}
+
+/// Ends the processes of a set, however many hold it.
+pub async fn close(graphs: &Arc<Graphs>, grace: std::time::Duration) {
+    if let Some(pool) = graphs.hosts() {
+        pool.close(grace).await;
+    }
+}

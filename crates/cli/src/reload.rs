@@ -1,0 +1,196 @@
+//! New processes for users' graphs when their code changes: what is under way ends on the old ones.
+//!
+//! Changes are found by looking at the files' times. A project has few files, and notifications of the kernel do not
+//! come from folders that are shared with another machine, or with the host of a container.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::task::JoinHandle;
+use towpath_domain::TenantId;
+use towpath_runtime::GraphSet;
+use towpath_runtime::hosted::environment;
+use towpath_store::Store;
+
+use crate::graph_file::GraphFile;
+use crate::hosting::Hosting;
+use crate::wiring;
+
+/// How often files are looked at. A change counts when two looks after it see the same: editors save in several steps,
+/// and tools write several files.
+const EVERY: Duration = Duration::from_millis(400);
+/// Folders nobody writes graphs in.
+const NOT_CODE: [&str; 5] = ["__pycache__", "node_modules", "venv", "site-packages", "dist"];
+/// More files than a project has.
+const MOST: usize = 20_000;
+
+/// Watches until it is dropped.
+pub struct Reload(JoinHandle<()>);
+
+impl Drop for Reload {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// What a change leads to.
+pub struct Reloaded {
+    /// Loads the graphs.
+    pub hosting: Arc<Hosting>,
+    /// The file they come from.
+    pub file: GraphFile,
+    /// Where they are offered.
+    pub graphs: GraphSet,
+    /// Where their assistants are kept.
+    pub store: Store,
+    /// Whose they are.
+    pub tenant: TenantId,
+}
+
+/// Time and length of each file.
+type Seen = BTreeMap<PathBuf, (Option<SystemTime>, u64)>;
+
+impl Reload {
+    /// Loads the graphs anew whenever their code changes.
+    pub fn start(what: Reloaded) -> Self {
+        Self(tokio::spawn(what.watch()))
+    }
+}
+
+impl Reloaded {
+    async fn watch(mut self) {
+        let mut loaded = self.look().await;
+        loop {
+            tokio::time::sleep(EVERY).await;
+            let mut now = self.look().await;
+            if now == loaded {
+                continue;
+            }
+            loop {
+                tokio::time::sleep(EVERY).await;
+                let later = self.look().await;
+                if later == now {
+                    break;
+                }
+                now = later;
+            }
+            self.reload().await;
+            loaded = now;
+        }
+    }
+
+    /// Looks at every file that the graphs may come from.
+    async fn look(&self) -> Seen {
+        let mut roots = vec![self.file.folder()];
+        roots.extend(environment::folders(&self.file.wanted()).unwrap_or_default());
+        let named: Vec<PathBuf> = self.file.path.iter().cloned().chain(self.file.env_file()).collect();
+        let looked = tokio::task::spawn_blocking(move || {
+            let mut seen = Seen::new();
+            for file in named {
+                note(&file, &mut seen);
+            }
+            for root in roots {
+                walk(&root, &mut seen);
+            }
+            seen
+        });
+        looked.await.unwrap_or_default()
+    }
+
+    async fn reload(&mut self) {
+        tracing::info!("the graphs' code changed; loading it");
+        match self.load().await {
+            Ok(()) => tracing::info!(
+                graphs = self.graphs.current().ids().collect::<Vec<_>>().join(", "),
+                "the graphs are loaded anew"
+            ),
+            Err(why) => tracing::error!("{why:#}; the graphs stay as they were"),
+        }
+    }
+
+    async fn load(&mut self) -> anyhow::Result<()> {
+        if let Some(path) = self.file.path.clone() {
+            self.file = GraphFile::read(&path)?;
+        }
+        let graphs = self.hosting.load(&self.file).await?;
+        wiring::offer(&self.store, self.tenant, &graphs).await?;
+        // Runs hold the old set, and its processes end with the last of them.
+        drop(self.graphs.swap(graphs));
+        Ok(())
+    }
+}
+
+fn note(file: &Path, seen: &mut Seen) {
+    if let Ok(about) = file.metadata() {
+        seen.insert(file.to_owned(), (about.modified().ok(), about.len()));
+    }
+}
+
+fn walk(folder: &Path, seen: &mut Seen) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        if seen.len() >= MOST {
+            return;
+        }
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let Ok(kind) = entry.file_type() else { continue };
+        let path = entry.path();
+        if kind.is_dir() {
+            let code = !name.starts_with('.') && !NOT_CODE.contains(&&*name);
+            // A folder that is an environment holds the code of others.
+            if code && !path.join("pyvenv.cfg").is_file() {
+                walk(&path, seen);
+            }
+        } else if is_code(&name) {
+            note(&path, seen);
+        }
+    }
+}
+
+fn is_code(name: &str) -> bool {
+    name.ends_with(".py")
+        || name.ends_with(".graph.json")
+        || matches!(name, "requirements.txt" | "pyproject.toml" | "setup.py" | "setup.cfg")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_seen_and_what_is_made_of_it_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let file = root.path().join(name);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, text).unwrap();
+        };
+        for name in [
+            "agent.py",
+            "pkg/a.py",
+            "notes.md",
+            "__pycache__/agent.py",
+            ".git/a.py",
+            "own/pyvenv.cfg",
+            "own/b.py",
+        ] {
+            write(name, "");
+        }
+        let look = || {
+            let mut seen = Seen::new();
+            walk(root.path(), &mut seen);
+            seen
+        };
+        let before = look();
+        let names: Vec<_> = before
+            .keys()
+            .map(|path| path.strip_prefix(root.path()).unwrap().to_owned())
+            .collect();
+        assert_eq!(names, [Path::new("agent.py"), Path::new("pkg/a.py")]);
+        write("agent.py", "changed");
+        assert_ne!(look(), before);
+    }
+}

@@ -1,0 +1,317 @@
+//! `towpath deployments`
+
+use std::path::Path;
+
+use anyhow::{Context as _, anyhow, bail};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::arguments::{DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, Lines, NewDeployment};
+use super::client::Client;
+use super::revisions;
+use super::{LOOK, print};
+use crate::arguments::Output;
+use crate::exit::Usage;
+
+pub(super) const PATH: &str = "/v2/deployments";
+
+pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -> anyhow::Result<()> {
+    match command {
+        DeploymentsCommand::Ls { limit } => {
+            let answer = client.get(PATH, &[("limit", limit.to_string())]).await?;
+            match output {
+                Output::Json => print::json(&answer["resources"]),
+                Output::Table => table(answer["resources"].as_array().into_iter().flatten()),
+            }
+        }
+        DeploymentsCommand::Show { deployment } => show(&find(client, &deployment).await?, output),
+        DeploymentsCommand::Create(new) => {
+            let made = client.post(PATH, Some(&body(&new)?)).await?;
+            follow_up(client, &made, new.wait, output).await?;
+        }
+        DeploymentsCommand::Update(update) => change(client, update, output).await?,
+        DeploymentsCommand::Delete {
+            deployment,
+            with_project,
+            wait,
+        } => {
+            let id = id(client, &deployment).await?;
+            let query = [("delete_tracing_project", with_project.to_string())];
+            client.delete(&format!("{PATH}/{id}"), &query).await?;
+            if wait {
+                gone(client, &id).await?;
+            }
+            match output {
+                Output::Json => print::json(&json!({"id": id, "gone": wait})),
+                Output::Table if wait => println!("deployment {id} is gone"),
+                Output::Table => println!("deployment {id} is being torn down"),
+            }
+        }
+        DeploymentsCommand::Logs { deployment, lines } => {
+            let id = id(client, &deployment).await?;
+            // It goes on saying something as long as it is there.
+            logs(
+                client,
+                &format!("/v1/projects/{id}/deploy_logs"),
+                &lines,
+                output,
+                async || Ok(false),
+            )
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// The deployment of that id or name.
+pub(super) async fn find(client: &Client, given: &str) -> anyhow::Result<Value> {
+    if given.parse::<Uuid>().is_ok() {
+        return client.get(&format!("{PATH}/{given}"), &[]).await;
+    }
+    let mut found = client.get(PATH, &[("name", given.to_owned())]).await?;
+    match found["resources"][0].take() {
+        Value::Null => Err(anyhow!("there is no deployment of that name in this workspace")),
+        deployment => Ok(deployment),
+    }
+}
+
+pub(super) async fn id(client: &Client, given: &str) -> anyhow::Result<String> {
+    Ok(print::text(&find(client, given).await?["id"]))
+}
+
+fn body(new: &NewDeployment) -> anyhow::Result<Value> {
+    let secrets = new
+        .secrets
+        .as_deref()
+        .map(secrets)
+        .transpose()?
+        .unwrap_or_else(|| json!([]));
+    if let Some(image) = &new.image {
+        return Ok(json!({
+            "name": new.name, "source": "external_docker", "secrets": secrets, "source_config": {},
+            "source_revision_config": {"image_uri": image},
+        }));
+    }
+    let kind = new.kind.map(|kind| match kind {
+        DeploymentKind::Dev => "dev",
+        DeploymentKind::Prod => "prod",
+    });
+    Ok(json!({
+        "name": new.name, "source": "github", "secrets": secrets,
+        "source_config": {
+            "repo_url": new.repo, "integration_id": new.integration, "build_on_push": new.build_on_push,
+            "deployment_type": kind,
+        },
+        "source_revision_config": {"repo_ref": new.repo_ref, "graph_config_path": new.graph_config},
+    }))
+}
+
+/// Reads lines `NAME=VALUE`. What is wrong with a line is told by its number: the line may be the secret itself.
+fn secrets(file: &Path) -> anyhow::Result<Value> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut secrets = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let line = line.strip_prefix("export ").unwrap_or(line);
+        let Some((name, value)) = line.split_once('=') else {
+            return Err(Usage(format!("{}, line {}: expected NAME=VALUE", file.display(), index + 1)).into());
+        };
+        let value = value.trim();
+        let quoted = |mark: char| value.strip_prefix(mark)?.strip_suffix(mark);
+        let value = quoted('"').or_else(|| quoted('\'')).unwrap_or(value);
+        secrets.push(json!({"name": name.trim(), "value": value}));
+    }
+    Ok(secrets.into())
+}
+
+async fn change(client: &Client, update: DeploymentUpdate, output: Output) -> anyhow::Result<()> {
+    let id = id(client, &update.deployment).await?;
+    let mut body = json!({});
+    for (name, value) in [
+        ("repo_ref", update.repo_ref),
+        ("graph_config_path", update.graph_config),
+        ("image_uri", update.image),
+    ] {
+        if let Some(value) = value {
+            body["source_revision_config"][name] = value.into();
+        }
+    }
+    if let Some(build_on_push) = update.build_on_push {
+        body["source_config"]["build_on_push"] = build_on_push.into();
+    }
+    if let Some(file) = &update.secrets {
+        body["secrets"] = secrets(file)?;
+    }
+    let makes_revision = body.get("source_revision_config").is_some() || body.get("secrets").is_some();
+    if body == json!({}) && !update.rebuild {
+        return Err(Usage("nothing to change: give one of --ref, --image, --secrets, --rebuild …".to_owned()).into());
+    }
+    let mut changed = client.patch(&format!("{PATH}/{id}"), &body).await?;
+    if update.rebuild && !makes_revision {
+        client.post(&format!("{PATH}/{id}/revisions"), None).await?;
+        changed = client.get(&format!("{PATH}/{id}"), &[]).await?;
+    }
+    follow_up(
+        client,
+        &changed,
+        update.wait && (makes_revision || update.rebuild),
+        output,
+    )
+    .await
+}
+
+/// Shows a deployment, after its newest revision is over where that is waited for.
+pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, output: Output) -> anyhow::Result<()> {
+    let id = print::text(&changed["id"]);
+    if !wait {
+        show(changed, output);
+        return Ok(());
+    }
+    let revision = print::text(&changed["latest_revision_id"]);
+    let ended = revisions::wait(client, &id, &revision).await?;
+    show(&client.get(&format!("{PATH}/{id}"), &[]).await?, output);
+    match ended["status"].as_str() {
+        Some("DEPLOYED") => Ok(()),
+        status => bail!(
+            "the revision ended {}{}",
+            status.unwrap_or("otherwise"),
+            ended["error"]
+                .as_str()
+                .map(|why| format!(": {why}"))
+                .unwrap_or_default()
+        ),
+    }
+}
+
+async fn gone(client: &Client, id: &str) -> anyhow::Result<()> {
+    loop {
+        let left = client.get(PATH, &[("deployment_ids", id.to_owned())]).await?;
+        if left["resources"].as_array().is_none_or(Vec::is_empty) {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Shows the latest lines, and what comes, until `ended` says that nothing more will.
+pub(super) async fn logs(
+    client: &Client,
+    path: &str,
+    lines: &Lines,
+    output: Output,
+    ended: impl AsyncFn() -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let mut wanted = json!({"order": "desc", "limit": lines.limit});
+    if let Some(level) = lines.level {
+        wanted["level"] = match level {
+            Level::Debug => "DEBUG",
+            Level::Info => "INFO",
+            Level::Warning => "WARNING",
+            Level::Error => "ERROR",
+        }
+        .into();
+    }
+    let answer = client.post(path, Some(&wanted)).await?;
+    let mut latest = answer["logs"].as_array().cloned().unwrap_or_default();
+    latest.reverse();
+    let mut seen = latest.last().map(|line| print::text(&line["id"]));
+    shown(&latest, output);
+    wanted["order"] = "asc".into();
+    wanted["limit"] = 1000.into();
+    while lines.follow {
+        // Asked before the lines are: what it said last is read once more after its end.
+        let over = ended().await?;
+        wanted["offset"] = seen.clone().into();
+        let answer = client.post(path, Some(&wanted)).await?;
+        let more = answer["logs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        shown(more, output);
+        seen = answer["next_offset"].as_str().map(str::to_owned).or(seen);
+        if over && more.is_empty() {
+            return Ok(());
+        }
+        if more.is_empty() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+    Ok(())
+}
+
+/// One line each, for programs too.
+fn shown(lines: &[Value], output: Output) {
+    for line in lines {
+        match output {
+            Output::Json => println!("{line}"),
+            Output::Table => {
+                let at = line["timestamp"]
+                    .as_i64()
+                    .and_then(chrono::DateTime::from_timestamp_millis);
+                let at = at
+                    .map(|at| at.format("%Y-%m-%d %H:%M:%S").to_string())
+                    .unwrap_or_default();
+                println!(
+                    "{at} {:7} {}",
+                    print::text(&line["level"]),
+                    print::text(&line["message"])
+                );
+            }
+        }
+    }
+}
+
+fn show(deployment: &Value, output: Output) {
+    if output == Output::Json {
+        print::json(deployment);
+        return;
+    }
+    let names = [
+        "id",
+        "name",
+        "status",
+        "source",
+        "source_config",
+        "source_revision_config",
+        "secrets",
+        "latest_revision_id",
+        "active_revision_id",
+        "tracing_project_id",
+        "created_at",
+        "updated_at",
+    ];
+    let mut shown = deployment.clone();
+    for part in ["source_config", "source_revision_config"] {
+        if let Some(fields) = shown[part].as_object_mut() {
+            // The sizes are for programs; what is null says nothing.
+            fields.retain(|name, value| !value.is_null() && name != "resource_spec" && name != "langgraph_config_path");
+        }
+    }
+    let names_of_secrets = deployment["secrets"].as_array().into_iter().flatten();
+    shown["secrets"] = names_of_secrets.map(|secret| secret["name"].clone()).collect();
+    print::facts(&shown, &names);
+}
+
+fn table<'a>(deployments: impl IntoIterator<Item = &'a Value>) {
+    let rows = deployments.into_iter().map(|deployment| {
+        [
+            print::text(&deployment["id"]),
+            print::text(&deployment["name"]),
+            print::text(&deployment["status"]),
+            print::text(&deployment["source"]),
+            print::text(&deployment["active_revision_id"]),
+            print::text(&deployment["source_config"]["custom_url"]),
+            print::moment(&deployment["created_at"]),
+        ]
+    });
+    let header = [
+        "deployment",
+        "name",
+        "status",
+        "source",
+        "active revision",
+        "address",
+        "made",
+    ];
+    print::table(header, rows, "there are no deployments in this workspace");
+}

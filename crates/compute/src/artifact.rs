@@ -1,0 +1,209 @@
+//! Artifacts: what was fetched and built, under a name that says what it is.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use towpath_domain::git::CommitSha;
+
+use crate::error::{Error, Result};
+use crate::root::{self, Root};
+use crate::tree;
+
+/// Counts up when artifacts of an older build cannot be started any more.
+const VERSION: u32 = 1;
+
+/// Everything that decides what an artifact is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Where the tree comes from.
+    pub origin: Origin,
+    /// The graph configuration file, from the top of the tree.
+    pub config: String,
+    /// Run at the top of the tree, in place of what its lock files say.
+    pub install: Option<String>,
+    /// Run in the configuration file's folder.
+    pub build: Option<String>,
+}
+
+/// Where a tree comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Origin {
+    /// A commit of a repository.
+    Git {
+        /// Its address.
+        url: String,
+        /// The branch or tag it was found by. No part of what the artifact is.
+        name: String,
+        /// The commit.
+        sha: CommitSha,
+    },
+    /// An archive that a client sent, by its key in the object store: no two have the same.
+    Archive {
+        /// The key.
+        path: String,
+    },
+}
+
+/// What of an artifact is on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Nothing that counts.
+    Absent,
+    /// The tree.
+    Fetched,
+    /// All of it.
+    Built,
+}
+
+/// The record of an artifact that can be started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Built {
+    /// What it was made from.
+    pub plan: Plan,
+    /// Variables that what was built needs to be started.
+    #[serde(default)]
+    pub variables: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// The artifact's name: equal plans have the same, whoever makes them.
+    #[must_use]
+    pub fn key(&self) -> String {
+        let origin = match &self.origin {
+            Origin::Git { url, sha, .. } => ["git", url, sha.as_str()],
+            Origin::Archive { path } => ["archive", path, ""],
+        };
+        let mut hash = Sha256::new();
+        let rest = [
+            Some(self.config.as_str()),
+            self.install.as_deref(),
+            self.build.as_deref(),
+        ];
+        hash.update(VERSION.to_be_bytes());
+        for part in origin.into_iter().map(Some).chain(rest) {
+            // Lengths in front: no two lists of parts read alike. Absent is not empty.
+            hash.update(part.map_or(u64::MAX, |part| part.len() as u64).to_be_bytes());
+            hash.update(part.unwrap_or_default());
+        }
+        hex::encode(&hash.finalize()[..20])
+    }
+}
+
+/// An artifact's place.
+#[derive(Clone, Debug)]
+pub struct Artifact {
+    folder: PathBuf,
+}
+
+impl Artifact {
+    /// The place of `key`, which is one of [`Plan::key`].
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn of(root: &Root, key: &str) -> Result<Self> {
+        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(Error::Refused("not the name of an artifact".to_owned()));
+        }
+        Ok(Self {
+            folder: root.artifacts().join(key),
+        })
+    }
+
+    /// The tree.
+    #[must_use]
+    pub fn source(&self) -> PathBuf {
+        self.folder.join("source")
+    }
+
+    /// `HOME` of the programs that build it.
+    #[must_use]
+    pub fn home(&self) -> PathBuf {
+        self.folder.join("home")
+    }
+
+    /// How far it is.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        if self.built().is_some() {
+            Stage::Built
+        } else if self.folder.join("fetched.json").is_file() && self.source().is_dir() {
+            Stage::Fetched
+        } else {
+            Stage::Absent
+        }
+    }
+
+    /// Its record, where it is whole.
+    #[must_use]
+    pub fn built(&self) -> Option<Built> {
+        let text = fs::read(self.folder.join("built.json")).ok()?;
+        serde_json::from_slice(&text).ok().filter(|_| self.source().is_dir())
+    }
+
+    /// Makes its place empty for fetching.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn begin(&self) -> Result<()> {
+        tree::remove(&self.folder).map_err(Error::io("emptying the artifact's folder"))?;
+        root::make(&self.folder)
+    }
+
+    /// Its tree is whole.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn fetched(&self) -> Result<()> {
+        root::write(&self.folder.join("fetched.json"), b"{}").map_err(Error::io("recording the source"))
+    }
+
+    /// It can be started.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn record(&self, built: &Built) -> Result<()> {
+        let text = serde_json::to_vec(built).map_err(|error| Error::Refused(error.to_string()))?;
+        root::write(&self.folder.join("built.json"), &text).map_err(Error::io("recording the artifact"))
+    }
+
+    /// Removes it.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn remove(&self) -> Result<()> {
+        tree::remove(&self.folder).map_err(Error::io("removing an artifact"))
+    }
+
+    /// Marks it as used now, so that it is kept longer than others.
+    pub fn touch(&self) {
+        if let Ok(folder) = fs::File::open(&self.folder) {
+            let _ = folder.set_modified(SystemTime::now());
+        }
+    }
+}
+
+/// Removes artifacts but those in `keep`. What was used less than `hours` ago stays: another build may be about to use
+/// it.
+///
+/// # Errors
+/// The disk's.
+pub fn prune(root: &Root, keep: &[String], hours: u64) -> Result<usize> {
+    let failed = || Error::io("reading the artifacts");
+    let mut removed = 0;
+    for entry in fs::read_dir(root.artifacts()).map_err(failed())? {
+        let entry = entry.map_err(failed())?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let used = entry.metadata().and_then(|about| about.modified()).map_err(failed())?;
+        let age = SystemTime::now().duration_since(used).unwrap_or_default();
+        if keep.contains(&name) || age.as_secs() < hours * 3600 {
+            continue;
+        }
+        tree::remove(&entry.path()).map_err(Error::io("removing an artifact"))?;
+        removed += 1;
+    }
+    Ok(removed)
+}

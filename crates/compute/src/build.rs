@@ -1,0 +1,165 @@
+//! From a source tree to something that can be started.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use towpath_domain::Secret;
+use towpath_domain::git::{PlainCommand, TreePath};
+
+use crate::artifact::{Artifact, Built, Plan};
+use crate::error::{Error, Result};
+use crate::git::blocking;
+use crate::log::Log;
+use crate::orphans::ROOT_MARK;
+use crate::program::Program;
+use crate::root::{self, Root};
+use crate::tree::{self, Limits};
+
+/// What the operator says about builds.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// `PATH` of the programs.
+    pub path: String,
+    /// What one program may take.
+    pub limit: Duration,
+    /// What a tree may have grown to.
+    pub tree: Limits,
+    /// Variables of this machine that builds need: proxies, registries.
+    pub variables: BTreeMap<String, Secret>,
+}
+
+/// Package managers of JavaScript by their lock files, as the reference CLI goes through them.
+const LOCKS: [(&str, &str); 5] = [
+    ("yarn.lock", "yarn install --frozen-lockfile"),
+    ("pnpm-lock.yaml", "pnpm install --frozen-lockfile"),
+    ("package-lock.json", "npm ci"),
+    ("bun.lockb", "bun install"),
+    ("bun.lock", "bun install"),
+];
+
+/// Builds what was fetched. Doing it again begins anew.
+///
+/// # Errors
+/// The configuration file cannot be used, or a program fails.
+pub async fn build(
+    settings: &Settings,
+    root: &Root,
+    artifact: &Artifact,
+    plan: &Plan,
+    log: &Log,
+    cancel: &CancellationToken,
+) -> Result<Built> {
+    let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
+    let top = artifact.source();
+    let config_file = tree::config(&top, &path)?;
+    let config = read(&config_file, path.as_str())?;
+    let folder = config_file.parent().unwrap_or(&top).to_owned();
+    root::make(&artifact.home())?;
+
+    let install = match &plan.install {
+        Some(install) => Some(install.clone()),
+        None if config.get("node_version").is_some() => {
+            let found = LOCKS.iter().find(|(lock, _)| top.join(lock).is_file());
+            let found = found.map(|(_, command)| *command);
+            found
+                .or_else(|| top.join("package.json").is_file().then_some("npm install"))
+                .map(str::to_owned)
+        }
+        None => None,
+    };
+    let at = Place {
+        settings,
+        root,
+        artifact,
+    };
+    if let Some(install) = install {
+        at.run("install_command", &install, &top, log, cancel).await?;
+    }
+    if let Some(build) = &plan.build {
+        at.run("build_command", build, &folder, log, cancel).await?;
+    }
+    // Programs of a user ran: what they left must be as honest as what was fetched.
+    let (limits, lines) = (settings.tree, log.clone());
+    blocking(move || {
+        let again = tree::config(&top, &path);
+        // Package managers link into each other, but inside of the tree.
+        tree::check(&top, limits, &lines).and(again.map(drop))
+    })
+    .await?;
+    let built = Built {
+        plan: plan.clone(),
+        variables: Vec::new(),
+    };
+    artifact.record(&built)?;
+    Ok(built)
+}
+
+/// The configuration, as far as building needs it.
+fn read(file: &Path, shown: &str) -> Result<Value> {
+    let text = std::fs::read(file).map_err(Error::io(format!("reading {shown}")))?;
+    let config: Value = serde_json::from_slice(&text)
+        .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;
+    let graphs = config.get("graphs").and_then(Value::as_object);
+    if graphs.is_none_or(|graphs| graphs.is_empty()) {
+        return Err(Error::Refused(format!("graph_config_path: {shown} declares no graphs")));
+    }
+    Ok(config)
+}
+
+/// Where a build's programs run.
+struct Place<'a> {
+    settings: &'a Settings,
+    root: &'a Root,
+    artifact: &'a Artifact,
+}
+
+impl Place<'_> {
+    async fn run(
+        &self,
+        what: &'static str,
+        command: &str,
+        folder: &Path,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<()> {
+        let command = PlainCommand::parse(command).map_err(|why| Error::Refused(format!("{what} {why}")))?;
+        let Some((program, arguments)) = command.words().split_first() else {
+            return Err(Error::Refused(format!("{what} must name a program")));
+        };
+        log.info(format!("$ {command}"));
+        let home = self.artifact.home().display().to_string();
+        let mark = self.root.mark();
+        let variables = [
+            ("PATH", self.settings.path.as_str()),
+            ("HOME", &home),
+            ("LC_ALL", "C.UTF-8"),
+            ("CI", "1"),
+            ("npm_config_update_notifier", "false"),
+            ("npm_config_fund", "false"),
+            (ROOT_MARK, &mark),
+        ];
+        let machine = self
+            .settings
+            .variables
+            .iter()
+            .map(|(name, value)| (name, value.reveal()));
+        let ended = Program::new(what, program, self.settings.limit)
+            .args(arguments)
+            .envs(machine)
+            .envs(variables)
+            .within(folder)
+            .watching(&self.artifact.source(), self.settings.tree.bytes)
+            .run(log, cancel)
+            .await?;
+        match ended.code {
+            Some(0) => Ok(()),
+            Some(code) => Err(Error::Refused(format!(
+                "{what} `{command}` ended with exit code {code}"
+            ))),
+            None => Err(Error::Refused(format!("{what} `{command}` was ended by a signal"))),
+        }
+    }
+}

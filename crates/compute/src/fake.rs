@@ -1,0 +1,121 @@
+//! A backend that runs nothing and does what a test tells it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use towpath_domain::DeploymentId;
+
+use crate::backend::{Launch, State};
+use crate::error::{Error, Result};
+
+/// What a call is to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Act {
+    /// It goes well.
+    #[default]
+    Succeed,
+    /// It does not become healthy.
+    Fail,
+    /// It takes until it is cancelled.
+    Hang,
+}
+
+/// The backend.
+#[derive(Debug, Default)]
+pub struct Fake {
+    inner: Mutex<Inner>,
+    ended: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    running: HashMap<DeploymentId, State>,
+    check: Act,
+    replace: Act,
+    calls: Vec<String>,
+}
+
+impl Fake {
+    /// What the next checks and replacements are to do.
+    pub fn act(&self, check: Act, replace: Act) {
+        let mut inner = self.lock();
+        inner.check = check;
+        inner.replace = replace;
+    }
+
+    /// The calls so far: `check`, `replace` or `stop`.
+    #[must_use]
+    pub fn calls(&self) -> Vec<String> {
+        self.lock().calls.clone()
+    }
+
+    /// The agent server of a deployment ends by itself.
+    pub fn crash(&self, deployment: DeploymentId) {
+        self.lock().running.remove(&deployment);
+        self.ended.notify_one();
+    }
+
+    pub(crate) async fn check(&self, _: &Launch, cancel: &CancellationToken) -> Result<()> {
+        let act = self.called("check", |inner| inner.check);
+        perform(act, cancel).await
+    }
+
+    pub(crate) async fn replace(&self, launch: &Launch, cancel: &CancellationToken) -> Result<State> {
+        let act = self.called("replace", |inner| {
+            inner.running.remove(&launch.deployment);
+            inner.replace
+        });
+        perform(act, cancel).await?;
+        let state = State {
+            revision: launch.revision,
+            address: "127.0.0.1:1".to_owned(),
+        };
+        self.lock().running.insert(launch.deployment, state.clone());
+        Ok(state)
+    }
+
+    pub(crate) fn state(&self, deployment: DeploymentId) -> Option<State> {
+        self.lock().running.get(&deployment).cloned()
+    }
+
+    pub(crate) fn running(&self) -> Vec<DeploymentId> {
+        self.lock().running.keys().copied().collect()
+    }
+
+    pub(crate) fn stop(&self, deployment: DeploymentId) {
+        self.called("stop", |inner| {
+            inner.running.remove(&deployment);
+        });
+    }
+
+    pub(crate) fn stop_all(&self) {
+        self.lock().running.clear();
+    }
+
+    pub(crate) async fn ended(&self) {
+        self.ended.notified().await;
+    }
+
+    fn called<T>(&self, name: &str, then: impl FnOnce(&mut Inner) -> T) -> T {
+        let mut inner = self.lock();
+        inner.calls.push(name.to_owned());
+        then(&mut inner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn perform(act: Act, cancel: &CancellationToken) -> Result<()> {
+    match act {
+        Act::Succeed => Ok(()),
+        Act::Fail => Err(Error::Refused("the agent server did not become healthy".to_owned())),
+        Act::Hang => {
+            cancel.cancelled().await;
+            Err(Error::Cancelled)
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Repositories, through the command-line program in a closed environment.
+//!
+//! The program is given no configuration but ours: no prompts, helpers, hooks, filters, proxies or submodules; only the
+//! transports that are allowed; and the addresses that [`Guard`] checked, so that a name cannot be resolved to another
+//! one behind the check. Configuration, the token among it, travels in the environment, never among the arguments.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use tokio_util::sync::CancellationToken;
+use towpath_domain::Secret;
+use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, Transport};
+use towpath_outbound::Guard;
+
+use crate::error::{Error, Result};
+use crate::log::Log;
+use crate::orphans::ROOT_MARK;
+use crate::program::{Ended, Program};
+use crate::root::Root;
+use crate::tree::{self, Limits};
+
+/// What the operator says about repositories.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Transports beside https.
+    pub transports: Vec<Transport>,
+    /// Judges addresses.
+    pub guard: Guard,
+    /// `PATH` of the program.
+    pub path: String,
+    /// What resolving or fetching may take.
+    pub limit: Duration,
+    /// What a tree may be.
+    pub tree: Limits,
+}
+
+/// A repository that may be asked.
+#[derive(Clone, Debug)]
+pub struct Repository<'a> {
+    settings: &'a Settings,
+    root: &'a Root,
+    url: &'a RepoUrl,
+    token: Option<&'a Secret>,
+}
+
+impl<'a> Repository<'a> {
+    /// The repository at `url`. `token` is sent as the password of an https request.
+    ///
+    /// # Errors
+    /// The operator does not allow its transport.
+    pub fn new(settings: &'a Settings, root: &'a Root, url: &'a RepoUrl, token: Option<&'a Secret>) -> Result<Self> {
+        let transport = url.transport();
+        if transport != Transport::Https && !settings.transports.contains(&transport) {
+            return Err(Error::Refused(format!(
+                "repo_url: {} repositories are not allowed here; an operator can list them in deployments.git_transports",
+                transport.scheme()
+            )));
+        }
+        Ok(Self {
+            settings,
+            root,
+            url,
+            token,
+        })
+    }
+
+    /// The commit a branch or tag is now.
+    ///
+    /// # Errors
+    /// There is no such ref, or the repository cannot be asked.
+    pub async fn resolve(&self, name: &RepoRef, cancel: &CancellationToken) -> Result<CommitSha> {
+        let full = name.full();
+        // An annotated tag is an object of its own; the commit stands behind `^{}`.
+        let peeled = format!("{full}^{{}}");
+        let home = self.root.temporary()?;
+        let ended = self
+            .git(home.path())
+            .await?
+            .args(["ls-remote", "--exit-code", "--", self.url.as_str(), &full, &peeled])
+            .read(cancel)
+            .await?;
+        match ended.code {
+            Some(0) => {}
+            Some(2) => {
+                let kind = if name.is_tag() { "tag" } else { "branch" };
+                return Err(Error::Refused(format!(
+                    "repo_ref: the repository has no {kind} {:?}",
+                    name.as_str()
+                )));
+            }
+            _ => return Err(self.failed("asking the repository", &ended)),
+        }
+        let output = String::from_utf8_lossy(&ended.output);
+        let of = |wanted: &str| {
+            let mut lines = output.lines().filter_map(|line| line.split_once('\t'));
+            lines.find(|(_, found)| *found == wanted).map(|(sha, _)| sha)
+        };
+        let sha = of(&peeled).or_else(|| of(&full));
+        sha.and_then(|sha| CommitSha::parse(sha).ok()).ok_or_else(|| {
+            Error::Refused(format!(
+                "repo_ref: the repository did not say what {:?} is",
+                name.as_str()
+            ))
+        })
+    }
+
+    /// Puts the tree of a commit into the folder `to`, which must not be there yet: it appears whole or not at all.
+    ///
+    /// # Errors
+    /// The commit is gone, the tree is too large or leads out of itself, or the repository cannot be asked.
+    pub async fn fetch(
+        &self,
+        name: &RepoRef,
+        sha: &CommitSha,
+        to: &Path,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<()> {
+        let work = self.root.temporary()?;
+        let repository = work.path().join("repository");
+        let files = work.path().join("source");
+        std::fs::create_dir(&files).map_err(Error::io("folder for the source"))?;
+        let inside = |program: Program| program.args(["-C".as_ref(), repository.as_os_str()]);
+
+        let init = self
+            .git(work.path())
+            .await?
+            .args(["init", "--quiet", "--template=", "--"])
+            .args([&repository]);
+        self.succeed("preparing the source", init.run(log, cancel).await?)?;
+        let get = |what: String, program: Program| {
+            inside(program)
+                .args([
+                    "fetch",
+                    "--quiet",
+                    "--depth=1",
+                    "--no-tags",
+                    "--no-recurse-submodules",
+                    "--",
+                ])
+                .args([self.url.as_str(), &what])
+                .watching(work.path(), self.settings.tree.bytes)
+                .run(log, cancel)
+        };
+        let by_id = get(sha.to_string(), self.git(work.path()).await?).await?;
+        if by_id.code != Some(0) {
+            // Not every server hands out a commit by its id.
+            let ended = get(name.full(), self.git(work.path()).await?).await?;
+            self.succeed("fetching the source", ended)?;
+            let head =
+                inside(self.git(work.path()).await?).args(["rev-parse", "--verify", "--quiet", "FETCH_HEAD^{commit}"]);
+            let head = self.succeed("fetching the source", head.read(cancel).await?)?;
+            if String::from_utf8_lossy(&head.output).trim() != sha.as_str() {
+                return Err(Error::Refused(format!(
+                    "repo_ref: {:?} is not at commit {sha} any more, and the repository gives commits by name only; \
+                     make another revision",
+                    name.as_str()
+                )));
+            }
+        }
+        let list =
+            inside(self.git(work.path()).await?).args(["ls-tree", "-r", "-l", "-z", "--full-tree", sha.as_str()]);
+        let list = self.succeed("reading the source", list.read(cancel).await?)?;
+        self.weigh(&list.output, log)?;
+        let read = inside(self.git(work.path()).await?).args(["read-tree", sha.as_str()]);
+        self.succeed("reading the source", read.run(log, cancel).await?)?;
+        let prefix = format!("--prefix={}/", files.display());
+        let write =
+            inside(self.git(work.path()).await?).args(["checkout-index", "--all", "--force", "--quiet", &prefix]);
+        self.succeed("writing the source", write.run(log, cancel).await?)?;
+
+        let (limits, lines, to) = (self.settings.tree, log.clone(), to.to_owned());
+        blocking(move || {
+            tree::check(&files, limits, &lines)?;
+            std::fs::rename(&files, &to).map_err(Error::io("putting the source in its place"))?;
+            drop(work);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Adds up what `ls-tree` lists, before anything of it is written: small packs can hold huge files.
+    fn weigh(&self, list: &[u8], log: &Log) -> Result<()> {
+        let limits = self.settings.tree;
+        let (mut bytes, mut entries) = (0_u64, 0_u64);
+        for entry in list.split(|byte| *byte == 0).filter(|entry| !entry.is_empty()) {
+            let entry = String::from_utf8_lossy(entry);
+            let (about, path) = entry.split_once('\t').unwrap_or((&entry, ""));
+            let mut about = about.split_ascii_whitespace();
+            if about.next() == Some("160000") {
+                log.warn(format!("the submodule {path} is left out"));
+            }
+            entries += 1;
+            bytes = bytes.saturating_add(about.nth(2).and_then(|size| size.parse().ok()).unwrap_or(0));
+        }
+        if entries > limits.entries {
+            return Err(Error::Refused(format!(
+                "the source has more than {} files",
+                limits.entries
+            )));
+        }
+        if bytes > limits.bytes {
+            return Err(Error::Refused(format!(
+                "the source is larger than {} MB",
+                limits.bytes >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    /// The program with its environment. Addresses are checked anew each time: none is older than the call.
+    async fn git(&self, home: &Path) -> Result<Program> {
+        let addresses = match self.url.transport() {
+            Transport::File => Vec::new(),
+            transport => self
+                .settings
+                .guard
+                .resolve(self.url.host(), self.url.port(), transport == Transport::Http)
+                .await
+                .map_err(|why| match why {
+                    towpath_outbound::Refused::Unresolved { .. } => Error::Transient(format!("repo_url: {why}")),
+                    why => Error::Refused(format!("repo_url: {why}")),
+                })?,
+        };
+        let mut allowed = vec!["https"];
+        allowed.extend(self.settings.transports.iter().map(|transport| transport.scheme()));
+        let variables = [
+            ("PATH", self.settings.path.clone()),
+            ("HOME", home.display().to_string()),
+            ("LC_ALL", "C.UTF-8".to_owned()),
+            ("GIT_TERMINAL_PROMPT", "0".to_owned()),
+            ("GIT_ASKPASS", "false".to_owned()),
+            ("SSH_ASKPASS", "false".to_owned()),
+            ("GIT_CONFIG_NOSYSTEM", "1".to_owned()),
+            ("GIT_CONFIG_SYSTEM", "/dev/null".to_owned()),
+            ("GIT_CONFIG_GLOBAL", "/dev/null".to_owned()),
+            ("GIT_ATTR_NOSYSTEM", "1".to_owned()),
+            ("GIT_ALLOW_PROTOCOL", allowed.join(":")),
+            ("GIT_PROTOCOL_FROM_USER", "0".to_owned()),
+            ("GIT_NO_REPLACE_OBJECTS", "1".to_owned()),
+            ("GIT_LFS_SKIP_SMUDGE", "1".to_owned()),
+            ("GIT_SSH_COMMAND", ssh_command(&addresses, self.url.host())),
+            (ROOT_MARK, self.root.mark()),
+        ];
+        let configuration = self.configuration(&addresses);
+        let count = ("GIT_CONFIG_COUNT".to_owned(), configuration.len().to_string());
+        let configuration = configuration.into_iter().enumerate().flat_map(|(n, (key, value))| {
+            [
+                (format!("GIT_CONFIG_KEY_{n}"), key.to_owned()),
+                (format!("GIT_CONFIG_VALUE_{n}"), value),
+            ]
+        });
+        Ok(Program::new("git", "git", self.settings.limit)
+            .envs(variables)
+            .envs([count])
+            .envs(configuration)
+            .within(home))
+    }
+
+    fn configuration(&self, addresses: &[SocketAddr]) -> Vec<(&'static str, String)> {
+        let mut all: Vec<(&'static str, String)> = [
+            ("core.hooksPath", "/dev/null"),
+            ("core.fsmonitor", "false"),
+            ("core.attributesFile", "/dev/null"),
+            ("core.protectHFS", "true"),
+            ("core.protectNTFS", "true"),
+            ("credential.helper", ""),
+            ("http.followRedirects", "false"),
+            ("http.proxy", ""),
+            ("http.lowSpeedLimit", "1000"),
+            ("http.lowSpeedTime", "30"),
+            ("submodule.recurse", "false"),
+            ("fetch.recurseSubmodules", "false"),
+            ("fetch.uriProtocols", ""),
+            ("transfer.bundleURI", "false"),
+            ("protocol.version", "2"),
+            ("gc.auto", "0"),
+            ("maintenance.auto", "false"),
+            ("advice.graftFileDeprecated", "false"),
+            // Of the repositories that the operator allows by `file`, some belong to others.
+            ("safe.directory", "*"),
+        ]
+        .into_iter()
+        .map(|(key, value)| (key, value.to_owned()))
+        .collect();
+        // A literal address is not resolved; it was checked as it is.
+        if !addresses.is_empty() && self.url.host().parse::<IpAddr>().is_err() {
+            let listed: Vec<String> = addresses
+                .iter()
+                .map(|address| match address {
+                    SocketAddr::V4(address) => address.ip().to_string(),
+                    SocketAddr::V6(address) => format!("[{}]", address.ip()),
+                })
+                .collect();
+            let pinned = format!("{}:{}:{}", self.url.host(), self.url.port(), listed.join(","));
+            all.push(("http.curloptResolve", pinned));
+        }
+        if let (Some(token), Transport::Https | Transport::Http) = (self.token, self.url.transport()) {
+            let credentials = STANDARD.encode(format!("x-access-token:{}", token.reveal()));
+            all.push(("http.extraHeader", format!("Authorization: Basic {credentials}")));
+        }
+        all
+    }
+
+    fn succeed(&self, what: &str, ended: Ended) -> Result<Ended> {
+        if ended.code == Some(0) {
+            Ok(ended)
+        } else {
+            Err(self.failed(what, &ended))
+        }
+    }
+
+    fn failed(&self, what: &str, ended: &Ended) -> Error {
+        let mut said = ended.error.clone();
+        if let Some(token) = self.token {
+            said = said.replace(token.reveal(), "***");
+        }
+        let text = format!(
+            "{what} failed: {}",
+            if said.is_empty() { "git said nothing" } else { &said }
+        );
+        let passes = [
+            "Could not resolve",
+            "Connection refused",
+            "Connection reset",
+            "Connection timed out",
+            "Failed to connect",
+            "timed out",
+            "early EOF",
+            "The requested URL returned error: 5",
+            "The requested URL returned error: 429",
+            "remote end hung up",
+        ];
+        if passes.iter().any(|sign| said.contains(sign)) {
+            Error::Transient(text)
+        } else {
+            Error::Refused(text)
+        }
+    }
+}
+
+/// ssh without the user's configuration, to the address that was checked.
+fn ssh_command(addresses: &[SocketAddr], host: &str) -> String {
+    let pinned = addresses.first().map_or_else(String::new, |address| {
+        format!(" -oHostName={} -oHostKeyAlias={host}", address.ip())
+    });
+    format!("ssh -F /dev/null -oBatchMode=yes -oStrictHostKeyChecking=yes -oProxyCommand=none{pinned}")
+}
+
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::Transient(format!("a file job broke off: {error}"))))
+}

@@ -1,0 +1,38 @@
+//! Fetches, builds and runs what users deploy.
+//!
+//! Promises: no other program is told anything by a user but values of a strict grammar, behind `--`, in an environment
+//! made for it; a program that is not wanted any more is ended with everything it started, also when the process that
+//! started it was killed; what is fetched and built lies under a name that says what it is, is whole once it has its
+//! record, and is never built twice. Leaves to others: statuses, SQL, when to build, and who may.
+//!
+//! ```text
+//! <root>/                         only one process at a time uses it: `lock`
+//!   artifacts/<key>/source/       the tree, as it was fetched
+//!   artifacts/<key>/home/         HOME of the programs that build
+//!   artifacts/<key>/fetched.json  written when the tree is whole
+//!   artifacts/<key>/built.json    written when it can be started
+//!   agents/<deployment>/          data folder of a deployment's agent server
+//!   scratch/                      what is checked, fetched or unpacked now; emptied at the start
+//! ```
+
+mod agent;
+pub mod artifact;
+pub mod backend;
+pub mod build;
+pub mod error;
+pub mod fake;
+pub mod git;
+mod limits;
+pub mod log;
+pub mod metric;
+pub mod orphans;
+pub mod process;
+pub mod program;
+pub mod root;
+pub mod tarball;
+pub mod tree;
+
+pub use backend::{Backend, Launch, State};
+pub use error::{Error, Result};
+pub use log::{Line, Log};
+pub use root::Root;

@@ -1,0 +1,177 @@
+//! Where the lines of programs go.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use towpath_domain::Secret;
+use towpath_domain::deployment::Level;
+
+/// Longer lines are cut, in bytes.
+pub const LONGEST_LINE: usize = 4 * 1024;
+/// Shorter secrets are not looked for: they would be found in every second word.
+const SHORTEST_MASKED: usize = 6;
+
+/// A line of a log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// How loud.
+    pub level: Level,
+    /// Without its end.
+    pub message: String,
+}
+
+/// Takes lines. Clones share it.
+#[derive(Clone)]
+pub struct Log(Arc<Inner>);
+
+struct Inner {
+    take: Box<dyn Fn(Line) + Send + Sync>,
+    /// The last lines, for the reason of a failure.
+    tail: Mutex<VecDeque<String>>,
+    secrets: Vec<Secret>,
+}
+
+/// Lines that are kept for the reason of a failure.
+const TAIL: usize = 12;
+
+impl Log {
+    /// Hands every line to `take`, which must not block. Values of `secrets` are masked wherever they stand.
+    pub fn new(secrets: impl IntoIterator<Item = Secret>, take: impl Fn(Line) + Send + Sync + 'static) -> Self {
+        let long = |secret: &Secret| secret.reveal().len() >= SHORTEST_MASKED;
+        Self(Arc::new(Inner {
+            take: Box::new(take),
+            tail: Mutex::default(),
+            secrets: secrets.into_iter().filter(long).collect(),
+        }))
+    }
+
+    /// Drops every line.
+    #[must_use]
+    pub fn none() -> Self {
+        Self::new([], drop)
+    }
+
+    /// A line of a program's output.
+    pub fn output(&self, bytes: &[u8]) {
+        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(LONGEST_LINE)]);
+        let message = plain(&self.masked(&text));
+        if message.is_empty() {
+            return;
+        }
+        let mut tail = self.0.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        if tail.len() == TAIL {
+            tail.pop_front();
+        }
+        tail.push_back(message.clone());
+        drop(tail);
+        let level = level_of(&message);
+        (self.0.take)(Line { level, message });
+    }
+
+    /// What goes on.
+    pub fn info(&self, message: impl AsRef<str>) {
+        self.say(Level::Info, message.as_ref());
+    }
+
+    /// Odd, and it goes on.
+    pub fn warn(&self, message: impl AsRef<str>) {
+        self.say(Level::Warning, message.as_ref());
+    }
+
+    /// Something did not work.
+    pub fn error(&self, message: impl AsRef<str>) {
+        self.say(Level::Error, message.as_ref());
+    }
+
+    fn say(&self, level: Level, message: &str) {
+        let message = self.masked(message);
+        (self.0.take)(Line { level, message });
+    }
+
+    /// The last lines that programs wrote, oldest first.
+    #[must_use]
+    pub fn tail(&self) -> Vec<String> {
+        let tail = self.0.tail.lock().unwrap_or_else(PoisonError::into_inner);
+        tail.iter().cloned().collect()
+    }
+
+    fn masked(&self, text: &str) -> String {
+        let mask = |text: String, secret: &Secret| {
+            if text.contains(secret.reveal()) {
+                text.replace(secret.reveal(), "***")
+            } else {
+                text
+            }
+        };
+        self.0.secrets.iter().fold(text.to_owned(), mask)
+    }
+}
+
+/// Without colours and other control characters: the log is read in terminals and pages.
+fn plain(text: &str) -> String {
+    let mut message = String::with_capacity(text.len());
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\u{1b}' => {
+                if letters.next_if_eq(&'[').is_some() {
+                    while letters.next().is_some_and(|c| !('\u{40}'..='\u{7e}').contains(&c)) {}
+                }
+            }
+            '\t' => message.push(' '),
+            letter if letter.is_control() => {}
+            letter => message.push(letter),
+        }
+    }
+    message.truncate(message.trim_end().len());
+    message
+}
+
+/// What the line itself says about its loudness: of our own agent server, of Python's logging, of npm.
+fn level_of(message: &str) -> Level {
+    let head: String = message.chars().take(60).collect();
+    let says = |word: &str| head.split(|c: char| !c.is_ascii_alphabetic()).any(|part| part == word);
+    if says("ERROR") || says("CRITICAL") || says("ERR") || head.starts_with("error") || head.starts_with("Traceback") {
+        Level::Error
+    } else if says("WARN") || says("WARNING") {
+        Level::Warning
+    } else if says("DEBUG") {
+        Level::Debug
+    } else {
+        Level::Info
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_plain_and_carry_no_secret() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let taken = Arc::clone(&lines);
+        let log = Log::new([Secret::new("hunter2hunter2"), Secret::new("x")], move |line| {
+            taken.lock().unwrap().push(line);
+        });
+        log.output(b"\x1b[31mERROR\x1b[0m the key is hunter2hunter2\x07");
+        log.output(b"");
+        log.info("hunter2hunter2 again");
+        let lines = lines.lock().unwrap();
+        assert_eq!(lines[0].message, "ERROR the key is ***");
+        assert_eq!(lines[0].level, Level::Error);
+        assert_eq!(lines[1].message, "*** again");
+        assert_eq!(log.tail(), ["ERROR the key is ***"]);
+    }
+
+    #[test]
+    fn the_tail_is_short() {
+        let log = Log::none();
+        for n in 0..100 {
+            log.output(format!("line {n}").as_bytes());
+        }
+        assert_eq!(log.tail().len(), TAIL);
+        assert_eq!(log.tail()[TAIL - 1], "line 99");
+        log.output(&[b'x'; 100_000]);
+        assert_eq!(log.tail()[TAIL - 1].len(), LONGEST_LINE);
+    }
+}

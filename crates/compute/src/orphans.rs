@@ -1,0 +1,55 @@
+//! Ending processes that outlived whoever started them.
+//!
+//! Every program this crate starts carries marks in its environment, which its children inherit: the root folder, and
+//! for a build program its own run. Whoever holds the root's lock may so end everything an earlier life left behind,
+//! also what has put itself into another process group. Without `/proc` nothing is found; the agent server still ends
+//! by itself then, when its input does.
+
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// The root folder a process belongs to.
+pub const ROOT_MARK: &str = "_TOWPATH_ROOT";
+/// The run of a program a process belongs to.
+pub const RUN_MARK: &str = "_TOWPATH_RUN";
+
+/// Ends every process with this mark but the caller's own. How many there were.
+pub fn end(name: &str, value: &str) -> usize {
+    let wanted = format!("{name}={value}");
+    let mut ended = 0;
+    // A process that forks while its siblings are looked at is found in the next round.
+    for _ in 0..5 {
+        let found = marked(wanted.as_bytes());
+        if found.is_empty() {
+            break;
+        }
+        for pid in found {
+            if kill(pid, Signal::SIGKILL).is_ok() {
+                ended += 1;
+            }
+        }
+    }
+    ended
+}
+
+fn marked(wanted: &[u8]) -> Vec<Pid> {
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let own = i32::try_from(std::process::id()).unwrap_or_default();
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| *pid != own && is_marked(*pid, wanted))
+        .map(Pid::from_raw)
+        .collect()
+}
+
+fn is_marked(pid: i32, wanted: &[u8]) -> bool {
+    let folder = format!("/proc/{pid}");
+    // One that has ended and was not waited for yet has no environment any more.
+    std::fs::read(Path::new(&folder).join("environ"))
+        .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|entry| entry == wanted))
+}

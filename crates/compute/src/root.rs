@@ -1,0 +1,137 @@
+//! The folder that everything here lies in.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use towpath_domain::DeploymentId;
+
+use crate::error::{Error, Result};
+use crate::orphans::{self, ROOT_MARK};
+use crate::tree;
+
+/// The folder, this process's alone until the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct Root(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    /// The lock goes with the file: also when the process is killed.
+    _lock: File,
+}
+
+impl Root {
+    /// Takes the folder, makes it where it is missing, and ends whatever an earlier life left running or half made.
+    ///
+    /// # Errors
+    /// Another process uses it, or it cannot be written.
+    pub fn open(path: &Path) -> Result<Self> {
+        let shown = path.display().to_string();
+        make(path)?;
+        let path = path.canonicalize().map_err(Error::io(shown.clone()))?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path.join("lock"))
+            .map_err(Error::io(format!("{shown}/lock")))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Refused(format!(
+                    "another process keeps deployments in {shown}: one process of an installation does"
+                )));
+            }
+            Err(TryLockError::Error(source)) => {
+                return Err(Error::Io {
+                    what: format!("locking {shown}"),
+                    source,
+                });
+            }
+        }
+        let root = Self(Arc::new(Inner { path, _lock: lock }));
+        let ended = orphans::end(ROOT_MARK, &root.mark());
+        if ended > 0 {
+            tracing::warn!(processes = ended, "ended what an earlier life left running");
+        }
+        tree::remove(&root.scratch()).map_err(Error::io(format!("{shown}/scratch")))?;
+        for folder in [root.scratch(), root.artifacts(), root.path().join("agents")] {
+            make(&folder)?;
+        }
+        Ok(root)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// What every process started for it carries as [`ROOT_MARK`].
+    #[must_use]
+    pub fn mark(&self) -> String {
+        self.0.path.display().to_string()
+    }
+
+    /// Where artifacts lie.
+    #[must_use]
+    pub fn artifacts(&self) -> PathBuf {
+        self.0.path.join("artifacts")
+    }
+
+    /// The data folder of a deployment's agent server.
+    #[must_use]
+    pub fn agent(&self, deployment: DeploymentId) -> PathBuf {
+        self.0.path.join("agents").join(deployment.to_string())
+    }
+
+    /// Keeps a small file below the root, for its owner alone. A crash leaves the whole file or none.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep(&self, file: &Path, text: &[u8]) -> Result<()> {
+        make(file.parent().unwrap_or(&self.0.path))?;
+        write(file, text).map_err(Error::io(format!("file {}", file.display())))
+    }
+
+    fn scratch(&self) -> PathBuf {
+        self.0.path.join("scratch")
+    }
+
+    /// A new folder that goes away when it is dropped, or at the next start.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn temporary(&self) -> Result<TempDir> {
+        tempfile::tempdir_in(self.scratch()).map_err(Error::io("a temporary folder"))
+    }
+}
+
+/// Only for its owner: sources and databases lie in it.
+pub(crate) fn make(folder: &Path) -> Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .map_err(Error::io(format!("folder {}", folder.display())))
+}
+
+/// Written beside its place and moved there, so that a crash leaves the whole file or none.
+pub(crate) fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let draft = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .write(true)
+        .mode(0o600)
+        .open(&draft)?;
+    file.write_all(text)?;
+    file.sync_all()?;
+    fs::rename(&draft, path)?;
+    File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}

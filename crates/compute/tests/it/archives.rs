@@ -1,0 +1,165 @@
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use tar::{Builder, EntryType, Header};
+use tempfile::TempDir;
+use towpath_compute::tarball::unpack;
+use towpath_compute::tree::Limits;
+use towpath_compute::{Log, Result};
+
+struct Entry<'a> {
+    path: &'a str,
+    kind: EntryType,
+    body: &'a [u8],
+    link: &'a str,
+}
+
+const fn file<'a>(path: &'a str, body: &'a [u8]) -> Entry<'a> {
+    Entry {
+        path,
+        kind: EntryType::Regular,
+        body,
+        link: "",
+    }
+}
+
+const fn link<'a>(path: &'a str, to: &'a str) -> Entry<'a> {
+    Entry {
+        path,
+        kind: EntryType::Symlink,
+        body: b"",
+        link: to,
+    }
+}
+
+/// An archive as nobody honest would write it: names are put into the header as they are.
+fn archive(entries: &[Entry<'_>]) -> Vec<u8> {
+    let mut tar = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    for entry in entries {
+        let mut header = Header::new_ustar();
+        header.as_mut_bytes()[..entry.path.len()].copy_from_slice(entry.path.as_bytes());
+        let link = entry.link.as_bytes();
+        header.as_mut_bytes()[157..157 + link.len()].copy_from_slice(link);
+        header.set_entry_type(entry.kind);
+        header.set_mode(0o4755);
+        header.set_size(entry.body.len() as u64);
+        header.set_cksum();
+        tar.append(&header, entry.body).unwrap();
+    }
+    tar.into_inner().unwrap().finish().unwrap()
+}
+
+fn unpacked(bytes: &[u8], limits: Limits) -> (TempDir, Result<PathBuf>) {
+    let folder = tempfile::tempdir().unwrap();
+    let packed = folder.path().join("packed");
+    std::fs::write(&packed, bytes).unwrap();
+    let (work, to) = (folder.path().join("work"), folder.path().join("to"));
+    std::fs::create_dir(&work).unwrap();
+    let result = unpack(&packed, &work, &to, limits, &Log::none()).map(|()| to);
+    (folder, result)
+}
+
+#[test]
+fn an_honest_archive_is_unpacked() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let bytes = archive(&[
+        file("./langgraph.json", b"{}"),
+        file("src/agent.py", b"graph = 1"),
+        link("src/link", "agent.py"),
+        link("later", "src/made/later.txt"),
+        file("src/made/later.txt", b"1"),
+    ]);
+    let (_folder, to) = unpacked(&bytes, Limits::default());
+    let to = to.unwrap();
+    assert_eq!(std::fs::read_to_string(to.join("src/link")).unwrap(), "graph = 1");
+    assert_eq!(std::fs::read_to_string(to.join("later")).unwrap(), "1");
+    let mode = std::fs::metadata(to.join("src/agent.py")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o755, "a bit was kept that gives rights");
+}
+
+#[test]
+fn nothing_leads_out() {
+    let outside = b"out";
+    for entries in [
+        vec![file("../x", outside)],
+        vec![file("a/../../x", outside)],
+        vec![file("/tmp/x", outside)],
+        vec![file("a\\..\\x", outside)],
+        vec![link("l", "/etc/passwd")],
+        vec![link("l", "..")],
+        vec![link("l", "../../packed")],
+        vec![link("l", "/etc"), file("l/x", outside)],
+        // Each link alone stays inside; both together do not.
+        vec![file("x/y/z", b""), link("x/y/d", "../.."), link("l", "x/y/d/../../..")],
+        vec![link("a", "."), link("b", "a/../..")],
+        vec![Entry {
+            path: "h",
+            kind: EntryType::Link,
+            body: b"",
+            link: "/etc/passwd",
+        }],
+        vec![Entry {
+            path: "dev",
+            kind: EntryType::Block,
+            body: b"",
+            link: "",
+        }],
+        vec![Entry {
+            path: "pipe",
+            kind: EntryType::Fifo,
+            body: b"",
+            link: "",
+        }],
+        // A folder and a file of one name, either way around.
+        vec![file("a", b"1"), file("a/b", b"2")],
+        vec![file("a/b", b"1"), file("a", b"2")],
+    ] {
+        let names: Vec<_> = entries.iter().map(|entry| entry.path).collect();
+        let (folder, refused) = unpacked(&archive(&entries), Limits::default());
+        let refused = refused.expect_err(&format!("{names:?} was unpacked"));
+        assert!(refused.to_string().contains("source"), "{names:?}: {refused}");
+        assert!(!folder.path().join("to").exists(), "{names:?}");
+        assert!(!folder.path().join("x").exists(), "{names:?} was written outside");
+    }
+}
+
+#[test]
+fn bombs_and_rubbish_are_refused() {
+    let small = Limits {
+        bytes: 1 << 20,
+        entries: 10,
+    };
+    let zeros = vec![0; 8 << 20];
+    let (_folder, refused) = unpacked(&archive(&[file("zeros", &zeros)]), small);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "the source archive unpacks to more than 1 MB"
+    );
+
+    let names: Vec<String> = (0..11).map(|n| format!("f{n}")).collect();
+    let many: Vec<_> = names.iter().map(|name| file(name, b"")).collect();
+    let (_folder, refused) = unpacked(&archive(&many), small);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "the source archive has more than 10 entries"
+    );
+
+    // More than any source is packed: it would unpack to some gigabytes.
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+    for _ in 0..96 {
+        gzip.write_all(&vec![0; 1 << 20]).unwrap();
+    }
+    let (_folder, refused) = unpacked(&gzip.finish().unwrap(), Limits::default());
+    // Nothing but zeros is the end of an archive, whatever follows.
+    assert!(refused.is_ok());
+
+    for rubbish in [&b"no archive"[..], b"", b"\x1f\x8b\x08"] {
+        let (_folder, refused) = unpacked(rubbish, small);
+        assert!(
+            refused.unwrap_err().to_string().contains("cannot be read"),
+            "{rubbish:?}"
+        );
+    }
+}

@@ -1,0 +1,153 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use towpath_compute::artifact::{self, Artifact, Built, Origin, Plan, Stage};
+use towpath_compute::build::{Settings, build};
+use towpath_compute::tree::Limits;
+use towpath_compute::{Log, Result};
+use towpath_domain::Secret;
+use towpath_domain::git::CommitSha;
+
+use crate::place::{Home, lines, path, write};
+
+const GRAPHS: &str = r#"{"graphs": {"agent": {"native": "echo"}}}"#;
+
+fn plan(config: &str, install: Option<&str>, command: Option<&str>) -> Plan {
+    Plan {
+        origin: Origin::Git {
+            url: "https://example.org/x".into(),
+            name: "main".into(),
+            sha: CommitSha::parse(&"a".repeat(40)).unwrap(),
+        },
+        config: config.into(),
+        install: install.map(str::to_owned),
+        build: command.map(str::to_owned),
+    }
+}
+
+fn fetched(home: &Home, plan: &Plan, files: &[(&str, &str)]) -> Artifact {
+    let artifact = Artifact::of(&home.root, &plan.key()).unwrap();
+    artifact.begin().unwrap();
+    for (path, text) in files {
+        write(&artifact.source().join(path), text);
+    }
+    artifact.fetched().unwrap();
+    artifact
+}
+
+async fn built(home: &Home, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
+    let settings = Settings {
+        path: path(),
+        limit: Duration::from_secs(30),
+        tree: Limits::default(),
+        variables: BTreeMap::from([("HTTPS_PROXY".to_owned(), Secret::new("http://proxy"))]),
+    };
+    build(&settings, &home.root, artifact, plan, log, &CancellationToken::new()).await
+}
+
+#[tokio::test]
+async fn commands_run_where_they_belong() {
+    let home = Home::new();
+    let plan = plan(
+        "app/langgraph.json",
+        Some("touch installed"),
+        Some("cp -v ../installed ./copied"),
+    );
+    let artifact = fetched(&home, &plan, &[("app/langgraph.json", GRAPHS)]);
+    assert_eq!(artifact.stage(), Stage::Fetched);
+    let (log, kept) = lines();
+    built(&home, &artifact, &plan, &log).await.unwrap();
+    assert_eq!(artifact.stage(), Stage::Built);
+    // At the top of the tree, and in the folder of the configuration.
+    assert!(artifact.source().join("app/copied").is_file());
+    let kept = kept.lock().unwrap();
+    assert_eq!(kept[0], "$ touch installed");
+    assert!(kept.iter().any(|line| line.contains("copied")), "{kept:?}");
+}
+
+#[tokio::test]
+async fn a_build_that_fails_says_why_and_is_none() {
+    let home = Home::new();
+    for (files, install, told) in [
+        (
+            vec![("langgraph.json", GRAPHS)],
+            Some("ls no-such-file"),
+            "install_command `ls no-such-file` ended with exit code",
+        ),
+        (
+            vec![("langgraph.json", GRAPHS)],
+            Some("no-such-program"),
+            "this machine has no program",
+        ),
+        (
+            vec![("langgraph.json", GRAPHS)],
+            Some("touch a; id"),
+            "install_command must be one command of plain words",
+        ),
+        (
+            vec![("langgraph.json", GRAPHS)],
+            Some("ln -s /etc/passwd leak"),
+            "the link leak leads out of the source",
+        ),
+        (
+            vec![("other.json", GRAPHS)],
+            None,
+            "graph_config_path: the source has no file langgraph.json",
+        ),
+        (
+            vec![("langgraph.json", "{")],
+            None,
+            "graph_config_path: langgraph.json is not JSON",
+        ),
+        (
+            vec![("langgraph.json", "{\"graphs\": {}}")],
+            None,
+            "graph_config_path: langgraph.json declares no graphs",
+        ),
+        (
+            vec![("langgraph.json/x", "")],
+            None,
+            "graph_config_path: langgraph.json is not a file",
+        ),
+    ] {
+        let plan = plan("langgraph.json", install, None);
+        let artifact = fetched(&home, &plan, &files);
+        let log = Log::none();
+        let failed = built(&home, &artifact, &plan, &log).await.unwrap_err();
+        assert!(failed.to_string().starts_with(told), "{failed}");
+        assert!(!failed.may_pass(), "{failed}");
+        assert_ne!(artifact.stage(), Stage::Built, "{told}");
+    }
+}
+
+#[test]
+fn names_of_artifacts_say_what_they_are() {
+    let one = plan("langgraph.json", None, None);
+    let mut same = one.clone();
+    if let Origin::Git { name, .. } = &mut same.origin {
+        *name = "refs/tags/v1".into();
+    }
+    // Found by another name, it is the same commit.
+    assert_eq!(one.key(), same.key());
+    let others = [
+        plan("other.json", None, None),
+        plan("langgraph.json", Some(""), None),
+        plan("langgraph.json", Some("a"), None),
+        plan("langgraph.json", None, Some("a")),
+    ];
+    let keys: std::collections::HashSet<String> = others.iter().chain([&one]).map(Plan::key).collect();
+    assert_eq!(keys.len(), 5);
+}
+
+#[tokio::test]
+async fn what_nothing_needs_goes() {
+    let home = Home::new();
+    let (keep, go) = (plan("langgraph.json", None, None), plan("x/langgraph.json", None, None));
+    let kept = fetched(&home, &keep, &[("langgraph.json", GRAPHS)]);
+    let gone = fetched(&home, &go, &[("x/langgraph.json", GRAPHS)]);
+    // Used just now: somebody may be about to start it.
+    assert_eq!(artifact::prune(&home.root, &[keep.key()], 1).unwrap(), 0);
+    assert_eq!(artifact::prune(&home.root, &[keep.key()], 0).unwrap(), 1);
+    assert_eq!((kept.stage(), gone.stage()), (Stage::Fetched, Stage::Absent));
+}

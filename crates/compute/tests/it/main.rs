@@ -1,0 +1,7 @@
+//! Real repositories, archives and programs, in folders of their own.
+
+mod archives;
+mod building;
+mod place;
+mod programs;
+mod repositories;

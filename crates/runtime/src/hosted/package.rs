@@ -1,0 +1,64 @@
+//! The program of Python graph hosts: part of this program, written below the data folder where it is needed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::Xxh3;
+
+/// Its files, by their paths below the folder that Python is to look in.
+const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/package.rs"));
+
+/// Writes the package below `root`, in a folder named by what it holds, where it is not there yet. Answers the folder
+/// for Python's path.
+///
+/// # Errors
+/// The folder cannot be written.
+pub fn write(root: &Path) -> io::Result<PathBuf> {
+    let mut hash = Xxh3::new();
+    for (name, content) in FILES {
+        hash.update(name.as_bytes());
+        hash.update(&[0]);
+        hash.update(content);
+        hash.update(&[0]);
+    }
+    let folder = root.join(format!("host-{:016x}", hash.digest()));
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    // Made aside and moved into its place: two servers may start at once, and one may be stopped in the middle.
+    fs::create_dir_all(root)?;
+    let aside = root.join(format!(".host-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&aside);
+    for (name, content) in FILES {
+        let file = aside.join(name);
+        if let Some(parent) = file.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(file, content)?;
+    }
+    match fs::rename(&aside, &folder) {
+        Ok(()) => Ok(folder),
+        Err(_) if folder.is_dir() => {
+            let _ = fs::remove_dir_all(&aside);
+            Ok(folder)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_package_is_written_once() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = write(root.path()).unwrap();
+        let main = folder.join("towpath_host/__main__.py");
+        assert!(main.is_file());
+        fs::write(&main, "changed").unwrap();
+        assert_eq!(write(root.path()).unwrap(), folder);
+        assert_eq!(fs::read_to_string(main).unwrap(), "changed");
+    }
+}

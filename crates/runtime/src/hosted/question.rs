@@ -1,0 +1,320 @@
+//! Questions to children: states of threads, shapes of graphs, who calls and what they may.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::calls::{self, Saves, Window};
+use super::frame::Type;
+use super::message::{self, Answer, Authenticate, Authorize, Authorized, Depth, Json, Question, Raised};
+use super::pool::Pool;
+use crate::{At, CheckpointRef, GraphError, HistoryQuery, Host, Schemas, StateSnapshot, Update, Xray};
+
+/// Asks, and answers what the child asks meanwhile.
+async fn ask<T: DeserializeOwned>(
+    pool: &Pool,
+    r#type: Type,
+    question: &impl Serialize,
+    host: Option<&dyn Host>,
+) -> Result<Result<Option<T>, Raised>, GraphError> {
+    let seat = pool.anyone().await?;
+    let gone = || GraphError::lost("HostCrashed", "the graph host ended before it answered");
+    let mut stream = seat.child().connection.open(r#type, question).ok_or_else(gone)?;
+    let mut frames = Vec::new();
+    let mut window = Window::default();
+    loop {
+        if stream.next(&mut frames).await == 0 {
+            return Err(gone());
+        }
+        let mut saves = Saves::default();
+        let mut dealt = 0;
+        let mut answered = None;
+        for frame in frames.drain(..) {
+            match (frame.r#type, host) {
+                (Type::ANSWER, _) => {
+                    answered = Some(message::read::<Answer<T>>(&frame.payload).map_err(calls::protocol)?);
+                }
+                (Type::CP_PUT | Type::CP_WRITES, Some(_)) => {
+                    dealt += frame.payload.len();
+                    saves.add(&frame)?;
+                }
+                (call, Some(host)) if calls::is_call(call) => {
+                    saves.flush(&stream, host).await?;
+                    calls::answer(&frame, &stream, host).await?;
+                }
+                _ => {}
+            }
+        }
+        if let Some(host) = host {
+            saves.flush(&stream, host).await?;
+        }
+        window.dealt(dealt, &stream);
+        if let Some(answer) = answered {
+            return Ok(match answer.error {
+                Some(raised) => Err(raised),
+                None => Ok(answer.value),
+            });
+        }
+    }
+}
+
+/// As [`ask`], where every refusal is an error of the graph.
+async fn ask_graph(
+    pool: &Pool,
+    r#type: Type,
+    question: &Question,
+    host: Option<&dyn Host>,
+) -> Result<Option<Json>, GraphError> {
+    ask::<Json>(pool, r#type, question, host).await?.map_err(graph_error)
+}
+
+fn graph_error(raised: Raised) -> GraphError {
+    let retry = matches!(raised.kind.as_deref(), Some("lost" | "fenced" | "retry"));
+    GraphError {
+        class: raised.error,
+        message: raised.message,
+        retry,
+        traceback: raised.traceback,
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` calls it")]
+fn unreadable(error: serde_json::Error) -> GraphError {
+    GraphError::new(
+        "RuntimeError",
+        format!("the graph host's answer cannot be read: {error}"),
+    )
+}
+
+fn about(graph: &str, at: &At) -> Question {
+    Question {
+        graph: graph.to_owned(),
+        thread: Some(at.thread_id.to_string()),
+        ns: Some(at.ns.clone()),
+        id: at.id.clone(),
+        ..Question::default()
+    }
+}
+
+pub(super) async fn state(
+    pool: &Pool,
+    graph: &str,
+    at: &At,
+    subgraphs: bool,
+    host: &dyn Host,
+) -> Result<Option<StateSnapshot>, GraphError> {
+    let question = Question {
+        subgraphs,
+        ..about(graph, at)
+    };
+    let answer = ask_graph(pool, Type::STATE_GET, &question, Some(host)).await?;
+    answer.map_or(Ok(None), |state| state.read().map_err(unreadable))
+}
+
+pub(super) async fn history(
+    pool: &Pool,
+    graph: &str,
+    at: &At,
+    query: &HistoryQuery,
+    host: &dyn Host,
+) -> Result<Vec<StateSnapshot>, GraphError> {
+    let question = Question {
+        limit: query.limit.map(|limit| limit as u64),
+        before: query.before.clone(),
+        filter: Some(Json::of(&query.filter).map_err(unreadable)?),
+        ..about(graph, at)
+    };
+    let answer = ask_graph(pool, Type::HISTORY, &question, Some(host)).await?;
+    answer.map_or(Ok(Vec::new()), |states| states.read().map_err(unreadable))
+}
+
+pub(super) async fn update_state(
+    pool: &Pool,
+    graph: &str,
+    at: &At,
+    supersteps: &[Vec<Update>],
+    metadata: &Map<String, Value>,
+    host: &dyn Host,
+) -> Result<CheckpointRef, GraphError> {
+    let shown = |update: &Update| {
+        let command = update.command.as_ref().map(|command| json!(command));
+        json!({"values": update.values, "as_node": update.as_node, "command": command})
+    };
+    let supersteps: Vec<Vec<Value>> = supersteps
+        .iter()
+        .map(|updates| updates.iter().map(shown).collect())
+        .collect();
+    let question = Question {
+        supersteps: Some(Json::of(&supersteps).map_err(unreadable)?),
+        metadata: Some(Json::of(metadata).map_err(unreadable)?),
+        ..about(graph, at)
+    };
+    let answer = ask_graph(pool, Type::STATE_UPDATE, &question, Some(host)).await?;
+    let answer = answer.ok_or_else(|| GraphError::new("RuntimeError", "the graph host made no checkpoint"))?;
+    answer.read().map_err(unreadable)
+}
+
+pub(super) async fn drawing(pool: &Pool, graph: &str, xray: Xray) -> Result<Value, GraphError> {
+    let question = Question {
+        graph: graph.to_owned(),
+        xray: Some(match xray {
+            Xray::No => Depth::All(false),
+            Xray::All => Depth::All(true),
+            Xray::Levels(levels) => Depth::Levels(levels),
+        }),
+        ..Question::default()
+    };
+    let answer = ask_graph(pool, Type::DRAW, &question, None).await?;
+    let answer = answer.ok_or_else(|| GraphError::new("ValueError", "the graph cannot be drawn"))?;
+    answer.read().map_err(unreadable)
+}
+
+pub(super) async fn subgraphs(
+    pool: &Pool,
+    graph: &str,
+    namespace: Option<&str>,
+    recurse: bool,
+) -> Result<BTreeMap<String, Schemas>, GraphError> {
+    let question = Question {
+        graph: graph.to_owned(),
+        namespace: namespace.map(str::to_owned),
+        recurse,
+        ..Question::default()
+    };
+    let answer = ask_graph(pool, Type::SUBGRAPHS, &question, None).await?;
+    answer.map_or(Ok(BTreeMap::new()), |found| found.read().map_err(unreadable))
+}
+
+/// A request, as a user's auth sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// `GET`, …
+    pub method: String,
+    /// Its path.
+    pub path: String,
+    /// Its query.
+    pub query: String,
+    /// Its headers, names in lower case.
+    pub headers: Vec<(String, String)>,
+    /// Of the route.
+    pub path_params: BTreeMap<String, String>,
+}
+
+/// Who calls, as a user's auth says: `identity`, `permissions`, and whatever else it gave.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(transparent)]
+pub struct Caller(pub Map<String, Value>);
+
+impl Caller {
+    /// Who it is.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        self.0.get("identity").and_then(Value::as_str).unwrap_or_default()
+    }
+}
+
+/// What a caller may.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Allowed {
+    /// Only rows whose metadata have this.
+    pub filter: Map<String, Value>,
+    /// What the handlers made of the value.
+    pub value: Option<Value>,
+}
+
+/// Why a caller may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// The user's auth refuses.
+    #[error("{message}")]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// What the caller reads.
+        message: String,
+        /// Headers of the answer.
+        headers: BTreeMap<String, String>,
+    },
+    /// The user's auth failed, or there is nobody to ask.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<GraphError> for Denied {
+    fn from(error: GraphError) -> Self {
+        Self::Failed(error.to_string())
+    }
+}
+
+fn denied(raised: Raised) -> Denied {
+    if raised.kind.as_deref() == Some("denied") {
+        return Denied::Refused {
+            status: raised.status.unwrap_or(403),
+            message: raised.message,
+            headers: raised.headers.unwrap_or_default(),
+        };
+    }
+    Denied::Failed(format!("{}: {}", raised.error, raised.message))
+}
+
+impl Pool {
+    /// Asks the user's auth who calls.
+    ///
+    /// # Errors
+    /// It refuses, or cannot be asked.
+    pub async fn authenticate(&self, request: Request) -> Result<Caller, Denied> {
+        let question = Authenticate {
+            method: request.method,
+            path: request.path,
+            query: request.query,
+            headers: request.headers,
+            path_params: request.path_params,
+        };
+        let answer = ask::<Json>(self, Type::AUTHENTICATE, &question, None).await?;
+        let answer = answer.map_err(denied)?;
+        let answer = answer.ok_or_else(|| Denied::Failed("the auth handler named nobody".to_owned()))?;
+        answer.read().map_err(|error| Denied::Failed(error.to_string()))
+    }
+
+    /// Asks the user's auth whether a caller may do something.
+    ///
+    /// # Errors
+    /// They may not, or it cannot be asked.
+    pub async fn authorize(
+        &self,
+        resource: &str,
+        action: &str,
+        value: &Value,
+        caller: &Caller,
+    ) -> Result<Allowed, Denied> {
+        let failed = |error: serde_json::Error| Denied::Failed(error.to_string());
+        let question = Authorize {
+            resource: resource.to_owned(),
+            action: action.to_owned(),
+            value: Json::of(value).map_err(failed)?,
+            user: Json::of(&caller.0).map_err(failed)?,
+        };
+        let answer = ask::<Authorized>(self, Type::AUTHORIZE, &question, None).await?;
+        let answer = answer.map_err(denied)?;
+        let refused = || Denied::Refused {
+            status: 403,
+            message: "Forbidden".to_owned(),
+            headers: BTreeMap::new(),
+        };
+        let answer = answer.filter(|answer| answer.allowed).ok_or_else(refused)?;
+        let filter: Option<Map<String, Value>> = match &answer.filter {
+            Some(filter) => filter.read().map_err(failed)?,
+            None => None,
+        };
+        let value = match &answer.value {
+            Some(value) => value.read().map_err(failed)?,
+            None => None,
+        };
+        Ok(Allowed {
+            filter: filter.unwrap_or_default(),
+            value,
+        })
+    }
+}

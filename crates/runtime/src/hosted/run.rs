@@ -1,0 +1,323 @@
+//! One run on a child: its frames become calls of its [`Host`], its cancel a frame.
+
+use std::time::Duration;
+
+use super::calls::{self, Saves, Window};
+use super::connection::Stream;
+use super::frame::{Frame, Type};
+use super::message::{self, Cancel, Done, Failed, Json, Nodes, Run, json_or_none};
+use super::pool::{Pool, Seat};
+use crate::{CheckpointRef, Chunk, Durability, Execution, Finish, GraphError, Host, Shared};
+
+/// Runs a graph on a child of the pool.
+///
+/// # Errors
+/// As [`crate::Graph::run`].
+pub async fn run(pool: &Pool, graph: &str, execution: &Execution, host: &dyn Host) -> Result<Finish, GraphError> {
+    let cancelled = host.cancelled();
+    let request = request(graph, execution)?;
+    let seat = tokio::select! {
+        biased;
+        () = cancelled.cancelled() => return Err(GraphError::cancelled()),
+        seat = pool.seat() => seat?,
+    };
+    let grace = pool.options().cancel_grace;
+    let Some(stream) = seat.child().connection.open(Type::RUN, &request) else {
+        return Err(crashed(&seat).await);
+    };
+    let mut running = Running {
+        kept: Some((stream, seat)),
+        grace,
+    };
+    let ended = running.drive(host).await;
+    if !matches!(ended, End::Abandoned(_)) {
+        // The stream is over: nothing has to be stopped.
+        running.kept = None;
+    }
+    match ended {
+        End::Done(done) => finish(*done, execution),
+        End::Failed(error) | End::Abandoned(error) => Err(error),
+    }
+}
+
+enum End {
+    /// The child said so.
+    Done(Box<Done>),
+    /// The child is gone.
+    Failed(GraphError),
+    /// The server cannot go on with it, the child still may.
+    Abandoned(GraphError),
+}
+
+/// A run on a child. Dropped before its end, it is stopped behind the back of who dropped it.
+struct Running {
+    kept: Option<(Stream, Seat)>,
+    grace: Duration,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some((stream, seat)) = self.kept.take() {
+            // Nothing it still saves counts.
+            stream.send(
+                Type::FAIL,
+                &Failed {
+                    kind: "fenced".to_owned(),
+                    error: "HostLost".to_owned(),
+                    message: "the server gave the run up".to_owned(),
+                },
+            );
+            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+                runtime.spawn(stop(stream, seat, self.grace));
+            }
+        }
+    }
+}
+
+/// Waits until a run that was given up is over; ends its child when that takes too long.
+async fn stop(mut stream: Stream, seat: Seat, grace: Duration) {
+    let over = async {
+        let mut frames = Vec::new();
+        while stream.next(&mut frames).await > 0 {
+            if frames.drain(..).any(|frame| frame.r#type == Type::DONE) {
+                break;
+            }
+        }
+    };
+    if tokio::time::timeout(grace, over).await.is_err() {
+        tracing::warn!(
+            host.pid = seat.child().hello.pid,
+            "a run does not stop; its graph host is ended"
+        );
+        seat.child().kill();
+    }
+}
+
+impl Running {
+    async fn drive(&mut self, host: &dyn Host) -> End {
+        let Some((stream, seat)) = &mut self.kept else {
+            return End::Failed(GraphError::cancelled());
+        };
+        let cancelled = host.cancelled();
+        let mut told = false;
+        let mut window = Window::default();
+        let mut frames = Vec::new();
+        let patience = tokio::time::sleep(Duration::MAX);
+        tokio::pin!(patience);
+        loop {
+            tokio::select! {
+                count = stream.next(&mut frames) => {
+                    if count == 0 {
+                        return End::Failed(crashed(seat).await);
+                    }
+                }
+                () = cancelled.cancelled(), if !told => {
+                    told = true;
+                    stream.send(Type::CANCEL, &Cancel { action: "interrupt".to_owned() });
+                    patience.as_mut().reset(tokio::time::Instant::now() + self.grace);
+                    continue;
+                }
+                () = &mut patience, if told => {
+                    tracing::warn!(
+                        host.pid = seat.child().hello.pid,
+                        "a cancelled run does not stop; its graph host is ended"
+                    );
+                    seat.child().kill();
+                    return End::Failed(GraphError::cancelled());
+                }
+            }
+            match deal(&mut frames, stream, host, &mut window).await {
+                Ok(None) => {}
+                Ok(Some(done)) => return End::Done(Box::new(done)),
+                Err(error) => return End::Abandoned(error),
+            }
+        }
+    }
+}
+
+/// Deals with what came together: saves and chunks in groups, in their order.
+async fn deal(
+    frames: &mut Vec<Frame>,
+    stream: &Stream,
+    host: &dyn Host,
+    window: &mut Window,
+) -> Result<Option<Done>, GraphError> {
+    let mut saves = Saves::default();
+    let mut chunks = Vec::new();
+    let mut dealt = 0;
+    let mut done = None;
+    for frame in frames.drain(..) {
+        match frame.r#type {
+            Type::CHUNK => {
+                dealt += frame.payload.len();
+                chunks.push(chunk(&frame)?);
+            }
+            Type::CP_PUT | Type::CP_WRITES => {
+                dealt += frame.payload.len();
+                saves.add(&frame)?;
+            }
+            Type::DONE => done = Some(message::read::<Done>(&frame.payload).map_err(calls::protocol)?),
+            call if calls::is_call(call) => {
+                // It sees what was saved before it.
+                saves.flush(stream, host).await?;
+                calls::answer(&frame, stream, host).await?;
+            }
+            Type(other) => tracing::debug!(r#type = other, "a frame of a run has an unknown type"),
+        }
+    }
+    if !chunks.is_empty() {
+        host.emit(chunks).await?;
+    }
+    saves.flush(stream, host).await?;
+    window.dealt(dealt, stream);
+    Ok(done)
+}
+
+/// Why a run ended with its child.
+async fn crashed(seat: &Seat) -> GraphError {
+    let how = seat.child().gone().await;
+    GraphError::lost("HostCrashed", how)
+}
+
+/// The parts of a chunk: mode, levels of the namespace, JSON.
+fn chunk(frame: &Frame) -> Result<Chunk, GraphError> {
+    parse_chunk(&frame.payload)
+        .ok_or_else(|| GraphError::lost("HostProtocolError", "the graph host sent an event that cannot be read"))
+}
+
+fn parse_chunk(payload: &[u8]) -> Option<Chunk> {
+    let (&mode, rest) = payload.split_first()?;
+    let (&levels, mut rest) = rest.split_first()?;
+    let mut text = || {
+        let (length, after) = rest.split_first_chunk::<2>()?;
+        let (text, after) = after.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+        rest = after;
+        str::from_utf8(text).ok().map(str::to_owned)
+    };
+    let namespace = (0..levels).map(|_| text()).collect::<Option<Vec<_>>>()?;
+    let mode = match mode {
+        0 => text()?.into(),
+        1 => "values".into(),
+        2 => "updates".into(),
+        3 => "messages".into(),
+        4 => "messages/metadata".into(),
+        5 => "messages/partial".into(),
+        6 => "messages/complete".into(),
+        7 => "custom".into(),
+        8 => "tasks".into(),
+        9 => "checkpoints".into(),
+        10 => "debug".into(),
+        11 => "events".into(),
+        _ => return None,
+    };
+    Some(Chunk {
+        mode,
+        namespace,
+        data: str::from_utf8(rest).ok()?.into(),
+    })
+}
+
+fn request(graph: &str, execution: &Execution) -> Result<Run, GraphError> {
+    let json = |error: serde_json::Error| GraphError::new("ValueError", error.to_string());
+    let command = execution.command.as_ref().map(Json::of).transpose().map_err(json)?;
+    Ok(Run {
+        run: execution.run_id.to_string(),
+        thread: execution.thread_id.to_string(),
+        graph: graph.to_owned(),
+        attempt: execution.attempt,
+        input: json_or_none(execution.input.as_ref()),
+        command,
+        config: Json::of(&execution.config).map_err(json)?,
+        context: json_or_none(execution.context.as_ref()),
+        modes: execution.modes.iter().map(|mode| mode.as_str().to_owned()).collect(),
+        subgraphs: execution.subgraphs,
+        interrupt_before: nodes(&execution.interrupt_before),
+        interrupt_after: nodes(&execution.interrupt_after),
+        durability: match execution.durability {
+            Durability::Sync => "sync",
+            Durability::Async => "async",
+            Durability::Exit => "exit",
+        }
+        .to_owned(),
+        temporary: execution.temporary,
+        fresh: execution.fresh,
+    })
+}
+
+fn nodes(nodes: &crate::Nodes) -> Nodes {
+    match nodes {
+        crate::Nodes::All => Nodes::All("*".to_owned()),
+        crate::Nodes::Some(names) => Nodes::Some(names.clone()),
+    }
+}
+
+fn finish(done: Done, execution: &Execution) -> Result<Finish, GraphError> {
+    let unreadable = |error: serde_json::Error| {
+        GraphError::lost("HostProtocolError", format!("the end of a run is no JSON: {error}"))
+    };
+    match done.status.as_str() {
+        "success" => {}
+        "cancelled" => return Err(GraphError::cancelled()),
+        "error" => {
+            let raised = done.error.unwrap_or_default();
+            return Err(GraphError {
+                class: raised.error,
+                message: raised.message,
+                retry: false,
+                traceback: raised.traceback,
+            });
+        }
+        status => {
+            let raised = done.error.unwrap_or_default();
+            let what = if raised.message.is_empty() {
+                status
+            } else {
+                &raised.message
+            };
+            return Err(GraphError::lost(
+                "HostRetry",
+                format!("the graph host gave the run back: {what}"),
+            ));
+        }
+    }
+    let Some(state) = done.state else {
+        return Err(GraphError::lost(
+            "HostProtocolError",
+            "the graph host did not say where the run ended",
+        ));
+    };
+    let checkpoint: Option<CheckpointRef> = match &state.checkpoint {
+        Some(checkpoint) => checkpoint.read().map_err(unreadable)?,
+        None => None,
+    };
+    let interrupts = match &state.interrupts {
+        Some(interrupts) => interrupts.read().map_err(unreadable)?,
+        None => serde_json::Map::new(),
+    };
+    Ok(Finish {
+        values: Shared::of_text(state.values.0).map_err(unreadable)?,
+        next: state.next,
+        interrupts,
+        checkpoint: checkpoint.map(|checkpoint| CheckpointRef {
+            thread_id: execution.thread_id,
+            ..checkpoint
+        }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_its_mode_its_place_and_its_text() {
+        let chunk = parse_chunk(b"\x01\x00{\"a\": 1.0}").unwrap();
+        assert_eq!((chunk.event().as_str(), &*chunk.data), ("values", "{\"a\": 1.0}"));
+        let chunk = parse_chunk(b"\x02\x02\x00\x03a:1\x00\x03b:2[]").unwrap();
+        assert_eq!((chunk.event().as_str(), &*chunk.data), ("updates|a:1|b:2", "[]"));
+        let chunk = parse_chunk(b"\x00\x00\x00\x04mine{}").unwrap();
+        assert_eq!((chunk.event().as_str(), &*chunk.data), ("mine", "{}"));
+        assert!(parse_chunk(b"\x63\x00{}").is_none());
+        assert!(parse_chunk(b"\x01\x01\x00\x09a").is_none());
+    }
+}

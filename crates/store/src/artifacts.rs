@@ -1,0 +1,85 @@
+//! What revisions were built into.
+
+use towpath_domain::{DeploymentId, RevisionId, TenantId};
+
+use crate::{Result, Tx};
+
+/// Records what a revision was built into. Doing it again changes nothing.
+///
+/// # Errors
+/// Those of the database.
+pub async fn record(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    revision: RevisionId,
+    artifact: &str,
+) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO revision_artifact (revision_id, tenant_id, deployment_id, artifact, created_at)
+         VALUES ($1, $2, $3, $4, $5) ON CONFLICT (revision_id) DO UPDATE SET artifact = $4"
+    )
+    .bind(revision)
+    .bind(tenant)
+    .bind(deployment)
+    .bind(artifact)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// What a revision was built into, where it was.
+///
+/// # Errors
+/// Those of the database.
+pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<String>> {
+    let found: Option<(String,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT artifact FROM revision_artifact WHERE tenant_id = $1 AND revision_id = $2"
+    )
+    .bind(tenant)
+    .bind(revision)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.map(|(artifact,)| artifact))
+}
+
+/// The artifacts to keep: those that serve, and the newest `each` of every deployment.
+///
+/// # Errors
+/// Those of the database.
+pub async fn kept(tx: &mut Tx<'_>, each: i64) -> Result<Vec<String>> {
+    let rows: Vec<(String,)> = on!(tx, |conn| {
+        sqlx::query_as(
+        "SELECT artifact FROM deployment_placement
+         UNION
+         SELECT artifact FROM (
+             SELECT artifact, row_number() OVER (PARTITION BY deployment_id ORDER BY created_at DESC, revision_id DESC) AS n
+             FROM revision_artifact
+         ) AS newest WHERE n <= $1"
+    )
+    .bind(each)
+    .fetch_all(conn)
+    .await
+    })?;
+    Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
+}
+
+/// The artifacts that only this deployment's revisions were built into.
+///
+/// # Errors
+/// Those of the database.
+pub async fn only_of(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>> {
+    let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT DISTINCT artifact FROM revision_artifact AS own WHERE tenant_id = $1 AND deployment_id = $2
+         AND NOT EXISTS (SELECT 1 FROM revision_artifact AS other
+                         WHERE other.artifact = own.artifact AND other.deployment_id <> $2)"
+    )
+    .bind(tenant)
+    .bind(deployment)
+    .fetch_all(conn)
+    .await)?;
+    Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
+}

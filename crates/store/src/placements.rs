@@ -1,0 +1,180 @@
+//! Where deployments run.
+
+use towpath_domain::{DeploymentId, RevisionId, TenantId, Timestamp};
+
+use crate::{Result, Tx};
+
+/// How a deployment that serves is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
+#[sqlx(type_name = "text", rename_all = "snake_case")]
+pub enum PlacementState {
+    /// It answers at its address.
+    Serving,
+    /// It is being replaced or started again.
+    Switching,
+    /// It does not start; it is tried again.
+    Down,
+}
+
+/// Where a deployment runs.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Placement {
+    /// The deployment.
+    pub deployment_id: DeploymentId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// What it serves.
+    pub revision_id: RevisionId,
+    /// What that was built into.
+    pub artifact: String,
+    /// How it is doing.
+    pub state: PlacementState,
+    /// `host:port`, while it serves.
+    pub address: Option<String>,
+    /// How often it was started again after it had ended by itself.
+    pub restarts: i64,
+    /// Why it does not start.
+    pub error: Option<String>,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+/// The placement of a deployment, once a revision was deployed.
+///
+/// # Errors
+/// Those of the database.
+pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Option<Placement>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM deployment_placement WHERE tenant_id = $1 AND deployment_id = $2"
+    )
+    .bind(tenant)
+    .bind(deployment)
+    .fetch_optional(conn)
+    .await)?)
+}
+
+/// Every placement of a deployment that is not being torn down, for the process that keeps them.
+///
+/// # Errors
+/// Those of the database.
+pub async fn all(tx: &mut Tx<'_>) -> Result<Vec<Placement>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT deployment_placement.* FROM deployment_placement
+         JOIN deployment ON deployment.id = deployment_placement.deployment_id
+         WHERE deployment.status <> 'AWAITING_DELETE' ORDER BY deployment_placement.deployment_id"
+    )
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// A revision serves at this address from now on.
+///
+/// # Errors
+/// Those of the database.
+pub async fn put(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    revision: RevisionId,
+    artifact: &str,
+    address: &str,
+) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| {
+        sqlx::query(
+        "INSERT INTO deployment_placement (deployment_id, tenant_id, revision_id, artifact, state, address, updated_at)
+         VALUES ($1, $2, $3, $4, 'serving', $5, $6)
+         ON CONFLICT (deployment_id) DO UPDATE
+         SET revision_id = $3, artifact = $4, state = 'serving', address = $5, restarts = 0, error = NULL, updated_at = $6"
+    )
+    .bind(deployment)
+    .bind(tenant)
+    .bind(revision)
+    .bind(artifact)
+    .bind(address)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop)
+    })?;
+    Ok(())
+}
+
+/// What serves is being replaced, or started again: requests wait. False when nothing was deployed yet.
+///
+/// # Errors
+/// Those of the database.
+pub async fn switching(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement SET state = 'switching', address = NULL, updated_at = $3
+         WHERE tenant_id = $1 AND deployment_id = $2"
+    )
+    .bind(tenant)
+    .bind(deployment)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// Everything is started anew: no address of an earlier life counts.
+///
+/// # Errors
+/// Those of the database.
+pub async fn begin(tx: &mut Tx<'_>) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement SET state = 'switching', address = NULL, updated_at = $1 WHERE state = 'serving'"
+    )
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// The same revision serves again. `again` counts a restart. False when another revision serves by now.
+///
+/// # Errors
+/// Those of the database.
+pub async fn serving(tx: &mut Tx<'_>, placement: &Placement, address: &str, again: bool) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement
+         SET state = 'serving', address = $4, restarts = restarts + $5, error = NULL, updated_at = $6
+         WHERE tenant_id = $1 AND deployment_id = $2 AND revision_id = $3"
+    )
+    .bind(placement.tenant_id)
+    .bind(placement.deployment_id)
+    .bind(placement.revision_id)
+    .bind(address)
+    .bind(i64::from(again))
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// It does not start.
+///
+/// # Errors
+/// Those of the database.
+pub async fn down(tx: &mut Tx<'_>, placement: &Placement, error: &str) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement SET state = 'down', address = NULL, error = $4, updated_at = $5
+         WHERE tenant_id = $1 AND deployment_id = $2 AND revision_id = $3"
+    )
+    .bind(placement.tenant_id)
+    .bind(placement.deployment_id)
+    .bind(placement.revision_id)
+    .bind(error.replace('\0', ""))
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}

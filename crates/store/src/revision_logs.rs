@@ -1,0 +1,178 @@
+//! Log lines of revisions and deployments.
+//!
+//! A line's id is made inside the transaction that records it and sorts in the order of recording, so a reader that
+//! asks for what comes after the last id it has seen reads on where it was.
+
+use towpath_domain::deployment::{Level, LogKind};
+use towpath_domain::{DeploymentId, LogLineId, RevisionId, TenantId, Timestamp};
+
+use crate::query::{Arg, Query};
+use crate::{Result, Tx};
+
+/// Longest line that is kept, in characters; the rest is cut.
+const LONGEST: usize = 16_000;
+
+/// A line as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct LogLine {
+    /// Id; sorts in the order of recording.
+    pub id: LogLineId,
+    /// The revision it is about, if one.
+    pub revision_id: Option<RevisionId>,
+    /// Whose words.
+    pub kind: LogKind,
+    /// When it was said.
+    pub at: Timestamp,
+    /// How loud.
+    pub level: Level,
+    /// What was said.
+    pub message: String,
+}
+
+/// A line to record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewLine {
+    /// When it was said.
+    pub at: Timestamp,
+    /// How loud.
+    pub level: Level,
+    /// What was said.
+    pub message: String,
+}
+
+/// Records lines in their order.
+///
+/// # Errors
+/// Those of the database.
+pub async fn append(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    revision: Option<RevisionId>,
+    kind: LogKind,
+    lines: &[NewLine],
+) -> Result<()> {
+    // A hundred lines of eight values stay far below what a statement may carry.
+    for chunk in lines.chunks(100) {
+        let mut query = Query::new(
+            tx,
+            "INSERT INTO revision_log (id, tenant_id, deployment_id, revision_id, kind, at, level, message) VALUES ",
+        );
+        for (index, line) in chunk.iter().enumerate() {
+            query.push(if index == 0 { "(" } else { ", (" });
+            query.bind(Arg::Uuid(LogLineId::new().0)).push(", ");
+            query.bind(Arg::Uuid(tenant.0)).push(", ");
+            query.bind(Arg::Uuid(deployment.0)).push(", ");
+            match revision {
+                Some(revision) => query.bind(Arg::Uuid(revision.0)),
+                None => query.push("NULL"),
+            };
+            query.push(match kind {
+                LogKind::Build => ", 'build', ",
+                LogKind::Deploy => ", 'deploy', ",
+            });
+            query.bind(Arg::Time(line.at)).push(", ");
+            query.bind(Arg::Text(line.level.as_str().to_owned())).push(", ");
+            let text = line
+                .message
+                .chars()
+                .filter(|letter| *letter != '\0')
+                .take(LONGEST)
+                .collect();
+            query.bind(Arg::Text(text)).push(")");
+        }
+        query.execute(tx).await?;
+    }
+    Ok(())
+}
+
+/// Which lines are asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Of this revision; otherwise of the whole deployment.
+    pub revision: Option<RevisionId>,
+    /// Only these words; otherwise all.
+    pub kind: Option<LogKind>,
+    /// At least this loud.
+    pub level: Option<Level>,
+    /// With this in the message, in any case.
+    pub query: Option<String>,
+    /// Said at or after.
+    pub start: Option<Timestamp>,
+    /// Said before.
+    pub end: Option<Timestamp>,
+    /// Recorded after this line, or before it where the newest come first.
+    pub past: Option<LogLineId>,
+    /// Newest first.
+    pub newest_first: bool,
+}
+
+/// Lines of a deployment.
+///
+/// # Errors
+/// Those of the database.
+pub async fn list(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    filter: &Filter,
+    limit: i64,
+) -> Result<Vec<LogLine>> {
+    if filter.query.as_ref().is_some_and(|text| text.contains('\0')) {
+        return Ok(Vec::new()); // PostgreSQL refuses the parameter itself.
+    }
+    let mut query = Query::new(
+        tx,
+        "SELECT id, revision_id, kind, at, level, message FROM revision_log WHERE tenant_id = ",
+    );
+    query.bind(Arg::Uuid(tenant.0)).push(" AND deployment_id = ");
+    query.bind(Arg::Uuid(deployment.0));
+    if let Some(revision) = filter.revision {
+        query.push(" AND revision_id = ").bind(Arg::Uuid(revision.0));
+    }
+    match filter.kind {
+        Some(LogKind::Build) => _ = query.push(" AND kind = 'build'"),
+        Some(LogKind::Deploy) => _ = query.push(" AND kind = 'deploy'"),
+        None => {}
+    }
+    if let Some(least) = filter.level {
+        query.push(" AND ");
+        let loud = Level::ALL.into_iter().filter(|level| *level >= least);
+        query.any_of("level", loud.map(|level| Arg::Text(level.as_str().to_owned())));
+    }
+    if let Some(part) = &filter.query {
+        let pattern: String = part
+            .to_lowercase()
+            .chars()
+            .flat_map(|letter| {
+                ['\\']
+                    .into_iter()
+                    .filter(move |_| "%_\\".contains(letter))
+                    .chain([letter])
+            })
+            .collect();
+        query.push(" AND lower(message) LIKE ");
+        query.bind(Arg::Text(format!("%{pattern}%"))).push(" ESCAPE '\\'");
+    }
+    if let Some(start) = filter.start {
+        query.push(" AND at >= ").bind(Arg::Time(start));
+    }
+    if let Some(end) = filter.end {
+        query.push(" AND at < ").bind(Arg::Time(end));
+    }
+    if let Some(past) = filter.past {
+        query.push(if filter.newest_first {
+            " AND id < "
+        } else {
+            " AND id > "
+        });
+        query.bind(Arg::Uuid(past.0));
+    }
+    query.push(if filter.newest_first {
+        " ORDER BY id DESC LIMIT "
+    } else {
+        " ORDER BY id LIMIT "
+    });
+    query.bind(Arg::Int(limit));
+    query.fetch_all(tx).await
+}

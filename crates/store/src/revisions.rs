@@ -1,0 +1,344 @@
+//! Revisions of deployments. Every change of status is a compare-and-set along the ways the domain allows.
+
+use towpath_domain::deployment::{EnvSecret, RevisionConfig, RevisionStatus, Source, SourceConfig};
+use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, Timestamp};
+
+use crate::query::{Arg, Query};
+use crate::sealing::{OpenError, Place, Sealer};
+use crate::{Error, Result, Tx};
+
+/// Longest reason that is kept, in characters.
+const LONGEST_ERROR: usize = 16_000;
+
+/// A revision as it is stored.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Revision {
+    /// Id.
+    pub id: RevisionId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Whose it is.
+    pub deployment_id: DeploymentId,
+    /// Its number; the first is 1.
+    pub seq: i64,
+    /// Where it comes from.
+    pub source: Source,
+    /// Where it stands.
+    pub status: RevisionStatus,
+    /// JSON; read it with [`Revision::config`].
+    pub config: String,
+    /// JSON; read it with [`Revision::source_config`].
+    pub source_config: String,
+    /// Sealed; open them with [`Revision::secrets`].
+    pub secrets: Option<Vec<u8>>,
+    /// JSON array: which secrets are set.
+    pub secret_names: String,
+    /// The revision whose artifact it deploys again.
+    pub redeploy_of: Option<RevisionId>,
+    /// The job that does it; absent where there was nothing to do.
+    pub job_id: Option<JobId>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+    /// When it came to a final status.
+    pub finished_at: Option<Timestamp>,
+}
+
+impl Revision {
+    /// What it is made from.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn config(&self) -> Result<RevisionConfig> {
+        serde_json::from_str(&self.config).map_err(|_| Error::corrupt("revision", "config", self.id))
+    }
+
+    /// The deployment's configuration as it was when the revision was made.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn source_config(&self) -> Result<SourceConfig> {
+        serde_json::from_str(&self.source_config).map_err(|_| Error::corrupt("revision", "source_config", self.id))
+    }
+
+    /// The names of its secrets, in their order.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`].
+    pub fn secret_names(&self) -> Result<Vec<String>> {
+        serde_json::from_str(&self.secret_names).map_err(|_| Error::corrupt("revision", "secret_names", self.id))
+    }
+
+    /// Its secrets, opened.
+    ///
+    /// # Errors
+    /// The record does not open: another key, or somebody moved it.
+    pub fn secrets(&self, sealer: &Sealer) -> Result<Vec<EnvSecret>, OpenError> {
+        let Some(sealed) = &self.secrets else {
+            return Ok(Vec::new());
+        };
+        let text = sealer.open(place(self.tenant_id, self.id), sealed)?;
+        serde_json::from_slice(&text).map_err(|_| OpenError::Malformed)
+    }
+}
+
+/// Seals secrets for the row of `id`; `None` where there are none.
+#[must_use]
+#[expect(clippy::missing_panics_doc, reason = "the expectation cannot fail")]
+pub fn seal(sealer: &Sealer, tenant: TenantId, id: RevisionId, secrets: &[EnvSecret]) -> Option<Vec<u8>> {
+    if secrets.is_empty() {
+        return None;
+    }
+    let text = zeroize::Zeroizing::new(serde_json::to_vec(secrets).expect("pairs of texts are JSON"));
+    Some(sealer.seal(place(tenant, id), &text))
+}
+
+fn place(tenant: TenantId, id: RevisionId) -> Place<'static> {
+    Place {
+        tenant,
+        table: "revision",
+        column: "secrets",
+        row: id.0,
+    }
+}
+
+/// What is recorded of a revision.
+#[derive(Clone, Debug)]
+pub struct NewRevision<'a> {
+    /// Id; the secrets are sealed for it.
+    pub id: RevisionId,
+    /// Whose it is.
+    pub deployment: DeploymentId,
+    /// Where it comes from.
+    pub source: Source,
+    /// Where it stands: `CREATING`, `QUEUED` or `SKIPPED`.
+    pub status: RevisionStatus,
+    /// What it is made from.
+    pub config: &'a RevisionConfig,
+    /// The deployment's configuration.
+    pub source_config: &'a SourceConfig,
+    /// Sealed secrets.
+    pub secrets: Option<Vec<u8>>,
+    /// Their names.
+    pub secret_names: Vec<&'a str>,
+    /// The revision whose artifact it deploys again.
+    pub redeploy_of: Option<RevisionId>,
+    /// The job that does it.
+    pub job: Option<JobId>,
+}
+
+/// Records a revision under the next number. The caller holds the deployment.
+///
+/// # Errors
+/// Those of the database.
+pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewRevision<'_>) -> Result<Revision> {
+    let now = tx.now();
+    let config = serde_json::to_string(new.config).map_err(|_| Error::corrupt("revision", "config", new.id))?;
+    let source_config =
+        serde_json::to_string(new.source_config).map_err(|_| Error::corrupt("revision", "source_config", new.id))?;
+    let names =
+        serde_json::to_string(&new.secret_names).map_err(|_| Error::corrupt("revision", "secret_names", new.id))?;
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "INSERT INTO revision (id, tenant_id, deployment_id, seq, source, status, config, source_config, secrets,
+                               secret_names, redeploy_of, job_id, created_at, updated_at, finished_at)
+         VALUES ($1, $2, $3, (SELECT COALESCE(max(seq), 0) + 1 FROM revision WHERE deployment_id = $3), $4, $5, $6, $7,
+                 $8, $9, $10, $11, $12, $12, $13)
+         RETURNING *"
+    )
+    .bind(new.id)
+    .bind(tenant)
+    .bind(new.deployment)
+    .bind(new.source)
+    .bind(new.status)
+    .bind(config)
+    .bind(source_config)
+    .bind(new.secrets)
+    .bind(names)
+    .bind(new.redeploy_of)
+    .bind(new.job)
+    .bind(now)
+    .bind(new.status.is_final().then_some(now))
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// One revision.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> Result<Revision> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM revision WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// One revision of a deployment.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another deployment's or tenant's.
+pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, id: RevisionId) -> Result<Revision> {
+    let revision = get(tx, tenant, id).await?;
+    if revision.deployment_id == deployment {
+        Ok(revision)
+    } else {
+        Err(Error::NotFound)
+    }
+}
+
+/// Revisions of a deployment, newest first; with `statuses`, those that stand there.
+///
+/// # Errors
+/// Those of the database.
+pub async fn list(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    statuses: Option<&[RevisionStatus]>,
+    limit: i64,
+    offset: i64,
+) -> Result<Vec<Revision>> {
+    let mut query = Query::new(tx, "SELECT * FROM revision WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0)).push(" AND deployment_id = ");
+    query.bind(Arg::Uuid(deployment.0));
+    if let Some(statuses) = statuses {
+        query.push(" AND ");
+        query.any_of(
+            "status",
+            statuses.iter().map(|status| Arg::Text(status.as_str().to_owned())),
+        );
+    }
+    query.push(" ORDER BY seq DESC LIMIT ").bind(Arg::Int(limit));
+    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.fetch_all(tx).await
+}
+
+/// The newest revisions of several deployments: what lists show beside them.
+///
+/// # Errors
+/// Those of the database.
+pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RevisionId]) -> Result<Vec<Revision>> {
+    let mut query = Query::new(tx, "SELECT * FROM revision WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0)).push(" AND ");
+    query.any_of("id", ids.iter().map(|id| Arg::Uuid(id.0)));
+    query.fetch_all(tx).await
+}
+
+/// Revisions of a deployment that are not over, oldest first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn open(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<Revision>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM revision WHERE tenant_id = $1 AND deployment_id = $2 AND finished_at IS NULL ORDER BY seq"
+    )
+    .bind(tenant)
+    .bind(deployment)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Whether the deployment has a revision made after this one.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn newer_exists(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> Result<bool> {
+    let revision = get(tx, tenant, id).await?;
+    let (newer,): (i64,) = on!(tx, |conn| sqlx::query_as(
+        "SELECT count(*) FROM revision WHERE tenant_id = $1 AND deployment_id = $2 AND seq > $3"
+    )
+    .bind(tenant)
+    .bind(revision.deployment_id)
+    .bind(revision.seq)
+    .fetch_one(conn)
+    .await)?;
+    Ok(newer > 0)
+}
+
+/// Moves a revision on. False when it is not where it could come from: somebody interrupted it, or it is over.
+///
+/// # Errors
+/// [`Error::NotFound`]; those of the database.
+pub async fn advance(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId, to: RevisionStatus) -> Result<bool> {
+    finish(tx, tenant, id, to, None).await
+}
+
+/// Ends a revision as failed, in the way that fits where it stands. The reason is shown to the user; its end is kept
+/// where it is long. False when it is over already.
+///
+/// # Errors
+/// [`Error::NotFound`]; those of the database.
+pub async fn fail(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId, reason: &str) -> Result<bool> {
+    let to = get(tx, tenant, id).await?.status.failed();
+    finish(tx, tenant, id, to, Some(reason)).await
+}
+
+/// Moves a revision on, with a reason.
+///
+/// # Errors
+/// [`Error::NotFound`]; those of the database.
+pub async fn finish(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: RevisionId,
+    to: RevisionStatus,
+    reason: Option<&str>,
+) -> Result<bool> {
+    let from = get(tx, tenant, id).await?.status;
+    if !from.may_become(to) {
+        return Ok(false);
+    }
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE revision SET status = $4, error = COALESCE($5, error), finished_at = $6, updated_at = $7
+         WHERE tenant_id = $1 AND id = $2 AND status = $3"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(from)
+    .bind(to)
+    .bind(reason.map(end_of))
+    .bind(to.is_final().then_some(now))
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// The end of a long text: the last lines of a log say most.
+fn end_of(text: &str) -> String {
+    let clean = text.replace('\0', "");
+    let surplus = clean.chars().count().saturating_sub(LONGEST_ERROR);
+    clean.chars().skip(surplus).collect()
+}
+
+/// Says which commit the revision's ref was found to be.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn resolved(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId, commit: &str) -> Result<()> {
+    let config = RevisionConfig {
+        repo_commit_sha: Some(commit.to_owned()),
+        ..get(tx, tenant, id).await?.config()?
+    };
+    let text = serde_json::to_string(&config).map_err(|_| Error::corrupt("revision", "config", id))?;
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE revision SET config = $3, updated_at = $4 WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(text)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}

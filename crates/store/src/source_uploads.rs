@@ -1,0 +1,129 @@
+//! Source archives that clients send: handed out by us, sent once, under a token that opens nothing else.
+
+use std::time::Duration;
+
+use towpath_domain::{DeploymentId, TenantId, Timestamp, UploadId};
+
+use crate::{Result, Tx};
+
+/// How long a client may take between asking for an address and having sent the archive.
+pub const PATIENCE: Duration = Duration::from_secs(60 * 60);
+
+/// An upload as it is stored.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct SourceUpload {
+    /// Id.
+    pub id: UploadId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// For which deployment.
+    pub deployment_id: DeploymentId,
+    /// SHA-256 of its token.
+    pub token: Vec<u8>,
+    /// Its key in the platform's object store.
+    pub path: String,
+    /// Its size, once it is there.
+    pub bytes: Option<i64>,
+    /// When it was handed out.
+    pub created_at: Timestamp,
+    /// Until when it may be sent.
+    pub expires_at: Timestamp,
+    /// When it was there.
+    pub uploaded_at: Option<Timestamp>,
+}
+
+/// Hands out an upload.
+///
+/// # Errors
+/// Those of the database.
+pub async fn insert(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: UploadId,
+    deployment: DeploymentId,
+    token: &[u8; 32],
+    path: &str,
+) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO source_upload (id, tenant_id, deployment_id, token, path, created_at, expires_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7)"
+    )
+    .bind(id)
+    .bind(tenant)
+    .bind(deployment)
+    .bind(&token[..])
+    .bind(path)
+    .bind(now)
+    .bind(now.plus(PATIENCE))
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// An upload that somebody sends: the token, checked next, says that they may.
+///
+/// # Errors
+/// [`crate::Error::NotFound`].
+pub async fn sent(tx: &mut Tx<'_>, id: UploadId) -> Result<SourceUpload> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM source_upload WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// The archive is there. False when it was before.
+///
+/// # Errors
+/// Those of the database.
+pub async fn arrived(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId, bytes: i64) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE source_upload SET bytes = $3, uploaded_at = $4
+         WHERE tenant_id = $1 AND id = $2 AND uploaded_at IS NULL"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(bytes)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
+}
+
+/// The upload of that path, of this deployment.
+///
+/// # Errors
+/// [`crate::Error::NotFound`]: it was not handed out, or for another deployment.
+pub async fn at(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, path: &str) -> Result<SourceUpload> {
+    if path.contains('\0') {
+        return Err(crate::Error::NotFound); // PostgreSQL refuses the parameter itself.
+    }
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 AND path = $3"
+    )
+    .bind(tenant)
+    .bind(deployment)
+    .bind(path)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// The archives of a deployment: what is to be deleted with it.
+///
+/// # Errors
+/// Those of the database.
+pub async fn paths(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>> {
+    let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT path FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 ORDER BY path"
+    )
+    .bind(tenant)
+    .bind(deployment)
+    .fetch_all(conn)
+    .await)?;
+    Ok(rows.into_iter().map(|row| row.0).collect())
+}

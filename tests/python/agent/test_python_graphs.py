@@ -1,0 +1,350 @@
+"""Projects of users' own Python, on a real server: crashes of either side, blocked loops, changed code, auth."""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+import textwrap
+import time
+
+import httpx
+import pytest
+from langgraph_sdk import get_sync_client
+
+from harness import Process, binary, free_address, until
+from world import Server
+
+GRAPH = """
+    import asyncio, os, pathlib, time
+    from operator import add
+    from typing import Annotated, TypedDict
+    from langgraph.graph import END, START, StateGraph
+
+    FOLDER = pathlib.Path(__file__).parent
+
+    class State(TypedDict, total=False):
+        steps: Annotated[list[str], add]
+        how: str
+
+    def note(name):
+        with (FOLDER / "ran").open("a") as file:
+            file.write(f"{name} {os.getpid()}\\n")
+
+    async def first(state):
+        note("first")
+        return {"steps": ["first"]}
+
+    async def second(state):
+        note("second")
+        how = state.get("how")
+        if how == "raise":
+            raise ValueError("the second step says no")
+        while how == "block" and not (FOLDER / "go").exists():
+            time.sleep(0.01)
+        while how == "wait" and not (FOLDER / "go").exists():
+            await asyncio.sleep(0.01)
+        if how == "stubborn":
+            while not (FOLDER / "go").exists():
+                time.sleep(0.01)
+        return {"steps": ["second"]}
+
+    graph = StateGraph(State).add_node(first).add_node(second)
+    graph.add_edge(START, "first").add_edge("first", "second").add_edge("second", END)
+    graph = graph.compile()
+"""
+CONFIG = {"graphs": {"agent": "./agent.py:graph", "echo": {"native": "echo"}}, "dependencies": ["."]}
+PYTHON = {"TOWPATH_AGENT_PYTHON": sys.executable}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Writes a project, and says what ran in it."""
+
+    class Project:
+        folder = tmp_path
+        config = tmp_path / "langgraph.json"
+
+        def write(self, config=CONFIG, **files):
+            for name, text in {"agent": GRAPH, **files}.items():
+                (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+            self.config.write_text(json.dumps(config))
+
+        def ran(self):
+            """Steps that ran, with the process they ran in."""
+            try:
+                lines = (tmp_path / "ran").read_text().splitlines()
+            except FileNotFoundError:
+                return []
+            return [(name, int(pid)) for name, pid in map(str.split, lines)]
+
+        def until_ran(self, step, times=1):
+            def ask():
+                found = [pid for name, pid in self.ran() if name == step]
+                return found[-1] if len(found) >= times else None
+
+            return until(f"{step} to run", ask)
+
+        def go(self):
+            (tmp_path / "go").touch()
+
+    made = Project()
+    made.write()
+    return made
+
+
+@pytest.fixture
+def serve(project):
+    """Starts servers of the project."""
+    running = []
+
+    def start(**env):
+        made = Server("embedded", PYTHON | env, project.config)
+        running.append(made)
+        return made, get_sync_client(url=made.url, api_key=None)
+
+    yield start
+    for server in running:
+        server.drop()
+
+
+def over(client, thread, run):
+    def ask():
+        found = client.runs.get(thread, run)
+        return found if found["status"] not in ("pending", "running") else None
+
+    return until("the run to be over", ask)
+
+
+def begin(client, **kwargs):
+    thread = client.threads.create()["thread_id"]
+    return thread, client.runs.create(thread, "agent", **kwargs)["run_id"]
+
+
+def test_a_project_runs_as_it_is(serve, project):
+    server, client = serve()
+    thread = client.threads.create()["thread_id"]
+    chunks = [
+        (chunk.event, chunk.data)
+        for chunk in client.runs.stream(thread, "agent", input={"steps": ["in"]}, stream_mode=["updates", "values"])
+    ]
+    assert [event for event, _ in chunks] == ["metadata", "values", "updates", "values", "updates", "values"]
+    assert chunks[-1][1] == {"steps": ["in", "first", "second"]}
+    state = client.threads.get_state(thread)
+    assert state["values"] == {"steps": ["in", "first", "second"]} and state["next"] == []
+    assert [len(past["values"].get("steps", [])) for past in client.threads.get_history(thread)] == [3, 2, 1, 0]
+    client.threads.update_state(thread, {"steps": ["outside"]}, as_node="second")
+    assert client.threads.get(thread)["values"]["steps"][-1] == "outside"
+    assistant = client.assistants.search(graph_id="agent")[0]["assistant_id"]
+    drawn = client.assistants.get_graph(assistant)
+    assert [node["id"] for node in drawn["nodes"]] == ["__start__", "first", "second", "__end__"]
+    assert "steps" in client.assistants.get_schemas(assistant)["state_schema"]["properties"]
+    # A graph that is declared as data stands beside it.
+    answer = client.runs.wait(None, "echo", input={"messages": [{"role": "user", "content": "hello"}]})
+    assert answer["messages"][-1]["content"] == "hello"
+    server.stop()
+    assert not any(pathlib.Path(f"/proc/{pid}").exists() for _, pid in project.ran())
+
+
+def test_what_the_code_raises_is_the_runs_error(serve):
+    server, client = serve()
+    thread, run = begin(client, input={"how": "raise"})
+    assert over(client, thread, run)["status"] == "error"
+    error = client.threads.get(thread)["error"]
+    assert error == {"error": "ValueError", "message": "the second step says no"}
+    assert "agent.py" in server.logs()
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_killed_process_costs_no_step_that_was_kept(serve, project, durability):
+    _, client = serve()
+    thread, run = begin(client, input={"how": "wait"}, durability=durability)
+    os.kill(project.until_ran("second"), signal.SIGKILL)
+    project.until_ran("second", 2)
+    project.go()
+    assert over(client, thread, run)["status"] == "success"
+    assert client.threads.get(thread)["values"]["steps"] == ["first", "second"]
+    assert [name for name, _ in project.ran()] == ["first", "second", "second"]
+
+
+def test_a_killed_server_costs_no_step_that_was_kept(serve, project):
+    server, client = serve(TOWPATH_ENGINE_LEASE_SECONDS="1")
+    thread, run = begin(client, input={"how": "wait"}, durability="sync")
+    child = project.until_ran("second")
+    server.apis[0].kill()
+    # Its processes go with it.
+    until("the process to end", lambda: True if not pathlib.Path(f"/proc/{child}").exists() else None)
+    server.revive(server.apis[0])
+    project.until_ran("second", 2)
+    project.go()
+    assert over(client, thread, run)["status"] == "success"
+    assert [name for name, _ in project.ran()] == ["first", "second", "second"]
+
+
+def test_a_step_that_blocks_for_several_leases_runs_once(serve, project):
+    _, client = serve(TOWPATH_ENGINE_LEASE_SECONDS="1", TOWPATH_AGENT_HOSTS="1")
+    thread, run = begin(client, input={"how": "block"})
+    blocked = project.until_ran("second")
+    began = time.monotonic()
+
+    until("three leases", lambda: True if time.monotonic() - began > 3.5 else None)
+    # Whoever comes now runs elsewhere.
+    assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
+    assert [pid for name, pid in project.ran() if name == "second" and pid != blocked]
+    assert client.runs.get(thread, run)["status"] == "running"
+    project.go()
+    assert over(client, thread, run)["status"] == "success"
+    assert client.runs.get(thread, run)["status"] == "success"
+    state = client.threads.get_state(thread)
+    assert state["values"]["steps"] == ["first", "second"]
+    assert state["metadata"]["run_attempt"] == 1
+
+
+def test_code_that_does_not_stop_is_ended(serve, project):
+    _, client = serve(TOWPATH_AGENT_CANCEL_GRACE_SECONDS="1")
+    thread, run = begin(client, input={"how": "stubborn"})
+    stuck = project.until_ran("second")
+    client.runs.cancel(thread, run)
+    assert over(client, thread, run)["status"] == "interrupted"
+    until("the process to end", lambda: True if not pathlib.Path(f"/proc/{stuck}").exists() else None)
+    project.go()
+    assert client.runs.wait(thread, "agent", input={"how": ""})["steps"][-1] == "second"
+
+
+AUTH = """
+    from langgraph_sdk import Auth
+
+    auth = Auth()
+
+    @auth.authenticate
+    async def authenticate(authorization: str | None):
+        if not authorization:
+            raise Auth.exceptions.HTTPException(status_code=401, detail="say who you are")
+        return {"identity": authorization.removeprefix("Bearer "), "permissions": []}
+
+    @auth.on.threads
+    async def threads(ctx, value):
+        owner = {"owner": ctx.user.identity}
+        value.setdefault("metadata", {}).update(owner)
+        return owner
+
+    @auth.on.assistants.delete
+    async def never(ctx, value):
+        return False
+
+    @auth.on.store
+    async def store(ctx, value):
+        value["namespace"] = [ctx.user.identity, *(value.get("namespace") or [])]
+"""
+
+
+def test_the_authors_auth_decides(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, auth=AUTH)
+    server, anybody = serve()
+    ann, bob = (
+        get_sync_client(url=server.url, api_key=None, headers={"authorization": f"Bearer {name}"}) for name in ("ann", "bob")
+    )
+    refused = httpx.post(f"{server.url}/threads", json={})
+    assert (refused.status_code, refused.json()) == (401, {"detail": "say who you are"})
+    assert httpx.get(f"{server.url}/ok").status_code == 200
+    thread = ann.threads.create()
+    assert thread["metadata"]["owner"] == "ann"
+    as_bob = httpx.Client(base_url=server.url, headers={"authorization": "Bearer bob"})
+    identity = thread["thread_id"]
+    for method, path in [("GET", ""), ("GET", "/state"), ("POST", "/history"), ("DELETE", ""), ("POST", "/runs/wait")]:
+        answer = as_bob.request(method, f"/threads/{identity}{path}", json={"assistant_id": "agent"})
+        assert answer.status_code == 404, (method, path, answer.text)
+    assert [found["thread_id"] for found in ann.threads.search()] == [identity]
+    assert bob.threads.search() == [] and bob.threads.search(metadata={"owner": "ann"}) == []
+    answer = ann.runs.wait(identity, "agent", input={})
+    assert answer["steps"] == ["first", "second"]
+    ann.store.put_item(["notes"], "k", {"v": 1})
+    assert ann.store.get_item(["notes"], "k")["value"] == {"v": 1}
+    assert bob.store.get_item(["notes"], "k") is None
+    assistant = ann.assistants.search(graph_id="agent")[0]["assistant_id"]
+    assert as_bob.delete(f"/assistants/{assistant}").status_code == 403
+    run = ann.runs.list(identity)[0]
+    assert run["kwargs"]["config"]["configurable"]["langgraph_auth_user_id"] == "ann"
+
+
+APP = """
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": message["type"] + ".complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        text = f"{scope['method']} {scope['path']} {scope['query_string'].decode()} {body.decode()}".encode()
+        headers = [(b"content-type", b"text/plain"), (b"x-mine", b"yes")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": text})
+"""
+
+
+def test_the_authors_routes_are_served(serve, project):
+    project.write(config=CONFIG | {"http": {"app": "./web.py:app", "disable_store": True}}, web=APP)
+    server, client = serve()
+    answer = httpx.post(f"{server.url}/mine/1?a=b", content="body")
+    assert (answer.status_code, answer.text, answer.headers["x-mine"]) == (201, "POST /mine/1 a=b body", "yes")
+    assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
+    assert httpx.post(f"{server.url}/store/items/search", json={"namespace_prefix": []}).status_code == 404
+
+
+def test_a_load_error_says_where(project):
+    project.write()
+    (project.folder / "agent.py").write_text("import json\nimport nowhere_to_be_found\n")
+    address = free_address()
+    command = [binary(), "agent", "--config", str(project.config), "--listen", address]
+    command += ["--data-dir", str(project.folder / "data")]
+    process = Process("broken", command, PYTHON, project.folder, address)
+    assert process.child.wait(timeout=60) == 1
+    said = process.log_tail()
+    for part in ("agent", "nowhere_to_be_found", "agent.py", "line 2", "dependencies"):
+        assert part in said, said
+
+
+def test_changed_code_is_loaded_and_broken_code_is_not(project):
+    platform, agent = free_address(), free_address()
+    command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--graphs", str(project.config)]
+    command += ["--data-dir", str(project.folder / "data")]
+    process = Process("dev", command, PYTHON, project.folder, platform).ready()
+    try:
+        client = get_sync_client(url=f"http://{agent}", api_key=None)
+        thread, run = begin(client, input={"how": "wait"})
+        old = project.until_ran("second")
+        source = project.folder / "agent.py"
+        source.write_text(source.read_text().replace('{"steps": ["first"]}', '{"steps": ["changed"]}'))
+
+        def changed():
+            answer = client.runs.wait(None, "agent", input={})
+            return answer if "changed" in answer["steps"] else None
+
+        until("the changed code", changed)
+        # What was under way ends where it began.
+        assert client.runs.get(thread, run)["status"] == "running"
+        project.go()
+        assert over(client, thread, run)["status"] == "success"
+        assert client.threads.get(thread)["values"]["steps"] == ["first", "second"]
+        until("the old process to end", lambda: True if not pathlib.Path(f"/proc/{old}").exists() else None)
+        source.write_text("import nowhere_to_be_found\n")
+        until("the error", lambda: True if "nowhere_to_be_found" in process.log_tail() else None)
+        assert "changed" in client.runs.wait(None, "agent", input={})["steps"]
+        # Runs are traced into the platform, in a project of the folder's name.
+        key = (project.folder / "data" / "api.key").read_text().strip()
+
+        def traced():
+            found = httpx.get(f"http://{platform}/api/v1/sessions", headers={"x-api-key": key}).json()
+            return True if project.folder.name in [session["name"] for session in found] else None
+
+        until("the project of the traces", traced)
+        process.terminate()
+    finally:
+        if process.child.poll() is None:
+            process.kill()

@@ -1,0 +1,3 @@
+"""What a module of the package imports relatively."""
+
+GREETING = "from the package"

@@ -1,0 +1,219 @@
+//! A revision of a deployment: from what was asked for to what serves.
+//!
+//! ```text
+//! CREATING ─► database ─► AWAITING_BUILD ─► BUILDING: resolve, fetch, build ─► AWAITING_DEPLOY ─► DEPLOYING: check, switch ─► DEPLOYED
+//!                 └─► an image, or an artifact that is there already ──────────────┘
+//! ```
+//! The lane of the deployment has one place: one revision at a time. Until the switch nothing of what serves is touched,
+//! so a revision that fails, or is interrupted, leaves the old one serving. In the switch the old agent server stops
+//! before the new one starts, because a deployment's database has one process; gateways hold requests meanwhile. When
+//! the switch breaks off, whoever keeps deployments ([`keep_deployments`](crate::keep_deployments)) starts the old one
+//! again: the placement still names it.
+
+mod artifact;
+mod deploy;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use towpath_compute::{Error, Log};
+use towpath_domain::deployment::{DeploymentStatus, RevisionStatus, Source};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId};
+use towpath_durable::{Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_store::deployments::{self, Deployment};
+use towpath_store::revisions::{self, Revision};
+use towpath_store::{self as store, Tx};
+
+use crate::World;
+use crate::deployment_log::DeploymentLog;
+use crate::hosting::{Hosting, lane_of, record_key};
+
+/// Builds one revision and rolls it out.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct BuildRevision {
+    /// Its workspace.
+    pub tenant: TenantId,
+    /// Its deployment.
+    pub deployment: DeploymentId,
+    /// The revision.
+    pub revision: RevisionId,
+}
+
+/// Where revisions of a deployment are built one after another, and where it is torn down.
+#[must_use]
+pub fn lane(deployment: DeploymentId) -> Lane {
+    lane_of(deployment)
+}
+
+/// Records the job of a revision. Call it before the transaction's business writes: it locks the lane.
+///
+/// # Errors
+/// Those of the database.
+pub async fn start(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    deployment: DeploymentId,
+    revision: RevisionId,
+) -> store::Result<JobId> {
+    let input = BuildRevision {
+        tenant,
+        deployment,
+        revision,
+    };
+    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane(deployment))).await
+}
+
+/// Stops the job of a revision with everything it started. Call it before the transaction's business writes.
+///
+/// # Errors
+/// Those of the database.
+pub async fn interrupt(tx: &mut Tx<'_>, job: JobId) -> store::Result<Cancelled> {
+    towpath_durable::cancel(tx, job).await
+}
+
+impl Workflow for BuildRevision {
+    const KIND: &'static str = "build_revision";
+    const POOL: &'static str = crate::hosting::POOL;
+    const RETRY: RetryPolicy = RetryPolicy::doubling(4, Duration::from_secs(2), Duration::from_secs(30));
+    // A revision that backs off must not be overtaken by the next one.
+    const KEEP_PLACE: bool = true;
+    type World = World;
+
+    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+        let &Self {
+            tenant,
+            deployment,
+            revision,
+        } = self;
+        let hosting = world.hosting()?;
+        let (deployment, revision) = world
+            .store
+            .read(async |tx| {
+                let deployment = deployments::get(tx, tenant, deployment).await?;
+                Ok((deployment, revisions::get(tx, tenant, revision).await?))
+            })
+            .await
+            .retry()?;
+        if revision.status.is_final() {
+            return ctx.done();
+        }
+        let build = DeploymentLog::build(&world.store, tenant, deployment.id, revision.id);
+        let work = Work {
+            world,
+            hosting,
+            deployment: &deployment,
+            revision: &revision,
+            log: build.log(),
+        };
+        let outcome = work.perform(ctx).await;
+        if let Err(failure) = &outcome {
+            match failure {
+                Failure::Fatal(cause) | Failure::TimedOut(cause) => work.log.error(cause.text()),
+                Failure::Retry(cause) => work.log.warn(format!("{}; this is tried again", cause.text())),
+                Failure::Cancelled => work.log.warn("interrupted"),
+                Failure::Snooze(_) | Failure::Lost => {}
+            }
+        }
+        // Whoever sees that the revision is over finds its last lines.
+        build.flush().await;
+        outcome
+    }
+
+    async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
+        let &Self { tenant, revision, .. } = input;
+        let written = match &ended {
+            Ended::Failed(error) => revisions::fail(tx, tenant, revision, error).await,
+            Ended::Cancelled => revisions::advance(tx, tenant, revision, RevisionStatus::Interrupted).await,
+            Ended::TimedOut => revisions::fail(tx, tenant, revision, "the revision took longer than it may").await,
+        };
+        match written {
+            // The deployment is gone, and the revision with it.
+            Ok(_) | Err(store::Error::NotFound) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// One attempt at a revision.
+struct Work<'a> {
+    world: &'a World,
+    hosting: &'a Hosting,
+    deployment: &'a Deployment,
+    revision: &'a Revision,
+    log: &'a Log,
+}
+
+impl Work<'_> {
+    async fn perform(&self, ctx: &mut Ctx) -> Outcome {
+        let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
+        let waits = self.revision.status.has_not_begun();
+        if self.deployment.status == DeploymentStatus::AwaitingDelete || (waits && self.newer_exists().await?) {
+            return ctx
+                .settle(async |tx| {
+                    revisions::advance(tx, tenant, revision, RevisionStatus::Skipped)
+                        .await
+                        .map(drop)
+                })
+                .await;
+        }
+        let key = self.hosting.make_platform_key(self.deployment.id)?;
+        ctx.commit(async |tx| {
+            record_key(tx, self.deployment, &key).await?;
+            deployments::ready(tx, tenant, self.deployment.id).await.map(drop)
+        })
+        .await?;
+        if !self.revision.source.is_built() {
+            return self.refuse_image(ctx).await;
+        }
+        let artifact = self.artifact(ctx).await?;
+        towpath_domain::failpoint::hit("deploy.built");
+        self.deploy(ctx, &artifact).await
+    }
+
+    async fn newer_exists(&self) -> Result<bool, Failure> {
+        let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
+        let newer = self
+            .world
+            .store
+            .read(async |tx| revisions::newer_exists(tx, tenant, revision).await);
+        newer.await.retry()
+    }
+
+    /// Moves the revision on, unless it is there or further already, as after an attempt that broke off.
+    async fn advance(&self, ctx: &mut Ctx, to: RevisionStatus) -> Result<(), Failure> {
+        let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
+        ctx.commit(async |tx| revisions::advance(tx, tenant, revision, to).await.map(drop))
+            .await
+    }
+
+    async fn refuse_image(&self, ctx: &mut Ctx) -> Outcome {
+        self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
+        self.advance(ctx, RevisionStatus::Deploying).await?;
+        let source = match self.revision.source {
+            Source::ExternalDocker => "external_docker",
+            _ => "internal_docker",
+        };
+        Err(Failure::fatal(format!(
+            "no container backend is configured: this installation runs deployments as processes of its machine, and \
+             cannot start the image of the source {source}"
+        )))
+    }
+
+    /// What an error of compute means to the job. The reason carries the last lines of what failed.
+    fn failed(&self, error: &Error, log: &Log) -> Failure {
+        if matches!(error, Error::Cancelled) {
+            return Failure::Cancelled;
+        }
+        let mut text = error.told();
+        let tail = log.tail();
+        if !tail.is_empty() {
+            text = format!("{text}\n{}", tail.join("\n"));
+        }
+        if error.may_pass() {
+            Failure::retry(text)
+        } else {
+            Failure::fatal(text)
+        }
+    }
+}

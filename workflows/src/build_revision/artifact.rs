@@ -1,0 +1,198 @@
+//! The first half: resolve, fetch, build.
+
+use object_store::path::Path as ObjectPath;
+use tokio::io::AsyncWriteExt as _;
+use towpath_compute::artifact::{Artifact, Origin, Plan, Stage};
+use towpath_compute::git::Repository;
+use towpath_compute::{build, tarball};
+use towpath_domain::deployment::{RevisionStatus, Source};
+use towpath_domain::git::{CommitSha, RepoRef, RepoUrl};
+use towpath_domain::{Secret, failpoint};
+use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_store::{artifacts, integrations, revisions};
+
+use super::Work;
+
+impl Work<'_> {
+    /// The revision's artifact, made where it is not there yet. Answers its key.
+    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<String, Failure> {
+        if let Some(key) = self.kept().await? {
+            self.log.info("what was built before is deployed again");
+            self.record(ctx, &key).await?;
+            return Ok(key);
+        }
+        self.advance(ctx, RevisionStatus::AwaitingBuild).await?;
+        self.advance(ctx, RevisionStatus::Building).await?;
+        let plan = self.plan(ctx).await?;
+        let key = plan.key();
+        let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
+        let _using = self.hosting.using(&key);
+        let _alone = self.hosting.lock_artifact(&key).await;
+        // What is there says so on disk, in records written last: a journal would not know what was removed since.
+        if artifact.stage() == Stage::Absent {
+            self.fetch(ctx, &plan, &artifact).await?;
+            failpoint::hit("deploy.fetched");
+        } else {
+            self.log.info("the source is here already");
+        }
+        if artifact.stage() == Stage::Built {
+            self.log.info("it is built already");
+        } else {
+            let cancel = ctx.cancelled();
+            let settings = &self.hosting.build;
+            build::build(settings, &self.hosting.root, &artifact, &plan, self.log, &cancel)
+                .await
+                .map_err(|error| self.failed(&error, self.log))?;
+        }
+        self.record(ctx, &key).await?;
+        Ok(key)
+    }
+
+    /// The artifact to deploy again, where that is what was asked and it is still here.
+    async fn kept(&self) -> Result<Option<String>, Failure> {
+        let tenant = self.deployment.tenant_id;
+        // An attempt that broke off behind the build has recorded it too.
+        let wanted = [Some(self.revision.id), self.revision.redeploy_of];
+        for revision in wanted.into_iter().flatten() {
+            let found = self
+                .world
+                .store
+                .read(async |tx| artifacts::of(tx, tenant, revision).await);
+            if let Some(key) = found.await.retry()?
+                && Artifact::of(&self.hosting.root, &key).fatal()?.stage() == Stage::Built
+            {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn record(&self, ctx: &mut Ctx, key: &str) -> Result<(), Failure> {
+        let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
+        ctx.commit(async |tx| artifacts::record(tx, tenant, deployment, revision, key).await)
+            .await
+    }
+
+    /// What to build; a branch or tag is looked up once.
+    async fn plan(&self, ctx: &mut Ctx) -> Result<Plan, Failure> {
+        let source = self.revision.source_config().fatal()?;
+        let config = self.revision.config().fatal()?;
+        let missing = |field: &str| Failure::fatal(format!("{field} is missing"));
+        let origin = match self.revision.source {
+            Source::InternalSource => Origin::Archive {
+                path: config
+                    .source_tarball_path
+                    .ok_or_else(|| missing("source_tarball_path"))?,
+            },
+            _ => {
+                let url = source.repo_url.ok_or_else(|| missing("repo_url"))?;
+                let name = config.repo_ref.ok_or_else(|| missing("repo_ref"))?;
+                // A revision that is deployed again is the same commit, wherever its branch is now.
+                let again = config.repo_commit_sha.filter(|_| self.revision.redeploy_of.is_some());
+                let sha = match again {
+                    Some(sha) => CommitSha::parse(&sha).map_err(Failure::fatal)?,
+                    None => self.resolve(ctx, &url, &name).await?,
+                };
+                Origin::Git { url, name, sha }
+            }
+        };
+        Ok(Plan {
+            origin,
+            config: config.graph_config_path.ok_or_else(|| missing("graph_config_path"))?,
+            install: source.install_command,
+            build: source.build_command,
+        })
+    }
+
+    async fn resolve(&self, ctx: &mut Ctx, url: &str, name: &str) -> Result<CommitSha, Failure> {
+        let cancel = ctx.cancelled();
+        let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
+        let sha = ctx
+            .step("resolve", async || {
+                let (url, name) = parsed(url, name)?;
+                let token = self.token().await?;
+                let repository = Repository::new(&self.hosting.git, &self.hosting.root, &url, token.as_ref());
+                let repository = repository.map_err(|error| self.failed(&error, self.log))?;
+                let sha = repository.resolve(&name, &cancel).await;
+                sha.map_err(|error| self.failed(&error, self.log))
+            })
+            .await?;
+        ctx.commit(async |tx| revisions::resolved(tx, tenant, revision, sha.as_str()).await)
+            .await?;
+        self.log.info(format!("{name} is commit {sha}"));
+        Ok(sha)
+    }
+
+    async fn fetch(&self, ctx: &Ctx, plan: &Plan, artifact: &Artifact) -> Result<(), Failure> {
+        let cancel = ctx.cancelled();
+        let failed = |error| self.failed(&error, self.log);
+        artifact.begin().map_err(failed)?;
+        match &plan.origin {
+            Origin::Git { url, name, sha } => {
+                self.log.info(format!("fetching {url}"));
+                let (url, name) = parsed(url, name)?;
+                let token = self.token().await?;
+                let repository = Repository::new(&self.hosting.git, &self.hosting.root, &url, token.as_ref());
+                let repository = repository.map_err(failed)?;
+                let to = artifact.source();
+                let fetched = repository.fetch(&name, sha, &to, self.log, &cancel).await;
+                fetched.map_err(failed)?;
+            }
+            Origin::Archive { path } => {
+                self.log.info("unpacking the source archive");
+                self.unpack(path, artifact).await?;
+            }
+        }
+        artifact.fetched().map_err(failed)
+    }
+
+    async fn unpack(&self, path: &str, artifact: &Artifact) -> Result<(), Failure> {
+        let work = self.hosting.root.temporary().retry()?;
+        let file = work.path().join("archive");
+        let path = ObjectPath::parse(path).fatal()?;
+        let bytes = self.world.objects.get(&path).await.retry()?;
+        let write = async {
+            let mut to = tokio::fs::File::create(&file).await?;
+            to.write_all(&bytes).await?;
+            to.flush().await
+        };
+        write.await.retry()?;
+        drop(bytes);
+        let (limits, log, to) = (self.hosting.git.tree, self.log.clone(), artifact.source());
+        let unpacked = tokio::task::spawn_blocking(move || {
+            let unpacked = tarball::unpack(&file, work.path(), &to, limits, &log);
+            drop(work);
+            unpacked
+        });
+        match unpacked.await {
+            Ok(unpacked) => unpacked.map_err(|error| self.failed(&error, self.log)),
+            Err(_) => Err(Failure::retry("unpacking the source archive broke off")),
+        }
+    }
+
+    /// The token of the way into the repository, where it has one.
+    async fn token(&self) -> Result<Option<Secret>, Failure> {
+        let tenant = self.deployment.tenant_id;
+        let Some(id) = self.revision.source_config().fatal()?.integration_id else {
+            return Ok(None);
+        };
+        let found = self
+            .world
+            .store
+            .read(async |tx| integrations::get(tx, tenant, id).await);
+        match found.await {
+            Err(towpath_store::Error::NotFound) => Err(Failure::fatal("integration_id: the integration was deleted")),
+            integration => {
+                let integration = integration.retry()?;
+                integration.token(&self.world.sealer).retry()
+            }
+        }
+    }
+}
+
+/// As they were admitted; they are judged again where they are used.
+fn parsed(url: &str, name: &str) -> Result<(RepoUrl, RepoRef), Failure> {
+    let url = RepoUrl::parse(url).map_err(|why| Failure::fatal(format!("repo_url {why}")))?;
+    let name = RepoRef::parse(name).map_err(|why| Failure::fatal(format!("repo_ref {why}")))?;
+    Ok((url, name))
+}

@@ -1,0 +1,91 @@
+//! Tears a deployment down: its agent server, its database, its artifacts, its rows.
+
+use std::time::Duration;
+
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use towpath_domain::job::{Ended, RetryPolicy};
+use towpath_domain::{DeploymentId, JobId, TenantId};
+use towpath_durable::{Again, Ctx, Outcome, Start, Verdict, Workflow};
+use towpath_store::{self as store, Tx, access, artifacts, deployments, source_uploads};
+
+use crate::World;
+use crate::delete_project;
+use crate::hosting::lane_of;
+
+/// Tears down one deployment.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct DeleteDeployment {
+    /// Its workspace.
+    pub tenant: TenantId,
+    /// The deployment.
+    pub deployment: DeploymentId,
+}
+
+/// Records the job. It waits for a build that is being stopped. Call it before the transaction's business writes: it
+/// locks the lane.
+///
+/// # Errors
+/// Those of the database.
+pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> store::Result<JobId> {
+    let input = DeleteDeployment { tenant, deployment };
+    towpath_durable::start(tx, &input, Start::new(tenant).lane(lane_of(deployment))).await
+}
+
+impl Workflow for DeleteDeployment {
+    const KIND: &'static str = "delete_deployment";
+    const POOL: &'static str = crate::hosting::POOL;
+    // What cannot be removed today may be tomorrow: a deployment must not stay half there.
+    const RETRY: RetryPolicy = RetryPolicy::doubling(1000, Duration::from_secs(1), Duration::from_secs(300));
+    const KEEP_PLACE: bool = true;
+    type World = World;
+
+    async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+        let &Self { tenant, deployment } = self;
+        let hosting = world.hosting()?;
+        let _lock = hosting.lock(deployment).await;
+        // First: the key goes with the folder it lies in.
+        if let Some(key) = hosting.platform_key(deployment) {
+            ctx.commit(async |tx| access::revoke_secret(tx, &key).await).await?;
+        }
+        hosting.backend.remove(deployment).await.retry()?;
+        let keys = world
+            .store
+            .read(async |tx| artifacts::only_of(tx, tenant, deployment).await)
+            .await
+            .retry()?;
+        hosting.remove(keys).await?;
+        let archives = world
+            .store
+            .read(async |tx| source_uploads::paths(tx, tenant, deployment).await)
+            .await
+            .retry()?;
+        for archive in archives {
+            world.objects.delete(&Path::parse(archive).fatal()?).await.retry()?;
+        }
+        ctx.settle_final(async |tx| {
+            let found = match deployments::get(tx, tenant, deployment).await {
+                Err(store::Error::NotFound) => return Ok(()),
+                found => found?,
+            };
+            if found.delete_tracing_project {
+                match delete_project::delete(tx, tenant, found.project_id).await {
+                    // Somebody deleted it before.
+                    Err(store::Error::NotFound) => {}
+                    deleted => deleted?,
+                }
+            }
+            deployments::forget(tx, tenant, deployment).await.map(drop)
+        })
+        .await
+    }
+
+    /// The deployment waits for its end as long as it is there; an operator may have the job performed again.
+    async fn end(_tx: &mut Tx<'_>, _input: &Self, _ended: Ended) -> store::Result<()> {
+        Ok(())
+    }
+
+    fn again(&self) -> Again {
+        Again::Allowed(Some(lane_of(self.deployment)))
+    }
+}

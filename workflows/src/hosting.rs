@@ -1,0 +1,252 @@
+//! What a process has that keeps deployments: one of an installation does.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{Notify, OwnedMutexGuard};
+use towpath_compute::artifact::{self, Artifact};
+use towpath_compute::{Backend, Launch, Root, build, git};
+use towpath_domain::{DeploymentId, RevisionId, Secret};
+use towpath_durable::{Failure, Verdict};
+use towpath_store::access::{self, NewKey};
+use towpath_store::deployments::Deployment;
+use towpath_store::revisions::Revision;
+use towpath_store::{self as store, Store, Tx, artifacts};
+
+use crate::World;
+use crate::deployment_log::DeploymentLog;
+
+/// Served only by the process that has [`Hosting`].
+pub const POOL: &str = "builds";
+
+/// The compute backend, with what it needs.
+pub struct Hosting {
+    /// The folder everything lies in.
+    pub root: Root,
+    /// What runs agent servers.
+    pub backend: Backend,
+    /// How repositories are asked.
+    pub git: git::Settings,
+    /// How sources are built.
+    pub build: build::Settings,
+    /// Settings.
+    pub settings: Settings,
+    /// One at a time changes what runs of a deployment, or makes an artifact.
+    locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Artifacts that a build is making or about to start.
+    used: Mutex<HashMap<String, usize>>,
+    nudge: Notify,
+}
+
+/// Settings of deployments.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Artifacts kept of each deployment, the newest first.
+    pub keep_artifacts: i64,
+    /// The platform's own address, for traces of deployments.
+    pub platform_url: String,
+}
+
+/// An artifact in use; it is not removed before this is dropped.
+pub struct Using<'a> {
+    hosting: &'a Hosting,
+    key: String,
+}
+
+impl Drop for Using<'_> {
+    fn drop(&mut self) {
+        let mut used = self.hosting.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = used.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                used.remove(&self.key);
+            }
+        }
+    }
+}
+
+impl Hosting {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(root: Root, backend: Backend, git: git::Settings, build: build::Settings, settings: Settings) -> Self {
+        Self {
+            root,
+            backend,
+            git,
+            build,
+            settings,
+            locks: Mutex::default(),
+            used: Mutex::default(),
+            nudge: Notify::new(),
+        }
+    }
+
+    /// Waits until nobody else changes what runs of a deployment.
+    pub async fn lock(&self, deployment: DeploymentId) -> OwnedMutexGuard<()> {
+        self.mutex(format!("deployment {deployment}")).lock_owned().await
+    }
+
+    /// Waits until nobody else makes an artifact: equal revisions of several deployments share one.
+    pub async fn lock_artifact(&self, key: &str) -> OwnedMutexGuard<()> {
+        self.mutex(format!("artifact {key}")).lock_owned().await
+    }
+
+    /// As [`Hosting::lock`], unless somebody does.
+    #[must_use]
+    pub fn try_lock(&self, deployment: DeploymentId) -> Option<OwnedMutexGuard<()>> {
+        self.mutex(format!("deployment {deployment}")).try_lock_owned().ok()
+    }
+
+    fn mutex(&self, name: String) -> Arc<tokio::sync::Mutex<()>> {
+        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that nobody holds or waits for need not be kept.
+        locks.retain(|other, lock| *other == name || Arc::strong_count(lock) > 1);
+        Arc::clone(locks.entry(name).or_default())
+    }
+
+    /// Keeps an artifact while the answer lives.
+    pub fn using(&self, key: &str) -> Using<'_> {
+        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        *used.entry(key.to_owned()).or_default() += 1;
+        Using {
+            hosting: self,
+            key: key.to_owned(),
+        }
+    }
+
+    /// Something changed that whoever keeps deployments should look at.
+    pub fn nudge(&self) {
+        self.nudge.notify_one();
+    }
+
+    pub(crate) async fn nudged(&self) {
+        self.nudge.notified().await;
+    }
+
+    /// Removes artifacts that nothing needs. One that was used within the last hour stays: what failed is often tried
+    /// again.
+    pub(crate) async fn prune(&self, store: &Store) -> Result<(), Failure> {
+        let each = self.settings.keep_artifacts;
+        let mut keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
+        keep.extend(self.used.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned());
+        let root = self.root.clone();
+        let pruned = tokio::task::spawn_blocking(move || artifact::prune(&root, &keep, 1)).await;
+        match pruned {
+            Ok(pruned) => pruned.retry().map(drop),
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// Removes these artifacts but those in use.
+    pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Failure> {
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let root = self.root.clone();
+        let work = move || {
+            for key in keys.iter().filter(|key| !used.contains_key(*key)) {
+                Artifact::of(&root, key)?.remove()?;
+            }
+            Ok::<_, towpath_compute::Error>(())
+        };
+        tokio::task::spawn_blocking(work).await.map_or(Ok(()), Verdict::retry)
+    }
+
+    /// Where the key lies that a deployment's traces come under.
+    fn key_file(&self, deployment: DeploymentId) -> PathBuf {
+        self.root.agent(deployment).join("platform.key")
+    }
+
+    /// The key that a deployment's traces come under, once it was made.
+    pub(crate) fn platform_key(&self, deployment: DeploymentId) -> Option<Secret> {
+        let text = std::fs::read_to_string(self.key_file(deployment)).ok()?;
+        Some(Secret::new(text.trim()))
+    }
+
+    /// The key that a deployment's traces come under, made where it is missing. Kept before it is stored: a crash
+    /// between the two leaves one that the next [`record_key`] makes valid.
+    pub(crate) fn make_platform_key(&self, deployment: DeploymentId) -> Result<Secret, Failure> {
+        if let Some(key) = self.platform_key(deployment) {
+            return Ok(key);
+        }
+        let key = access::new_secret();
+        let file = self.key_file(deployment);
+        self.root.keep(&file, key.as_bytes()).retry()?;
+        Ok(Secret::new(key))
+    }
+
+    /// What starts a revision, and where its lines go.
+    pub(crate) fn launch(
+        &self,
+        world: &World,
+        deployment: &Deployment,
+        revision: &Revision,
+        artifact: &str,
+    ) -> Result<(Launch, DeploymentLog), Failure> {
+        let secrets = revision.secrets(&world.sealer).retry()?;
+        let values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
+        let mut variables: Vec<(String, Secret)> =
+            secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
+        variables.extend(self.platform_variables(deployment, revision.id));
+        let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
+        let config = revision.source_config().fatal()?;
+        let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
+        let launch = Launch {
+            deployment: deployment.id,
+            revision: revision.id,
+            artifact: artifact.to_owned(),
+            variables,
+            cpus: sizes.cpu_limit.map(towpath_domain::deployment::Quantity::get),
+            memory_mb: sizes.memory_limit_mb.and_then(|mb| u64::try_from(mb).ok()),
+        };
+        Ok((launch, log))
+    }
+
+    /// What the platform tells an agent server: where its traces go, and who it is.
+    fn platform_variables(&self, deployment: &Deployment, revision: RevisionId) -> Vec<(String, Secret)> {
+        let mut variables = vec![
+            ("LANGSMITH_ENDPOINT", self.settings.platform_url.clone()),
+            ("LANGCHAIN_ENDPOINT", self.settings.platform_url.clone()),
+            ("LANGSMITH_PROJECT", deployment.name.clone()),
+            ("LANGCHAIN_PROJECT", deployment.name.clone()),
+            ("LANGSMITH_TENANT_ID", deployment.tenant_id.to_string()),
+            ("LANGSMITH_WORKSPACE_ID", deployment.tenant_id.to_string()),
+            ("LANGSMITH_DEPLOYMENT_NAME", deployment.name.clone()),
+            ("LANGSMITH_HOST_PROJECT_ID", deployment.id.to_string()),
+            ("LANGSMITH_HOST_PROJECT_NAME", deployment.name.clone()),
+            ("LANGSMITH_HOST_REVISION_ID", revision.to_string()),
+            // Its database is of this workspace.
+            ("TOWPATH_TENANT_ID", deployment.tenant_id.to_string()),
+        ];
+        if let Some(key) = self.platform_key(deployment.id) {
+            variables.extend([
+                ("LANGSMITH_API_KEY", key.reveal().to_owned()),
+                ("LANGCHAIN_API_KEY", key.reveal().to_owned()),
+                ("LANGSMITH_TRACING", "true".to_owned()),
+                ("LANGCHAIN_TRACING_V2", "true".to_owned()),
+            ]);
+        }
+        variables
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), Secret::new(value)))
+            .collect()
+    }
+}
+
+/// Makes a deployment's key open its workspace.
+pub(crate) async fn record_key(tx: &mut Tx<'_>, deployment: &Deployment, key: &Secret) -> store::Result<()> {
+    let tenant = deployment.tenant_id;
+    let workspace = access::workspace(tx, tenant).await?.ok_or(store::Error::NotFound)?;
+    let name = format!("deployment {}", deployment.name);
+    let new = NewKey {
+        organization: workspace.organization_id,
+        workspace: Some(tenant),
+        name: &name,
+        operator: false,
+    };
+    access::ensure_key(tx, new, key).await
+}
+
+/// One revision of a deployment at a time.
+pub(crate) fn lane_of(deployment: DeploymentId) -> towpath_durable::Lane {
+    towpath_durable::Lane::new(format!("deployment:{deployment}"), 1)
+}

@@ -1,0 +1,297 @@
+//! Checkpoints whose values the graph encodes itself: what is read comes from the tables and from what waits to be
+//! written, and nobody looks inside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use towpath_domain::ThreadId;
+use towpath_runtime::{
+    HistoryQuery, HostError, Save, Typed, TypedBlob, TypedPut, TypedSaved, TypedWrite, TypedWrites, add_writes,
+};
+use towpath_store::checkpoints::{self as tables, Batch, Place};
+use towpath_store::{self as store, Tx};
+
+use super::saver::{Saver, away, corrupt, without_nul};
+
+/// The parts of a checkpoint that say which blobs belong to it.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    channel_versions: BTreeMap<String, Value>,
+    #[serde(default)]
+    channel_values: BTreeMap<String, IgnoredAny>,
+}
+
+impl Head {
+    fn read(checkpoint: &str, thread: ThreadId) -> store::Result<Self> {
+        serde_json::from_str(checkpoint).map_err(|_| corrupt(thread))
+    }
+
+    /// Channels and versions whose values stand apart.
+    fn wanted(&self) -> impl Iterator<Item = (String, String)> {
+        let apart = |(channel, _): &(&String, &Value)| !self.channel_values.contains_key(*channel);
+        self.channel_versions.iter().filter(apart).map(|(channel, version)| {
+            // Versions of old checkpoints are numbers.
+            let version = version.as_str().map_or_else(|| version.to_string(), str::to_owned);
+            (channel.clone(), version)
+        })
+    }
+}
+
+impl Saver {
+    /// See [`towpath_runtime::Host::load_typed`].
+    ///
+    /// # Errors
+    /// The database is away, or holds what is no checkpoint.
+    pub async fn load_typed(&self, ns: &str, id: Option<&str>) -> Result<Option<TypedSaved>, HostError> {
+        let waiting = self.take();
+        let newest = puts(&waiting, ns)
+            .filter(|put| id.is_none_or(|id| put.id == id))
+            .max_by(|a, b| a.id.cmp(&b.id));
+        if let Some(put) = newest {
+            let mut saved = self.complete(put, &waiting).await?;
+            add_writes(&mut saved.writes, waiting_writes(&waiting, ns, &saved.id));
+            return Ok(Some(saved));
+        }
+        if self.is_fresh() {
+            return Ok(None);
+        }
+        let place = self.place(ns);
+        let found = self
+            .store
+            .read(async |tx| {
+                let found = match id {
+                    Some(id) => tables::get(tx, place, id).await?,
+                    None => tables::latest(tx, place).await?,
+                };
+                full(tx, place, found.into_iter().collect()).await
+            })
+            .await
+            .map_err(away)?
+            .pop();
+        Ok(found.map(|mut saved| {
+            add_writes(&mut saved.writes, waiting_writes(&waiting, ns, &saved.id));
+            saved
+        }))
+    }
+
+    /// See [`towpath_runtime::Host::list_typed`].
+    ///
+    /// # Errors
+    /// As [`Saver::load_typed`].
+    pub async fn list_typed(&self, ns: &str, query: &HistoryQuery) -> Result<Vec<TypedSaved>, HostError> {
+        let limit = query.limit.unwrap_or(usize::MAX);
+        let waiting = self.take();
+        let mut saved = Vec::new();
+        if !self.is_fresh() {
+            let place = self.place(ns);
+            let filter = Value::Object(query.filter.clone());
+            let rows = i64::try_from(limit).unwrap_or(i64::MAX);
+            saved = self
+                .store
+                .read(async |tx| {
+                    let before = query.before.as_deref();
+                    let found = tables::list(tx, place, before, Some(&filter), rows).await?;
+                    full(tx, place, found).await
+                })
+                .await
+                .map_err(away)?;
+        }
+        for put in puts(&waiting, ns) {
+            let wanted = query.before.as_ref().is_none_or(|before| put.id < *before) && holds(&put.metadata, query);
+            if wanted {
+                saved.retain(|other| other.id != put.id);
+                saved.push(self.complete(put, &waiting).await?);
+            }
+        }
+        for one in &mut saved {
+            add_writes(&mut one.writes, waiting_writes(&waiting, ns, &one.id));
+        }
+        saved.sort_by(|a, b| b.id.cmp(&a.id));
+        saved.truncate(limit);
+        Ok(saved)
+    }
+
+    /// A checkpoint that waits to be written, with its blobs and the writes that are in the tables already.
+    async fn complete(&self, put: &TypedPut, waiting: &[Arc<Save>]) -> Result<TypedSaved, HostError> {
+        let head = Head::read(&put.checkpoint, self.thread).map_err(away)?;
+        let mut missing = BTreeSet::new();
+        let mut blobs = Vec::new();
+        for (channel, version) in head.wanted() {
+            let here = puts(waiting, &put.ns)
+                .flat_map(|put| &put.blobs)
+                .find(|blob| blob.channel == channel && blob.version == version);
+            match here {
+                Some(blob) => blobs.push(blob.clone()),
+                None => {
+                    missing.insert((channel, version));
+                }
+            }
+        }
+        let mut writes = Vec::new();
+        if !self.is_fresh() {
+            let place = self.place(&put.ns);
+            let (found, kept) = self
+                .store
+                .read(async |tx| {
+                    let found = tables::blobs(tx, place, &missing).await?;
+                    Ok((found, tables::writes(tx, place, &[&put.id]).await?))
+                })
+                .await
+                .map_err(away)?;
+            blobs.extend(found.into_values().map(blob));
+            writes = kept.into_iter().map(write).collect();
+        }
+        Ok(TypedSaved {
+            ns: put.ns.clone(),
+            id: put.id.clone(),
+            parent: put.parent.clone(),
+            checkpoint: put.checkpoint.clone(),
+            metadata: put.metadata.clone(),
+            blobs,
+            writes,
+        })
+    }
+
+    const fn place<'n>(&self, ns: &'n str) -> Place<'n> {
+        Place {
+            thread: self.thread,
+            ns,
+        }
+    }
+}
+
+fn holds(metadata: &str, query: &HistoryQuery) -> bool {
+    if query.filter.is_empty() {
+        return true;
+    }
+    let metadata: Value = serde_json::from_str(metadata).unwrap_or_default();
+    query.filter.iter().all(|(key, value)| metadata.get(key) == Some(value))
+}
+
+fn puts<'s>(waiting: &'s [Arc<Save>], ns: &'s str) -> impl Iterator<Item = &'s TypedPut> {
+    waiting.iter().filter_map(move |save| match &**save {
+        Save::TypedCheckpoint(put) if put.ns == ns => Some(put),
+        _ => None,
+    })
+}
+
+fn waiting_writes(waiting: &[Arc<Save>], ns: &str, id: &str) -> Vec<TypedWrite> {
+    let mut writes = Vec::new();
+    for save in waiting {
+        if let Save::TypedWrites(put) = &**save
+            && put.ns == ns
+            && put.checkpoint_id == id
+        {
+            writes.extend(put.writes.iter().map(|(idx, channel, value)| TypedWrite {
+                task: put.task.clone(),
+                path: put.path.clone(),
+                idx: *idx,
+                channel: channel.clone(),
+                value: value.clone(),
+            }));
+        }
+    }
+    writes
+}
+
+/// Rows with what belongs to them.
+async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) -> store::Result<Vec<TypedSaved>> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut wanted = Vec::with_capacity(rows.len());
+    for row in &rows {
+        let head = Head::read(&row.checkpoint, place.thread)?;
+        wanted.push(head.wanted().collect::<Vec<_>>());
+    }
+    let all: BTreeSet<(String, String)> = wanted.iter().flatten().cloned().collect();
+    let blobs = tables::blobs(tx, place, &all).await?;
+    let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
+    let mut writes: BTreeMap<String, Vec<TypedWrite>> = BTreeMap::new();
+    for row in tables::writes(tx, place, &ids).await? {
+        let id = row.checkpoint_id.clone();
+        writes.entry(id).or_default().push(write(row));
+    }
+    let saved = rows.into_iter().zip(wanted).map(|(row, wanted)| TypedSaved {
+        ns: place.ns.to_owned(),
+        blobs: wanted
+            .iter()
+            .filter_map(|key| blobs.get(key))
+            .cloned()
+            .map(blob)
+            .collect(),
+        writes: writes.remove(&row.checkpoint_id).unwrap_or_default(),
+        id: row.checkpoint_id,
+        parent: row.parent_checkpoint_id,
+        checkpoint: row.checkpoint,
+        metadata: row.metadata,
+    });
+    Ok(saved.collect())
+}
+
+fn blob(row: tables::Blob) -> TypedBlob {
+    TypedBlob {
+        channel: row.channel,
+        version: row.version,
+        value: Typed {
+            encoding: row.r#type,
+            bytes: row.blob.map(Bytes::from).unwrap_or_default(),
+        },
+    }
+}
+
+fn write(row: tables::Write) -> TypedWrite {
+    TypedWrite {
+        task: row.task_id,
+        path: row.task_path,
+        idx: row.idx,
+        channel: row.channel,
+        value: Typed {
+            // Of graphs declared as data, before the column was there.
+            encoding: row.r#type.unwrap_or_else(|| "json".to_owned()),
+            bytes: row.blob.into(),
+        },
+    }
+}
+
+/// A checkpoint as rows.
+pub(super) fn checkpoint(put: &TypedPut, batch: &mut Batch) {
+    for blob in &put.blobs {
+        let empty = blob.value.encoding == "empty";
+        let row = tables::Blob {
+            channel: blob.channel.clone(),
+            version: blob.version.clone(),
+            r#type: blob.value.encoding.clone(),
+            blob: (!empty).then(|| blob.value.bytes.to_vec()),
+        };
+        batch.blobs.push((put.ns.clone(), row));
+    }
+    batch.checkpoints.push(tables::Checkpoint {
+        checkpoint_ns: put.ns.clone(),
+        checkpoint_id: put.id.clone(),
+        parent_checkpoint_id: put.parent.clone(),
+        checkpoint: without_nul(put.checkpoint.clone()),
+        metadata: without_nul(put.metadata.clone()),
+    });
+}
+
+/// Writes of a task as rows.
+pub(super) fn writes(put: &TypedWrites, batch: &mut Batch) {
+    for (idx, channel, value) in &put.writes {
+        let row = tables::Write {
+            checkpoint_id: put.checkpoint_id.clone(),
+            task_id: put.task.clone(),
+            task_path: put.path.clone(),
+            idx: *idx,
+            channel: channel.clone(),
+            r#type: Some(value.encoding.clone()),
+            blob: value.bytes.to_vec(),
+        };
+        batch.writes.push((put.ns.clone(), row));
+    }
+}

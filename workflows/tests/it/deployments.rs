@@ -1,0 +1,552 @@
+//! Revisions from a real repository to a backend that runs nothing, and what is left when they break off anywhere.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+use towpath_compute::fake::{Act, Fake};
+use towpath_compute::tree::Limits;
+use towpath_compute::{Backend, Root, build, git};
+use towpath_domain::deployment::{
+    DeploymentStatus, EnvSecret, LogKind, RevisionConfig, RevisionStatus, Source, SourceConfig,
+};
+use towpath_domain::git::Transport;
+use towpath_domain::{DeploymentId, RevisionId, Secret};
+use towpath_durable::Signal;
+use towpath_outbound::{Guard, Policy};
+use towpath_store::deployments::{self, Deployment, NewDeployment};
+use towpath_store::placements::{self, Placement, PlacementState};
+use towpath_store::revisions::{self, NewRevision, Revision};
+use towpath_store::{access, artifacts, projects, revision_logs};
+use towpath_workflows::hosting::{self, Hosting};
+use towpath_workflows::{build_revision, delete_deployment, keep_deployments};
+
+use crate::home::Home;
+
+struct Yard {
+    home: Home,
+    hosting: Arc<Hosting>,
+    origin: PathBuf,
+    deployment: DeploymentId,
+    _folder: TempDir,
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "programs are looked for where the tests' own are"
+)]
+fn path() -> String {
+    std::env::var("PATH").unwrap()
+}
+
+impl Yard {
+    async fn new() -> Self {
+        let mut home = Home::empty(1).await;
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(&folder.path().join("deployments")).unwrap();
+        let git = git::Settings {
+            transports: vec![Transport::File],
+            guard: Guard::new(Policy::default()),
+            path: path(),
+            limit: Duration::from_secs(60),
+            tree: Limits::default(),
+        };
+        let build = build::Settings {
+            path: path(),
+            limit: Duration::from_secs(60),
+            tree: Limits::default(),
+            variables: BTreeMap::new(),
+        };
+        let settings = hosting::Settings {
+            keep_artifacts: 10,
+            platform_url: "http://127.0.0.1:8400".into(),
+        };
+        let backend = Backend::Fake(Fake::default());
+        let hosting = Arc::new(Hosting::new(root, backend, git, build, settings));
+        home.world.hosting = Some(Arc::clone(&hosting));
+        let origin = folder.path().join("origin");
+        std::fs::create_dir(&origin).unwrap();
+        let yard = Self {
+            home,
+            hosting,
+            origin,
+            deployment: DeploymentId::new(),
+            _folder: folder,
+        };
+        yard.git(&["init", "--quiet", "--initial-branch=main"]);
+        yard.push("langgraph.json", r#"{"graphs": {"agent": {"native": "echo"}}}"#);
+        yard.add_deployment().await;
+        yard
+    }
+
+    async fn add_deployment(&self) {
+        let (tenant, id) = (self.home.tenant, self.deployment);
+        self.home
+            .store()
+            .write(async |tx| {
+                access::ensure_workspace(tx, tenant).await?;
+                let project = projects::ensure(tx, tenant, "agent").await?;
+                let config = self.source(None);
+                let new = NewDeployment {
+                    id,
+                    name: "agent",
+                    source: Source::Github,
+                    config: &config,
+                    project,
+                };
+                deployments::insert(tx, tenant, &new).await
+            })
+            .await
+            .unwrap();
+    }
+
+    fn fake(&self) -> &Fake {
+        let Backend::Fake(fake) = &self.hosting.backend else {
+            unreachable!("the yard has a fake")
+        };
+        fake
+    }
+
+    fn git(&self, args: &[&str]) -> String {
+        let done = Command::new("git")
+            .current_dir(&self.origin)
+            .args([
+                "-c",
+                "user.name=t",
+                "-c",
+                "user.email=t@example.org",
+                "-c",
+                "commit.gpgSign=false",
+            ])
+            .args(args)
+            .output()
+            .unwrap();
+        assert!(
+            done.status.success(),
+            "{args:?}: {}",
+            String::from_utf8_lossy(&done.stderr)
+        );
+        String::from_utf8(done.stdout).unwrap().trim().to_owned()
+    }
+
+    fn push(&self, file: &str, text: &str) -> String {
+        std::fs::write(self.origin.join(file), text).unwrap();
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "--message", "more"]);
+        self.git(&["rev-parse", "HEAD"])
+    }
+
+    fn source(&self, install: Option<&str>) -> SourceConfig {
+        SourceConfig {
+            repo_url: Some(format!("file://{}", self.origin.display())),
+            install_command: install.map(str::to_owned),
+            ..SourceConfig::default()
+        }
+    }
+
+    async fn revision(&self, install: Option<&str>) -> RevisionId {
+        self.revision_as(|new| new.0 = self.source(install)).await
+    }
+
+    /// Records a revision and its job; `change` sees source, revision configuration, source kind, and what it redeploys.
+    async fn revision_as(
+        &self,
+        change: impl FnOnce(&mut (SourceConfig, RevisionConfig, Source, Option<RevisionId>)),
+    ) -> RevisionId {
+        let config = RevisionConfig {
+            repo_ref: Some("main".into()),
+            graph_config_path: Some("langgraph.json".into()),
+            ..RevisionConfig::default()
+        };
+        let mut new = (self.source(None), config, Source::Github, None);
+        change(&mut new);
+        let (source_config, config, source, redeploy_of) = new;
+        let (tenant, deployment, id) = (self.home.tenant, self.deployment, RevisionId::new());
+        let secrets = [EnvSecret {
+            name: "TOKEN".into(),
+            value: Secret::new("canary-of-a-secret"),
+        }];
+        self.home
+            .store()
+            .write(async |tx| {
+                let job = build_revision::start(tx, tenant, deployment, id).await?;
+                let new = NewRevision {
+                    id,
+                    deployment,
+                    source,
+                    status: RevisionStatus::Creating,
+                    config: &config,
+                    source_config: &source_config,
+                    secrets: revisions::seal(&self.home.world.sealer, tenant, id, &secrets),
+                    secret_names: vec!["TOKEN"],
+                    redeploy_of,
+                    job: Some(job),
+                };
+                revisions::insert(tx, tenant, new).await?;
+                deployments::latest(tx, tenant, deployment, id).await
+            })
+            .await
+            .unwrap();
+        id
+    }
+
+    async fn read(&self, id: RevisionId) -> Revision {
+        let tenant = self.home.tenant;
+        self.home
+            .store()
+            .read(async |tx| revisions::get(tx, tenant, id).await)
+            .await
+            .unwrap()
+    }
+
+    async fn now(&self) -> (Deployment, Option<Placement>) {
+        let (tenant, id) = (self.home.tenant, self.deployment);
+        self.home
+            .store()
+            .read(async |tx| {
+                Ok((
+                    deployments::get(tx, tenant, id).await?,
+                    placements::get(tx, tenant, id).await?,
+                ))
+            })
+            .await
+            .unwrap()
+    }
+
+    async fn log(&self, id: RevisionId, kind: LogKind) -> String {
+        let (tenant, deployment) = (self.home.tenant, self.deployment);
+        let filter = revision_logs::Filter {
+            revision: Some(id),
+            kind: Some(kind),
+            ..revision_logs::Filter::default()
+        };
+        let lines = self
+            .home
+            .store()
+            .read(async |tx| revision_logs::list(tx, tenant, deployment, &filter, 1000).await)
+            .await
+            .unwrap();
+        lines
+            .into_iter()
+            .map(|line| line.message)
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
+    /// Whoever keeps deployments, until `stop`.
+    fn keep(&self) -> (CancellationToken, impl Future<Output = ()> + use<>) {
+        let stop = CancellationToken::new();
+        let world = Arc::new(self.home.world_again());
+        (stop.clone(), keep_deployments::run(world, stop))
+    }
+
+    /// Waits until the placement says so.
+    async fn until(&self, what: impl Fn(&Placement) -> bool) -> Placement {
+        loop {
+            if let (_, Some(placement)) = self.now().await
+                && what(&placement)
+            {
+                return placement;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+fn entries(folder: &Path) -> usize {
+    std::fs::read_dir(folder).map_or(0, Iterator::count)
+}
+
+#[tokio::test]
+async fn a_revision_goes_from_a_commit_to_what_serves() {
+    let yard = Yard::new().await;
+    let head = yard.git(&["rev-parse", "HEAD"]);
+    let id = yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+
+    let revision = yard.read(id).await;
+    assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
+    assert_eq!(revision.config().unwrap().repo_commit_sha, Some(head));
+    let (deployment, placement) = yard.now().await;
+    assert_eq!(deployment.status, DeploymentStatus::Ready);
+    assert_eq!(deployment.active_revision_id, Some(id));
+    let placement = placement.unwrap();
+    assert_eq!((placement.revision_id, placement.state), (id, PlacementState::Serving));
+    assert_eq!(yard.fake().calls(), ["check", "replace"]);
+    let built = yard.log(id, LogKind::Build).await;
+    assert!(built.contains("$ touch made") && built.contains("is commit"), "{built}");
+    // Its traces come under a key of its own, which opens this workspace alone.
+    let keys = yard
+        .home
+        .count("SELECT count(*) FROM api_key WHERE name = 'deployment agent' AND NOT operator")
+        .await;
+    assert_eq!(keys, 1);
+}
+
+#[tokio::test]
+async fn what_fails_leaves_what_serves_and_says_why() {
+    let yard = Yard::new().await;
+    let first = yard.revision(None).await;
+    yard.home.drain().await;
+    let (_, served) = yard.now().await;
+
+    let broken = yard.revision(Some("ls no-such-file-here")).await;
+    yard.home.drain().await;
+    let revision = yard.read(broken).await;
+    assert_eq!(revision.status, RevisionStatus::BuildFailed);
+    let told = revision.error.unwrap();
+    assert!(
+        told.starts_with("install_command `ls no-such-file-here` ended with exit code"),
+        "{told}"
+    );
+    assert!(
+        told.contains("No such file or directory"),
+        "the last lines are not in it: {told}"
+    );
+    assert_eq!(yard.now().await.1, served);
+
+    yard.fake().act(Act::Fail, Act::Succeed);
+    let sick = yard.revision(None).await;
+    yard.home.drain().await;
+    let revision = yard.read(sick).await;
+    assert_eq!(revision.status, RevisionStatus::DeployFailed);
+    assert!(revision.error.unwrap().contains("did not become healthy"));
+    assert_eq!(yard.now().await.1, served);
+    assert_eq!(yard.now().await.0.active_revision_id, Some(first));
+
+    for (field, change) in [
+        (
+            "repo_ref",
+            RevisionConfig {
+                repo_ref: Some("no-such-branch".into()),
+                ..RevisionConfig::default()
+            },
+        ),
+        (
+            "graph_config_path",
+            RevisionConfig {
+                graph_config_path: Some("x.json".into()),
+                ..RevisionConfig::default()
+            },
+        ),
+    ] {
+        let id = yard.revision_as(|new| new.1 = new.1.clone().with(change)).await;
+        yard.home.drain().await;
+        let revision = yard.read(id).await;
+        assert_eq!(revision.status, RevisionStatus::BuildFailed, "{field}");
+        assert!(revision.error.unwrap().starts_with(field), "{field}");
+    }
+    let image = yard.revision_as(|new| new.2 = Source::ExternalDocker).await;
+    yard.home.drain().await;
+    let revision = yard.read(image).await;
+    assert_eq!(revision.status, RevisionStatus::DeployFailed);
+    assert!(
+        revision
+            .error
+            .unwrap()
+            .starts_with("no container backend is configured")
+    );
+    assert_eq!(yard.now().await.1, served);
+}
+
+#[tokio::test]
+async fn a_switch_that_breaks_off_brings_the_old_one_back() {
+    let yard = Yard::new().await;
+    let first = yard.revision(None).await;
+    yard.home.drain().await;
+    yard.fake().act(Act::Succeed, Act::Fail);
+    let second = yard.revision(Some("touch x")).await;
+    yard.home.drain().await;
+    assert_eq!(yard.read(second).await.status, RevisionStatus::DeployFailed);
+    let (_, placement) = yard.now().await;
+    assert_eq!(
+        placement.unwrap().state,
+        PlacementState::Switching,
+        "requests wait meanwhile"
+    );
+
+    yard.fake().act(Act::Succeed, Act::Succeed);
+    let (stop, keep) = yard.keep();
+    let keep = tokio::spawn(keep);
+    let placement = yard.until(|placement| placement.state == PlacementState::Serving).await;
+    assert_eq!(placement.revision_id, first);
+    // One that ends by itself is started again, and that is counted.
+    yard.fake().crash(yard.deployment);
+    let placement = yard
+        .until(|placement| placement.restarts == 1 && placement.state == PlacementState::Serving)
+        .await;
+    assert_eq!(placement.revision_id, first);
+    // One that does not start says so, and is tried again.
+    yard.fake().act(Act::Succeed, Act::Fail);
+    yard.fake().crash(yard.deployment);
+    let placement = yard.until(|placement| placement.state == PlacementState::Down).await;
+    assert!(placement.error.unwrap().contains("did not become healthy"));
+    yard.fake().act(Act::Succeed, Act::Succeed);
+    yard.until(|placement| placement.state == PlacementState::Serving).await;
+    stop.cancel();
+    keep.await.unwrap();
+    assert!(yard.hosting.backend.running().is_empty(), "something was left running");
+}
+
+#[tokio::test]
+async fn who_is_interrupted_stops_at_once_with_its_programs() {
+    let yard = Yard::new().await;
+    for (install, check) in [(Some("sleep 600"), Act::Succeed), (None, Act::Hang)] {
+        yard.fake().act(check, Act::Succeed);
+        let id = yard.revision(install).await;
+        let job = yard.home.claim().await.unwrap();
+        let mut begun = false;
+        let cancelled = async {
+            loop {
+                let log = yard
+                    .log(
+                        id,
+                        if install.is_some() {
+                            LogKind::Build
+                        } else {
+                            LogKind::Deploy
+                        },
+                    )
+                    .await;
+                if log.contains("$ sleep 600") || log.contains("checking") {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let job = yard.read(id).await.job_id.unwrap();
+            let cancel = yard
+                .home
+                .store()
+                .write(async |tx| build_revision::interrupt(tx, job).await)
+                .await;
+            cancel.unwrap();
+            begun = true;
+            Signal::Cancel
+        };
+        tokio::time::timeout(Duration::from_secs(60), yard.home.perform_until_told(job, cancelled))
+            .await
+            .unwrap();
+        assert!(begun);
+        assert_eq!(yard.read(id).await.status, RevisionStatus::Interrupted);
+    }
+    assert_eq!(entries(&yard.hosting.root.path().join("scratch")), 0);
+    assert_eq!(
+        yard.home
+            .count("SELECT count(*) FROM job WHERE finished_at IS NULL")
+            .await,
+        0
+    );
+}
+
+#[tokio::test]
+async fn a_newer_one_makes_those_that_wait_pointless() {
+    let yard = Yard::new().await;
+    let first = yard.revision(None).await;
+    let second = yard.revision(None).await;
+    yard.home.drain().await;
+    assert_eq!(yard.read(first).await.status, RevisionStatus::Skipped);
+    assert_eq!(yard.read(second).await.status, RevisionStatus::Deployed);
+    assert_eq!(yard.fake().calls(), ["check", "replace"], "the old one was started");
+}
+
+#[tokio::test]
+async fn what_was_built_is_deployed_again_whatever_became_of_its_branch() {
+    let yard = Yard::new().await;
+    let first = yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+    yard.push("langgraph.json", "{broken");
+    std::fs::remove_dir_all(&yard.origin).unwrap();
+    let of = yard.read(first).await;
+    let again = yard
+        .revision_as(|new| {
+            new.0 = of.source_config().unwrap();
+            new.1 = of.config().unwrap();
+            new.3 = Some(first);
+        })
+        .await;
+    yard.home.drain().await;
+    let revision = yard.read(again).await;
+    assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
+    let built = yard.log(again, LogKind::Build).await;
+    assert!(!built.contains("$ touch made"), "it was built again: {built}");
+    let tenant = yard.home.tenant;
+    let read = yard.home.store().read(async |tx| {
+        Ok((
+            artifacts::of(tx, tenant, first).await?,
+            artifacts::of(tx, tenant, again).await?,
+        ))
+    });
+    let (one, other) = read.await.unwrap();
+    assert!(one.is_some() && one == other);
+}
+
+/// A worker that dies behind any of its writes finishes in another life, and builds nothing twice.
+#[tokio::test]
+async fn a_revision_survives_a_worker_that_goes_away() {
+    let yard = Yard::new().await;
+    yard.fake().act(Act::Hang, Act::Succeed);
+    let id = yard.revision(Some("touch made")).await;
+    let job = yard.home.claim().await.unwrap();
+    let lost = async {
+        while !yard.log(id, LogKind::Deploy).await.contains("checking") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Signal::Lost
+    };
+    yard.home.perform_until_told(job, lost).await;
+    yard.fake().act(Act::Succeed, Act::Succeed);
+    yard.home.boot().await;
+    yard.home.drain().await;
+    let revision = yard.read(id).await;
+    assert_eq!(revision.status, RevisionStatus::Deployed, "{:?}", revision.error);
+    let built = yard.log(id, LogKind::Build).await;
+    assert_eq!(built.matches("$ touch made").count(), 1, "{built}");
+    assert_eq!(built.matches("fetching").count(), 1, "{built}");
+}
+
+#[tokio::test]
+async fn a_deployment_goes_with_everything_it_had() {
+    let yard = Yard::new().await;
+    yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+    assert_eq!(entries(&yard.hosting.root.artifacts()), 1);
+    let (tenant, id) = (yard.home.tenant, yard.deployment);
+    yard.home
+        .store()
+        .write(async |tx| {
+            delete_deployment::start(tx, tenant, id).await?;
+            deployments::deleting(tx, tenant, id, true).await
+        })
+        .await
+        .unwrap();
+    yard.home.drain().await;
+    for (what, text) in [
+        ("deployments", "SELECT count(*) FROM deployment"),
+        ("revisions", "SELECT count(*) FROM revision"),
+        ("placements", "SELECT count(*) FROM deployment_placement"),
+        ("artifacts", "SELECT count(*) FROM revision_artifact"),
+        ("lines", "SELECT count(*) FROM revision_log"),
+        ("projects", "SELECT count(*) FROM project WHERE name = 'agent'"),
+        ("keys", "SELECT count(*) FROM api_key WHERE revoked_at IS NULL"),
+    ] {
+        assert_eq!(yard.home.count(text).await, 0, "{what}");
+    }
+    assert_eq!(entries(&yard.hosting.root.artifacts()), 0);
+    assert!(yard.hosting.backend.running().is_empty());
+}
+
+/// A secret is told to the agent server and to nobody else.
+#[tokio::test]
+async fn secrets_are_not_in_what_is_written() {
+    let yard = Yard::new().await;
+    yard.revision(Some("env")).await;
+    yard.home.drain().await;
+    let told = "SELECT count(*) FROM revision_log WHERE message LIKE '%canary-of-a-secret%'";
+    assert_eq!(yard.home.count(told).await, 0);
+    let steps = "SELECT count(*) FROM step WHERE output LIKE '%canary-of-a-secret%'";
+    assert_eq!(yard.home.count(steps).await, 0);
+}
