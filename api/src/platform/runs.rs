@@ -78,6 +78,7 @@ pub struct Query {
     /// Refused: not available in this build; put it into `filter`.
     search_filter: Option<String>,
     /// Refused: not available in this build; `is_root` says as much.
+    #[serde(default, deserialize_with = "whole")]
     execution_order: Option<i64>,
     /// Fields wanted; all where nothing is said. Names that are not known are left out; `id`, `name`, `run_type`,
     /// `start_time`, `trace_id` and `session_id` are always there.
