@@ -1,7 +1,8 @@
 //! The one error of the surface: status codes, texts and body shapes.
 //!
-//! Two shapes leave this build. Platform routes answer `{"detail": text}`, and for a request whose shape is wrong the
-//! list `{"detail": [{loc, msg, type}]}`. The routes of the tracing clients answer `{"error": code, "details": text}`.
+//! Three shapes leave this build. Platform routes answer `{"detail": text}`, and for a request whose shape is wrong the
+//! list `{"detail": [{loc, msg, type}]}`. The second version of the queries answers problem details
+//! ([`problem_shape`]). The routes of the tracing clients answer `{"error": code, "details": text}`.
 //! Handlers do not care: an error leaves them in the first shape and carries itself along, and the outermost layer,
 //! which knows the path, writes it anew ([`tracing_shape`]).
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
-use http::header::RETRY_AFTER;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 use serde::Serialize;
 use serde_json::json;
@@ -216,6 +217,15 @@ impl ApiError {
         json!({ "error": self.code, "details": details })
     }
 
+    fn problem(&self) -> serde_json::Value {
+        json!({
+            "type": "about:blank",
+            "title": self.status.canonical_reason().unwrap_or("error"),
+            "status": self.status.as_u16(),
+            "detail": self.plain(),
+        })
+    }
+
     fn answer(&self, body: serde_json::Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if let Some(span) = self.retry_after {
@@ -238,11 +248,25 @@ impl IntoResponse for ApiError {
 }
 
 /// Gives an error the shape the tracing clients read.
-pub(crate) fn tracing_shape(mut response: Response) -> Response {
+pub(crate) fn tracing_shape(response: Response) -> Response {
+    reshaped(response, |error| error.answer(error.error_and_details()))
+}
+
+/// Gives an error the shape of problem details (RFC 9457).
+pub(crate) fn problem_shape(response: Response) -> Response {
+    reshaped(response, |error| {
+        let mut anew = error.answer(error.problem());
+        let kind = HeaderValue::from_static("application/problem+json");
+        anew.headers_mut().insert(CONTENT_TYPE, kind);
+        anew
+    })
+}
+
+fn reshaped(mut response: Response, shape: impl FnOnce(&ApiError) -> Response) -> Response {
     let Some(error) = response.extensions_mut().remove::<ApiError>() else {
         return response;
     };
-    let mut anew = error.answer(error.error_and_details());
+    let mut anew = shape(&error);
     // Headers that were added on the way out (Allow, WWW-Authenticate) stay.
     for (name, value) in response.headers() {
         if !anew.headers().contains_key(name) {

@@ -130,11 +130,7 @@ impl Pairs {
             })
         };
         // Some clients send a list as one value with commas.
-        self.all(name)
-            .flat_map(|value| value.split(','))
-            .filter(|value| !value.is_empty())
-            .map(read)
-            .collect()
+        self.all(name).flat_map(|value| value.split(',')).map(read).collect()
     }
 
     /// The last value of a name, read, and within a range.

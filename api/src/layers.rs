@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
 use crate::agent::AgentError;
-use crate::errors::{ApiError, tracing_shape};
+use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
 use crate::{metric, unread};
 
@@ -152,6 +152,7 @@ async fn observe(mut request: Request, next: Next) -> Response {
         .to_owned();
     let method = method(request.method());
     let in_tracing_shape = is_tracing(request.uri().path());
+    let in_problem_shape = has_problems(request.uri().path());
     let given = trace_parent(request.headers());
     let place = given.map_or_else(Traceparent::new, Traceparent::child);
     let span = tracing::info_span!(
@@ -181,6 +182,8 @@ async fn observe(mut request: Request, next: Next) -> Response {
     unread.pass_by().await;
     if in_tracing_shape {
         response = tracing_shape(response);
+    } else if in_problem_shape {
+        response = problem_shape(response);
     }
     if response.status() == StatusCode::UNAUTHORIZED {
         // RFC 9110 wants a challenge with every 401.
@@ -281,6 +284,11 @@ pub(crate) fn is_tracing(path: &str) -> bool {
         first,
         "runs" | "sessions" | "feedback" | "info" | "settings" | "attachments" | "otel"
     )
+}
+
+/// Whether errors of a route are problem details.
+pub(crate) fn has_problems(path: &str) -> bool {
+    path.starts_with("/api/v2/")
 }
 
 #[cfg(test)]

@@ -44,6 +44,18 @@ def multipart_bodies(sent):
             yield exchange, gzip.decompress(body) if exchange.headers.get("content-encoding") == "gzip" else body
 
 
+def test_it_reads_back_what_it_sent(world):
+    project = f"js-reading-{uuid.uuid4().hex}"
+    command = ["node", str(HERE / "reader.mjs"), f"http://{world.api}", harness.KEY, world.tenant, project]
+    inherited = {name: os.environ[name] for name in ("PATH", "HOME", "TOWPATH_TEST_NODE_MODULES")}
+    done = subprocess.run(command, env=inherited, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["outputs"], told["status"]) == ({"b": 2}, "success")
+    assert told["listed"] == [told["run"]] and told["none"] == 0 and told["count"] == 1
+    assert told["given"] == [told["feedback"]] and told["name"] == project
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_every_value_comes_back(world, mode):
     prefix, project = f"js/{uuid.uuid4().hex}", f"js-{mode}-{world.layout}"

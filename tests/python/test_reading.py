@@ -99,6 +99,23 @@ def test_runs_are_listed_and_read(world, client):
     assert len(list(client.list_runs(project_name=project, limit=4))) == 4
 
 
+def test_the_second_version_of_queries(world, client):
+    project = f"second-{uuid.uuid4().hex}"
+    traces = [trace(client, project, number) for number in range(3)]
+    session = str(client.read_project(project_name=project).id)
+    asked = client._get_langsmith_api_sync().runs.query_v2(
+        project_ids=[session], min_start_time=T0 - datetime.timedelta(hours=1), is_root=True, page_size=2,
+        selects=["ID", "NAME", "STATUS", "RUN_TYPE", "INPUTS", "TOTAL_TOKENS", "FEEDBACK_STATS", "EXTRA", "START_TIME"],
+    )
+    runs = list(asked)
+    assert [run.id for run in runs] == [str(trace[0]) for trace in reversed(traces)]
+    assert (runs[0].name, runs[0].status, runs[0].run_type) == ("root-2", "SUCCESS", "CHAIN")
+    one = client._get_langsmith_api_sync().runs.retrieve_v2(
+        str(traces[0][1]), project_id=session, start_time=T0, selects=["NAME", "TOTAL_TOKENS", "PARENT_RUN_IDS"]
+    )
+    assert (one.name, one.total_tokens, one.parent_run_ids) == ("child-0", 5, [str(traces[0][0])])
+
+
 def test_pages_go_on_to_the_end(world, client):
     project = f"pages-{uuid.uuid4().hex}"
     root = trace(client, project, 0, children=250)[0]
@@ -135,6 +152,20 @@ def test_projects(world, client):
     assert not client.has_project(name + "-b")
     with pytest.raises(LangSmithNotFoundError):
         client.read_project(project_id=made.id)
+
+
+def test_an_export_takes_a_filter(world, client):
+    project = f"filtered-{uuid.uuid4().hex}"
+    for number in range(4):
+        trace(client, project, number, error="boom" if number == 2 else None)
+    destination = world.file_destination(f"filtered/{uuid.uuid4().hex}")
+    range_ = ("2026-02-03T00:00:00Z", "2026-02-04T00:00:00Z")
+    wanted = 'or(neq(error, null), and(eq(metadata_key, "number"), eq(metadata_value, 1)))'
+    export = world.export(destination, world.project(project), *range_, filter=wanted)
+    ended = world.completed(export)
+    assert ended["filter"] == wanted
+    runs = world.call("GET", f"/api/v1/bulk-exports/{export}/runs")
+    assert sum(run["metadata"]["result"]["rows_written"] for run in runs) == 2
 
 
 def test_feedback(world, client):

@@ -10,7 +10,9 @@
 //! attempt makes it again up to the recorded row: same rows, same bytes, same name.
 
 mod file;
+mod sieve;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::path::Path;
@@ -24,6 +26,7 @@ use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
 use towpath_store::{self as store, Tx, segments};
+use towpath_traces::feed::Sieve;
 use towpath_traces::fold::part_ref;
 use towpath_traces::hive;
 use towpath_traces::parquet_file::{End, Feed, FileOptions, FileWritten, file_name};
@@ -80,6 +83,8 @@ struct Plan {
     selection: Selection,
     options: FileOptions,
     folder: Path,
+    /// Where not all trace runs are wanted.
+    sieve: Option<Arc<dyn Sieve>>,
 }
 
 impl Workflow for ExportPart {
@@ -123,10 +128,11 @@ impl Workflow for ExportPart {
                 selection: plan.selection.clone(),
             };
             let objects = world.objects.store().clone();
-            // Only what is compressed as asked can be copied.
-            let feed = match plan.export.compression {
-                Compression::Zstandard => Feed::splicing(objects, request, world.sizes.splice_rows),
-                _ => Feed::new(Scan::new(objects, request)),
+            // Only what is wanted whole and compressed as asked can be copied.
+            let feed = match (&plan.sieve, plan.export.compression) {
+                (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
+                (None, Compression::Zstandard) => Feed::splicing(objects, request, world.sizes.splice_rows),
+                (None, _) => Feed::new(Scan::new(objects, request)),
             };
             let place = world.heavy.place(&ctx.cancelled()).await?;
             self.write_files(ctx, world, &plan, &destination, feed, cursor).await?;
@@ -178,9 +184,13 @@ impl ExportPart {
             Ok((
                 exports::get(tx, tenant, export).await?,
                 runs::get(tx, tenant, export, run).await?,
+                exports::filter(tx, tenant, export).await?,
             ))
         });
-        let (export, run) = rows.await.retry()?;
+        let (export, run, filter) = rows.await.retry()?;
+        let sieve = filter
+            .map(|filter| sieve::of(&world.store, tenant, &filter))
+            .transpose()?;
         let selection = match export.fields().fatal()? {
             Some(fields) => Selection::of(&fields.iter().map(|field| field.name()).collect::<Vec<_>>()).fatal()?,
             None => Selection::all(),
@@ -199,6 +209,7 @@ impl ExportPart {
             selection,
             options,
             folder,
+            sieve,
         })
     }
 

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
-use crate::layers::is_tracing;
+use crate::layers::{has_problems, is_tracing};
 use crate::platform::ingest;
 
 /// The version of the control plane's API description, which the contract fixes. The product's own stands in `/info`.
@@ -35,6 +35,17 @@ pub(crate) fn complete(document: &OpenApi) -> Value {
             "details": {"type": "string", "description": "What is wrong and what to do."},
         },
         "required": ["error", "details"],
+    });
+    document["components"]["schemas"]["Problem"] = json!({
+        "description": "An error as problem details (RFC 9457).",
+        "type": "object",
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "detail": {"type": "string", "description": "What is wrong and what to do."},
+        },
+        "required": ["type", "title", "status", "detail"],
     });
     for (name, schema) in ingest::schemas() {
         document["components"]["schemas"][name] = schema;
@@ -115,6 +126,9 @@ fn complete_operation(path: &str, operation: &mut Value) {
                 "schema": {"type": "integer", "minimum": 1},
                 "required": true,
             });
+        }
+        if has_problems(path) {
+            response["content"] = json!({"application/problem+json": {"schema": named("Problem")}});
         }
         if status == "401" {
             response["headers"]["WWW-Authenticate"] = json!({"schema": {"type": "string"}, "required": true});

@@ -55,7 +55,7 @@ pub fn link(app: &App, attachment: &Attachment) -> String {
 
 /// The bytes of an attachment, by the link that a trace run shows under `s3_urls`. Needs no key; the link ends after an
 /// hour.
-#[utoipa::path(get, path = "/attachments/{link}", tag = "traces", security(()),
+#[utoipa::path(get, path = "/attachments/{link}", tag = "attachments", security(()),
     params(("link" = String, Path, description = "As it was given out")),
     responses((status = 200, description = "The file", content_type = "application/octet-stream"),
               (status = 404, description = "The link was not given out here, or has ended, or the file is gone"),

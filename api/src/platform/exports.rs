@@ -75,7 +75,7 @@ impl TryFrom<Listed> for Export {
             status: row.status,
             start_time: row.start_time,
             end_time: row.end_time,
-            filter: None,
+            filter: row.filter,
             format: "Parquet",
             format_version: row.format_version,
             compression: row.compression,
@@ -103,7 +103,7 @@ pub struct New {
     /// Required unless `interval_hours` is set.
     #[schema(value_type = Option<String>, format = DateTime)]
     end_time: Option<Timestamp>,
-    /// Refused: not available in this build.
+    /// In the filter language; absent is all trace runs. A mistake is answered with 400, which says where it is.
     filter: Option<String>,
     #[schema(value_type = Option<names::Format>)]
     format: Option<String>,

@@ -68,17 +68,13 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
 /// Feedback of the workspace, newest first. It is there as soon as it was acknowledged.
 #[utoipa::path(get, path = "/feedback", tag = "feedback",
     params(("run" = Option<Vec<Uuid>>, Query, description = "On one of these trace runs, at most 1000"),
-           ("session" = Option<Vec<Uuid>>, Query, description = "On these projects as a whole"),
            ("key" = Option<Vec<String>>, Query, description = "Under one of these names"),
            ("source" = Option<Vec<String>>, Query, description = "From one of these sources: `api`, `model`, …"),
            ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "At most so many; 100 is the default"),
            ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Skip so many")),
     responses((status = 200, description = "Feedback", body = Vec<Object>), ApiError))]
 pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Feedback>>, ApiError> {
-    sent.only(&["run", "session", "key", "source", "limit", "offset"])?;
-    if sent.all("session").next().is_some() {
-        return Err(towpath_domain::Rejection::unsupported("session", "a list of feedback by session").into());
-    }
+    sent.only(&["run", "key", "source", "limit", "offset"])?;
     let named: Vec<TraceRunId> = sent
         .read::<Uuid>("run", "a UUID")?
         .into_iter()

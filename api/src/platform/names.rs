@@ -39,6 +39,8 @@ names! {
     ExportField = Field::ALL.map(Field::name);
     /// How the columns of an exported file are compressed.
     CompressionName = Compression::NAMES;
+    /// Which trace runs come first.
+    RunOrder = ["desc", "asc"];
     /// File format.
     Format = ["Parquet"];
     /// Layout and column types.

@@ -19,7 +19,7 @@ const PROJECT: HeaderName = HeaderName::from_static("langsmith-project");
 /// Spans as an exporter sends them (OTLP over HTTP, protobuf or JSON, plain, gzip or zstd). Each becomes a trace run of
 /// the project that it names (`langsmith.trace.session_name`), else of the one in the header `Langsmith-Project`, else of
 /// `default`.
-#[utoipa::path(post, path = "/otel/v1/traces", tag = "traces",
+#[utoipa::path(post, path = "/otel/v1/traces", tag = "otel",
     request_body(content = String, content_type = "application/x-protobuf", description = "An ExportTraceServiceRequest"),
     params(("Langsmith-Project" = Option<String>, Header, description = "Project of spans that name none")),
     responses((status = 200, description = "On disk; the body is an empty ExportTraceServiceResponse"),

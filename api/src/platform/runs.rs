@@ -7,7 +7,7 @@ mod view;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use towpath_domain::{ProjectId, Timestamp, TraceRunId};
+use towpath_domain::{ProjectId, Rejection, Timestamp, TraceRunId};
 use towpath_query::statistics::Statistics;
 use towpath_query::{Direction, Position, Question, Reader, Snapshot};
 use towpath_traces::row::Row;
@@ -16,13 +16,16 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Path};
+use crate::extract::{Json, Path, whole};
+use crate::platform::names;
 pub use criteria::{Criteria, parse};
 use view::cost;
 use view::{Beside, Dialect, FIELDS, Shown};
 
 /// Runs on a page of v1.
 const PAGE: usize = 100;
+/// What v1 shows whatever was asked for: official clients cannot read a run without.
+const ALWAYS: [&str; 6] = ["id", "name", "run_type", "start_time", "trace_id", "session_id"];
 
 /// Which trace runs, and what of them. Fields that are not here are ignored: official clients send more.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -62,14 +65,23 @@ pub struct Query {
     /// A filter which some run of the trace passes.
     tree_filter: Option<String>,
     /// `desc`, the newest first, which is the default, or `asc`.
-    #[schema(value_type = Option<String>, example = "desc")]
+    #[schema(value_type = Option<names::RunOrder>)]
     order: Option<Order>,
     /// At most so many, 1 to 100, which is the default.
     #[schema(minimum = 1, maximum = 100)]
-    limit: Option<usize>,
+    #[serde(default, deserialize_with = "whole")]
+    limit: Option<i64>,
     /// Where the page before ended.
     cursor: Option<String>,
-    /// Fields wanted; all where nothing is said. Names that are not known are left out.
+    /// Refused: not available in this build.
+    data_source_type: Option<String>,
+    /// Refused: not available in this build; put it into `filter`.
+    search_filter: Option<String>,
+    /// Refused: not available in this build; `is_root` says as much.
+    #[serde(default, deserialize_with = "whole")]
+    execution_order: Option<i64>,
+    /// Fields wanted; all where nothing is said. Names that are not known are left out; `id`, `name`, `run_type`,
+    /// `start_time`, `trace_id` and `session_id` are always there.
     select: Option<Vec<String>>,
 }
 
@@ -119,7 +131,23 @@ pub struct Cursors {
     next: Option<String>,
 }
 
+/// Refuses what would choose and is not there: an answer that ignored it would show too much.
+fn refuse(asked: &[(&str, bool)]) -> Result<(), ApiError> {
+    match asked.iter().find(|(_, there)| *there) {
+        None => Ok(()),
+        Some((field, _)) => Err(Rejection::unsupported(*field, format!("a query with {field}")).into()),
+    }
+}
+
 impl Query {
+    fn admit(&self) -> Result<(), ApiError> {
+        refuse(&[
+            ("data_source_type", self.data_source_type.is_some()),
+            ("search_filter", self.search_filter.is_some()),
+            ("execution_order", self.execution_order.is_some()),
+        ])
+    }
+
     fn criteria(&mut self) -> Criteria {
         Criteria {
             projects: OneOrMore::list(self.session.take()),
@@ -152,16 +180,15 @@ struct Wanted {
 fn cursor(text: Option<&str>) -> Result<Option<Position>, ApiError> {
     let text = text.filter(|text| !text.is_empty());
     text.map(|text| {
-        text.parse().map_err(|error| {
-            ApiError::invalid_at(vec!["body".into(), "cursor".into()], "value_error", format!("{error}"))
-        })
+        text.parse::<Position>()
+            .map_err(|error| ApiError::bad_request(format!("cursor: {error}")))
     })
     .transpose()
 }
 
-fn limit(asked: Option<usize>, most: usize, field: &str, default: usize) -> Result<usize, ApiError> {
-    let limit = asked.unwrap_or(default);
-    if (1..=most).contains(&limit) {
+fn limit(asked: Option<i64>, most: usize, field: &str, default: usize) -> Result<usize, ApiError> {
+    let limit = asked.map_or(Some(default), |asked| usize::try_from(asked).ok());
+    if let Some(limit) = limit.filter(|limit| (1..=most).contains(limit)) {
         return Ok(limit);
     }
     let msg = format!("expected 1 to {most}");
@@ -242,11 +269,12 @@ pub async fn query(
     tenant: Tenant,
     Json(mut asked): Json<Query>,
 ) -> Result<Json<Page>, ApiError> {
+    asked.admit()?;
     let fields = match &asked.select {
         None => FIELDS.to_vec(),
         Some(names) => FIELDS
             .into_iter()
-            .filter(|field| *field == "id" || names.iter().any(|name| name == field))
+            .filter(|field| ALWAYS.contains(field) || names.iter().any(|name| name == field))
             .collect(),
     };
     let wanted = Wanted {
@@ -339,6 +367,7 @@ pub async fn statistics(
     tenant: Tenant,
     Json(mut asked): Json<Query>,
 ) -> Result<Json<Value>, ApiError> {
+    asked.admit()?;
     let criteria = asked.criteria();
     criteria.admit()?;
     let read = app.reading.run(move |reader| async move {

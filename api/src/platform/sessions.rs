@@ -37,7 +37,7 @@ pub struct Session {
     end_time: Option<Timestamp>,
     /// Counts, sums and quantiles of its trace runs, where they were asked for.
     #[serde(flatten)]
-    #[schema(value_type = Option<Object>)]
+    #[schema(ignore)]
     statistics: Option<Value>,
 }
 
@@ -168,8 +168,7 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         None => None,
         Some(text) => {
             let object = serde_json::from_str(text).ok().filter(Value::is_object);
-            let loc = vec!["query".into(), "metadata".into()];
-            Some(object.ok_or_else(|| ApiError::invalid_at(loc, "value_error", "expected a JSON object"))?)
+            Some(object.ok_or_else(|| ApiError::bad_request("metadata: expected a JSON object"))?)
         }
     };
     let wanted = projects::Wanted {

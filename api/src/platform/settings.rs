@@ -24,7 +24,7 @@ pub struct Settings {
 }
 
 /// The workspace of this request.
-#[utoipa::path(get, path = "/settings", tag = "server",
+#[utoipa::path(get, path = "/settings", tag = "settings",
     responses((status = 200, description = "The workspace", body = Settings), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant) -> Result<Json<Settings>, ApiError> {
     let workspace = app

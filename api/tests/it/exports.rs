@@ -104,7 +104,7 @@ async fn refusals_name_the_field() {
         (422, "export_fields", json!(["no_such_field"])),
         (422, "compression", json!("rar")),
         (400, "end_time", json!("2026-01-01T00:00:00Z")),
-        (400, "filter", json!("eq(name, \"lock\")")),
+        (400, "filter", json!("eq(nam, \"lock\")")),
         (422, "interval_hours", json!(169)),
         (400, "end_time", json!(null)),
         (422, "format_version", json!("v2")),

@@ -207,7 +207,7 @@ async fn a_filter_that_is_none_is_refused_where_it_breaks() {
     world
         .post("/runs/query", &json!({"session": [session], "cursor": "x"}))
         .await
-        .expect(422);
+        .expect(400);
 }
 
 #[tokio::test]
@@ -220,7 +220,7 @@ async fn statistics_count_what_matches() {
         .expect(200);
     assert_eq!(
         (&stats["run_count"], &stats["last_run_start_time"]),
-        (&json!(9), &json!("2026-03-01T10:03:03Z"))
+        (&json!(9), &json!("2026-03-01T10:03:03.000000Z"))
     );
     assert!((stats["error_rate"].as_f64().unwrap() - 1.0 / 3.0).abs() < 1e-9);
     assert!((stats["latency_p50"].as_f64().unwrap() - 2.0).abs() < 0.03);
@@ -339,7 +339,7 @@ async fn projects_are_found_changed_and_deleted() {
         world.call(patch(json!({"name": other["name"]}))).await.expect(409);
 
         let gone = Call::new(Method::DELETE, &path).in_workspace(world.tenant);
-        world.call(gone.clone()).await.expect(202);
+        assert_eq!(world.call(gone.clone()).await.status, 204);
         world.call(gone).await.expect(404);
         world.get(&path).await.expect(404);
         world.get(&format!("/runs/{}", id(10))).await.expect(404);

@@ -213,15 +213,6 @@ async fn a_log_that_is_closed_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn reading_is_refused_not_answered_wrongly() {
-    let world = World::new().await;
-    let one = world.get(&format!("/runs/{ID}")).await;
-    assert_eq!(one.expect(405)["error"], "method not allowed");
-    assert_eq!(one.headers["allow"], "PATCH");
-    world.post("/api/v1/runs/query", &json!({"limit": 1})).await.expect(405);
-}
-
-#[tokio::test]
 async fn twice_the_same_header_is_no_guess() {
     let world = World::new().await;
     let call = Call::new(Method::POST, "/runs")

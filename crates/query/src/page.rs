@@ -14,9 +14,10 @@ use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_traces::row::{Key, Row, RowsBuilder};
 use towpath_traces::scan::{Request, Scan, ScanBatch};
 
+use crate::pick::Picker;
 use crate::predicate::{Predicate, selection};
 use crate::snapshot::{Part, Snapshot};
-use crate::{Result, feedback, pick};
+use crate::{Result, feedback};
 
 /// Rows that the first window is meant to hold: with a filter some are left out.
 const FIRST_WINDOW: u64 = 4096;
@@ -122,12 +123,13 @@ impl Snapshot {
         let full = found.len() >= question.limit;
         let mut rows = Vec::new();
         let mut bytes = 0;
+        let mut picker = Picker::new(self, &parts);
         // Rows differ in size by orders of magnitude, so the page is read in pieces and ends where it is heavy.
         for piece in found.chunks(32) {
             if bytes > PAGE_BYTES {
                 break;
             }
-            let read = pick::rows(self, &parts, piece).await?;
+            let read = picker.rows(piece).await?;
             bytes += read.iter().map(|(_, row)| row.weight()).sum::<usize>();
             rows.extend(read);
         }
@@ -160,7 +162,7 @@ impl Snapshot {
                 }
             }
         }
-        pick::rows(self, &parts, positions).await
+        Picker::new(self, &parts).rows(positions).await
     }
 
     /// Those of `rows` for which a predicate holds.

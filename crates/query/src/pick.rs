@@ -1,11 +1,13 @@
 //! Whole rows for keys that are known already.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use futures::TryStreamExt;
 use object_store::path::Path;
 use towpath_domain::ProjectId;
 use towpath_traces::row::{Key, Row, RowReader};
+use towpath_traces::scan::PartRef;
 use towpath_traces::schema::segment_schema;
 use towpath_traces::segment::Segment;
 
@@ -15,62 +17,87 @@ use crate::{Result, page::Position};
 /// Rows that lie closer together are read in one go.
 const GAP: usize = 8;
 
-/// Reads the rows at `positions`, each merged from wherever a part of it is; in the order asked for. One that is not
-/// there is left out.
-pub async fn rows(
-    snapshot: &Snapshot,
-    parts: &HashMap<ProjectId, Vec<Part>>,
-    positions: &[Position],
-) -> Result<Vec<(ProjectId, Row)>> {
-    let mut wanted: BTreeMap<ProjectId, Vec<Key>> = BTreeMap::new();
-    for position in positions {
-        wanted.entry(position.project).or_default().push(position.key);
+/// Reads rows one piece after another; what was opened for one piece serves the next.
+pub struct Picker<'a> {
+    snapshot: &'a Snapshot,
+    parts: &'a HashMap<ProjectId, Vec<Part>>,
+    segments: HashMap<Path, Segment>,
+    keys: HashMap<(Path, usize), Arc<Vec<Key>>>,
+}
+
+impl<'a> Picker<'a> {
+    pub fn new(snapshot: &'a Snapshot, parts: &'a HashMap<ProjectId, Vec<Part>>) -> Self {
+        Self {
+            snapshot,
+            parts,
+            segments: HashMap::new(),
+            keys: HashMap::new(),
+        }
     }
-    let mut found: HashMap<Position, Row> = HashMap::with_capacity(positions.len());
-    let mut segments: HashMap<Path, Segment> = HashMap::new();
-    let columns: Vec<usize> = (0..segment_schema().fields().len()).collect();
-    for (project, mut keys) in wanted {
-        keys.sort_unstable();
-        for part in parts.get(&project).into_iter().flatten() {
-            let from = keys.partition_point(|key| key.sort_time < part.at.min_sort_time);
-            let to = keys.partition_point(|key| key.sort_time <= part.at.max_sort_time);
-            if from >= to {
-                continue;
+
+    async fn open(&mut self, project: ProjectId, at: &PartRef) -> Result<(Segment, Arc<Vec<Key>>)> {
+        let segment = match self.segments.get(&at.path) {
+            Some(open) => open.clone(),
+            None => {
+                let open = Segment::open(self.snapshot.objects(), at.path.clone()).await?;
+                self.segments.insert(at.path.clone(), open.clone());
+                open
             }
-            let segment = match segments.get(&part.at.path) {
-                Some(open) => open.clone(),
-                None => {
-                    let open = Segment::open(snapshot.objects(), part.at.path.clone()).await?;
-                    segments.insert(part.at.path.clone(), open.clone());
-                    open
+        };
+        let place = (at.path.clone(), at.row_group);
+        if let Some(keys) = self.keys.get(&place) {
+            return Ok((segment, Arc::clone(keys)));
+        }
+        segment.check_owner(at.row_group, self.snapshot.tenant(), project)?;
+        let keys = Arc::new(segment.keys(at.row_group).await?);
+        self.keys.insert(place, Arc::clone(&keys));
+        Ok((segment, keys))
+    }
+
+    /// Reads the rows at `positions`, each merged from wherever a part of it is; in the order asked for. One that is
+    /// not there is left out.
+    pub async fn rows(&mut self, positions: &[Position]) -> Result<Vec<(ProjectId, Row)>> {
+        let parts = self.parts;
+        let mut wanted: BTreeMap<ProjectId, Vec<Key>> = BTreeMap::new();
+        for position in positions {
+            wanted.entry(position.project).or_default().push(position.key);
+        }
+        let mut found: HashMap<Position, Row> = HashMap::with_capacity(positions.len());
+        let columns: Vec<usize> = (0..segment_schema().fields().len()).collect();
+        for (project, mut keys) in wanted {
+            keys.sort_unstable();
+            for part in parts.get(&project).into_iter().flatten() {
+                let from = keys.partition_point(|key| key.sort_time < part.at.min_sort_time);
+                let to = keys.partition_point(|key| key.sort_time <= part.at.max_sort_time);
+                if from >= to {
+                    continue;
                 }
-            };
-            segment.check_owner(part.at.row_group, snapshot.tenant(), project)?;
-            let stored = segment.keys(part.at.row_group).await?;
-            for range in ranges(&stored, &keys[from..to]) {
-                let mut batches = segment.batches(part.at.row_group, &columns, Some(range))?;
-                while let Some(batch) = batches.try_next().await? {
-                    let reader = RowReader::new(&batch)?;
-                    for index in 0..batch.num_rows() {
-                        let row = reader.row(index)?;
-                        let Some(key) = row.key().filter(|key| keys[from..to].binary_search(key).is_ok()) else {
-                            continue;
-                        };
-                        let position = Position { key, project };
-                        let row = match found.remove(&position) {
-                            Some(other) => other.merge(row),
-                            None => row,
-                        };
-                        found.insert(position, row);
+                let (segment, stored) = self.open(project, &part.at).await?;
+                for range in ranges(&stored, &keys[from..to]) {
+                    let mut batches = segment.batches(part.at.row_group, &columns, Some(range))?;
+                    while let Some(batch) = batches.try_next().await? {
+                        let reader = RowReader::new(&batch)?;
+                        for index in 0..batch.num_rows() {
+                            let row = reader.row(index)?;
+                            let Some(key) = row.key().filter(|key| keys[from..to].binary_search(key).is_ok()) else {
+                                continue;
+                            };
+                            let position = Position { key, project };
+                            let row = match found.remove(&position) {
+                                Some(other) => other.merge(row),
+                                None => row,
+                            };
+                            found.insert(position, row);
+                        }
                     }
                 }
             }
         }
+        Ok(positions
+            .iter()
+            .filter_map(|position| Some((position.project, found.remove(position)?)))
+            .collect())
     }
-    Ok(positions
-        .iter()
-        .filter_map(|position| Some((position.project, found.remove(position)?)))
-        .collect())
 }
 
 /// Ranges of positions in sorted `stored` that hold the sorted `wanted`.

@@ -19,7 +19,7 @@ use crate::overlay::Overlay;
 use crate::{Error, Result};
 
 /// Bytes of open units that are folded into memory for one query; with more of them it waits for the fold.
-const OPEN_BYTES: i64 = 16 << 20;
+const OPEN_BYTES: i64 = 8 << 20;
 /// How long it waits.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// How often it looks meanwhile.

@@ -103,6 +103,7 @@ pub struct NewExport<'a> {
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewExport<'_>) -> Result<Export> {
     let now = tx.now();
     let fields = stored(new.id, new.content.fields.as_deref())?;
+    keep_filter(tx, tenant, new.id, new.content.filter.as_deref()).await?;
     Ok(on!(tx, |conn| sqlx::query_as(
         "INSERT INTO export (id, tenant_id, destination_id, project_id, status, start_time, end_time, compression,
                              format_version, export_fields, source_bulk_export_id, job_id, created_at, updated_at)
@@ -121,6 +122,35 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewExport<'_>) -> Re
     .bind(new.job)
     .bind(now)
     .fetch_one(conn)
+    .await)?)
+}
+
+/// Keeps the filter of an export, or of a schedule.
+async fn keep_filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, filter: Option<&str>) -> Result<()> {
+    let Some(filter) = filter else { return Ok(()) };
+    on!(tx, |conn| sqlx::query(
+        "INSERT INTO export_filter (id, tenant_id, filter) VALUES ($1, $2, $3)"
+    )
+    .bind(id)
+    .bind(tenant)
+    .bind(filter)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// The filter of an export, or of a schedule.
+///
+/// # Errors
+/// Those of the database.
+pub async fn filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<String>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT filter FROM export_filter WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_optional(conn)
     .await)?)
 }
 

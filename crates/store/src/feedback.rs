@@ -5,7 +5,6 @@ use uuid::Uuid;
 
 use crate::query::{Arg, Query};
 use crate::segments::id_list;
-use crate::tx::Dialect;
 use crate::{Result, Tx};
 
 /// A judgement on a trace run.
@@ -60,10 +59,11 @@ pub struct Attachment {
 pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
-        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7)
+        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, source)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
          ON CONFLICT (tenant_id, id) DO UPDATE
          SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq,
-             modified_at = NULL, deleted = false
+             source = excluded.source, modified_at = NULL, deleted = false
          WHERE excluded.seq > feedback.seq",
     )
     .bind(feedback.tenant_id)
@@ -73,10 +73,18 @@ pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     .bind(&feedback.body)
     .bind(feedback.seq)
     .bind(now)
+    .bind(source(&feedback.body))
     .execute(conn)
     .await
     .map(drop))?;
     Ok(())
+}
+
+/// `feedback_source.type` of a body, as PostgreSQL can keep it.
+fn source(body: &str) -> Option<String> {
+    let body: serde_json::Value = serde_json::from_str(body).ok()?;
+    let source = body.get("feedback_source")?.get("type")?.as_str()?;
+    Some(source.replace('\0', "\u{fffd}"))
 }
 
 /// Feedback on one trace run, in order of acceptance.
@@ -157,13 +165,9 @@ pub async fn list(
             .any_of("key", wanted.keys.iter().cloned().map(Arg::Text));
     }
     if !wanted.sources.is_empty() {
-        let source = match query.dialect() {
-            Dialect::Sqlite => "json_extract(body, '$.feedback_source.type')",
-            Dialect::Postgres => "(body::json #>> '{feedback_source,type}')",
-        };
         query
             .push(" AND ")
-            .any_of(source, wanted.sources.iter().cloned().map(Arg::Text));
+            .any_of("source", wanted.sources.iter().cloned().map(Arg::Text));
     }
     query.push(" ORDER BY seq DESC, id LIMIT ").bind(Arg::Int(limit));
     query.push(" OFFSET ").bind(Arg::Int(offset));
@@ -178,11 +182,11 @@ pub async fn list(
 pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
-        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, modified_at, deleted)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8)
+        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, modified_at, deleted, source)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
          ON CONFLICT (tenant_id, id) DO UPDATE
          SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq,
-             modified_at = excluded.modified_at, deleted = excluded.deleted
+             source = excluded.source, modified_at = excluded.modified_at, deleted = excluded.deleted
          WHERE excluded.seq >= feedback.seq",
     )
     .bind(feedback.tenant_id)
@@ -193,6 +197,7 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     .bind(feedback.seq)
     .bind(now)
     .bind(feedback.deleted)
+    .bind(source(&feedback.body))
     .execute(conn)
     .await
     .map(drop))?;

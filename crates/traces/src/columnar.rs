@@ -42,6 +42,9 @@ pub enum Error {
     /// The same range gave other rows than before, so a file cannot be made again.
     #[error("rows differ from those recorded: {0}")]
     Diverged(String),
+    /// Whoever chooses among rows could not.
+    #[error("the filter cannot be evaluated")]
+    Sieve(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Encoding or decoding Parquet.
     #[error("parquet")]
     Parquet(#[source] ParquetError),

@@ -4,13 +4,17 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use arrow::array::BooleanArray;
+use arrow::compute::filter_record_batch;
+use futures::future::BoxFuture;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use towpath_domain::Timestamp;
 
-use crate::columnar::Result;
+use crate::columnar::{Error, Result};
 use crate::row::Key;
 use crate::scan::{PartRef, Request, Scan, ScanBatch};
+use crate::schema::Selection;
 use crate::segment::Segment;
 
 /// Row groups of fewer rows are not worth copying: the file would have as small ones.
@@ -32,10 +36,43 @@ pub(crate) struct Group {
     pub(crate) last: Key,
 }
 
+/// Chooses among rows, batch by batch.
+pub trait Sieve: Send + Sync {
+    /// The exported columns it looks at.
+    fn columns(&self) -> Vec<&'static str>;
+
+    /// Which rows of a batch stay; the batch has [`Self::columns`] at least.
+    fn keep<'a>(&'a self, batch: &'a ScanBatch) -> BoxFuture<'a, Result<BooleanArray>>;
+}
+
+/// Lets only some rows through.
+struct Sifted {
+    sieve: Arc<dyn Sieve>,
+    wanted: Selection,
+}
+
+impl Sifted {
+    async fn batch(&self, batch: ScanBatch) -> Result<ScanBatch> {
+        let keep = self.sieve.keep(&batch).await?;
+        let schema = batch.rows.schema();
+        let wanted = self.wanted.names().map(|name| schema.index_of(name));
+        let rows = batch.rows.project(&wanted.collect::<Result<Vec<_>, _>>()?)?;
+        let keys = batch.keys.iter().zip(keep.iter());
+        Ok(ScanBatch {
+            keys: keys
+                .filter(|(_, keep)| *keep == Some(true))
+                .map(|(key, _)| *key)
+                .collect(),
+            rows: filter_record_batch(&rows, &keep)?,
+        })
+    }
+}
+
 /// Rows of which some can be handed back, so that the next file begins where this one ended.
 pub struct Feed {
     source: Option<Source>,
     scan: Option<Scan>,
+    sifted: Option<Sifted>,
     left: Option<Piece>,
 }
 
@@ -64,8 +101,27 @@ impl Feed {
         Self {
             source: None,
             scan: Some(scan),
+            sifted: None,
             left: None,
         }
+    }
+
+    /// The rows of a request that pass a sieve. They are merged before they are looked at, so what came late counts.
+    /// Nothing is read yet.
+    ///
+    /// # Errors
+    /// The sieve looks at a column that there is not.
+    pub fn sifted(store: Arc<dyn ObjectStore>, request: Request, sieve: Arc<dyn Sieve>) -> Result<Self> {
+        let wanted = request.selection.clone();
+        let names: Vec<&str> = wanted.names().chain(sieve.columns()).collect();
+        let selection = Selection::of(&names).map_err(|refused| Error::Columns(refused.message))?;
+        let scan = Scan::new(store, Request { selection, ..request });
+        Ok(Self {
+            source: None,
+            scan: Some(scan),
+            sifted: Some(Sifted { sieve, wanted }),
+            left: None,
+        })
     }
 
     /// The rows of a request; row groups of at least `least_rows` rows that can be copied are offered whole. For
@@ -82,6 +138,7 @@ impl Feed {
                 segments: HashMap::new(),
             }),
             scan: None,
+            sifted: None,
             left: None,
         }
     }
@@ -93,6 +150,13 @@ impl Feed {
         loop {
             if let Some(scan) = &mut self.scan {
                 if let Some(batch) = scan.next().await? {
+                    let batch = match &self.sifted {
+                        None => batch,
+                        Some(sifted) => sifted.batch(batch).await?,
+                    };
+                    if batch.keys.is_empty() {
+                        continue;
+                    }
                     return Ok(Some(Piece::Rows(batch)));
                 }
                 self.scan = None;

@@ -150,6 +150,50 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes() {
+    let home = Home::empty(1).await;
+    home.send(0..DAY_ROWS, Which::Posts).await;
+    // The posts are folded before the patches come, so the two lie in different segments.
+    home.export(1).await;
+    home.drain().await;
+    home.send(0..DAY_ROWS, Which::Patches).await;
+    let export = home
+        .export_as(|asked| {
+            asked.filter = Some("and(eq(status, \"success\"), in(run_type, [\"llm\", \"tool\"]))".to_owned());
+            asked.export_fields = Some(vec!["id".to_owned(), "name".to_owned()]);
+        })
+        .await;
+    home.drain().await;
+    assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    let mut ids: Vec<String> = Vec::new();
+    for file in home.files(export).values() {
+        for batch in batches(file) {
+            let schema = batch.schema();
+            let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+            assert_eq!(names, ["id", "name"]);
+            let column = batch.column(0).as_string::<i32>();
+            ids.extend(column.iter().map(|id| id.unwrap().to_owned()));
+        }
+    }
+    let project = home.project().await;
+    let text = |text: &str| Cell::Text(text.to_owned());
+    let mut wanted = Vec::new();
+    for index in 0..DAY_ROWS {
+        let run = home.sample.expected(index, home.tenant, project);
+        let columns: HashMap<_, _> = run.columns.into_iter().collect();
+        let kind = &columns["run_type"];
+        if columns["status"] == text("success") && (*kind == text("llm") || *kind == text("tool")) {
+            wanted.push(run.id.to_string());
+        }
+    }
+    assert!(!wanted.is_empty() && (wanted.len() as u64) < DAY_ROWS);
+    ids.sort();
+    wanted.sort();
+    assert_eq!(ids, wanted);
+    assert_eq!(home.manifest(export).unwrap()["rows"], wanted.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn v2_beta_has_times_in_utc_and_a_folder_of_keys_and_values() {
     let home = Home::new(2).await;
     let plain = home.export(2).await;

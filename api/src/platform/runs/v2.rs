@@ -1,21 +1,18 @@
-//! The second version of the interface: other names, larger pages, problem details.
+//! The second version of the interface: other names, larger pages. Its errors are problem details, which the layers
+//! around the handlers write.
 
 use axum::extract::State;
-use axum::response::{IntoResponse, Response};
-use http::StatusCode;
-use http::header::CONTENT_TYPE;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_query::Direction;
 use uuid::Uuid;
 
 use super::view::{Dialect, FIELDS, Shown};
-use super::{Criteria, Wanted, cursor, limit, one, read};
+use super::{Criteria, Wanted, cursor, limit, one, read, refuse};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Pairs, Path};
+use crate::extract::{Json, Pairs, Path, whole};
 
 /// Runs on a page.
 const PAGE: usize = 1000;
@@ -53,9 +50,20 @@ pub struct Query {
     selects: Option<Vec<String>>,
     /// At most so many, 1 to 1000; 100 is the default.
     #[schema(minimum = 1, maximum = 1000)]
-    page_size: Option<usize>,
+    #[serde(default, deserialize_with = "whole")]
+    page_size: Option<i64>,
     /// Where the page before ended.
     cursor: Option<String>,
+    /// Refused: not available in this build.
+    ai_search: Option<String>,
+    /// Refused: not available in this build.
+    reference_dataset_id: Option<Uuid>,
+    /// Refused: not available in this build.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    min_feedback_modified_at: Option<Timestamp>,
+    /// Refused: not available in this build.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    max_feedback_modified_at: Option<Timestamp>,
 }
 
 /// A page of trace runs.
@@ -67,36 +75,6 @@ pub struct Page {
     items: Vec<Shown>,
     /// For the next page; null after the last.
     next_cursor: Option<String>,
-}
-
-/// An error as problem details (RFC 9457).
-pub struct Problem(ApiError);
-
-impl From<ApiError> for Problem {
-    fn from(error: ApiError) -> Self {
-        Self(error)
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        let status = self.0.status();
-        let detail = self.0.plain();
-        let mut response = self.0.into_response();
-        // The layers outside must not write it anew.
-        response.extensions_mut().remove::<ApiError>();
-        let body = json!({
-            "type": "about:blank",
-            "title": status.canonical_reason().unwrap_or("error"),
-            "status": status.as_u16(),
-            "detail": detail,
-        });
-        *response.body_mut() = body.to_string().into();
-        let headers = response.headers_mut();
-        headers.remove(http::header::CONTENT_LENGTH);
-        headers.insert(CONTENT_TYPE, http::HeaderValue::from_static("application/problem+json"));
-        response
-    }
 }
 
 fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
@@ -117,12 +95,13 @@ fn fields(selects: Option<&[String]>) -> Vec<&'static str> {
 #[utoipa::path(post, path = "/api/v2/runs/query", tag = "traces-v2", request_body = Query,
     responses((status = 200, description = "A page", body = Page),
               (status = 404, description = "No such tracing project in this workspace"), ApiError))]
-pub async fn query(
-    State(app): State<App>,
-    tenant: Tenant,
-    asked: Result<Json<Query>, ApiError>,
-) -> Result<Json<Page>, Problem> {
-    let Json(asked) = asked?;
+pub async fn query(State(app): State<App>, tenant: Tenant, Json(asked): Json<Query>) -> Result<Json<Page>, ApiError> {
+    refuse(&[
+        ("ai_search", asked.ai_search.is_some()),
+        ("reference_dataset_id", asked.reference_dataset_id.is_some()),
+        ("min_feedback_modified_at", asked.min_feedback_modified_at.is_some()),
+        ("max_feedback_modified_at", asked.max_feedback_modified_at.is_some()),
+    ])?;
     let known = asked.ids.is_some() || asked.trace_id.is_some();
     let wanted = Wanted {
         direction: Direction::Newest,
@@ -165,12 +144,11 @@ pub async fn query(
 pub async fn get(
     State(app): State<App>,
     tenant: Tenant,
-    id: Result<Path<TraceRunId>, ApiError>,
+    Path(id): Path<TraceRunId>,
     sent: Pairs,
-) -> Result<(StatusCode, Json<Shown>), Problem> {
-    let Path(id) = id?;
+) -> Result<Json<Shown>, ApiError> {
     let sent = sent.all("selects").chain(sent.all("selects[]"));
     let selects: Vec<String> = sent.flat_map(|value| value.split(',')).map(str::to_owned).collect();
     let fields = fields(Some(selects.as_slice()).filter(|selects| !selects.is_empty()));
-    Ok((StatusCode::OK, Json(one(&app, tenant, id, fields, Dialect::V2).await?)))
+    Ok(Json(one(&app, tenant, id, fields, Dialect::V2).await?))
 }

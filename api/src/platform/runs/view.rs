@@ -35,7 +35,7 @@ impl Serialize for Shown {
 }
 
 /// Every field a client can ask for.
-pub const FIELDS: [&str; 34] = [
+pub const FIELDS: [&str; 35] = [
     "id",
     "name",
     "run_type",
@@ -46,6 +46,7 @@ pub const FIELDS: [&str; 34] = [
     "inputs",
     "outputs",
     "extra",
+    "metadata",
     "events",
     "serialized",
     "tags",
@@ -178,6 +179,7 @@ pub fn show(
                         let ends = said.end_time.zip(derived.start_time);
                         json!(ends.map(|(end, start)| (end.micros() - start.micros()) as f64 / 1e6))
                     }
+                    "metadata" => metadata(row),
                     "thread_id" => thread_id(row),
                     "trace_tier" => json!(towpath_traces::schema::TRACE_TIER),
                     "s3_urls" => attached(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
@@ -219,11 +221,15 @@ fn compose(keys: &[(String, String)]) -> String {
     format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
 }
 
-fn thread_id(row: &Row) -> Value {
+fn metadata(row: &Row) -> Value {
     let metadata = row.fields().extra.iter().flatten().find(|(key, _)| key == "metadata");
-    let metadata: Value = metadata
+    metadata
         .and_then(|(_, text)| serde_json::from_str(text).ok())
-        .unwrap_or_default();
+        .unwrap_or_default()
+}
+
+fn thread_id(row: &Row) -> Value {
+    let metadata = metadata(row);
     let named = ["thread_id", "session_id", "conversation_id"]
         .iter()
         .map(|key| &metadata[key]);

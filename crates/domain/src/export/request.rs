@@ -53,6 +53,8 @@ pub struct Content {
     pub compression: Compression,
     /// The fields asked for, in the order of the columns; `None` is all of them.
     pub fields: Option<Vec<Field>>,
+    /// Which trace runs, in the filter language; `None` is all of them.
+    pub filter: Option<String>,
 }
 
 /// The end of what was asked for.
@@ -102,9 +104,9 @@ impl ExportRequest {
             }
         };
 
-        if let Some(filter) = self.filter.as_deref().filter(|filter| !filter.trim().is_empty()) {
+        let filter = self.filter.filter(|filter| !filter.trim().is_empty());
+        if let Some(filter) = &filter {
             Filter::parse(filter).map_err(|error| Rejection::rule("filter", format!("filter: {error}")))?;
-            return Err(Rejection::unsupported("filter", "an export with a filter"));
         }
         Ok(Admitted {
             content: Content {
@@ -113,6 +115,7 @@ impl ExportRequest {
                 format_version,
                 compression,
                 fields,
+                filter,
             },
             start_time: self.start_time,
             ends,
@@ -228,7 +231,7 @@ mod tests {
     #[test]
     fn a_field_alone_is_invalid_and_fields_together_are_a_rule() {
         let text = |name: &str| Some(name.to_owned());
-        let cases: [(Why, &str, (Why, String)); 13] = [
+        let cases: [(Why, &str, (Why, String)); 12] = [
             (
                 Why::Invalid,
                 "export_fields",
@@ -261,11 +264,6 @@ mod tests {
                 refusal(|r| r.end_time = Timestamp::parse("2036-12-31").ok()),
             ),
             (Why::Rule, "filter", refusal(|r| r.filter = text("eq(nam, 3)"))),
-            (
-                Why::Unsupported,
-                "filter",
-                refusal(|r| r.filter = text("eq(name, \"x\")")),
-            ),
         ];
         for (why, field, got) in cases {
             assert_eq!(got, (why, field.to_owned()));

@@ -4,6 +4,15 @@
 ALTER TABLE feedback ADD COLUMN modified_at INTEGER;
 -- A row that stays says that an older word still to be folded counts no more.
 ALTER TABLE feedback ADD COLUMN deleted INTEGER NOT NULL DEFAULT 0 CHECK (deleted IN (0, 1));
+-- `feedback_source.type` of the body.
+ALTER TABLE feedback ADD COLUMN source TEXT;
 CREATE INDEX feedback_listing ON feedback (tenant_id, seq DESC, id);
 
 ALTER TABLE project ADD COLUMN end_time INTEGER;
+
+-- Which trace runs an export leaves in, in the filter language. Of exports and of schedules; absent is all.
+CREATE TABLE export_filter (
+    id        BLOB NOT NULL PRIMARY KEY,
+    tenant_id BLOB NOT NULL,
+    filter    TEXT NOT NULL
+) STRICT;

@@ -31,6 +31,8 @@ pub struct Listed {
     pub format_version: FormatVersion,
     /// JSON array, or absent for all; read it with [`Listed::fields`].
     pub export_fields: Option<String>,
+    /// In the filter language, or absent for all.
+    pub filter: Option<String>,
     /// The schedule it was spawned from.
     pub source_bulk_export_id: Option<ExportId>,
     /// Why it failed, if not for one of its runs.
@@ -75,7 +77,7 @@ pub struct Filter {
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64, offset: i64) -> Result<Vec<Listed>> {
     let text = "SELECT id, tenant_id, destination_id, project_id, status, start_time, end_time,
                        CAST(NULL AS bigint) AS interval_hours, compression, format_version, export_fields,
-                       source_bulk_export_id, error, created_at, updated_at, finished_at
+                       (SELECT f.filter FROM export_filter f WHERE f.id = export.id) AS filter, source_bulk_export_id, error, created_at, updated_at, finished_at
                 FROM export
                 WHERE tenant_id = $1 AND ($2 IS NULL OR id = $2) AND ($3 IS NULL OR project_id = $3)
                   AND ($4 IS NULL OR destination_id = $4) AND ($5 IS NULL OR status = $5)
@@ -83,7 +85,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64
                 UNION ALL
                 SELECT id, tenant_id, destination_id, project_id, status, start_time, NULL,
                        interval_hours, compression, format_version, export_fields,
-                       NULL, NULL, created_at, updated_at, finished_at
+                       (SELECT f.filter FROM export_filter f WHERE f.id = scheduled_export.id), NULL, NULL, created_at, updated_at, finished_at
                 FROM scheduled_export
                 WHERE tenant_id = $1 AND ($2 IS NULL OR id = $2) AND ($3 IS NULL OR project_id = $3)
                   AND ($4 IS NULL OR destination_id = $4) AND ($5 IS NULL OR status = $5) AND $6 IS NULL

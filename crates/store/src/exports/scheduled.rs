@@ -4,7 +4,7 @@
 use towpath_domain::export::{Compression, Content, ExportStatus, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, ProjectId, ScheduleId, TenantId, Timestamp};
 
-use super::{fields, stored};
+use super::{fields, keep_filter, stored};
 use crate::{Result, Tx};
 
 /// A scheduled export as it is stored.
@@ -30,6 +30,8 @@ pub struct ScheduledExport {
     pub format_version: FormatVersion,
     /// JSON array, or absent for all.
     pub export_fields: Option<String>,
+    /// In the filter language, or absent for all.
+    pub filter: Option<String>,
     /// The chain of its spawns.
     pub schedule_id: ScheduleId,
     /// When it was asked for.
@@ -52,6 +54,7 @@ impl ScheduledExport {
             format_version: self.format_version,
             compression: self.compression,
             fields: fields(self.id, self.export_fields.as_deref())?,
+            filter: self.filter.clone(),
         })
     }
 }
@@ -78,6 +81,7 @@ pub struct NewScheduled<'a> {
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewScheduled<'_>) -> Result<()> {
     let now = tx.now();
     let fields = stored(new.id, new.content.fields.as_deref())?;
+    keep_filter(tx, tenant, new.id, new.content.filter.as_deref()).await?;
     on!(tx, |conn| sqlx::query(
         "INSERT INTO scheduled_export (id, tenant_id, destination_id, project_id, status, start_time, interval_hours,
                                        compression, format_version, export_fields, schedule_id, created_at, updated_at)
@@ -106,7 +110,8 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewScheduled<'_>) -
 /// Those of the database.
 pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<ScheduledExport>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM scheduled_export WHERE tenant_id = $1 AND id = $2"
+        "SELECT s.*, (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter
+         FROM scheduled_export s WHERE s.tenant_id = $1 AND s.id = $2"
     )
     .bind(tenant)
     .bind(id)
@@ -120,7 +125,8 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Opt
 /// Those of the database.
 pub async fn running_of(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<Vec<ScheduledExport>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM scheduled_export WHERE tenant_id = $1 AND project_id = $2 AND status = 'RUNNING' ORDER BY id"
+        "SELECT s.*, (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter FROM scheduled_export s
+         WHERE s.tenant_id = $1 AND s.project_id = $2 AND s.status = 'RUNNING' ORDER BY s.id"
     )
     .bind(tenant)
     .bind(project)

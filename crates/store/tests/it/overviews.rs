@@ -98,6 +98,7 @@ async fn exports_of_all_workspaces_are_listed(database: Database) {
                 format_version: FormatVersion::V1,
                 compression: Compression::Zstandard,
                 fields: None,
+                filter: None,
             };
             let new = NewExport {
                 id,

@@ -1,0 +1,64 @@
+//! The filter of an export, applied to merged rows on their way into files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::BooleanArray;
+use futures::future::BoxFuture;
+use towpath_domain::filter::Filter;
+use towpath_domain::{TenantId, TraceRunId};
+use towpath_durable::{Failure, Verdict};
+use towpath_query::Predicate;
+use towpath_store::{Store, feedback};
+use towpath_traces::columnar::{Error, Result};
+use towpath_traces::feed::Sieve;
+use towpath_traces::scan::ScanBatch;
+
+/// The sieve of a filter that was judged when the export was made.
+pub fn of(store: &Store, tenant: TenantId, filter: &str) -> std::result::Result<Arc<dyn Sieve>, Failure> {
+    let filter = Filter::parse(filter).fatal()?;
+    Ok(Arc::new(ByFilter {
+        store: store.clone(),
+        tenant,
+        predicate: Predicate::new(Some(&filter), &[]).fatal()?,
+    }))
+}
+
+struct ByFilter {
+    store: Store,
+    tenant: TenantId,
+    predicate: Predicate,
+}
+
+impl ByFilter {
+    async fn held(&self, batch: &ScanBatch) -> std::result::Result<BooleanArray, towpath_query::Error> {
+        let mut given = HashMap::new();
+        if self.predicate.needs_feedback() {
+            let runs: Vec<TraceRunId> = batch.keys.iter().map(|key| key.id).collect();
+            let tenant = self.tenant;
+            let stored = self
+                .store
+                .read(async |tx| feedback::of_runs(tx, tenant, &runs).await)
+                .await?;
+            let valid: Vec<_> = stored.into_iter().filter(|row| !row.deleted).collect();
+            given = towpath_query::feedback::lists(&valid);
+        }
+        self.predicate.evaluate(&batch.rows, &batch.keys, &given)
+    }
+}
+
+impl Sieve for ByFilter {
+    fn columns(&self) -> Vec<&'static str> {
+        self.predicate.columns().collect()
+    }
+
+    fn keep<'a>(&'a self, batch: &'a ScanBatch) -> BoxFuture<'a, Result<BooleanArray>> {
+        Box::pin(async move {
+            self.held(batch).await.map_err(|error| match error {
+                towpath_query::Error::Columnar(error) => error,
+                towpath_query::Error::Arrow(error) => Error::Arrow(error),
+                error => Error::Sieve(Box::new(error)),
+            })
+        })
+    }
+}
