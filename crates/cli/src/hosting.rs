@@ -158,7 +158,13 @@ impl Hosting {
     /// The interpreter that was named, that of the active environment, or one that is made.
     async fn python(&self, file: &GraphFile, runtime: &Path) -> anyhow::Result<PathBuf> {
         if let Some(python) = &self.settings.python {
-            return Ok(python.clone());
+            // A name is looked up; a path is relative to this process's folder, and not to the project's.
+            let path = python.components().count() > 1;
+            return Ok(if path {
+                std::path::absolute(python)?
+            } else {
+                python.clone()
+            });
         }
         if let Some(active) = self
             .process

@@ -112,7 +112,12 @@ impl Reloaded {
 
     async fn load(&mut self) -> anyhow::Result<()> {
         if let Some(path) = self.file.path.clone() {
-            self.file = GraphFile::read(&path)?;
+            let before = std::mem::replace(&mut self.file, GraphFile::read(&path)?);
+            if of_server(&before.text) != of_server(&self.file.text) {
+                tracing::warn!(
+                    "auth, http, store, checkpointer and webhooks of the graph file changed: that takes a new start"
+                );
+            }
         }
         let graphs = self.hosting.load(&self.file).await?;
         wiring::offer(&self.store, self.tenant, &graphs).await?;
@@ -120,6 +125,13 @@ impl Reloaded {
         drop(self.graphs.swap(graphs));
         Ok(())
     }
+}
+
+/// What of a graph file is about the server, which read it when it started.
+fn of_server(text: &str) -> Vec<serde_json::Value> {
+    let config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+    let part = |key: &str| config.get(key).cloned().unwrap_or_default();
+    ["auth", "http", "store", "checkpointer", "webhooks"].map(part).to_vec()
 }
 
 fn note(file: &Path, seen: &mut Seen) {

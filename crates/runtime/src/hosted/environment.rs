@@ -80,16 +80,39 @@ pub async fn prepare(
     let environment = root.join(format!("python-{:016x}", fingerprint(wanted, &tool)?));
     let python = environment.join("bin/python");
     let complete = environment.join(".complete");
-    if complete.is_file() && python.exists() {
+    let is_there = || complete.is_file() && python.exists();
+    if is_there() {
+        return Ok(python);
+    }
+    // Processes that share a data folder start together, and one of them makes it.
+    let _one = lock(environment.with_extension("lock")).await?;
+    if is_there() {
         return Ok(python);
     }
     tracing::info!(folder = %environment.display(), tool = tool.name(), "making a Python environment");
     let _ = fs::remove_dir_all(&environment);
-    fs::create_dir_all(root).map_err(|error| failed(format!("{}: {error}", root.display())))?;
     tool.make(&environment, wanted, process).await?;
     tool.install(&python, wanted, process).await?;
     fs::write(&complete, "").map_err(|error| failed(format!("{}: {error}", complete.display())))?;
     Ok(python)
+}
+
+/// Waits until nobody else holds the lock; it is given back when the file is dropped.
+async fn lock(path: PathBuf) -> Result<fs::File, EnvironmentError> {
+    let shown = path.display().to_string();
+    let locked = tokio::task::spawn_blocking(move || {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        let file = fs::File::create(path)?;
+        file.lock()?;
+        Ok::<_, std::io::Error>(file)
+    });
+    match locked.await {
+        Ok(Ok(file)) => Ok(file),
+        Ok(Err(error)) => Err(failed(format!("{shown}: {error}"))),
+        Err(error) => Err(failed(format!("{shown}: {error}"))),
+    }
 }
 
 /// What makes environments.
