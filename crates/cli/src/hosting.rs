@@ -41,7 +41,6 @@ pub struct Hosting {
     settings: config::HostSettings,
     /// Runs at a time in this process.
     slots: usize,
-    data_dir: PathBuf,
     guard: Guard,
     process: BTreeMap<String, Secret>,
     tracing: Option<Tracing>,
@@ -58,7 +57,6 @@ impl Hosting {
         Ok(Self {
             settings: settings.agent.hosts.clone(),
             slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
-            data_dir: settings.data_dir.clone(),
             guard,
             process: config.environment.clone(),
             tracing,
@@ -121,9 +119,9 @@ impl Hosting {
     }
 
     async fn launch(&self, file: &GraphFile) -> anyhow::Result<Launch> {
-        let runtime = self.data_dir.join("hosts");
-        let package = package::write(&runtime).with_context(|| format!("writing to {}", runtime.display()))?;
-        let python = self.python(file, &runtime).await?;
+        let runtime = &self.settings.folder;
+        let package = package::write(runtime).with_context(|| format!("writing to {}", runtime.display()))?;
+        let python = self.python(file, runtime).await?;
         let mut environment: BTreeMap<String, Secret> = self
             .process
             .iter()

@@ -235,6 +235,16 @@ pub const KEYS: &[Key] = &[
         about: "interpreter that runs Python graphs and has their packages; absent: that of the active virtual environment where it has langgraph, else one made from the dependencies of the graph file",
     },
     Key {
+        name: "agent.hosts_dir",
+        environment: &[],
+        default: Fallback::BelowData {
+            scheme: "",
+            file: "hosts",
+        },
+        kind: Kind::Path,
+        about: "folder of what processes of Python graphs need: the environments made for them, and our side of the program",
+    },
+    Key {
         name: "agent.hosts",
         environment: &[],
         default: Fallback::Text("0"),

@@ -143,6 +143,8 @@ pub enum DeploymentBackend {
 pub struct HostSettings {
     /// The interpreter.
     pub python: Option<PathBuf>,
+    /// Where environments are made.
+    pub folder: PathBuf,
     /// At most so many; 0 by the number of processors.
     pub most: usize,
     /// One run for each.
@@ -239,6 +241,7 @@ impl Settings {
                 checkpoints_kept: Duration::from_secs(86_400 * values.number::<u64>("agent.keep_checkpoints_days")),
                 hosts: HostSettings {
                     python: values.optional("agent.python").map(PathBuf::from),
+                    folder: values.path("agent.hosts_dir"),
                     most: values.number("agent.hosts"),
                     isolated: values.text("agent.isolation") == "process",
                     max_runs: values.number("agent.host_runs"),

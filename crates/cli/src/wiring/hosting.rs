@@ -95,6 +95,11 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
             fixed: vec![
                 ("TOWPATH_OUTBOUND_ALLOW".to_owned(), allowed.join(",")),
                 ("TOWPATH_AGENT_AUTH".to_owned(), "none".to_owned()),
+                // Shared by the check and what serves, and by deployments that want the same packages.
+                (
+                    "TOWPATH_AGENT_HOSTS_DIR".to_owned(),
+                    settings.agent.hosts.folder.display().to_string(),
+                ),
                 ("TOWPATH_LOG_FORMAT".to_owned(), "text".to_owned()),
                 ("TOWPATH_DATABASE_URI".to_owned(), String::new()),
                 ("TOWPATH_REDIS_URI".to_owned(), String::new()),
