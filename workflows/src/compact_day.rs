@@ -102,7 +102,7 @@ impl Workflow for CompactDay {
                 let intend = async |tenant, id, path: &object_store::path::Path| intend.ask(tenant, id, path).await;
                 compact::compact(&objects, &of, refs, intend).await
             });
-            let new: Vec<Replacement> = work.await?.retry()?.into_iter().map(replacement).collect();
+            let new: Vec<Replacement> = work.await?.retry()?.iter().map(replacement).collect();
             let replaced = ctx.commit(async |tx| replace::replace(tx, tenant, &parts, &new, compacted).await);
             replaced.await?;
         }
@@ -120,12 +120,12 @@ impl Workflow for CompactDay {
     }
 }
 
-fn replacement(new: NewSegment) -> Replacement {
+fn replacement(new: &NewSegment) -> Replacement {
     let int = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
     Replacement {
         id: new.id,
         rows: int(new.written.rows),
         bytes: int(new.written.bytes),
-        parts: catalog_parts(&new),
+        parts: catalog_parts(new),
     }
 }

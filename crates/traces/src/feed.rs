@@ -167,7 +167,7 @@ impl Feed {
             match source.next().await? {
                 None => return Ok(None),
                 Some(Next::Group(group)) => return Ok(Some(Piece::Group(group))),
-                Some(Next::Scan(scan)) => self.scan = Some(scan),
+                Some(Next::Scan(scan)) => self.scan = Some(*scan),
             }
         }
     }
@@ -181,7 +181,7 @@ impl Feed {
 
 enum Next {
     Group(Group),
-    Scan(Scan),
+    Scan(Box<Scan>),
 }
 
 impl Source {
@@ -227,12 +227,12 @@ impl Source {
         Ok(None)
     }
 
-    fn scan(&self, parts: Vec<PartRef>) -> Scan {
+    fn scan(&self, parts: Vec<PartRef>) -> Box<Scan> {
         let request = Request {
             parts,
             ..self.request.clone()
         };
-        Scan::new(self.store.clone(), request)
+        Box::new(Scan::new(self.store.clone(), request))
     }
 
     /// The segment at `path`, which stays open until the last of its row groups that stand alone was taken from it.

@@ -167,13 +167,13 @@ fn render(rows: u64) -> Vec<Bytes> {
 fn packed(runs: &Runs, first: u64) -> Bytes {
     let mut body = Vec::new();
     for index in first..first + BODY {
-        write_run(&mut body, runs.post(index));
+        write_run(&mut body, &runs.post(index));
     }
     body.extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
     towpath_traces::sample::as_zstd(&body)
 }
 
-fn write_run(to: &mut Vec<u8>, post: Operation) {
+fn write_run(to: &mut Vec<u8>, post: &Operation) {
     let name = format!("post.{}", post.id);
     let Fields {
         inputs,

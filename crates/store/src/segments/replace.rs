@@ -165,7 +165,7 @@ pub async fn retire_dead(tx: &mut Tx<'_>, keep_from: Option<NaiveDate>, limit: i
     .bind(limit)
     .fetch_all(conn)
     .await)?;
-    retire_all(tx, dead).await
+    retire_all(tx, &dead).await
 }
 
 /// Takes every row group of a project out of sight. How many those were.
@@ -180,10 +180,10 @@ pub async fn retire_project(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectI
     .bind(project)
     .fetch_all(conn)
     .await)?;
-    retire_all(tx, dead).await
+    retire_all(tx, &dead).await
 }
 
-async fn retire_all(tx: &mut Tx<'_>, dead: Vec<Part>) -> Result<u64> {
+async fn retire_all(tx: &mut Tx<'_>, dead: &[Part]) -> Result<u64> {
     let mut segments: Vec<SegmentId> = dead.iter().map(|part| part.segment_id).collect();
     segments.sort_unstable();
     segments.dedup();
@@ -192,7 +192,7 @@ async fn retire_all(tx: &mut Tx<'_>, dead: Vec<Part>) -> Result<u64> {
     }
     lock(tx, &segments).await?;
     let mut retired = 0;
-    for part in &dead {
+    for part in dead {
         // A compaction may have been faster; what it wrote is found the next time.
         retired += u64::from(retire(tx, part).await?);
     }
