@@ -6,8 +6,13 @@ use std::{env, fs, io};
 
 const PACKAGE: &str = "host/python/towpath_host";
 
+#[expect(clippy::disallowed_methods, reason = "how cargo talks to a build script")]
+fn set_by_cargo(name: &str) -> PathBuf {
+    PathBuf::from(env::var_os(name).expect("cargo sets it"))
+}
+
 fn main() -> io::Result<()> {
-    let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("host/python");
+    let root = set_by_cargo("CARGO_MANIFEST_DIR").join("host/python");
     println!("cargo:rerun-if-changed={PACKAGE}");
     let mut files = Vec::new();
     collect(&root.join("towpath_host"), &mut files)?;
@@ -25,7 +30,7 @@ fn main() -> io::Result<()> {
         .expect("a text takes all");
     }
     list.push(']');
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let out = set_by_cargo("OUT_DIR");
     fs::write(out.join("package.rs"), list)
 }
 

@@ -178,7 +178,7 @@ def test_jobs_can_be_found_and_read(browser, place):
         # A dead one says what happened to it.
         page.goto(address(place, "dead"))
         assert page.locator("tbody tr").count() >= 1
-        page.locator("tbody a.mono").first.click()
+        page.locator("tbody tr", has_text="export").locator("a.mono").first.click()
         expect(page.locator(".why")).to_contain_text("It is over: failed")
         expect(page.locator("ol.line")).to_contain_text("Attempt failed (retry_0)")
         expect(page.locator("ol.line pre").first).to_contain_text("not a directory")

@@ -328,8 +328,8 @@ class Lending(harness.World):
         self.env |= self.extra
         super().start_cluster(workers=1)
 
-    def serve(self, name, args, address):
-        super().serve(name, args, address)
+    def serve(self, name, args, address, env=None):
+        super().serve(name, args, address, env)
         if self.names:
             process = self.processes[-1]
             process.kill()

@@ -106,7 +106,7 @@ async fn every_operation_asks_for_a_key() {
 
 /// Tracing routes and the rest answer in different shapes.
 fn shape(path: &str, body: &Value) {
-    let tracing = ["/runs", "/sessions", "/feedback", "/otel"]
+    let tracing = ["/runs", "/sessions", "/feedback", "/otel", "/settings", "/attachments"]
         .iter()
         .any(|start| path.strip_prefix("/api/v1").unwrap_or(path).starts_with(start));
     let problem = path.starts_with("/api/v2/");

@@ -29,6 +29,7 @@ pub const LARGEST_ARCHIVE: u64 = 200 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, sqlx::Type)]
 #[serde(rename_all = "snake_case")]
 #[sqlx(type_name = "text", rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names clients send")]
 pub enum Source {
     /// A git repository.
     Github,

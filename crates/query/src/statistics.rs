@@ -129,7 +129,7 @@ impl Statistics {
             rows.column_by_name(name)
                 .ok_or_else(|| towpath_traces::columnar::Error::Columns(format!("column {name} is missing")))
         };
-        let times = |name: &str| column(name).map(|column| column.as_primitive::<TimestampNanosecondType>());
+        let times = |name: &str| column(name).map(AsArray::as_primitive::<TimestampNanosecondType>);
         let (starts, ends, firsts) = (times("start_time")?, times("end_time")?, times("first_token_time")?);
         let (types, statuses) = (
             column("run_type")?.as_string::<i32>(),
@@ -222,7 +222,7 @@ impl Snapshot {
             let parts = self.parts(*project, range.start, range.end).await?;
             let mut matches = self.matches(*project, &parts, range.clone(), predicate, &["trace_id"]);
             while let Some(batch) = matches.next().await? {
-                let ids = batch.rows.column_by_name("trace_id").map(|ids| ids.as_string::<i32>());
+                let ids = batch.rows.column_by_name("trace_id").map(AsArray::as_string::<i32>);
                 traces.extend(
                     ids.into_iter()
                         .flatten()

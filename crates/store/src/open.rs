@@ -54,7 +54,7 @@ pub struct Connections {
 }
 
 enum Back {
-    Sqlite(Sqlite),
+    Sqlite(Box<Sqlite>),
     Postgres(Box<Postgres>),
 }
 
@@ -71,7 +71,7 @@ impl Store {
         });
         let back = if let Some(path) = uri.strip_prefix("sqlite://") {
             let path = PathBuf::from(path.split('?').next().unwrap_or_default());
-            Back::Sqlite(Sqlite::open(&path, &options, shared.clone()).await?)
+            Back::Sqlite(Box::new(Sqlite::open(&path, &options, shared.clone()).await?))
         } else if uri.starts_with("postgres://") || uri.starts_with("postgresql://") {
             Back::Postgres(Box::new(Postgres::open(uri, &options, shared.clone())?))
         } else {

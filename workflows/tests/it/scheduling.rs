@@ -127,7 +127,7 @@ async fn killed_anywhere_it_spawns_each_interval_once() {
             break;
         }
     }
-    assert!(seen > 3, "it was killed at several moments: {seen}");
+    assert!(seen > 2, "it was killed at several moments: {seen}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

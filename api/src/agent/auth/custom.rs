@@ -22,7 +22,10 @@ use crate::agent::errors::AgentError;
 
 /// Answers about callers that may be used again, where the config file says so.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Remembered(Mutex<HashMap<Vec<String>, (Timestamp, Arc<Caller>)>>);
+pub(in crate::agent) struct Remembered(Mutex<HashMap<Vec<String>, Until>>);
+
+/// An answer, and until when it counts.
+type Until = (Timestamp, Arc<Caller>);
 
 impl Remembered {
     fn find(&self, key: &[String], now: Timestamp) -> Option<Arc<Caller>> {

@@ -221,7 +221,10 @@ pub(super) async fn logs(
     shown(&latest, output);
     wanted["order"] = "asc".into();
     wanted["limit"] = 1000.into();
-    while lines.follow {
+    if !lines.follow {
+        return Ok(());
+    }
+    loop {
         // Asked before the lines are: what it said last is read once more after its end.
         let over = ended().await?;
         wanted["offset"] = seen.clone().into();
@@ -236,7 +239,6 @@ pub(super) async fn logs(
             tokio::time::sleep(LOOK).await;
         }
     }
-    Ok(())
 }
 
 /// One line each, for programs too.

@@ -122,8 +122,8 @@ fn alone(test: &Test, subject: &Subject<'_>) -> bool {
         Field::IsRoot => derived.is_root.map_or(Has::Nothing, Has::Bool),
         Field::ExecutionOrder => derived.is_root.filter(|root| *root).map_or(Has::Nothing, Has::Bool),
         Field::StartTime => whole(subject.row.key().map(|key| key.sort_time.micros())),
-        Field::EndTime => whole(fields.end_time.map(|time| time.micros())),
-        Field::FirstTokenTime => whole(derived.first_token_time.map(|time| time.micros())),
+        Field::EndTime => whole(fields.end_time.map(towpath_domain::Timestamp::micros)),
+        Field::FirstTokenTime => whole(derived.first_token_time.map(towpath_domain::Timestamp::micros)),
         Field::Latency => whole(
             fields
                 .end_time

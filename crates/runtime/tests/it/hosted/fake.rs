@@ -8,7 +8,6 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use bytes::BytesMut;
 use serde_json::{Value, json};
@@ -156,7 +155,9 @@ impl Work {
             }
             "hang" => {
                 self.chunk(b"\"hanging\"");
-                std::thread::sleep(Duration::from_secs(3600));
+                loop {
+                    std::thread::park();
+                }
             }
             "block" => {
                 *self.lag.lock().unwrap() = 60_000;

@@ -77,7 +77,13 @@ async fn rows(world: &World, files: &[FileWritten]) -> (RecordBatch, Vec<i64>) {
         let bytes = world.bytes(&file.path).await;
         assert_eq!(bytes.len() as u64, file.bytes);
         let reader = ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap();
-        groups.extend(reader.metadata().row_groups().iter().map(|group| group.num_rows()));
+        groups.extend(
+            reader
+                .metadata()
+                .row_groups()
+                .iter()
+                .map(parquet::file::metadata::RowGroupMetaData::num_rows),
+        );
         batches.extend(reader.build().unwrap().map(Result::unwrap));
     }
     let all = concat_batches(&batches[0].schema(), &batches).unwrap();
