@@ -237,12 +237,27 @@ fn fingerprint(wanted: &Wanted, tool: &Tool) -> Result<u64, EnvironmentError> {
         add(dependency.as_bytes());
     }
     for folder in folders(wanted)? {
-        add(folder.as_os_str().as_encoded_bytes());
+        if stays_where_it_is(&folder) {
+            add(folder.as_os_str().as_encoded_bytes());
+        }
         for name in TELLING {
             add(&fs::read(folder.join(name)).unwrap_or_default());
         }
     }
     Ok(hash.digest())
+}
+
+/// Whether an environment made from this folder goes on reading it, so that the same in another place is another one. A
+/// list of packages alone is the same everywhere, so the next revision of a deployment need not install them again.
+fn stays_where_it_is(folder: &Path) -> bool {
+    if folder.join("pyproject.toml").is_file() || folder.join("setup.py").is_file() {
+        return true;
+    }
+    let listed = fs::read_to_string(folder.join("requirements.txt")).unwrap_or_default();
+    listed
+        .lines()
+        .map(str::trim_start)
+        .any(|line| line.starts_with(['-', '.', '/']) || line.contains("file:"))
 }
 
 /// Runs a tool to its end; what it says goes to the log.
@@ -351,6 +366,24 @@ mod tests {
             "langchain_openai",
         ];
         assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn a_list_of_packages_is_the_same_in_another_folder() {
+        let tool = Tool::Venv("python3".into());
+        let roots = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let prints = |file: &str, text: &str| {
+            roots.each_ref().map(|root| {
+                fs::write(root.path().join(file), text).unwrap();
+                fingerprint(&wanted(root.path(), &["."]), &tool).unwrap()
+            })
+        };
+        let [one, other] = prints("requirements.txt", "httpx\nlangchain-core>=0.3\n");
+        assert_eq!(one, other);
+        for (file, text) in [("requirements.txt", "httpx\n-e ./here\n"), ("pyproject.toml", "")] {
+            let [one, other] = prints(file, text);
+            assert_ne!(one, other, "{file}: {text}");
+        }
     }
 
     #[test]
