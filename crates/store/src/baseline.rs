@@ -11,7 +11,7 @@ use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
 use towpath_domain::TenantId;
 
 use crate::error::{Error, Result};
-use crate::tx::{Conn, Tx};
+use crate::tx::Tx;
 
 /// A connection of its own with the tables of the comparison.
 pub struct Baseline(Own);
@@ -174,20 +174,28 @@ impl Baseline {
     }
 }
 
-/// Records `n` ready jobs of a kind in one statement, spread over `tenants`, for measuring against a long backlog.
+/// Records `n` ready jobs of a kind in one statement a tenant, spread over `tenants`, for measuring against a long
+/// backlog. Their ids grow as those of real jobs do, which lie side by side in table and index.
 ///
 /// # Errors
 /// As every statement.
 pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &[TenantId]) -> Result<()> {
     let now = tx.now();
     let share = n / i64::try_from(tenants.len().max(1)).unwrap_or(1);
+    let mut first = 0;
     for tenant in tenants {
-        match tx.conn() {
-            Conn::Sqlite(conn) => sqlx::query(
-                "WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n WHERE id < $1)
-                 INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
-                 SELECT randomblob(16), $2, $3, $4, 'ready', $5, '{}', $5 FROM n",
-            )
+        let text = sql!(tx,
+            sqlite:
+            "WITH RECURSIVE n(n) AS (SELECT $1 UNION ALL SELECT n + 1 FROM n WHERE n + 1 < $1 + $2)
+             INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
+             SELECT unhex(printf('%012x70008%015x', $6 / 1000, n)), $3, $4, $5, 'ready', $6, '{}', $6 FROM n",
+            postgres:
+            "INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
+             SELECT (lpad(to_hex((extract(epoch FROM $6) * 1000)::bigint), 12, '0') || '70008'
+                     || lpad(to_hex(n), 15, '0'))::uuid, $3, $4, $5, 'ready', $6, '{}', $6
+             FROM generate_series($1::bigint, $1 + $2 - 1) n");
+        on!(tx, |conn| sqlx::query(text)
+            .bind(first)
             .bind(share)
             .bind(*tenant)
             .bind(kind)
@@ -195,20 +203,8 @@ pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &
             .bind(now)
             .execute(conn)
             .await
-            .map(drop)?,
-            Conn::Postgres(conn) => sqlx::query(
-                "INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
-                 SELECT gen_random_uuid(), $2, $3, $4, 'ready', $5, '{}', $5 FROM generate_series(1, $1)",
-            )
-            .bind(share)
-            .bind(*tenant)
-            .bind(kind)
-            .bind(pool)
-            .bind(now)
-            .execute(conn)
-            .await
-            .map(drop)?,
-        }
+            .map(drop))?;
+        first += share;
     }
     Ok(())
 }
