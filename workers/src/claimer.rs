@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::FutureExt as _;
 use rand::Rng;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{TenantId, WorkerId};
 use towpath_durable::{Claimed, Engine, Fenced};
 use towpath_queue::Wakes;
-use towpath_store::{self as store, Dialect, jobs};
+use towpath_store::jobs::{self, Turned};
+use towpath_store::{self as store, Dialect};
 
 use crate::held::Held;
 use crate::metric::{self, Slots};
-use crate::{Assignment, Place};
+use crate::{Assignment, Finished, Place};
 
 /// The most one claim takes; more slots are filled by several claims.
 const LARGEST: usize = 256;
@@ -30,15 +32,36 @@ pub(crate) struct Claimer {
     pub(crate) taken: Slots,
     pub(crate) held: Arc<Held>,
     pub(crate) assignments: mpsc::Sender<Vec<Assignment>>,
+    /// Jobs that ended with nothing to write but their own row. While there is a backlog, writing those and claiming
+    /// the next ones is one transaction: one commit where there would be two.
+    pub(crate) finished: mpsc::Receiver<Finished>,
     pub(crate) wakes: Wakes,
     pub(crate) fallback: Duration,
     pub(crate) draining: CancellationToken,
+}
+
+/// What the next turn has to do with.
+#[derive(Default)]
+struct Hand {
+    finished: Vec<Finished>,
+    permits: Vec<OwnedSemaphorePermit>,
+}
+
+impl Hand {
+    fn len(&self) -> usize {
+        self.finished.len() + self.permits.len()
+    }
 }
 
 impl Claimer {
     pub(crate) async fn run(mut self) {
         self.work().await;
         self.taken.close();
+        // Whoever finishes from now on writes alone.
+        self.finished.close();
+        while let Some(finished) = self.finished.recv().await {
+            self.complete_apart(finished);
+        }
     }
 
     async fn work(&mut self) {
@@ -47,123 +70,209 @@ impl Claimer {
         let mut trouble = Duration::ZERO;
         // How long the last claim took, if it left a backlog behind.
         let mut backlog = None;
+        // Nothing is claimed before then, unless something wakes this pool.
+        let mut rest = None;
         loop {
-            // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
-            let Some(permits) = self.free_slots(backlog).await else {
-                return;
-            };
-            let wanted = permits.len();
-            let started = Instant::now();
-            let claim = self.claim(wanted, after).await;
-            metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(started.elapsed());
-            match claim {
-                Ok(claimed) if claimed.is_empty() => {
-                    drop(permits);
-                    trouble = Duration::ZERO;
-                    backlog = None;
-                    self.idle(Duration::ZERO).await;
+            let mut hand = Hand::default();
+            let rested = tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now));
+            tokio::select! {
+                biased;
+                () = self.draining.cancelled() => return,
+                Some(finished) = self.finished.recv() => hand.finished.push(finished),
+                // After trouble no wake counts: it would only repeat it.
+                _ = self.wakes.next(), if rest.is_some() && trouble.is_zero() => {
+                    rest = None;
+                    continue;
                 }
-                Ok(claimed) => {
+                () = rested, if rest.is_some() => {
+                    rest = None;
+                    continue;
+                }
+                // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
+                permit = self.permits.clone().acquire_owned(), if rest.is_none() => hand.permits.extend(permit),
+            }
+            self.gather(&mut hand, rest.is_none(), backlog).await;
+            let woken = trouble.is_zero() && self.wakes.next().now_or_never().is_some();
+            if self.draining.is_cancelled() || (rest.is_some() && !woken) {
+                self.complete(hand.finished).await;
+                continue;
+            }
+            rest = None;
+            let wanted = hand.len();
+            let started = Instant::now();
+            let turned = self.turn(&hand, after).await;
+            metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(started.elapsed());
+            match turned {
+                Ok(turned) => {
                     trouble = Duration::ZERO;
-                    backlog = (claimed.len() == wanted).then(|| started.elapsed());
+                    backlog = (turned.claimed.len() == wanted).then(|| started.elapsed());
+                    if turned.claimed.is_empty() {
+                        rest = Some(self.rest(self.fallback));
+                    }
                     // The tenant served last, in the order of their turns.
-                    after = last_in_turn(&claimed, after);
-                    self.assign(claimed, permits).await;
+                    after = last_in_turn(&turned.claimed, after);
+                    self.hand_out(hand, turned, started).await;
                 }
                 Err(error) => {
-                    drop(permits);
+                    hand.finished
+                        .into_iter()
+                        .for_each(|finished| self.complete_apart(finished));
                     trouble = (trouble * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
+                    rest = Some(self.rest(trouble));
                     tracing::warn!(pool = self.pool, error = %error, retry_ms = trouble.as_millis(), "cannot claim");
-                    self.idle(trouble).await;
                 }
             }
-            if self.draining.is_cancelled() {
-                return;
-            }
         }
     }
 
-    /// Waits for one free slot and takes all that are free; `None` when the worker leaves.
+    /// Takes what else is there: jobs that finished, and free slots if there is to be a claim.
     ///
-    /// While there is a backlog, a claim of one job costs as much as a claim of many. So it waits for half of
-    /// the slots then, but no longer than the last claim took: slots that long jobs hold are not waited for.
-    async fn free_slots(&self, backlog: Option<Duration>) -> Option<Vec<OwnedSemaphorePermit>> {
-        let first = tokio::select! {
-            biased;
-            () = self.draining.cancelled() => return None,
-            first = self.permits.clone().acquire_owned() => first.ok()?,
-        };
-        // Jobs that were completed in one statement give their slots back one after another: let them.
-        tokio::task::yield_now().await;
-        let half = u32::try_from(self.slots / 2).unwrap_or(u32::MAX);
-        if let Some(patience) = backlog.filter(|_| half > 1) {
-            let more = self.permits.clone().acquire_many_owned(half - 1);
-            // Given back at once: what is free is taken below.
-            drop(tokio::time::timeout(patience.min(LONGEST_WAIT), more).await);
-        }
-        let mut permits = vec![first];
-        while permits.len() < LARGEST.min(self.slots) {
-            match self.permits.clone().try_acquire_owned() {
-                Ok(permit) => permits.push(permit),
-                Err(_) => break,
+    /// While there is a backlog, a turn of one job costs as much as a turn of many. So it waits for half of the slots
+    /// then, but no longer than the last turn took: slots that long jobs hold are not waited for.
+    async fn gather(&mut self, hand: &mut Hand, claims: bool, backlog: Option<Duration>) {
+        let most = LARGEST.min(self.slots);
+        // Tasks that are ready to run may be about to finish too: a few turns of the runtime, for as long as each
+        // brings somebody.
+        loop {
+            let before = hand.len();
+            tokio::task::yield_now().await;
+            while hand.len() < most
+                && let Ok(finished) = self.finished.try_recv()
+            {
+                hand.finished.push(finished);
+            }
+            while claims
+                && hand.len() < most
+                && let Ok(permit) = self.permits.clone().try_acquire_owned()
+            {
+                hand.permits.push(permit);
+            }
+            if hand.len() == before || hand.len() == most {
+                break;
             }
         }
-        Some(permits)
+        if let Some(patience) = backlog.filter(|_| claims) {
+            let half = async {
+                while hand.len() < self.slots.min(LARGEST) / 2 {
+                    tokio::select! {
+                        Some(finished) = self.finished.recv() => hand.finished.push(finished),
+                        permit = self.permits.clone().acquire_owned() => hand.permits.extend(permit),
+                    }
+                }
+            };
+            // What came by then is in the hand either way.
+            let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), half).await;
+        }
     }
 
-    async fn claim(&self, wanted: usize, after: TenantId) -> store::Result<Vec<(Claimed, Option<Instant>)>> {
+    /// Writes the finished jobs and claims as many as there are slots then.
+    async fn turn(&self, hand: &Hand, after: TenantId) -> store::Result<Turned> {
         let lease = self.engine.settings().lease;
         let store = self.engine.store();
-        // The lease is counted from before the statement: ours never seems longer than the database's.
-        let started = Instant::now();
-        let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
-        let claimed = store
-            .write_one(async |tx| jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await)
-            .await?;
-        // On SQLite this process is all there is, and its leases are not rescued by time.
-        let until = (store.dialect() == Dialect::Postgres).then(|| started + safe_part(lease));
-        Ok(claimed.into_iter().map(|job| (job, until)).collect())
+        let wanted = i64::try_from(hand.len()).unwrap_or(i64::MAX);
+        let held: Vec<Fenced> = hand.finished.iter().map(|finished| finished.bare.job()).collect();
+        store
+            .write_one(async |tx| {
+                if held.is_empty() {
+                    let claimed = jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await?;
+                    return Ok(Turned {
+                        missed: Vec::new(),
+                        claimed,
+                    });
+                }
+                jobs::turn(tx, &held, &self.pool, self.worker, lease, wanted, after).await
+            })
+            .await
     }
 
-    async fn assign(&self, claimed: Vec<(Claimed, Option<Instant>)>, permits: Vec<OwnedSemaphorePermit>) {
-        metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(claimed.len() as u64);
-        let now = self.engine.store().clock().now();
+    /// Starts what was claimed, on the slots of what is finished and on those that were free.
+    async fn hand_out(&self, mut hand: Hand, turned: Turned, started: Instant) {
+        metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(turned.claimed.len() as u64);
+        let store = self.engine.store();
+        // The lease is counted from before the statement: ours never seems longer than the database's. On SQLite this
+        // process is all there is, and its leases are not rescued by time.
+        let lease = self.engine.settings().lease;
+        let until = (store.dialect() == Dialect::Postgres).then(|| started + safe_part(lease));
+        let now = store.clock().now();
         let wait = metrics::histogram!(metric::WAIT, "pool" => self.pool.clone());
-        let mut assigned = Vec::with_capacity(claimed.len());
-        for ((job, until), permit) in claimed.into_iter().zip(permits) {
-            wait.record(now.since(job.run_at));
-            let fenced = Fenced {
-                id: job.id,
-                fence: job.fence,
-            };
-            let signal = self.held.add(fenced, until);
-            let place = Place {
-                held: self.held.clone(),
-                job: fenced,
-                _permit: permit,
-                _slot: self.taken.take(),
-            };
-            assigned.push(Assignment { job, signal, place });
-        }
-        // There is room: each claim brings at least one job, and the channel has a place for each slot.
-        if self.assignments.send(assigned).await.is_err() {
+        let vacated: Vec<_> = hand
+            .finished
+            .iter_mut()
+            .map(|finished| finished.place.vacate())
+            .collect();
+        let free = hand.permits.into_iter().map(|permit| self.taken.take(permit));
+        let assigned: Vec<_> = turned
+            .claimed
+            .into_iter()
+            .zip(vacated.into_iter().flatten().chain(free))
+            .map(|(job, slot)| {
+                wait.record(now.since(job.run_at));
+                let fenced = Fenced {
+                    id: job.id,
+                    fence: job.fence,
+                };
+                let signal = self.held.add(fenced, until);
+                let place = Place {
+                    held: self.held.clone(),
+                    job: fenced,
+                    pool: self.pool.clone(),
+                    slot: Some(slot),
+                };
+                Assignment { job, signal, place }
+            })
+            .collect();
+        // There is room: each turn brings at least one job, and the channel has a place for each slot.
+        if !assigned.is_empty() && self.assignments.send(assigned).await.is_err() {
             tracing::error!(
                 pool = self.pool,
                 "the runtime of this pool is gone; the leases of its jobs will end"
             );
         }
+        self.settle(hand.finished, &turned.missed);
     }
 
-    /// Until something wakes this pool, or the fallback says to look anyway. After trouble no wake counts: it would
-    /// only repeat it.
-    async fn idle(&mut self, trouble: Duration) {
-        let jitter = rand::rng().random_range(0.5..1.5);
-        tokio::select! {
-            biased;
-            () = self.draining.cancelled() => {}
-            _ = self.wakes.next(), if trouble.is_zero() => {}
-            () = tokio::time::sleep(if trouble.is_zero() { self.fallback } else { trouble }.mul_f64(jitter)) => {}
+    /// Writes the finished jobs while there is nothing to claim.
+    async fn complete(&self, finished: Vec<Finished>) {
+        let held: Vec<Fenced> = finished.iter().map(|finished| finished.bare.job()).collect();
+        let store = self.engine.store();
+        match store.write_one(async |tx| jobs::complete(tx, &held).await).await {
+            Ok(hit) if hit.len() == held.len() => self.settle(finished, &[]),
+            Ok(hit) => {
+                let missed: Vec<Fenced> = held.into_iter().filter(|job| !hit.contains(job)).collect();
+                self.settle(finished, &missed);
+            }
+            Err(_) => finished.into_iter().for_each(|finished| self.complete_apart(finished)),
         }
+    }
+
+    /// Lets go of jobs whose rows are written. Those that were `missed` have an end of their own to write.
+    fn settle(&self, finished: Vec<Finished>, missed: &[Fenced]) {
+        for Finished { bare, place } in finished {
+            if missed.contains(&bare.job()) {
+                let engine = self.engine.clone();
+                tokio::spawn(async move {
+                    bare.missed(&engine).await;
+                    drop(place);
+                });
+            } else {
+                bare.completed();
+            }
+        }
+    }
+
+    /// Has a finished job written without the others: with them it could not be, or nobody claims any more.
+    fn complete_apart(&self, finished: Finished) {
+        let engine = self.engine.clone();
+        tokio::spawn(async move {
+            let Finished { bare, place } = finished;
+            bare.complete(&engine).await;
+            drop(place);
+        });
+    }
+
+    /// Until when to do nothing.
+    fn rest(&self, span: Duration) -> tokio::time::Instant {
+        tokio::time::Instant::now() + span.mul_f64(rand::rng().random_range(0.5..1.5))
     }
 }
 
@@ -173,10 +282,10 @@ pub(crate) fn safe_part(lease: Duration) -> Duration {
 }
 
 /// The tenant whose turn came last: turns begin after `after` and wrap around.
-fn last_in_turn(claimed: &[(Claimed, Option<Instant>)], after: TenantId) -> TenantId {
+fn last_in_turn(claimed: &[Claimed], after: TenantId) -> TenantId {
     claimed
         .iter()
-        .map(|(job, _)| job.tenant_id)
+        .map(|job| job.tenant_id)
         .max_by_key(|&tenant| (tenant <= after, tenant))
         .unwrap_or(after)
 }

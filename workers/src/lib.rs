@@ -20,14 +20,14 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::WorkerId;
-use towpath_durable::{Engine, Registry, Signal};
+use towpath_durable::{Bare, Engine, Fenced, Registry, Signal};
 use towpath_queue::Queue;
 use towpath_store::workers::Worker;
 
 use crate::claimer::Claimer;
 use crate::held::Held;
 use crate::keeper::Keeper;
-use crate::metric::{Slots, Taken};
+use crate::metric::{Slot, Slots};
 
 /// How long a worker that leaves waits for its jobs to be handed back.
 const HAND_BACK: Duration = Duration::from_secs(5);
@@ -119,6 +119,7 @@ impl Workers {
         for (pool, slots) in &options.pools {
             let slots = (*slots).max(1);
             let (send, receive) = tokio::sync::mpsc::channel(slots);
+            let (finish, finished) = tokio::sync::mpsc::channel(slots);
             let claimer = Claimer {
                 engine: engine.clone(),
                 pool: pool.clone(),
@@ -128,6 +129,7 @@ impl Workers {
                 taken: Slots::new(pool, slots),
                 held: held.clone(),
                 assignments: send,
+                finished,
                 wakes: queue.listen([pool]),
                 fallback: options.fallback,
                 draining: draining.clone(),
@@ -139,6 +141,7 @@ impl Workers {
                 registry.clone(),
                 world.clone(),
                 receive,
+                finish,
             ));
         }
         Ok(Self {
@@ -225,16 +228,31 @@ pub(crate) struct Assignment {
     pub(crate) place: Place,
 }
 
+/// A job whose row is for the claimer to write, with its next claim.
+pub(crate) struct Finished {
+    pub(crate) bare: Bare,
+    pub(crate) place: Place,
+}
+
 /// A slot that is taken, and the job's entry among the held ones. Dropped when the job is done with, in whatever way.
 pub(crate) struct Place {
-    pub(crate) held: Arc<Held>,
-    pub(crate) job: towpath_durable::Fenced,
-    pub(crate) _permit: tokio::sync::OwnedSemaphorePermit,
-    pub(crate) _slot: Taken,
+    held: Arc<Held>,
+    job: Fenced,
+    pool: String,
+    /// Gone when the slot is another's already: the handler has ended, and only its row is still to be written.
+    slot: Option<Slot>,
+}
+
+impl Place {
+    /// Gives the slot on.
+    fn vacate(&mut self) -> Option<Slot> {
+        self.slot.take()
+    }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        self.held.count(&self.pool);
         self.held.remove(self.job);
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use metrics::{Gauge, Unit};
+use tokio::sync::OwnedSemaphorePermit;
 
 pub(crate) const WAIT: &str = "towpath_job_wait_seconds";
 pub(crate) const CLAIM_SECONDS: &str = "towpath_claim_seconds";
@@ -78,11 +79,14 @@ impl Slots {
         all
     }
 
-    /// Takes one, until what this answers is dropped.
-    pub(crate) fn take(&self) -> Taken {
+    /// Takes the one that `permit` is for, until what this answers is dropped.
+    pub(crate) fn take(&self, permit: OwnedSemaphorePermit) -> Slot {
         self.busy.increment(1.0);
         self.free.decrement(1.0);
-        Taken(self.clone())
+        Slot {
+            _permit: permit,
+            slots: self.clone(),
+        }
     }
 
     /// The worker leaves: what is free takes no more.
@@ -92,14 +96,17 @@ impl Slots {
     }
 }
 
-/// A slot in use.
-pub(crate) struct Taken(Slots);
+/// A slot in use: the right to one job more.
+pub(crate) struct Slot {
+    _permit: OwnedSemaphorePermit,
+    slots: Slots,
+}
 
-impl Drop for Taken {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.busy.decrement(1.0);
-        if !self.0.closed.load(Ordering::Relaxed) {
-            self.0.free.increment(1.0);
+        self.slots.busy.decrement(1.0);
+        if !self.slots.closed.load(Ordering::Relaxed) {
+            self.slots.free.increment(1.0);
         }
     }
 }

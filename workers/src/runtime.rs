@@ -24,9 +24,9 @@ use apalis_core::worker::context::WorkerContext;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
 use tower::layer::util::Identity;
-use towpath_durable::{Engine, Registry, perform};
+use towpath_durable::{Engine, Performed, Registry, perform};
 
-use crate::Assignment;
+use crate::{Assignment, Finished};
 
 /// Runs the handlers of one pool until its claimer has left and the last of them is done.
 pub(crate) async fn run<World: Send + Sync + 'static>(
@@ -35,22 +35,33 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
     registry: Arc<Registry<World>>,
     world: Arc<World>,
     assignments: mpsc::Receiver<Vec<Assignment>>,
+    finished: mpsc::Sender<Finished>,
 ) {
     let handler = move |assignment: Assignment| {
         let (engine, registry, world) = (engine.clone(), registry.clone(), world.clone());
+        let finished = finished.clone();
         async move {
             // A task of its own: apalis drives all handlers of a worker from one task.
             tokio::spawn(async move {
                 let Assignment { job, signal, place } = assignment;
-                let pool = job.pool.clone();
                 let performed = AssertUnwindSafe(perform(&engine, &registry, &*world, job, signal)).catch_unwind();
-                // A panic of a workflow is an attempt that failed and was caught further in.
-                if performed.await.is_err() {
-                    tracing::error!(pool, "a handler ended without writing its row; its lease will end");
+                match performed.await {
+                    Ok(Performed::Written) => {}
+                    Ok(Performed::Bare(bare)) => {
+                        // The slot is free, and the job no longer ours, only once its row is written.
+                        if let Err(left) = finished.send(Finished { bare, place }).await {
+                            // The worker leaves, and claims no more.
+                            let Finished { bare, place } = left.0;
+                            bare.complete(&engine).await;
+                            drop(place);
+                        }
+                    }
+                    // A panic of a workflow is an attempt that failed and was caught further in.
+                    Err(_) => tracing::error!(
+                        pool = place.pool,
+                        "a handler ended without writing its row; its lease will end"
+                    ),
                 }
-                place.held.count(&pool);
-                // The slot is free, and the job no longer ours, only now that its row is written.
-                drop(place);
             });
         }
     };

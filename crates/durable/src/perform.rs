@@ -7,8 +7,9 @@ use futures::FutureExt;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::job::RetryPolicy;
-use towpath_store::{self as store, jobs::Claimed};
-use tracing::Instrument;
+use towpath_store::jobs::{self, Claimed};
+use towpath_store::{self as store};
+use tracing::{Instrument, Span};
 
 use crate::ctx::Ctx;
 use crate::engine::Engine;
@@ -31,22 +32,77 @@ pub enum Signal {
     Lost,
 }
 
-/// Performs a claimed job and writes down how the attempt ended. Returns when the row is written, or when it no
-/// longer is this worker's to write.
+/// What is left to do after an attempt.
+#[must_use = "a bare job's row is still to be written"]
+pub enum Performed {
+    /// Nothing: its row is written, or is no longer this worker's to write.
+    Written,
+    /// The job ended well and has nothing to write but its own row, which is written together with those of others.
+    Bare(Bare),
+}
+
+/// A job that ended well, its row not yet written.
+pub struct Bare {
+    job: jobs::Fenced,
+    kind: String,
+    pool: String,
+    policy: RetryPolicy,
+    started: std::time::Instant,
+    signal: watch::Receiver<Signal>,
+    span: Span,
+}
+
+impl Bare {
+    /// The job, and the fence of its attempt.
+    #[must_use]
+    pub fn job(&self) -> jobs::Fenced {
+        self.job
+    }
+
+    /// Its row is written.
+    pub fn completed(self) {
+        attempted(&self.kind, "ok");
+        metrics::counter!(metric::FINISHED, "pool" => self.pool.clone(), "kind" => self.kind.clone(),
+                          "outcome" => "succeeded")
+        .increment(1);
+        took(self.pool, self.kind, self.started);
+    }
+
+    /// Writes the row, with whatever others are at it. Returns as [`perform`] does.
+    pub async fn complete(self, engine: &Engine) {
+        match engine.complete(self.job).await {
+            Ok(true) => self.completed(),
+            Ok(false) => self.missed(engine).await,
+            Err(error) => self.failed(engine, crate::ctx::failure(error)).await,
+        }
+    }
+
+    /// The row could not be written: the job was asked to stop, or is somebody else's. The row decides which.
+    pub async fn missed(self, engine: &Engine) {
+        self.failed(engine, Failure::Cancelled).await;
+    }
+
+    async fn failed(mut self, engine: &Engine, failure: Failure) {
+        attempted(&self.kind, word(&failure));
+        write_down(engine, self.job, &failure, self.policy, &mut self.signal)
+            .instrument(self.span)
+            .await;
+        took(self.pool, self.kind, self.started);
+    }
+}
+
+/// Performs a claimed job and writes down how the attempt ended, unless there is nothing but its own row to write.
 pub async fn perform<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
     job: Claimed,
-    mut signal: watch::Receiver<Signal>,
-) {
+    signal: watch::Receiver<Signal>,
+) -> Performed {
     let (span, place) = trace::attempt(&job);
     let started = std::time::Instant::now();
-    let (kind, pool) = (job.kind.clone(), job.pool.clone());
-    trace::scope(place, attempt(engine, registry, world, job, &mut signal))
-        .instrument(span)
-        .await;
-    metrics::histogram!(metric::RUN, "pool" => pool, "kind" => kind).record(started.elapsed());
+    let attempt = attempt(engine, registry, world, job, signal, started);
+    trace::scope(place, attempt).instrument(span).await
 }
 
 async fn attempt<World: Send + Sync + 'static>(
@@ -54,8 +110,9 @@ async fn attempt<World: Send + Sync + 'static>(
     registry: &Registry<World>,
     world: &World,
     mut job: Claimed,
-    signal: &mut watch::Receiver<Signal>,
-) {
+    mut signal: watch::Receiver<Signal>,
+    started: std::time::Instant,
+) -> Performed {
     let token = CancellationToken::new();
     let (kind, pool) = (job.kind.clone(), job.pool.clone());
     let input = std::mem::take(&mut job.input);
@@ -82,30 +139,38 @@ async fn attempt<World: Send + Sync + 'static>(
         }
         Some(runner) => {
             let run = AssertUnwindSafe(runner.run(&mut ctx, &input, world)).catch_unwind();
-            supervise(engine, run, signal, &token, limit, remaining).await
+            supervise(engine, run, &mut signal, &token, limit, remaining).await
         }
     };
     let failure = match outcome {
-        Ok(End::Written) => return attempted(&kind, "ok"),
-        Ok(End::Bare) if bare => match engine.complete(fenced).await {
-            Ok(true) => {
-                attempted(&kind, "ok");
-                metrics::counter!(metric::FINISHED, "pool" => pool, "kind" => kind, "outcome" => "succeeded")
-                    .increment(1);
-                return;
-            }
-            // Asked to stop, or taken over: the row decides.
-            Ok(false) => Failure::Cancelled,
-            Err(error) => crate::ctx::failure(error),
-        },
-        Ok(End::Bare) => match ctx.settle(async |_| Ok(())).await {
-            Ok(_) => return attempted(&kind, "ok"),
-            Err(failure) => failure,
-        },
-        Err(failure) => failure,
+        Ok(End::Bare) if bare => {
+            return Performed::Bare(Bare {
+                job: fenced,
+                kind,
+                pool,
+                policy,
+                started,
+                signal,
+                span: Span::current(),
+            });
+        }
+        Ok(End::Bare) => ctx.settle(async |_| Ok(())).await.err(),
+        Ok(End::Written) => None,
+        Err(failure) => Some(failure),
     };
-    attempted(&kind, word(&failure));
-    write_down(engine, fenced, &failure, policy, signal).await;
+    match failure {
+        None => attempted(&kind, "ok"),
+        Some(failure) => {
+            attempted(&kind, word(&failure));
+            write_down(engine, fenced, &failure, policy, &mut signal).await;
+        }
+    }
+    took(pool, kind, started);
+    Performed::Written
+}
+
+fn took(pool: String, kind: String, started: std::time::Instant) {
+    metrics::histogram!(metric::RUN, "pool" => pool, "kind" => kind).record(started.elapsed());
 }
 
 fn attempted(kind: &str, outcome: &'static str) {
@@ -182,7 +247,7 @@ const DEADLINE: &str = "the deadline has passed";
 
 async fn write_down(
     engine: &Engine,
-    job: store::jobs::Fenced,
+    job: jobs::Fenced,
     failure: &Failure,
     policy: RetryPolicy,
     signal: &mut watch::Receiver<Signal>,

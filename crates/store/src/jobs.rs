@@ -14,7 +14,7 @@ mod list;
 mod sweep;
 
 pub use bulk::{Fenced, Renewed, complete, look, renew};
-pub use claim::{Claimed, claim};
+pub use claim::{Claimed, Turned, claim, turn};
 pub use family::{child_over, children, count_children, grew, let_go, mark};
 pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
 pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};

@@ -3,8 +3,11 @@
 //! The second session takes the job while the first one's write is already waiting for the row, which is the case a
 //! fence in a plain WHERE lets slip through.
 
+use std::time::Duration;
+
 use towpath_domain::job::JobState;
-use towpath_durable::{Claimed, perform};
+use towpath_domain::{TenantId, WorkerId};
+use towpath_durable::{Claimed, Performed, perform};
 use towpath_store::jobs::{self, Fenced};
 use towpath_store::{Error, steps};
 
@@ -73,6 +76,42 @@ on_each! {
 }
 
 on_each! {
+    async fn a_turn_completes_what_is_held_and_claims_what_is_ready(world) {
+        let (stale, taken) = taken_over(&world, [Op::Done]).await;
+        let cancelled = world.start(Script::new("b", [Op::Done])).await;
+        let held = world.start(Script::new("c", [Op::Done])).await;
+        let claimed = world.claim(2).await;
+        world.store.write(async |tx| towpath_durable::cancel(tx, cancelled).await).await.unwrap();
+        let [next, last] = [world.start(Script::new("d", [])).await, world.start(Script::new("e", [])).await];
+        let mine: Vec<_> = claimed.iter().chain([&stale]).map(fenced).collect();
+        let turn = async |n| {
+            world
+                .store
+                .write_one(async |tx| {
+                    let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
+                    jobs::turn(tx, &mine, Script::POOL_NAME, worker, lease, n, TenantId::nil()).await
+                })
+                .await
+                .unwrap()
+        };
+        let turned = turn(1).await;
+        let mut missed: Vec<_> = turned.missed.iter().map(|job| job.id).collect();
+        missed.sort_unstable();
+        assert_eq!(missed, [taken.id, cancelled]);
+        assert_eq!(turned.claimed.iter().map(|job| job.id).collect::<Vec<_>>(), [next]);
+        assert_eq!(turned.claimed[0].attempt, 1);
+        assert_eq!(world.job(held).await.state, JobState::Succeeded);
+        assert_eq!(world.job(next).await.fence, turned.claimed[0].fence);
+        assert_eq!(world.job(cancelled).await.state, JobState::Running);
+        assert_eq!(world.job(taken.id).await.fence, taken.fence);
+        let again = turn(9).await;
+        assert_eq!(again.missed.len(), 3, "what is over cannot be completed");
+        assert_eq!(again.claimed.iter().map(|job| job.id).collect::<Vec<_>>(), [last]);
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
     async fn a_stale_failure_is_refused(world) {
         let (stale, owner) = taken_over(&world, [Op::Fatal]).await;
         assert!(perform_stale(&world, stale).await.is_empty());
@@ -109,7 +148,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
         return;
     };
     let world = World::new(database).await;
-    for kind in ["step", "one step", "complete", "renew", "commit"] {
+    for kind in ["step", "one step", "complete", "turn", "renew", "commit"] {
         let id = world.start(Script::new("a", [Op::Effect("x".into())])).await;
         let stale = world.claim(1).await.remove(0);
         assert_eq!(stale.id, id);
@@ -163,6 +202,15 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                         .write(async |tx| jobs::complete(tx, &[held]).await)
                         .await
                         .map(|hit| hit.len()),
+                    "turn" => {
+                        let turned = store
+                            .write_one(async |tx| {
+                                let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
+                                jobs::turn(tx, &[held], Script::POOL_NAME, worker, lease, 1, TenantId::nil()).await
+                            })
+                            .await;
+                        turned.map(|turned| 1 - turned.missed.len() + turned.claimed.len())
+                    }
                     "renew" => {
                         let lease = engine.settings().lease;
                         store
@@ -172,7 +220,8 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                     }
                     _ => {
                         let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
-                        perform(&engine, &registry, &*shared, job, receiver).await;
+                        let done = perform(&engine, &registry, &*shared, job, receiver).await;
+                        assert!(matches!(done, Performed::Written));
                         Ok::<_, Error>(0)
                     }
                 }

@@ -240,7 +240,10 @@ impl World {
     /// Performs a claimed job here and now, as its worker would.
     pub async fn perform(&self, job: towpath_durable::Claimed) {
         let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
-        towpath_durable::perform(&self.engine, &self.registry, &*self.shared, job, receiver).await;
+        let done = towpath_durable::perform(&self.engine, &self.registry, &*self.shared, job, receiver).await;
+        if let towpath_durable::Performed::Bare(bare) = done {
+            bare.complete(&self.engine).await;
+        }
     }
 
     /// Waits until some session waits for a lock. Only on PostgreSQL.

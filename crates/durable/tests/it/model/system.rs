@@ -275,7 +275,10 @@ impl System {
             self.strings.waiting.lock().unwrap().insert((job.id, job.fence), hears);
             let strings = self.strings.clone();
             let task = tokio::spawn(async move {
-                towpath_durable::perform(&home.engine, &home.registry, &*strings, job, signals).await;
+                let done = towpath_durable::perform(&home.engine, &home.registry, &*strings, job, signals).await;
+                if let towpath_durable::Performed::Bare(bare) = done {
+                    bare.complete(&home.engine).await;
+                }
             });
             self.handlers.push(Handler {
                 job: held,
