@@ -40,7 +40,7 @@ pub async fn open_runs(tx: &mut Tx<'_>, tenant: TenantId) -> Result<OpenRuns> {
     let waiting: Vec<(JobState, Timestamp)> = on!(tx, |conn| sqlx::query_as(
         "SELECT j.state, r.created_at FROM run r JOIN job j ON j.id = r.job_id
          WHERE r.tenant_id = $1 AND r.status = 'pending' AND r.created_at <= $2 AND j.state <> 'running'
-         ORDER BY r.created_at LIMIT $3",
+         ORDER BY r.created_at LIMIT $3 + 0",
     )
     .bind(tenant)
     .bind(now)

@@ -208,8 +208,7 @@ pub async fn search(
     query.bind(Arg::Uuid(tenant.0));
     narrow(&mut query, which);
     query.push(" ORDER BY ").push(order.text(ascending));
-    query.push(" LIMIT ").bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.page(limit, offset);
     query.fetch_all(tx).await
 }
 
@@ -340,8 +339,7 @@ pub async fn versions(
             .push(" AND ")
             .contains("metadata", &Value::Object(metadata.clone()));
     }
-    query.push(" ORDER BY version DESC LIMIT ").bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.push(" ORDER BY version DESC").page(limit, offset);
     query.fetch_all(tx).await
 }
 

@@ -197,8 +197,7 @@ pub async fn search(
     let way = if ascending { "" } else { " DESC" };
     query.push(" ORDER BY ").push(order.text()).push(way);
     query.push(" NULLS LAST, id").push(way);
-    query.push(" LIMIT ").bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.page(limit, offset);
     query.fetch_all(tx).await
 }
 

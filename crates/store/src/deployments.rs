@@ -202,10 +202,7 @@ pub async fn list(
         query.push(" AND ");
         query.any_of("id", ids.iter().map(|id| Arg::Uuid(id.0)));
     }
-    query
-        .push(" ORDER BY created_at DESC, id DESC LIMIT ")
-        .bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.push(" ORDER BY created_at DESC, id DESC").page(limit, offset);
     query.fetch_all(tx).await
 }
 

@@ -141,7 +141,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Destination>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM destination WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 OFFSET $3"
+        "SELECT * FROM destination WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 + 0 OFFSET $3"
     )
     .bind(tenant)
     .bind(limit)

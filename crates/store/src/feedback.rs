@@ -169,8 +169,7 @@ pub async fn list(
             .push(" AND ")
             .any_of("source", wanted.sources.iter().cloned().map(Arg::Text));
     }
-    query.push(" ORDER BY seq DESC, id LIMIT ").bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.push(" ORDER BY seq DESC, id").page(limit, offset);
     query.fetch_all(tx).await
 }
 

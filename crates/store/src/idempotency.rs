@@ -133,7 +133,7 @@ pub async fn keep(tx: &mut Tx<'_>, tenant: TenantId, keyed: &Keyed, answer: &str
 pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
     Ok(on!(tx, |conn| sqlx::query(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN
-             (SELECT tenant_id, key FROM idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2)",
+             (SELECT tenant_id, key FROM idempotency WHERE created_at < $1 ORDER BY created_at LIMIT $2 + 0)",
     )
     .bind(before)
     .bind(limit)

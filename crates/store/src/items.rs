@@ -171,9 +171,8 @@ pub async fn search(
         matcher.field(&Place::Column, key, wanted, key)?;
     }
     query
-        .push(" ORDER BY updated_at DESC, namespace, key LIMIT ")
-        .bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+        .push(" ORDER BY updated_at DESC, namespace, key")
+        .page(limit, offset);
     query.fetch_all(tx).await
 }
 
@@ -264,9 +263,9 @@ pub async fn sweep(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     // The rows' places, because SQLite's DELETE has no LIMIT of its own.
     let text = sql!(tx,
         sqlite: "DELETE FROM store_item WHERE rowid IN (
-                     SELECT rowid FROM store_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2)",
+                     SELECT rowid FROM store_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2 + 0)",
         postgres: "DELETE FROM store_item WHERE ctid IN (
-                     SELECT ctid FROM store_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
+                     SELECT ctid FROM store_item WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2 + 0
                      FOR UPDATE SKIP LOCKED)");
     Ok(on!(tx, |conn| sqlx::query(text)
         .bind(now)

@@ -120,7 +120,7 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
     let text = sql!(tx,
         sqlite: "UPDATE job SET state = 'ready', lane_held = 1
                  WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
-                              ORDER BY lane_seq, id LIMIT $2)
+                              ORDER BY lane_seq, id LIMIT $2 + 0)
                  RETURNING id, pool",
         // An array, not a join: see `postgres.rs`.
         postgres: "UPDATE job SET state = 'ready', lane_held = true
@@ -142,7 +142,7 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
 /// As every statement.
 pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     let text = sql!(tx,
-        sqlite: "SELECT key FROM lane WHERE held = 0 LIMIT $1",
+        sqlite: "SELECT key FROM lane WHERE held = 0 LIMIT $1 + 0",
         postgres: "SELECT key FROM lane WHERE held = 0 LIMIT $1 FOR UPDATE SKIP LOCKED");
     let idle: Vec<String> = on!(tx, |conn| sqlx::query_scalar(text).bind(limit).fetch_all(conn).await)?;
     let mut gone = 0;

@@ -77,7 +77,7 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId) -> Result<Li
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Listener>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM listener WHERE tenant_id = $1 ORDER BY created_at, id LIMIT $2 OFFSET $3"
+        "SELECT * FROM listener WHERE tenant_id = $1 ORDER BY created_at, id LIMIT $2 + 0 OFFSET $3"
     )
     .bind(tenant)
     .bind(limit)

@@ -277,8 +277,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
             .push(" AND extra IS NOT NULL AND ")
             .contains("extra", &serde_json::json!({ "metadata": metadata }));
     }
-    query.push(" ORDER BY start_time DESC, id LIMIT ").bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.push(" ORDER BY start_time DESC, id").page(limit, offset);
     query.fetch_all(tx).await
 }
 

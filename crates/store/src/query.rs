@@ -85,6 +85,19 @@ impl Query {
         self
     }
 
+    /// Adds the most rows there may be.
+    ///
+    /// SQLite plans for the value of a LIMIT that is a bare parameter, and so prepares the statement anew whenever it is
+    /// bound: for a claim that took as long as the claim itself. Of a sum it makes nothing.
+    pub fn limit(&mut self, rows: i64) -> &mut Self {
+        self.push(" LIMIT ").bind(Arg::Int(rows)).push(" + 0")
+    }
+
+    /// Adds the most rows there may be, and how many are passed over before them.
+    pub fn page(&mut self, rows: i64, skipped: i64) -> &mut Self {
+        self.limit(rows).push(" OFFSET ").bind(Arg::Int(skipped))
+    }
+
     /// Adds `expression IN (values)`; never true when there are none.
     pub fn any_of(&mut self, expression: &str, values: impl IntoIterator<Item = Arg>) -> &mut Self {
         self.push(expression).push(" IN (");

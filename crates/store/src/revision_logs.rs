@@ -170,11 +170,11 @@ pub async fn list(
         query.bind(Arg::Uuid(past.0));
     }
     query.push(if filter.newest_first {
-        " ORDER BY id DESC LIMIT "
+        " ORDER BY id DESC"
     } else {
-        " ORDER BY id LIMIT "
+        " ORDER BY id"
     });
-    query.bind(Arg::Int(limit));
+    query.limit(limit);
     query.fetch_all(tx).await
 }
 
@@ -189,7 +189,7 @@ pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u6
     let first_kept = LogLineId(Uuid::from_u128(millis << 80));
     Ok(on!(tx, |conn| sqlx::query(
         "DELETE FROM revision_log WHERE id IN (
-             SELECT id FROM revision_log WHERE id < $1 AND kind = 'deploy' ORDER BY id LIMIT $2)"
+             SELECT id FROM revision_log WHERE id < $1 AND kind = 'deploy' ORDER BY id LIMIT $2 + 0)"
     )
     .bind(first_kept)
     .bind(limit)

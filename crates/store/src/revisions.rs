@@ -214,8 +214,7 @@ pub async fn list(
             statuses.iter().map(|status| Arg::Text(status.as_str().to_owned())),
         );
     }
-    query.push(" ORDER BY seq DESC LIMIT ").bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+    query.push(" ORDER BY seq DESC").page(limit, offset);
     query.fetch_all(tx).await
 }
 

@@ -98,9 +98,7 @@ pub async fn read(
     if let Some(run) = run {
         query.push(" AND run_id = ").bind(Arg::Uuid(run.0));
     }
-    query
-        .push(" ORDER BY last_ms, last_seq, id LIMIT ")
-        .bind(Arg::Int(limit));
+    query.push(" ORDER BY last_ms, last_seq, id").limit(limit);
     query.fetch_all(tx).await
 }
 
@@ -147,7 +145,7 @@ pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
     let now = tx.now();
     let text = sql!(tx,
         sqlite: "DELETE FROM run_event WHERE (thread_id, last_ms, last_seq, id) IN
-                 (SELECT thread_id, last_ms, last_seq, id FROM run_event WHERE expires_at < $1 LIMIT $2)",
+                 (SELECT thread_id, last_ms, last_seq, id FROM run_event WHERE expires_at < $1 LIMIT $2 + 0)",
         // Several sweeps may be at it.
         postgres: "DELETE FROM run_event WHERE ctid = ANY (ARRAY
                    (SELECT ctid FROM run_event WHERE expires_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED))");

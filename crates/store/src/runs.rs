@@ -134,9 +134,8 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, page: Pag
     query.push(" AND run.thread_id = ").bind(Arg::Uuid(thread.0));
     stands(&mut query, page.status);
     query
-        .push(" ORDER BY run.created_at DESC, run.id DESC LIMIT ")
-        .bind(Arg::Int(page.limit));
-    query.push(" OFFSET ").bind(Arg::Int(page.offset));
+        .push(" ORDER BY run.created_at DESC, run.id DESC")
+        .page(page.limit, page.offset);
     query.fetch_all(tx).await
 }
 
@@ -172,9 +171,8 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i
         query.contains("run.metadata", metadata);
     }
     query
-        .push(" ORDER BY run.created_at DESC, run.id DESC LIMIT ")
-        .bind(Arg::Int(limit));
-    query.push(" OFFSET ").bind(Arg::Int(offset));
+        .push(" ORDER BY run.created_at DESC, run.id DESC")
+        .page(limit, offset);
     query.fetch_all(tx).await
 }
 

@@ -130,7 +130,7 @@ pub async fn set_spawn(
 pub async fn list(tx: &mut Tx<'_>, before: Option<ScheduleId>, limit: i64) -> Result<Vec<Schedule>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
-            "SELECT * FROM schedule WHERE ended_at IS NULL AND ($1 IS NULL OR id < $1) ORDER BY id DESC LIMIT $2",
+            "SELECT * FROM schedule WHERE ended_at IS NULL AND ($1 IS NULL OR id < $1) ORDER BY id DESC LIMIT $2 + 0",
         )
         .bind(before)
         .bind(limit)
@@ -186,7 +186,7 @@ pub async fn without_spawn(tx: &mut Tx<'_>, rested: Timestamp, limit: i64) -> Re
         sqlx::query_as(
             "SELECT s.* FROM schedule s LEFT JOIN job j ON j.id = s.spawn_job
              WHERE s.ended_at IS NULL AND NOT s.paused AND (j.id IS NULL OR j.finished_at < $1)
-             ORDER BY s.next_at LIMIT $2",
+             ORDER BY s.next_at LIMIT $2 + 0",
         )
         .bind(rested)
         .bind(limit)

@@ -351,7 +351,7 @@ pub async fn abandon(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<V
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(
         "UPDATE segment SET state = 'deleting', changed_at = $3 WHERE state = 'writing' AND id IN (
-             SELECT id FROM segment WHERE state = 'writing' AND changed_at < $1 ORDER BY changed_at LIMIT $2)
+             SELECT id FROM segment WHERE state = 'writing' AND changed_at < $1 ORDER BY changed_at LIMIT $2 + 0)
          RETURNING *",
     )
     .bind(before)
@@ -383,7 +383,7 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
 /// Only what the database says.
 pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Segment>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE state = 'deleting' ORDER BY changed_at LIMIT $1"
+        "SELECT * FROM segment WHERE state = 'deleting' ORDER BY changed_at LIMIT $1 + 0"
     )
     .bind(limit)
     .fetch_all(conn)

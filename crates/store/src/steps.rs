@@ -57,7 +57,7 @@ pub struct Done {
 /// As every statement.
 pub async fn done(tx: &mut Tx<'_>, job: JobId, limit: i64) -> Result<Vec<Done>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT name, fence, at FROM step WHERE job_id = $1 ORDER BY at, name LIMIT $2")
+        sqlx::query_as("SELECT name, fence, at FROM step WHERE job_id = $1 ORDER BY at, name LIMIT $2 + 0")
             .bind(job)
             .bind(limit)
             .fetch_all(conn)

@@ -327,7 +327,7 @@ pub async fn changed(
 ) -> Result<Vec<(ThreadId, Timestamp)>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, updated_at FROM thread WHERE tenant_id = $1 AND (updated_at, id) > ($2, $3)
-         ORDER BY updated_at, id LIMIT $4"
+         ORDER BY updated_at, id LIMIT $4 + 0"
     )
     .bind(tenant)
     .bind(since.0)
@@ -346,7 +346,7 @@ pub async fn expired(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<Ve
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT id, ttl_strategy FROM thread
          WHERE expires_at < $2 AND tenant_id = $1 AND ttl_strategy IS NOT NULL AND status <> 'busy'
-         ORDER BY expires_at LIMIT $3"
+         ORDER BY expires_at LIMIT $3 + 0"
     )
     .bind(tenant)
     .bind(now)

@@ -100,7 +100,7 @@ pub async fn open(tx: &mut Tx<'_>, max_bytes: i64) -> Result<Vec<Unit>> {
     /// More would be slow to list and mark in one transaction.
     const MOST: i64 = 512;
     let mut units: Vec<Unit> = on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM wal_unit WHERE state = 'open' ORDER BY seq LIMIT $1",
+        "SELECT * FROM wal_unit WHERE state = 'open' ORDER BY seq LIMIT $1 + 0",
     )
     .bind(MOST)
     .fetch_all(conn)
@@ -225,7 +225,7 @@ pub async fn fold(tx: &mut Tx<'_>, job: JobId, units: &[UnitId]) -> Result<()> {
 /// Only what the database says.
 pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Unit>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM wal_unit WHERE state = 'folded' AND folded_at < $1 ORDER BY folded_at LIMIT $2",
+        "SELECT * FROM wal_unit WHERE state = 'folded' AND folded_at < $1 ORDER BY folded_at LIMIT $2 + 0",
     )
     .bind(before)
     .bind(limit)

@@ -76,7 +76,7 @@ pub async fn list(
         query.push(" AND ");
         query.contains("metadata", metadata);
     }
-    query.push(" ORDER BY checkpoint_id DESC LIMIT ").bind(Arg::Int(limit));
+    query.push(" ORDER BY checkpoint_id DESC").limit(limit);
     query.fetch_all(tx).await
 }
 

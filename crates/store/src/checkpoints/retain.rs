@@ -59,7 +59,7 @@ pub async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<
              SELECT min(kept.checkpoint_id) FROM (
                  SELECT other.checkpoint_id FROM checkpoints AS other
                  WHERE other.thread_id = $1 AND other.checkpoint_ns = checkpoints.checkpoint_ns
-                 ORDER BY other.checkpoint_id DESC LIMIT $2) AS kept)"
+                 ORDER BY other.checkpoint_id DESC LIMIT $2 + 0) AS kept)"
     )
     .bind(thread.to_string())
     .bind(count.max(1))

@@ -49,7 +49,7 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<DeploymentId>, limit: i64) -> 
              LEFT JOIN revision l ON l.id = d.latest_revision_id
              LEFT JOIN revision a ON a.id = d.active_revision_id
              WHERE $1 IS NULL OR d.id < $1
-             ORDER BY d.id DESC LIMIT $2",
+             ORDER BY d.id DESC LIMIT $2 + 0",
         )
         .bind(before)
         .bind(limit)

@@ -89,7 +89,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64
                 FROM scheduled_export
                 WHERE tenant_id = $1 AND ($2 IS NULL OR id = $2) AND ($3 IS NULL OR project_id = $3)
                   AND ($4 IS NULL OR destination_id = $4) AND ($5 IS NULL OR status = $5) AND $6 IS NULL
-                ORDER BY created_at DESC, id DESC LIMIT $7 OFFSET $8";
+                ORDER BY created_at DESC, id DESC LIMIT $7 + 0 OFFSET $8";
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(filter.id)

@@ -68,7 +68,7 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<ExportId>, limit: i64) -> Resu
              LEFT JOIN project p ON p.id = e.project_id AND p.tenant_id = e.tenant_id
              LEFT JOIN destination d ON d.id = e.destination_id AND d.tenant_id = e.tenant_id
              WHERE $1 IS NULL OR e.id < $1
-             ORDER BY e.id DESC LIMIT $2",
+             ORDER BY e.id DESC LIMIT $2 + 0",
         )
         .bind(before)
         .bind(limit)

@@ -145,7 +145,7 @@ pub async fn list_spawned(
     Ok(on!(tx, |conn| sqlx::query_as(
         "SELECT r.* FROM export e JOIN export_run r ON r.export_id = e.id
          WHERE e.tenant_id = $1 AND e.source_bulk_export_id = $2
-         ORDER BY r.start_time DESC, r.id LIMIT $3 OFFSET $4"
+         ORDER BY r.start_time DESC, r.id LIMIT $3 + 0 OFFSET $4"
     )
     .bind(tenant)
     .bind(source)

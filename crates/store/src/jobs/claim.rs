@@ -118,7 +118,8 @@ const POSTGRES_TURN: &str = concat!(
 /// What is claimed, for SQLite: one row of two lists, the jobs and their ids, both JSON. Rows that come one after
 /// another from the library's thread each wake the task that reads them, which takes longer than claiming them.
 ///
-/// One writer, so nobody else can take the rows before they are marked. No LATERAL: a correlated IN does the same.
+/// The `+ 0` at each LIMIT is explained at [`Query::limit`](crate::query::Query::limit). One writer, so nobody else can take
+/// the rows before they are marked. No LATERAL: a correlated IN does the same.
 const SQLITE_PICKS: &str = "WITH RECURSIVE
  above(tenant_id) AS (
      SELECT * FROM (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $1 AND tenant_id > $3
@@ -138,14 +139,14 @@ const SQLITE_PICKS: &str = "WITH RECURSIVE
  ),
  turn AS MATERIALIZED (
      SELECT tenant_id FROM (SELECT tenant_id, 0 AS round FROM above UNION ALL SELECT tenant_id, 1 FROM below)
-     WHERE tenant_id IS NOT NULL ORDER BY round, tenant_id LIMIT $2
+     WHERE tenant_id IS NOT NULL ORDER BY round, tenant_id LIMIT $2 + 0
  ),
  picked AS MATERIALIZED (
      SELECT j.id FROM turn CROSS JOIN job j
      WHERE j.id IN (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool = $1
                     AND i.tenant_id = turn.tenant_id ORDER BY i.priority DESC, i.run_at, i.id
                     LIMIT max(1, $2 / (SELECT count(*) FROM turn)))
-     LIMIT $2
+     LIMIT $2 + 0
  )
  SELECT json_group_array(json_array(hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor,
                                     lane, iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1,

@@ -12,9 +12,9 @@ use crate::tx::{Conn, Tx};
 /// As every statement.
 pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i64) -> Result<Vec<Job>> {
     let text = if open_only {
-        "SELECT * FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2"
+        "SELECT * FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2 + 0"
     } else {
-        "SELECT * FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2"
+        "SELECT * FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2 + 0"
     };
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(parent)

@@ -156,7 +156,7 @@ pub async fn dead(tx: &mut Tx<'_>, before: Option<(Timestamp, JobId)>, limit: i6
     };
     let text = format!(
         "SELECT {COLUMNS} FROM job WHERE dead AND finished_at IS NOT NULL {behind}
-         ORDER BY finished_at DESC, id DESC LIMIT $1"
+         ORDER BY finished_at DESC, id DESC LIMIT $1 + 0"
     );
     Ok(on!(tx, |conn| {
         let mut query = sqlx::query_as(AssertSqlSafe(text)).bind(limit);

@@ -22,9 +22,9 @@ pub struct Candidate {
 pub async fn due(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
         sqlite: "SELECT id, lane FROM job WHERE state = 'scheduled' AND run_at <= $1 AND lane IS NOT NULL
-                 ORDER BY run_at, id LIMIT $2",
+                 ORDER BY run_at, id LIMIT $2 + 0",
         postgres: "SELECT id, lane FROM job WHERE state = 'scheduled' AND run_at <= towpath_now($1) AND lane IS NOT NULL
-                   ORDER BY run_at, id LIMIT $2");
+                   ORDER BY run_at, id LIMIT $2 + 0");
     find(tx, text, limit).await
 }
 
@@ -36,7 +36,7 @@ pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
     let text = sql!(tx,
         sqlite: "UPDATE job SET state = 'ready' WHERE id IN (
                      SELECT id FROM job WHERE state = 'scheduled' AND run_at <= $1 AND lane IS NULL
-                     ORDER BY run_at LIMIT $2)
+                     ORDER BY run_at LIMIT $2 + 0)
                  RETURNING pool",
         // SKIP LOCKED: several schedulers share the work instead of waiting for one another.
         postgres: "UPDATE job SET state = 'ready' WHERE id = ANY (ARRAY (
@@ -61,9 +61,9 @@ pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
 /// As every statement.
 pub async fn expired(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
-        sqlite: "SELECT id, lane FROM job WHERE state = 'running' AND lease_until < $1 ORDER BY lease_until, id LIMIT $2",
+        sqlite: "SELECT id, lane FROM job WHERE state = 'running' AND lease_until < $1 ORDER BY lease_until, id LIMIT $2 + 0",
         postgres: "SELECT id, lane FROM job WHERE state = 'running' AND lease_until < towpath_now($1)
-                   ORDER BY lease_until, id LIMIT $2");
+                   ORDER BY lease_until, id LIMIT $2 + 0");
     find(tx, text, limit).await
 }
 
@@ -74,9 +74,9 @@ pub async fn expired(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Candidate>> {
 pub async fn overdue(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
         sqlite: "SELECT id, lane FROM job WHERE deadline_at IS NOT NULL AND finished_at IS NULL AND deadline_at <= $1
-                 ORDER BY deadline_at, id LIMIT $2",
+                 ORDER BY deadline_at, id LIMIT $2 + 0",
         postgres: "SELECT id, lane FROM job WHERE deadline_at IS NOT NULL AND finished_at IS NULL
-                   AND deadline_at <= towpath_now($1) ORDER BY deadline_at, id LIMIT $2");
+                   AND deadline_at <= towpath_now($1) ORDER BY deadline_at, id LIMIT $2 + 0");
     find(tx, text, limit).await
 }
 
@@ -104,7 +104,7 @@ pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u6
         sqlx::query_scalar(
             "SELECT j.id FROM job j WHERE j.finished_at < $1 AND j.created_at < $1 AND NOT j.dead
              AND NOT EXISTS (SELECT 1 FROM job p WHERE p.id = j.parent_id AND p.finished_at IS NULL)
-             ORDER BY j.id LIMIT $2",
+             ORDER BY j.id LIMIT $2 + 0",
         )
         .bind(before)
         .bind(limit)

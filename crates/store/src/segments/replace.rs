@@ -137,7 +137,7 @@ pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, limit: i64) -> Result<Vec
                                  OR SUM(CASE WHEN s.compacted THEN 0 ELSE p.rows END) >= $2
                                  OR SUM(CASE WHEN EXISTS (SELECT 1 FROM segment_part_past o
                                                           WHERE o.segment_id = p.segment_id) THEN 1 ELSE 0 END) > 0)))
-         ORDER BY COUNT(DISTINCT p.segment_id) DESC, p.day, p.project_id LIMIT $5",
+         ORDER BY COUNT(DISTINCT p.segment_id) DESC, p.day, p.project_id LIMIT $5 + 0",
     )
     .bind(worth.open_from)
     .bind(worth.closed_rows)
@@ -159,7 +159,7 @@ pub async fn retire_dead(tx: &mut Tx<'_>, keep_from: Option<NaiveDate>, limit: i
          WHERE ($1 IS NOT NULL AND p.day < $1)
             OR EXISTS (SELECT 1 FROM project_tombstone t
                        WHERE t.tenant_id = p.tenant_id AND t.project_id = p.project_id)
-         LIMIT $2",
+         LIMIT $2 + 0",
     )
     .bind(keep_from)
     .bind(limit)

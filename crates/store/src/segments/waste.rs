@@ -37,7 +37,7 @@ pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<V
         // SQLite has one writer.
         sqlite: "SELECT id FROM segment s WHERE state = 'superseded' AND changed_at < $1
                    AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = s.id)
-                 ORDER BY changed_at, id LIMIT $2",
+                 ORDER BY changed_at, id LIMIT $2 + 0",
         // A pin is only taken on what is live, so once the row is locked nobody new comes; those who came before
         // are looked for below, in a statement of its own.
         postgres: "SELECT id FROM segment s WHERE state = 'superseded' AND changed_at < $1

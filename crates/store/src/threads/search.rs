@@ -101,12 +101,7 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Resul
     narrow(&mut query, tenant, &wanted.filter);
     let way = if wanted.ascending { " ASC" } else { " DESC" };
     query.push(" ORDER BY ").push(wanted.sort_by.column()).push(way);
-    query
-        .push(", id")
-        .push(way)
-        .push(" LIMIT ")
-        .bind(Arg::Int(wanted.limit));
-    query.push(" OFFSET ").bind(Arg::Int(wanted.offset));
+    query.push(", id").push(way).page(wanted.limit, wanted.offset);
     query.fetch_all(tx).await
 }
 
