@@ -334,17 +334,55 @@ impl Ctx {
         even_cancelled: bool,
         f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
     ) -> Outcome {
-        let id = self.job.id;
         failpoint::hit("settle.before");
+        self.settled(lanes, even_cancelled, f)
+            .instrument(tracing::debug_span!("settle"))
+            .await?;
+        failpoint::hit("settle.after");
+        Ok(Done(End::Written))
+    }
+
+    async fn settled(
+        &mut self,
+        lanes: &[Lane],
+        even_cancelled: bool,
+        f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
+    ) -> Result<(), Failure> {
+        let id = self.job.id;
+        let mut f = Some(f);
+        // Where nothing else changes with the job, one statement locks it, looks at its fence and ends it.
+        let alone = self.job.lane.is_none() && self.job.parent_id.is_none() && self.job.open_children == 0;
+        if alone && lanes.is_empty() && !even_cancelled {
+            let written = self
+                .engine
+                .store()
+                .write(async |tx| {
+                    if !jobs::succeed(tx, self.fenced()).await? {
+                        return Err(store::Error::Stale);
+                    }
+                    if let Some(f) = f.take() {
+                        f(tx).await?;
+                    }
+                    no_children(tx, id)
+                })
+                .await;
+            if f.is_none() {
+                written.map_err(failure)?;
+                metrics::counter!(metric::FINISHED, "pool" => self.job.pool.clone(), "kind" => self.job.kind.clone(),
+                                  "outcome" => "succeeded")
+                .increment(1);
+                return Ok(());
+            }
+            // It moved on, or was asked to stop, or the database is away: below it turns out which.
+        }
         self.held(lanes, even_cancelled, true, async |tx, hold| {
-            f(tx).await?;
+            if let Some(f) = f {
+                f(tx).await?;
+            }
             no_children(tx, id)?;
             hold.finish(tx, id, None, false).await
         })
-        .instrument(tracing::debug_span!("settle"))
-        .await?;
-        failpoint::hit("settle.after");
-        Ok(Done(End::Written))
+        .await
     }
 
     /// One transaction as the job's holder; with `family` its open descendants are locked too, if it has any.

@@ -223,6 +223,29 @@ pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &Move) -> Result<()> {
     hit(done)
 }
 
+/// Ends well a running job that is in no lane and has neither parent nor open children, for its holder. Answers whether it
+/// did: `false` when the job is not held at this fence, or was asked to stop.
+///
+/// # Errors
+/// As every statement.
+pub async fn succeed(tx: &mut Tx<'_>, job: Fenced) -> Result<bool> {
+    let now = tx.now();
+    let done = on!(tx, |conn| {
+        // The fence rises, as wherever a running job is taken off its worker: what its holder may still be writing is stale.
+        sqlx::query(
+            "UPDATE job SET state = 'succeeded', fence = fence + 1, finished_at = $3, worker_id = NULL, lease_until = NULL
+             WHERE id = $1 AND fence = $2 AND state = 'running' AND cancel_at IS NULL",
+        )
+        .bind(job.id)
+        .bind(job.fence)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected())
+    })?;
+    Ok(done == 1)
+}
+
 /// Marks a running job as asked to stop.
 ///
 /// # Errors
@@ -345,7 +368,7 @@ pub async fn db_now(tx: &mut Tx<'_>) -> Result<Timestamp> {
 /// As every statement.
 pub async fn in_lane(tx: &mut Tx<'_>, lane: &str, limit: i64) -> Result<Vec<Job>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT * FROM job WHERE lane = $1 AND finished_at IS NULL ORDER BY lane_seq, id LIMIT $2")
+        sqlx::query_as("SELECT * FROM job WHERE lane = $1 AND finished_at IS NULL ORDER BY lane_seq, id LIMIT $2 + 0")
             .bind(lane)
             .bind(limit)
             .fetch_all(conn)

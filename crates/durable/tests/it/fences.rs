@@ -148,8 +148,11 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
         return;
     };
     let world = World::new(database).await;
-    for kind in ["step", "one step", "complete", "turn", "renew", "commit"] {
-        let id = world.start(Script::new("a", [Op::Effect("x".into())])).await;
+    for kind in ["step", "one step", "complete", "turn", "renew", "commit", "settle"] {
+        let effects = (kind != "settle").then(|| Op::Effect("x".into()));
+        let id = world
+            .start(Script::new("a", effects.into_iter().collect::<Vec<_>>()))
+            .await;
         let stale = world.claim(1).await.remove(0);
         assert_eq!(stale.id, id);
         let locked = std::sync::Arc::new(tokio::sync::Notify::new());
