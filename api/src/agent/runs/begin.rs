@@ -45,10 +45,10 @@ impl Ready {
             .read(async |tx| assistants::get(tx, app.tenant, assistant).await)
             .await
             .map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread_or_assistant()))?;
-        if let Some(keys) = app
-            .graphs
-            .get(&assistant.graph_id)
-            .and_then(|graph| graph.context_keys())
+        // A graph draws up its schemas each time it is asked.
+        if admitted.kwargs.context.is_some()
+            && let Some(graph) = app.graphs.get(&assistant.graph_id)
+            && let Some(keys) = graph.context_keys()
         {
             narrow(&mut admitted, &keys, from_context);
         }
