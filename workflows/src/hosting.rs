@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, OwnedMutexGuard};
-use towpath_compute::artifact::{self, Artifact};
+use towpath_compute::artifact::Artifact;
 use towpath_compute::{Backend, Launch, Root, build, git};
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 use towpath_durable::{Failure, Verdict};
@@ -130,12 +130,7 @@ impl Hosting {
         let each = self.settings.keep_artifacts;
         let mut keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
         keep.extend(self.used.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned());
-        let root = self.root.clone();
-        let pruned = tokio::task::spawn_blocking(move || artifact::prune(&root, &keep, 1)).await;
-        match pruned {
-            Ok(pruned) => pruned.retry().map(drop),
-            Err(_) => Ok(()),
-        }
+        self.backend.prune(&self.root, keep, 1).await.retry().map(drop)
     }
 
     /// Removes these artifacts but those in use.
@@ -148,7 +143,8 @@ impl Hosting {
             }
             Ok::<_, towpath_compute::Error>(())
         };
-        tokio::task::spawn_blocking(work).await.map_or(Ok(()), Verdict::retry)
+        tokio::task::spawn_blocking(work).await.map_or(Ok(()), Verdict::retry)?;
+        self.backend.sweep().await.retry()
     }
 
     /// Where the key lies that a deployment's traces come under.

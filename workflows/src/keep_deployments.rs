@@ -41,11 +41,8 @@ struct Trouble {
 /// Runs until `stop` is cancelled, then stops every agent server. Call it once, in the process that has `hosting`.
 pub async fn run(world: Arc<World>, stop: CancellationToken) {
     let Some(hosting) = world.hosting.clone() else { return };
-    while let Err(error) = world.store.write(async |tx| placements::begin(tx).await).await {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            "deployments wait for the database"
-        );
+    while let Err(failure) = begin(&world, &hosting).await {
+        tracing::warn!(%failure, "deployments wait");
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -84,6 +81,17 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
     }
     starting.shutdown().await;
     hosting.backend.stop_all().await;
+}
+
+/// Ends what an earlier life left, and has placements say that nothing runs yet.
+async fn begin(world: &World, hosting: &Hosting) -> Result<(), Failure> {
+    hosting.backend.begin().await.retry()?;
+    world
+        .store
+        .write(async |tx| placements::begin(tx).await)
+        .await
+        .retry()
+        .map(drop)
 }
 
 async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
@@ -229,7 +237,10 @@ async fn start(
             } else {
                 "the agent server is started"
             });
-            let started = hosting.backend.replace(&launch, log.log(), stop).await;
+            let started = match hosting.backend.stand_by(&launch, log.log(), stop).await {
+                Ok(standby) => hosting.backend.replace(&launch, standby, log.log(), stop).await,
+                Err(error) => Err(error),
+            };
             if let Err(error) = &started {
                 log.log().error(error.to_string());
             }

@@ -125,6 +125,19 @@ pub struct DeploymentSettings {
     pub drain_grace: Duration,
     /// Artifacts kept of each.
     pub keep_artifacts: u32,
+    /// Where containers run.
+    pub docker: DockerSettings,
+}
+
+/// Deployments as containers.
+#[derive(Clone, Debug)]
+pub struct DockerSettings {
+    /// Where the engine answers.
+    pub host: String,
+    /// How containers are reached.
+    pub network: String,
+    /// What images are built from.
+    pub base_image: String,
 }
 
 /// What runs deployments.
@@ -134,6 +147,8 @@ pub enum DeploymentBackend {
     Auto,
     /// Processes of this machine.
     Process,
+    /// Containers of this machine's Docker engine.
+    Docker,
     /// Nothing here.
     None,
 }
@@ -253,6 +268,7 @@ impl Settings {
             deployments: DeploymentSettings {
                 backend: match values.text("deployments.backend") {
                     "process" => DeploymentBackend::Process,
+                    "docker" => DeploymentBackend::Docker,
                     "none" => DeploymentBackend::None,
                     _ => DeploymentBackend::Auto,
                 },
@@ -269,6 +285,11 @@ impl Settings {
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
+                docker: DockerSettings {
+                    host: values.text("deployments.docker_host").to_owned(),
+                    network: values.text("deployments.docker_network").to_owned(),
+                    base_image: values.text("deployments.docker_base_image").to_owned(),
+                },
             },
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {
