@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::path::Path;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +13,7 @@ use towpath_compute::metric;
 use towpath_domain::DeploymentId;
 use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
-use towpath_store::{deployments, revision_logs, revisions};
+use towpath_store::{deployments, revision_logs, revisions, source_uploads};
 
 use crate::World;
 use crate::hosting::Hosting;
@@ -28,7 +29,7 @@ const STEADY: Duration = Duration::from_secs(60);
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 /// Lines of agent servers are kept this long.
 const LINES_KEPT: Duration = Duration::from_secs(7 * 86_400);
-/// Lines of one statement.
+/// Lines, or uploads, of one statement.
 const LINES: i64 = 1000;
 
 /// How often a deployment ended or did not start of late.
@@ -96,6 +97,7 @@ async fn begin(world: &World, hosting: &Hosting) -> Result<(), Failure> {
 
 async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
     hosting.prune(&world.store).await?;
+    sweep_uploads(world).await?;
     let before = world.store.clock().now().minus(LINES_KEPT);
     loop {
         let gone = world
@@ -103,6 +105,38 @@ async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
             .write(async |tx| revision_logs::forget(tx, before, LINES).await);
         if gone.await.retry()? == 0 {
             return Ok(());
+        }
+    }
+}
+
+/// Forgets addresses of archives that nobody sent anything to. One that was being sent when its time was over has as
+/// much time again.
+///
+/// # Errors
+/// Those of the database and of the object store.
+pub async fn sweep_uploads(world: &World) -> Result<usize, Failure> {
+    let before = world.store.clock().now().minus(source_uploads::PATIENCE);
+    let mut swept = 0;
+    loop {
+        let found = world
+            .store
+            .read(async |tx| source_uploads::unsent(tx, before, LINES).await);
+        let found = found.await.retry()?;
+        let is_last = (found.len() as i64) < LINES;
+        for upload in found {
+            // Part of it may be there: whoever took it died before it could say so.
+            world
+                .objects
+                .delete(&Path::parse(&upload.path).fatal()?)
+                .await
+                .retry()?;
+            let gone = world
+                .store
+                .write(async |tx| source_uploads::forget_unsent(tx, upload.tenant_id, upload.id).await);
+            swept += usize::from(gone.await.retry()?);
+        }
+        if is_last {
+            return Ok(swept);
         }
     }
 }
