@@ -13,6 +13,9 @@ use crate::process::Processes;
 use crate::root::Root;
 use crate::{artifact, build};
 
+/// What is only checked needs one process for its graphs: each loads all of them.
+pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
+
 /// An agent server to start.
 #[derive(Clone, Debug)]
 pub struct Launch {

@@ -30,7 +30,7 @@ pub use self::container::Network;
 use self::container::{DATA, Startup};
 pub use self::image::Pulled;
 use crate::artifact::{Artifact, Built, Origin};
-use crate::backend::{Launch, State};
+use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
 use crate::log::Log;
@@ -252,6 +252,9 @@ impl Containers {
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             grace.as_secs().to_string(),
         ));
+        if volume.is_none() {
+            variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
+        }
         let given = Startup {
             image,
             command: command(&built, standby),

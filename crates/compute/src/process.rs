@@ -17,7 +17,7 @@ use towpath_domain::{DeploymentId, Secret};
 
 use crate::agent::{Agent, Startup};
 use crate::artifact::Artifact;
-use crate::backend::{Launch, State};
+use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
 use crate::log::Log;
@@ -126,6 +126,9 @@ impl Processes {
         );
         // Last, so that they win.
         variables.extend(self.settings.fixed.iter().cloned());
+        if !standby {
+            variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
+        }
         variables.push((
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             self.settings.grace.as_secs().to_string(),

@@ -39,9 +39,23 @@ impl Work<'_> {
             let standby = backend.stand_by(&launch, &later, &cancel).await;
             standby.map_err(|error| self.failed(&error, &later))
         };
-        // Together: both load the graphs, which is what takes long. Whichever fails first ends the other.
-        let switched = match tokio::try_join!(checked, standby) {
-            Ok(((), standby)) => {
+        // Together: both load the graphs, which is what takes long.
+        let both = async {
+            tokio::pin!(checked, standby);
+            tokio::select! {
+                checked = &mut checked => {
+                    checked?;
+                    standby.await
+                }
+                // When neither is well, the one whose lines are heard says why.
+                standby = &mut standby => {
+                    checked.await?;
+                    standby
+                }
+            }
+        };
+        let switched = match both.await {
+            Ok(standby) => {
                 failpoint::hit("deploy.checked");
                 self.took("check", begun, lines);
                 self.switch(ctx, &launch, (standby, &loud), lines).await

@@ -250,6 +250,15 @@ impl Containers {
                 }
             }
         }
+        // Those of earlier versions of the program; nothing is known before this life has made its own.
+        if let Some(current) = self.program.get() {
+            for image in self.images(&format!("{repository}-program")).await? {
+                for name in image.repo_tags.iter().filter(|name| *name != current) {
+                    let old = self.engine.remove_image(name, None::<RemoveImageOptions>, None).await;
+                    removed += usize::from(old.is_ok());
+                }
+            }
+        }
         Ok(removed)
     }
 
