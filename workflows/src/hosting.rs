@@ -12,6 +12,7 @@ use towpath_durable::{Failure, Verdict};
 use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::Deployment;
 use towpath_store::revisions::Revision;
+use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store, Tx, artifacts};
 
 use crate::World;
@@ -183,6 +184,8 @@ impl Hosting {
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
         variables.extend(self.platform_variables(deployment, revision.id));
+        let key = hex::encode(gateway_key(&world.sealer, deployment.id));
+        variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(key)));
         let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
         let config = revision.source_config().fatal()?;
         let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
@@ -226,6 +229,12 @@ impl Hosting {
             .map(|(name, value)| (name.to_owned(), Secret::new(value)))
             .collect()
     }
+}
+
+/// What the gateway signs requests to a deployment with.
+#[must_use]
+pub fn gateway_key(sealer: &Sealer, deployment: DeploymentId) -> [u8; 32] {
+    sealer.derive(&format!("gateway {deployment}"))
 }
 
 /// Makes a deployment's key open its workspace.

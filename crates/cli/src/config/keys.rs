@@ -146,6 +146,13 @@ pub const KEYS: &[Key] = &[
         about: "whether callers of the agent server need an API key; auto asks for one unless it listens on loopback",
     },
     Key {
+        name: "agent.gateway_key",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::EncryptionKey,
+        about: "set by a platform for the agent servers of its deployments: they answer only what its gateway signed with this key",
+    },
+    Key {
         name: "agent.mount_prefix",
         environment: &["MOUNT_PREFIX"],
         default: Fallback::Text(""),

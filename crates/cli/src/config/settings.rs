@@ -84,6 +84,8 @@ pub struct AgentSettings {
     pub graphs: Option<PathBuf>,
     /// Whether callers need a key.
     pub auth: AgentAuth,
+    /// Only the gateway that signs with this may call.
+    pub gateway_key: Option<Secret>,
     /// Where it stands below its address; empty for the top.
     pub mount_prefix: String,
     /// Web pages that may call; empty means any.
@@ -241,6 +243,7 @@ impl Settings {
                     "none" => AgentAuth::None,
                     _ => AgentAuth::Auto,
                 },
+                gateway_key: values.optional("agent.gateway_key").map(Secret::new),
                 mount_prefix: values.text("agent.mount_prefix").to_owned(),
                 cors_origins: kind::items(values.text("agent.cors_origins"))
                     .filter(|origin| *origin != "*")

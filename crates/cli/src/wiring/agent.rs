@@ -378,6 +378,7 @@ fn surface(settings: &Settings, server: &crate::graph_file::Server) -> Surface {
         thread_ttl: server.thread_ttl(),
         item_ttl_minutes: server.item_ttl_minutes(),
         refresh_on_read: server.refresh_on_read(),
+        gateway_key: agent.gateway_key.clone(),
         custom_auth: server.auth().path.is_some(),
         own_routes_auth: server.own_routes_auth(),
         auth_cache: server.auth().cache.as_ref().map(|cache| AuthCache {
