@@ -28,6 +28,8 @@ use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::gateway::signature::{self, Gate};
+
 pub use app::{AgentApp, AuthCache, Parts, Settings};
 pub use errors::AgentError;
 
@@ -41,6 +43,10 @@ pub fn agent_router(app: AgentApp) -> Router {
     let system = system.with_state(app.clone());
     let open = system.clone().merge(docs::routes(&document));
     let own = own_routes::router(app.clone());
+    let gate = settings
+        .gateway_key
+        .clone()
+        .map(|key| Gate::new(key, app.clock.clone()));
     let router = crate::layers::agent(api.with_state(app), open, own, settings.requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
@@ -51,7 +57,12 @@ pub fn agent_router(app: AgentApp) -> Router {
             .merge(system)
             .fallback(async || AgentError::not_found()),
     };
-    router.layer(cors::layer(&settings.cors_origins))
+    let router = router.layer(cors::layer(&settings.cors_origins));
+    match gate {
+        // In front of everything, also of what the graphs' author offers.
+        Some(gate) => router.layer(from_fn_with_state(gate, signature::require)),
+        None => router,
+    }
 }
 
 /// Routes that need a key, routes that do not, and the description of both.

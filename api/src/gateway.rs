@@ -3,12 +3,14 @@
 //! ```text
 //! client ── /d/name/threads, X-Api-Key ─► who calls? whose is it? where is it? ── /threads ─► agent server on loopback
 //! ```
-//! The key stays here: the agent server gets the prefix it is reached under (`X-Forwarded-Prefix`) and no key. Bodies
+//! The key stays here: the agent server gets the prefix it is reached under (`X-Forwarded-Prefix`), no key, and a
+//! [`signature`] that says where the request came through. Bodies
 //! pass as they come, both ways. Where a deployment is, is read with every request, so that a switch counts at once;
 //! while there is none, a request waits for a moment before it is refused. A request that may have reached an agent
 //! server is repeated only if doing it twice is the same.
 
 mod headers;
+pub(crate) mod signature;
 mod upstream;
 
 use std::time::Duration;
@@ -21,9 +23,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use http::{Method, Uri};
 use tokio::time::Instant;
-use towpath_domain::OrganizationId;
+use towpath_domain::{DeploymentId, OrganizationId};
 use towpath_store::deployments::{self, Found};
 use towpath_store::placements::{self, Placement, PlacementState};
+use towpath_workflows::hosting::gateway_key;
 
 use crate::app::App;
 use crate::errors::ApiError;
@@ -37,7 +40,7 @@ const LAST_LOOK: Duration = Duration::from_millis(100);
 /// Requests on their way at once, beside those of the platform. A stream counts until its head is there.
 const REQUESTS: usize = 1024;
 /// What an agent server answers to everybody.
-const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
+pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
@@ -119,7 +122,7 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
         pause: FIRST_LOOK,
     };
     loop {
-        let address = address(app, way.deployment, organization, &mut patience).await?;
+        let (deployment, address) = address(app, way.deployment, organization, &mut patience).await?;
         let connection = match upstream::connect(&address).await {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.
@@ -129,7 +132,10 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
                 continue;
             }
         };
-        let Some(next) = request.take() else { return Err(away()) };
+        let Some(mut next) = request.take() else {
+            return Err(away());
+        };
+        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock);
         let spare = repeatable.then(|| copy(&next));
         metrics::histogram!(metric::GATEWAY_HELD).record(begun.elapsed());
         match connection.send(next).await {
@@ -177,7 +183,7 @@ async fn address(
     deployment: &str,
     organization: Option<OrganizationId>,
     patience: &mut Patience,
-) -> Result<String, ApiError> {
+) -> Result<(DeploymentId, String), ApiError> {
     loop {
         let found: Option<(Found, Option<Placement>)> = app
             .store
@@ -190,7 +196,7 @@ async fn address(
                 Ok(Some((found, placement)))
             })
             .await?;
-        let Some((_, placement)) = found else {
+        let Some((found, placement)) = found else {
             return Err(ApiError::not_found("deployment"));
         };
         let Some(placement) = placement else {
@@ -198,7 +204,7 @@ async fn address(
             return Err(ApiError::unavailable(text, HOLD));
         };
         match (placement.state, placement.address) {
-            (_, Some(address)) => return Ok(address),
+            (_, Some(address)) => return Ok((found.id, address)),
             (PlacementState::Down, _) => return Err(away()),
             _ => patience.wait().await?,
         }

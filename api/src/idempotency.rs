@@ -4,10 +4,11 @@
 //! request gets the answer of the first time, another one is refused. The answer is kept in the transaction that
 //! records the work, so the two cannot disagree, wherever the process dies.
 
-use axum::extract::{FromRequest, MatchedPath, Request};
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, HeaderName};
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use towpath_domain::{TenantId, failpoint};
@@ -15,7 +16,7 @@ use towpath_store::idempotency::{self, Keyed, Known};
 use towpath_store::{self as store, Store, Tx};
 
 use crate::errors::{ApiError, Place};
-use crate::extract::{JSON_BODY_BYTES, expect_json, parse_json, read_body};
+use crate::extract::{JSON_BODY_BYTES, expect_json, is_json, parse_json, read_body};
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
@@ -30,6 +31,10 @@ pub struct Once<T> {
     /// Set where the request has a key.
     pub keyed: Option<Keyed>,
 }
+
+/// As [`Once`], of a request that may leave its body out.
+#[derive(Debug)]
+pub struct OnceOrEmpty<T>(pub Once<T>);
 
 /// The header, for the API description.
 #[derive(utoipa::IntoParams)]
@@ -47,18 +52,39 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Once<T> {
 
     async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
         expect_json(&request)?;
-        let (head, body) = request.into_parts();
-        let key = key(&head.headers)?;
-        let bytes = read_body(body, JSON_BODY_BYTES).await?;
-        let keyed = key.map(|key| {
-            let route = head.extensions.get::<MatchedPath>().map_or("", MatchedPath::as_str);
-            Keyed::new(key, &format!("{} {route}", head.method), &bytes)
-        });
+        let (keyed, bytes) = read(request).await?;
         Ok(Self {
             body: parse_json(&bytes)?,
             keyed,
         })
     }
+}
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OnceOrEmpty<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
+        let says_json = is_json(&request);
+        let (keyed, bytes) = read(request).await?;
+        let body = if bytes.is_empty() {
+            T::default()
+        } else if says_json {
+            parse_json(&bytes)?
+        } else {
+            let text = "send the body as Content-Type: application/json";
+            return Err(ApiError::unsupported_media_type(text));
+        };
+        Ok(Self(Once { body, keyed }))
+    }
+}
+
+/// The body, and what the request is known by where it has a key: the same body for another object is another request.
+async fn read(request: Request) -> Result<(Option<Keyed>, Bytes), ApiError> {
+    let (head, body) = request.into_parts();
+    let key = key(&head.headers)?;
+    let bytes = read_body(body, JSON_BODY_BYTES).await?;
+    let keyed = key.map(|key| Keyed::new(key, &format!("{} {}", head.method, head.uri.path()), &bytes));
+    Ok((keyed, bytes))
 }
 
 fn key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
@@ -96,7 +122,7 @@ pub async fn answered(store: &Store, tenant: TenantId, keyed: Option<&Keyed>) ->
     }
 }
 
-/// Does `work` and gives its row as a `T`, or gives what the same request was answered before.
+/// Does `work` and gives what `tell` makes of it, or gives what the same request was answered before.
 ///
 /// # Errors
 /// Those of `work`; the key belongs to another request.
@@ -104,10 +130,11 @@ pub async fn once<R, T>(
     store: &Store,
     tenant: TenantId,
     keyed: Option<&Keyed>,
+    tell: impl FnOnce(R) -> Result<T, ApiError>,
     work: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<R>,
 ) -> Result<Response, ApiError>
 where
-    T: TryFrom<R, Error = ApiError> + Serialize,
+    T: Serialize,
 {
     let mut problem = None;
     let done = store
@@ -118,7 +145,7 @@ where
                     known => return Ok(Err(known)),
                 }
             }
-            let answer = match T::try_from(work(tx).await?).and_then(|made| json(&made)) {
+            let answer = match tell(work(tx).await?).and_then(|made| json(&made)) {
                 Ok(answer) => answer,
                 Err(error) => {
                     // Only an error rolls back.
@@ -147,6 +174,12 @@ where
             "the idempotency key has just expired; send the request again",
         )),
     }
+}
+
+/// The answer to a request that made something others are asked about by its address.
+pub fn created(mut answer: Response) -> Response {
+    *answer.status_mut() = StatusCode::CREATED;
+    answer
 }
 
 fn json(made: &impl Serialize) -> Result<String, ApiError> {

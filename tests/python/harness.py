@@ -227,11 +227,27 @@ class World:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def psql(statement):
-    admin = os.environ["TOWPATH_TEST_POSTGRES"]
-    command = ["psql", admin, "--no-psqlrc", "--quiet", "-v", "ON_ERROR_STOP=1", "-c", statement]
+def temporary():
+    """A folder that is gone behind the `with`."""
+    return tempfile.TemporaryDirectory(prefix="towpath-e2e.")
+
+
+def get_status(url) -> int:
+    """What a plain GET is answered with."""
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def psql(statement, database=None) -> str:
+    """What a statement answers, in the test server or in a database of it."""
+    database = database or os.environ["TOWPATH_TEST_POSTGRES"]
+    command = ["psql", database, "--no-psqlrc", "--quiet", "-At", "-v", "ON_ERROR_STOP=1", "-c", statement]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def create_database() -> str:

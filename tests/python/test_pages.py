@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import re
 import shutil
+import subprocess
 import uuid
 
 import pytest
@@ -21,7 +22,7 @@ IMAGES = harness.ROOT / "docs" / "images"
 BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = ["queues", "jobs", "workers", "deployments", "exports", "schedules", "dead"]
 # Pictures that the documents keep.
-PICTURED = {(name, "light") for name in [*PAGES, "job", "export", "sign-in"] if name != "deployments"} | {
+PICTURED = {(name, "light") for name in [*PAGES, "job", "export", "deployment", "revision", "sign-in"]} | {
     (name, look) for name in ("queues", "job") for look in ("dark", "phone")
 }
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
@@ -44,7 +45,8 @@ def place():
     running = harness.World("embedded", {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file"})
     try:
         fill(running)
-        revision_over(running, deploy(running, "pictured"))
+        served = deploy(running, "pictured", repository(running.folder / "pictured"))
+        assert revision_over(running, served)["status"] == "DEPLOYED"
         yield running
     finally:
         running.stop()
@@ -216,12 +218,22 @@ def test_exports_show_their_days(browser, place):
         assert total == int(re.sub(r"\D", "", shown)) > 300
 
 
-def deploy(place, name):
-    """From a repository that is not there: its revision fails, and says why."""
+def repository(path) -> str:
+    """A repository with a graph that needs nothing; its address."""
+    path.mkdir()
+    (path / "langgraph.json").write_text('{"graphs": {"agent": {"native": "echo"}}}')
+    who = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgSign=false"]
+    for words in (["init", "--quiet", "--initial-branch=main"], ["add", "."], ["commit", "--quiet", "--message", "one"]):
+        subprocess.run(["git", *who, *words], cwd=path, check=True, timeout=60)
+    return f"file://{path}"
+
+
+def deploy(place, name, url="file:///nowhere/at/all"):
+    """From a repository; where that is not there its revision fails, and says why."""
     body = {
         "name": name,
         "source": "github",
-        "source_config": {"repo_url": "file:///nowhere/at/all"},
+        "source_config": {"repo_url": url},
         "source_revision_config": {"repo_ref": "main", "graph_config_path": "langgraph.json"},
         "secrets": [{"name": "MODEL_KEY", "value": "canary-of-a-secret"}],
     }

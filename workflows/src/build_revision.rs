@@ -16,18 +16,19 @@ mod deploy;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 use towpath_compute::{Error, Log};
 use towpath_domain::deployment::{DeploymentStatus, RevisionStatus};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId};
+use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, failpoint};
 use towpath_durable::{Again, Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::deployments::{self, Deployment};
 use towpath_store::revisions::{self, Revision};
 use towpath_store::{self as store, Tx};
 
-use crate::World;
 use crate::deployment_log::DeploymentLog;
 use crate::hosting::{Hosting, lane_of, record_key};
+use crate::{World, metric};
 
 /// Builds one revision and rolls it out.
 #[derive(Debug, Serialize, Deserialize)]
@@ -167,11 +168,17 @@ impl Work<'_> {
             deployments::ready(tx, tenant, self.deployment.id).await.map(drop)
         })
         .await?;
-        if !self.revision.source.is_built() {
+        failpoint::hit("deploy.provisioned");
+        let is_built = self.revision.source.is_built();
+        if !is_built && !self.hosting.backend.runs_images() {
             return self.refuse_image(ctx).await;
         }
-        let artifact = self.artifact(ctx).await?;
-        towpath_domain::failpoint::hit("deploy.built");
+        let artifact = if is_built {
+            self.artifact(ctx).await?
+        } else {
+            self.image(ctx).await?
+        };
+        failpoint::hit("deploy.built");
         self.deploy(ctx, &artifact).await
     }
 
@@ -189,6 +196,13 @@ impl Work<'_> {
         let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
         ctx.commit(async |tx| revisions::advance(tx, tenant, revision, to).await.map(drop))
             .await
+    }
+
+    /// A step is over: its time stands in the log, and in the metrics.
+    fn took(&self, step: &'static str, begun: Instant, log: &Log) {
+        let seconds = begun.elapsed().as_secs_f64();
+        metrics::histogram!(metric::DEPLOYMENT_STEP_SECONDS, "step" => step).record(seconds);
+        log.info(format!("{step}: {seconds:.2} s"));
     }
 
     async fn refuse_image(&self, ctx: &mut Ctx) -> Outcome {

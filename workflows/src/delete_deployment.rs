@@ -6,7 +6,7 @@ use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, TenantId};
-use towpath_durable::{Again, Ctx, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::{self as store, Tx, access, artifacts, deployments, source_uploads};
 
 use crate::World;
@@ -63,21 +63,9 @@ impl Workflow for DeleteDeployment {
         for archive in archives {
             world.objects.delete(&Path::parse(archive).fatal()?).await.retry()?;
         }
-        ctx.settle_final(async |tx| {
-            let found = match deployments::get(tx, tenant, deployment).await {
-                Err(store::Error::NotFound) => return Ok(()),
-                found => found?,
-            };
-            if found.delete_tracing_project {
-                match delete_project::delete(tx, tenant, found.project_id).await {
-                    // Somebody deleted it before.
-                    Err(store::Error::NotFound) => {}
-                    deleted => deleted?,
-                }
-            }
-            deployments::forget(tx, tenant, deployment).await.map(drop)
-        })
-        .await
+        self.delete_project(world).await?;
+        ctx.settle_final(async |tx| deployments::forget(tx, tenant, deployment).await.map(drop))
+            .await
     }
 
     /// The deployment waits for its end as long as it is there; an operator may have the job performed again.
@@ -87,5 +75,30 @@ impl Workflow for DeleteDeployment {
 
     fn again(&self) -> Again {
         Again::Allowed(Some(lane_of(self.deployment)))
+    }
+}
+
+impl DeleteDeployment {
+    /// The tracing project goes first, where that was asked for, in a transaction of its own: it locks the jobs of the
+    /// project's schedules, which a transaction that holds this job's row already may not. Whoever does it, it was
+    /// asked for, so no fence is needed.
+    async fn delete_project(&self, world: &World) -> Result<(), Failure> {
+        let &Self { tenant, deployment } = self;
+        let deleted = world.store.write(async |tx| {
+            let found = match deployments::get(tx, tenant, deployment).await {
+                // An attempt before this one came to its end.
+                Err(store::Error::NotFound) => return Ok(()),
+                found => found?,
+            };
+            if !found.delete_tracing_project {
+                return Ok(());
+            }
+            match delete_project::delete(tx, tenant, found.project_id).await {
+                // Somebody deleted it before.
+                Err(store::Error::NotFound) => Ok(()),
+                deleted => deleted,
+            }
+        });
+        deleted.await.retry()
     }
 }

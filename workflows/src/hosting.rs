@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{Notify, OwnedMutexGuard};
-use towpath_compute::artifact::{self, Artifact};
+use towpath_compute::artifact::Artifact;
 use towpath_compute::{Backend, Launch, Root, build, git};
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 use towpath_durable::{Failure, Verdict};
 use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::Deployment;
 use towpath_store::revisions::Revision;
+use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store, Tx, artifacts};
 
 use crate::World;
@@ -130,12 +131,7 @@ impl Hosting {
         let each = self.settings.keep_artifacts;
         let mut keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
         keep.extend(self.used.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned());
-        let root = self.root.clone();
-        let pruned = tokio::task::spawn_blocking(move || artifact::prune(&root, &keep, 1)).await;
-        match pruned {
-            Ok(pruned) => pruned.retry().map(drop),
-            Err(_) => Ok(()),
-        }
+        self.backend.prune(&self.root, keep, 1).await.retry().map(drop)
     }
 
     /// Removes these artifacts but those in use.
@@ -148,7 +144,8 @@ impl Hosting {
             }
             Ok::<_, towpath_compute::Error>(())
         };
-        tokio::task::spawn_blocking(work).await.map_or(Ok(()), Verdict::retry)
+        tokio::task::spawn_blocking(work).await.map_or(Ok(()), Verdict::retry)?;
+        self.backend.sweep().await.retry()
     }
 
     /// Where the key lies that a deployment's traces come under.
@@ -187,6 +184,8 @@ impl Hosting {
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
         variables.extend(self.platform_variables(deployment, revision.id));
+        let key = hex::encode(gateway_key(&world.sealer, deployment.id));
+        variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(key)));
         let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
         let config = revision.source_config().fatal()?;
         let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
@@ -230,6 +229,12 @@ impl Hosting {
             .map(|(name, value)| (name.to_owned(), Secret::new(value)))
             .collect()
     }
+}
+
+/// What the gateway signs requests to a deployment with.
+#[must_use]
+pub fn gateway_key(sealer: &Sealer, deployment: DeploymentId) -> [u8; 32] {
+    sealer.derive(&format!("gateway {deployment}"))
 }
 
 /// Makes a deployment's key open its workspace.

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::path::Path;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +13,7 @@ use towpath_compute::metric;
 use towpath_domain::DeploymentId;
 use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
-use towpath_store::{deployments, revision_logs, revisions};
+use towpath_store::{deployments, revision_logs, revisions, source_uploads};
 
 use crate::World;
 use crate::hosting::Hosting;
@@ -28,7 +29,7 @@ const STEADY: Duration = Duration::from_secs(60);
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
 /// Lines of agent servers are kept this long.
 const LINES_KEPT: Duration = Duration::from_secs(7 * 86_400);
-/// Lines of one statement.
+/// Lines, or uploads, of one statement.
 const LINES: i64 = 1000;
 
 /// How often a deployment ended or did not start of late.
@@ -41,11 +42,8 @@ struct Trouble {
 /// Runs until `stop` is cancelled, then stops every agent server. Call it once, in the process that has `hosting`.
 pub async fn run(world: Arc<World>, stop: CancellationToken) {
     let Some(hosting) = world.hosting.clone() else { return };
-    while let Err(error) = world.store.write(async |tx| placements::begin(tx).await).await {
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            "deployments wait for the database"
-        );
+    while let Err(failure) = begin(&world, &hosting).await {
+        tracing::warn!(%failure, "deployments wait");
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -86,8 +84,20 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
     hosting.backend.stop_all().await;
 }
 
+/// Ends what an earlier life left, and has placements say that nothing runs yet.
+async fn begin(world: &World, hosting: &Hosting) -> Result<(), Failure> {
+    hosting.backend.begin().await.retry()?;
+    world
+        .store
+        .write(async |tx| placements::begin(tx).await)
+        .await
+        .retry()
+        .map(drop)
+}
+
 async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
     hosting.prune(&world.store).await?;
+    sweep_uploads(world).await?;
     let before = world.store.clock().now().minus(LINES_KEPT);
     loop {
         let gone = world
@@ -95,6 +105,38 @@ async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
             .write(async |tx| revision_logs::forget(tx, before, LINES).await);
         if gone.await.retry()? == 0 {
             return Ok(());
+        }
+    }
+}
+
+/// Forgets addresses of archives that nobody sent anything to. One that was being sent when its time was over has as
+/// much time again.
+///
+/// # Errors
+/// Those of the database and of the object store.
+pub async fn sweep_uploads(world: &World) -> Result<usize, Failure> {
+    let before = world.store.clock().now().minus(source_uploads::PATIENCE);
+    let mut swept = 0;
+    loop {
+        let found = world
+            .store
+            .read(async |tx| source_uploads::unsent(tx, before, LINES).await);
+        let found = found.await.retry()?;
+        let is_last = (found.len() as i64) < LINES;
+        for upload in found {
+            // Part of it may be there: whoever took it died before it could say so.
+            world
+                .objects
+                .delete(&Path::parse(&upload.path).fatal()?)
+                .await
+                .retry()?;
+            let gone = world
+                .store
+                .write(async |tx| source_uploads::forget_unsent(tx, upload.tenant_id, upload.id).await);
+            swept += usize::from(gone.await.retry()?);
+        }
+        if is_last {
+            return Ok(swept);
         }
     }
 }
@@ -229,7 +271,10 @@ async fn start(
             } else {
                 "the agent server is started"
             });
-            let started = hosting.backend.replace(&launch, log.log(), stop).await;
+            let started = match hosting.backend.stand_by(&launch, log.log(), stop).await {
+                Ok(standby) => hosting.backend.replace(&launch, standby, log.log(), stop).await,
+                Err(error) => Err(error),
+            };
             if let Err(error) = &started {
                 log.log().error(error.to_string());
             }

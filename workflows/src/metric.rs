@@ -9,6 +9,8 @@ pub(crate) const EXPORT_FILES: &str = "towpath_export_files_total";
 pub(crate) const PATCHES_DROPPED: &str = "towpath_pending_patches_dropped_total";
 pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
 
+pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
+
 /// Says what the metrics of this room mean.
 pub fn describe() {
     metrics::describe_counter!(EXPORT_ROWS, Unit::Count, "Rows in finished files of exports");
@@ -23,6 +25,11 @@ pub fn describe() {
         SEGMENTS_REMOVED,
         Unit::Count,
         "Segments removed because their rows lie elsewhere or were deleted"
+    );
+    metrics::describe_histogram!(
+        DEPLOYMENT_STEP_SECONDS,
+        Unit::Seconds,
+        "Time of the steps of revisions that went well"
     );
     for name in [
         EXPORT_ROWS,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use towpath_domain::{Clock, TenantId};
+use towpath_domain::{Clock, Secret, TenantId};
 use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
@@ -68,6 +68,8 @@ pub struct Settings {
     pub item_ttl_minutes: Option<f64>,
     /// Whether reading an item lets its time begin anew, where the request does not say.
     pub refresh_on_read: bool,
+    /// Only a platform's gateway may call, which signs with this key; in hexadecimal digits.
+    pub gateway_key: Option<Secret>,
     /// The auth of the graphs' author decides who may call.
     pub custom_auth: bool,
     /// It also decides about the author's own routes, which are open otherwise.
@@ -109,6 +111,7 @@ impl Default for Settings {
             thread_ttl: None,
             item_ttl_minutes: None,
             refresh_on_read: true,
+            gateway_key: None,
             custom_auth: false,
             own_routes_auth: false,
             auth_cache: None,

@@ -22,8 +22,9 @@ const OF_CONNECTION: [&str; 8] = [
 ];
 
 /// The caller's way in, which ends here; and what only a proxy may say.
-const OURS: [&str; 7] = [
+const OURS: [&str; 8] = [
     "x-api-key",
+    "x-towpath-gateway",
     "x-tenant-id",
     "x-user-id",
     "forwarded",

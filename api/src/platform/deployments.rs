@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
+use crate::idempotency::{self, IdempotencyKey, Once};
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::names;
 use model::{Change, Deployment, DeploymentList, New};
@@ -28,15 +29,13 @@ use model::{Change, Deployment, DeploymentList, New};
 /// Deployments one request may delete.
 const MOST_AT_ONCE: usize = 100;
 
-/// Make a deployment with its tracing project and its first revision.
-#[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = New,
+/// Make a deployment with its tracing project and its first revision. Sent again under the same `Idempotency-Key`, it
+/// makes none, and answers as the first time.
+#[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = New, params(IdempotencyKey),
     responses((status = 201, description = "Recorded; poll the revision until it is `DEPLOYED`", body = Deployment),
-              ApiError))]
-pub async fn create(
-    State(app): State<App>,
-    tenant: Tenant,
-    Json(new): Json<New>,
-) -> Result<(StatusCode, Json<Deployment>), ApiError> {
+              (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
+pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
+    let Once { body: new, keyed } = sent;
     if new.agent.is_some() {
         return Err(Rejection::unsupported("agent", "a deployment of an agent (agent)").into());
     }
@@ -51,13 +50,14 @@ pub async fn create(
     };
     let first = request.admit()?;
     let packages = new.tracked_packages.unwrap_or_default();
-    let made = app.store.write(async |tx| {
+    let tell = |(row, revision)| Deployment::of(&app, row, &revision);
+    idempotency::once(&app.store, tenant.id, keyed.as_ref(), tell, async |tx| {
         let made = work::create(tx, tenant.id, &app.sealer, &request, &first).await?;
         deployments::track(tx, tenant.id, made.0.id, &packages).await?;
         Ok(made)
-    });
-    let (row, revision) = made.await?;
-    Ok((StatusCode::CREATED, Json(Deployment::of(&app, row, &revision)?)))
+    })
+    .await
+    .map(idempotency::created)
 }
 
 fn refuse_references(sent: Option<&[serde_json::Value]>) -> Result<(), Rejection> {

@@ -238,9 +238,13 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
         config: &request.config,
         credentials: sealed,
     };
-    idempotency::once::<_, Destination>(&app.store, tenant.id, keyed.as_ref(), async |tx| {
-        destinations::insert(tx, tenant.id, row).await
-    })
+    idempotency::once(
+        &app.store,
+        tenant.id,
+        keyed.as_ref(),
+        Destination::try_from,
+        async |tx| destinations::insert(tx, tenant.id, row).await,
+    )
     .await
 }
 

@@ -338,7 +338,7 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
     };
     let asked = asked.admit()?;
     let limits = app.settings.exports;
-    idempotency::once::<_, Export>(&app.store, tenant.id, keyed.as_ref(), async |tx| {
+    idempotency::once(&app.store, tenant.id, keyed.as_ref(), Export::try_from, async |tx| {
         let (content, start) = (&asked.content, asked.start_time);
         let id = match asked.ends {
             Ends::At(end) => run_export::start(tx, tenant.id, &limits, content, start..end).await?.id,

@@ -1,6 +1,7 @@
 //! Revisions of deployments.
 
-use axum::extract::{FromRequest, Request, State};
+use axum::extract::State;
+use axum::response::Response;
 use http::StatusCode;
 use serde::Deserialize;
 use towpath_domain::deployment::{DeploymentChange, RevisionConfig, RevisionStatus};
@@ -13,7 +14,8 @@ use super::deployments::{bounds, missing};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{JSON_BODY_BYTES, Json, Path, Query, is_json, parse_json, read_body};
+use crate::extract::{Json, Path, Query};
+use crate::idempotency::{self, IdempotencyKey, Once, OnceOrEmpty};
 
 /// Which revisions.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -75,38 +77,22 @@ pub async fn list(
     }))
 }
 
-/// A body that may be left out.
-pub struct Wish(NewRevision);
-
-impl<S: Send + Sync> FromRequest<S> for Wish {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
-        let says_json = is_json(&request);
-        let body = read_body(request.into_body(), JSON_BODY_BYTES).await?;
-        if body.is_empty() {
-            return Ok(Self(NewRevision::default()));
-        }
-        if !says_json {
-            let text = "send the body as Content-Type: application/json";
-            return Err(ApiError::unsupported_media_type(text));
-        }
-        parse_json(&body).map(Self)
-    }
-}
-
-/// Make a revision, from what the latest one was made from and what the body says otherwise.
+/// Make a revision, from what the latest one was made from and what the body says otherwise. Sent again under the same
+/// `Idempotency-Key`, it makes none, and answers as the first time.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/revisions", tag = "revisions",
-    params(("deployment_id" = Uuid, Path, description = "The deployment")), request_body = Option<NewRevision>,
+    params(("deployment_id" = Uuid, Path, description = "The deployment"), IdempotencyKey),
+    request_body = Option<NewRevision>,
     responses((status = 201, description = "Recorded", body = Revision),
               (status = 404, description = "No such deployment in this workspace"),
-              (status = 409, description = "Somebody else changed it meanwhile"), ApiError))]
+              (status = 409, description = "Somebody else changed it meanwhile, or the `Idempotency-Key` belongs to another request"),
+              ApiError))]
 pub async fn create(
     State(app): State<App>,
     tenant: Tenant,
     Path(deployment): Path<DeploymentId>,
-    Wish(new): Wish,
-) -> Result<(StatusCode, Json<Revision>), ApiError> {
+    OnceOrEmpty(sent): OnceOrEmpty<NewRevision>,
+) -> Result<Response, ApiError> {
+    let Once { body: new, keyed } = sent;
     let config = new
         .source_revision_config
         .map(model::NewRevisionConfig::admit)
@@ -117,12 +103,17 @@ pub async fn create(
         revision_source: new.revision_source,
         ..DeploymentChange::default()
     };
-    let (_, row) = app
-        .store
-        .write(async |tx| work::change(tx, tenant.id, &app.sealer, deployment, &change, true).await)
-        .await
-        .map_err(missing(deployment))?;
-    Ok((StatusCode::CREATED, Json(row.try_into()?)))
+    let mut is_missing = false;
+    let made = idempotency::once(&app.store, tenant.id, keyed.as_ref(), Revision::try_from, async |tx| {
+        let changed = work::change(tx, tenant.id, &app.sealer, deployment, &change, true).await;
+        is_missing = matches!(changed, Err(store::Error::NotFound));
+        Ok(changed?.1)
+    })
+    .await;
+    match made {
+        Err(_) if is_missing => Err(missing(deployment)(store::Error::NotFound)),
+        made => made.map(idempotency::created),
+    }
 }
 
 /// One revision.

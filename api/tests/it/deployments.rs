@@ -1,5 +1,6 @@
 //! Deployments and revisions over HTTP. How a revision is built is the matter of `workflows`.
 
+mod injections;
 mod refusals;
 mod sources;
 

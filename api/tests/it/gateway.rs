@@ -147,6 +147,9 @@ async fn a_request_arrives_as_it_was_sent_but_for_its_key() {
             assert_eq!(&asked.body[..], b"{\"a\": 1}");
             assert!(!asked.headers.contains_key("x-api-key"), "the key left the platform");
             assert_eq!(asked.headers["x-forwarded-prefix"], format!("/d/{way}"));
+            let signed = asked.headers["x-towpath-gateway"].to_str().unwrap();
+            let (seconds, mac) = signed.split_once('.').unwrap();
+            assert!(seconds.parse::<i64>().is_ok() && mac.len() == 64, "{signed}");
             assert_eq!(asked.headers["x-forwarded-host"], "platform");
         }
     }

@@ -1,10 +1,13 @@
 //! `towpath agent`: an agent server, in one process or in several.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
+use tokio::signal::unix::{SignalKind, signal};
 use towpath_domain::TenantId;
+use towpath_outbound::{Guard, Policy};
 use towpath_store::{Dialect, Store, access};
 use uuid::Uuid;
 
@@ -13,14 +16,18 @@ use crate::config::{AgentAuth, Config, Inputs, Mode, Settings};
 use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
+use crate::hosting::Hosting;
 use crate::serve::roles;
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{AgentParts, AgentServer, Roles};
+use crate::wiring::{AgentParts, AgentServer, Loaded, Roles};
 
 /// The workspace of an agent server that was not told one: the same for every process that shares a database.
 const WORKSPACE: TenantId = TenantId(Uuid::from_u128(0x0000_0000_0000_4000_8000_0000_0000_0001));
+
+/// What a server says once it stands by.
+const STANDING_BY: &str = "towpath: standing by";
 
 /// Runs until it is asked to stop.
 ///
@@ -47,8 +54,20 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let settings = &config.settings;
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;
+    if command.prepare {
+        return Hosting::new(&config, Guard::new(Policy::default()), None)?
+            .prepare(&file)
+            .await;
+    }
     let metrics = telemetry::start_metrics()?;
     let roles = roles(&command.role);
+    let mut standing = None;
+    if command.standby {
+        standing = stand_by(&config, &file, command.while_stdin_is_open).await?;
+        if standing.is_none() {
+            return Ok(());
+        }
+    }
     let storage = Storage::open(settings).await?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
@@ -68,10 +87,16 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
             settings.listen
         )));
     }
-    let signals = Signals::listen()?;
-    if command.while_stdin_is_open {
-        signals::terminate_when_stdin_ends()?;
-    }
+    let (signals, loaded) = match standing {
+        Some((signals, loaded)) => (signals, Some(loaded)),
+        None => {
+            let signals = Signals::listen()?;
+            if command.while_stdin_is_open {
+                signals::terminate_when_stdin_ends()?;
+            }
+            (signals, None)
+        }
+    };
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {
         address: settings.listen,
@@ -82,6 +107,7 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         redis: settings.redis_uri.clone(),
         loopback: false,
         file,
+        loaded,
         tracing: None,
         watch: false,
         metrics,
@@ -92,6 +118,33 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         write_address(file, server.address()).with_context(|| format!("file {}", file.display()))?;
     }
     server.run(signals).await
+}
+
+/// Loads the graphs and waits until the database is free: SIGUSR1 says so. Nothing when it is asked to stop instead.
+async fn stand_by(
+    config: &Config,
+    file: &GraphFile,
+    while_stdin_is_open: bool,
+) -> anyhow::Result<Option<(Signals, Loaded)>> {
+    let mut signals = Signals::listen()?;
+    // From here on: before, the signal ends the process.
+    let mut go = signal(SignalKind::user_defined1())?;
+    if while_stdin_is_open {
+        signals::terminate_when_stdin_ends()?;
+    }
+    let loaded = tokio::select! {
+        loaded = Loaded::new(config, file) => loaded?,
+        _ = signals.next() => return Ok(None),
+    };
+    // Not a line of the log, which may be set to say less.
+    writeln!(std::io::stdout(), "{STANDING_BY}")?;
+    tokio::select! {
+        _ = go.recv() => Ok(Some((signals, loaded))),
+        _ = signals.next() => {
+            loaded.close().await;
+            Ok(None)
+        }
+    }
 }
 
 /// Whoever waits for the file finds the whole address or none.

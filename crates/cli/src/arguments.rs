@@ -175,6 +175,12 @@ pub struct Agent {
     /// How much is logged, as in info or info,towpath_durable=debug
     #[arg(long, value_name = "FILTER")]
     pub log: Option<String>,
+    /// Load the graphs, then wait for SIGUSR1 before the database is opened: for whoever replaces a server that has it
+    #[arg(long)]
+    pub standby: bool,
+    /// Make the environment of the graphs' own code, and end: for the build of an image
+    #[arg(long)]
+    pub prepare: bool,
     /// Write the address it listens on to this file once it does, for whoever chose port 0
     #[arg(long, value_name = "FILE")]
     pub address_file: Option<PathBuf>,

@@ -139,6 +139,7 @@ async fn agent(
         redis: None,
         loopback: true,
         file,
+        loaded: None,
         tracing: Some(tracing),
         watch: true,
         metrics,

@@ -74,8 +74,7 @@ impl Hosting {
     /// The environment cannot be made, or the code cannot be loaded; the text says what to do.
     pub async fn load(&self, file: &GraphFile) -> anyhow::Result<Graphs> {
         let graphs = self.declared(file);
-        let ours = file.server.auth().path.is_some() || file.server.own_routes();
-        if graphs.code().is_empty() && !ours {
+        if !has_code(file, &graphs) {
             return Ok(graphs);
         }
         let launch = self.launch(file).await?;
@@ -87,6 +86,18 @@ impl Hosting {
             );
         }
         Ok(graphs.with_hosts(pool))
+    }
+
+    /// Makes the environment of a file's own code, where it has some, so that a server that starts later finds it.
+    ///
+    /// # Errors
+    /// The environment cannot be made; the text says what to do.
+    pub async fn prepare(&self, file: &GraphFile) -> anyhow::Result<()> {
+        if has_code(file, &self.declared(file)) {
+            let python = self.python(file, &self.settings.folder).await?;
+            tracing::info!(python = %python.display(), "the environment is there");
+        }
+        Ok(())
     }
 
     /// The graphs of a file that need no process.
@@ -195,6 +206,11 @@ impl Hosting {
             .entry("LANGSMITH_PROJECT".to_owned())
             .or_insert_with(|| Secret::new(project));
     }
+}
+
+/// Whether a process has to run it.
+fn has_code(file: &GraphFile, graphs: &Graphs) -> bool {
+    !graphs.code().is_empty() || file.server.auth().path.is_some() || file.server.own_routes()
 }
 
 /// A setting of the server, which is none of the graphs' business and may be a secret.

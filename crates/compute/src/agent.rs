@@ -7,23 +7,19 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
+use crate::health;
+use crate::instances::Instance;
 use crate::log::Log;
 use crate::orphans::{ROOT_MARK, RUN_MARK};
 use crate::program::{Group, lines};
 
-/// How often a new agent server is asked whether it is healthy.
-const ASK_EVERY: Duration = Duration::from_millis(20);
-/// What one question may take.
-const ASK_LIMIT: Duration = Duration::from_secs(5);
 /// Beyond its own grace, before it is killed.
 const KILL_AFTER: Duration = Duration::from_secs(2);
 
@@ -41,6 +37,8 @@ pub(crate) struct Startup<'a> {
     pub(crate) mark: String,
     /// What its work gets when it is asked to stop.
     pub(crate) grace: Duration,
+    /// Whether it loads its graphs and waits for [`Agent::go`] before it touches its database.
+    pub(crate) standby: bool,
 }
 
 /// A running agent server. Dropped, it is killed.
@@ -48,6 +46,7 @@ pub(crate) struct Startup<'a> {
 pub(crate) struct Agent {
     address_file: PathBuf,
     stop: CancellationToken,
+    loaded: CancellationToken,
     /// How it ended, once it has.
     ended: watch::Receiver<Option<String>>,
     pub(crate) pid: Option<u32>,
@@ -56,16 +55,12 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts it. Its lines go to the log.
     pub(crate) fn start(given: Startup<'_>, log: &Log) -> Result<Self> {
-        let address_file = given.data.join("address");
-        let settings = given.data.join("settings.toml");
-        let failed = || Error::io("preparing the agent server's folder");
-        match std::fs::remove_file(&address_file) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed()(error)),
-            _ => {}
-        }
-        // Named, so that it does not read a file of the source tree in its place: that is the user's.
-        std::fs::write(&settings, "").map_err(failed())?;
         let run = Uuid::now_v7().to_string();
+        // Its own: another one may have the folder while this one stands by.
+        let address_file = given.data.join(format!("address-{run}"));
+        let settings = given.data.join("settings.toml");
+        // Named, so that it does not read a file of the source tree in its place: that is the user's.
+        std::fs::write(&settings, "").map_err(Error::io("preparing the agent server's folder"))?;
         let mut child = Command::new(given.program)
             .args(["agent", "--listen", "127.0.0.1:0", "--while-stdin-is-open"])
             .arg("--address-file")
@@ -76,6 +71,7 @@ impl Agent {
             .arg(given.data)
             .arg("--settings")
             .arg(&settings)
+            .args(given.standby.then_some("--standby"))
             .env_clear()
             .envs(given.variables)
             .env(ROOT_MARK, given.mark)
@@ -91,16 +87,21 @@ impl Agent {
             .map_err(Error::io("starting the agent server"))?;
         let pid = child.id();
         let group = Group::of(&child, run);
+        let loaded = CancellationToken::new();
         for stream in [
             child.stdout.take().map(Stream::Out),
             child.stderr.take().map(Stream::Err),
         ] {
-            let log = log.clone();
+            let (log, loaded) = (log.clone(), loaded.clone());
             tokio::spawn(async move {
-                let mut tail = Vec::new();
+                let also = |line: &[u8]| {
+                    if line == health::STANDING_BY {
+                        loaded.cancel();
+                    }
+                };
                 let read = match stream {
-                    Some(Stream::Out(out)) => lines(out, &log, &mut tail).await,
-                    Some(Stream::Err(err)) => lines(err, &log, &mut tail).await,
+                    Some(Stream::Out(out)) => lines(out, &log, also).await,
+                    Some(Stream::Err(err)) => lines(err, &log, |_| {}).await,
                     None => Ok(()),
                 };
                 if let Err(error) = read {
@@ -114,66 +115,45 @@ impl Agent {
         Ok(Self {
             address_file,
             stop,
+            loaded,
             ended,
             pid,
         })
     }
 
-    /// Waits until it answers that it is healthy; where it does.
-    pub(crate) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
-        let deadline = Instant::now() + limit;
-        let mut ended = self.ended.clone();
-        loop {
-            if let Some(how) = ended.borrow_and_update().clone() {
-                return Err(Error::Refused(format!("the agent server {how} before it was healthy")));
-            }
-            if let Some(address) = self.address().await
-                && timeout(ASK_LIMIT, ask(address))
-                    .await
-                    .is_ok_and(|healthy| healthy.unwrap_or(false))
-            {
-                return Ok(address);
-            }
-            tokio::select! {
-                () = cancel.cancelled() => return Err(Error::Cancelled),
-                () = tokio::time::sleep_until(deadline) => {
-                    return Err(Error::TimedOut(format!(
-                        "the agent server did not answer /ok within {} s",
-                        limit.as_secs()
-                    )));
-                }
-                _ = ended.changed() => {}
-                () = tokio::time::sleep(ASK_EVERY) => {}
-            }
+    /// Waits until it stands by.
+    pub(crate) async fn loaded(&self, limit: Duration, cancel: &CancellationToken) -> Result<()> {
+        health::loaded(&self.loaded, self.ended.clone(), limit, cancel).await
+    }
+
+    /// Its database is free.
+    pub(crate) fn go(&self) {
+        if let Some(pid) = self.pid.and_then(|id| i32::try_from(id).ok()) {
+            // One that has ended is found when its health is asked for.
+            let _ = kill(Pid::from_raw(pid), Signal::SIGUSR1);
         }
     }
 
-    /// Where it listens, once it does.
-    async fn address(&self) -> Option<SocketAddr> {
-        tokio::fs::read_to_string(&self.address_file)
-            .await
-            .ok()?
-            .trim()
-            .parse()
-            .ok()
+    /// Waits until it answers that it is healthy; where it does.
+    pub(crate) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
+        let place = health::Place::File(&self.address_file);
+        let found = health::wait(place, self.ended.clone(), limit, cancel).await;
+        // Read once; one that is not there leaves nothing.
+        let _ = tokio::fs::remove_file(&self.address_file).await;
+        found
+    }
+}
+
+impl Instance for Agent {
+    fn ending(&self) -> watch::Receiver<Option<String>> {
+        self.ended.clone()
     }
 
-    /// How it ended, once it has.
-    pub(crate) fn has_ended(&self) -> Option<String> {
-        self.ended.borrow().clone()
-    }
-
-    /// Asks it to stop, and waits until it has.
-    pub(crate) async fn stop(&self) {
+    async fn stop(&self) {
         self.stop.cancel();
         let mut ended = self.ended.clone();
         // An error says that its task is gone, and so is it.
         let _ = ended.wait_for(Option::is_some).await;
-    }
-
-    /// Waits until it has ended.
-    pub(crate) fn watch(&self) -> watch::Receiver<Option<String>> {
-        self.ended.clone()
     }
 }
 
@@ -225,14 +205,4 @@ async fn own(
         Err(error) => format!("is lost: {error}"),
     };
     tell.send_replace(Some(how));
-}
-
-/// Whether an agent server says that it is healthy. Its own surface is plain HTTP on loopback.
-async fn ask(address: SocketAddr) -> std::io::Result<bool> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET /ok HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = Vec::new();
-    stream.take(4096).read_to_end(&mut answer).await?;
-    Ok(answer.starts_with(b"HTTP/1.1 200"))
 }

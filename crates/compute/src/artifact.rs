@@ -46,6 +46,13 @@ pub enum Origin {
         /// The key.
         path: String,
     },
+    /// An image of a registry.
+    Image {
+        /// What it was asked for as.
+        uri: String,
+        /// What that was then: the engine's name for its contents.
+        id: String,
+    },
 }
 
 /// What of an artifact is on disk.
@@ -67,6 +74,9 @@ pub struct Built {
     /// Variables that what was built needs to be started.
     #[serde(default)]
     pub variables: Vec<(String, String)>,
+    /// The image that was made, where it runs in a container: the engine's name for its contents.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
 }
 
 impl Plan {
@@ -76,6 +86,7 @@ impl Plan {
         let origin = match &self.origin {
             Origin::Git { url, sha, .. } => ["git", url, sha.as_str()],
             Origin::Archive { path } => ["archive", path, ""],
+            Origin::Image { uri, id } => ["image", uri, id],
         };
         let mut hash = Sha256::new();
         let rest = [
@@ -168,6 +179,16 @@ impl Artifact {
     pub fn record(&self, built: &Built) -> Result<()> {
         let text = serde_json::to_vec(built).map_err(|error| Error::Refused(error.to_string()))?;
         root::write(&self.folder.join("built.json"), &text).map_err(Error::io("recording the artifact"))
+    }
+
+    /// Records an image, which has no tree of its own.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn record_image(&self, built: &Built) -> Result<()> {
+        self.begin()?;
+        root::make(&self.source())?;
+        self.record(built)
     }
 
     /// Removes it.

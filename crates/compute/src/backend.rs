@@ -3,10 +3,18 @@
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
-use crate::error::Result;
+use crate::agent::Agent;
+use crate::artifact::{Artifact, Built, Origin, Plan};
+use crate::docker::{Container, Containers, Pulled};
+use crate::error::{Error, Result};
 use crate::fake::Fake;
 use crate::log::Log;
 use crate::process::Processes;
+use crate::root::Root;
+use crate::{artifact, build};
+
+/// What is only checked needs one process for its graphs: each loads all of them.
+pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
 
 /// An agent server to start.
 #[derive(Clone, Debug)]
@@ -34,16 +42,143 @@ pub struct State {
     pub address: String,
 }
 
+/// An agent server whose graphs are loaded, and which waits for its database. Dropped, it is ended.
+#[derive(Debug)]
+pub struct Standby(Waiting);
+
+#[derive(Debug)]
+enum Waiting {
+    Process(Agent),
+    Docker(Container),
+    /// It is started when its turn comes.
+    Nothing,
+}
+
 /// A way to run deployments.
 #[derive(Debug)]
 pub enum Backend {
     /// Agent servers as processes of this machine.
     Process(Processes),
+    /// Agent servers as containers of a Docker engine.
+    Docker(Box<Containers>),
     /// None at all: for tests of what stands above.
     Fake(Fake),
 }
 
 impl Backend {
+    /// Ends what an earlier life of this process left running. Call it before anything is started.
+    ///
+    /// # Errors
+    /// What runs agent servers does not answer.
+    pub async fn begin(&self) -> Result<()> {
+        match self {
+            // The root's lock did, when it was taken.
+            Self::Process(_) | Self::Fake(_) => Ok(()),
+            Self::Docker(containers) => containers.begin().await,
+        }
+    }
+
+    /// Whether it can start images of a registry.
+    #[must_use]
+    pub const fn runs_images(&self) -> bool {
+        matches!(self, Self::Docker(_))
+    }
+
+    /// Whether an artifact can be started as it is.
+    ///
+    /// # Errors
+    /// What runs agent servers does not answer.
+    pub async fn has(&self, artifact: &Artifact) -> Result<bool> {
+        let Some(built) = artifact.built() else {
+            return Ok(false);
+        };
+        match self {
+            Self::Process(_) | Self::Fake(_) => Ok(built.image.is_none()),
+            Self::Docker(containers) => containers.has(&built).await,
+        }
+    }
+
+    /// Builds the artifact of a plan, whose tree was fetched. Doing it again begins anew.
+    ///
+    /// # Errors
+    /// The configuration cannot be used, a program fails, or somebody asked to stop.
+    pub async fn build(
+        &self,
+        settings: &build::Settings,
+        root: &Root,
+        plan: &Plan,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<Built> {
+        let key = plan.key();
+        let artifact = Artifact::of(root, &key)?;
+        match self {
+            Self::Process(_) | Self::Fake(_) => build::build(settings, root, &artifact, plan, log, cancel).await,
+            Self::Docker(containers) => containers.build(&artifact, &key, plan, log, cancel).await,
+        }
+    }
+
+    /// Fetches an image of a registry.
+    ///
+    /// # Errors
+    /// There is none of that name, or images cannot be started here.
+    pub async fn pull(&self, uri: &str, log: &Log, cancel: &CancellationToken) -> Result<Pulled> {
+        match self {
+            Self::Docker(containers) => containers.pull(uri, log, cancel).await,
+            Self::Process(_) | Self::Fake(_) => Err(no_images()),
+        }
+    }
+
+    /// Makes the artifact of an image that was pulled. Answers its key.
+    ///
+    /// # Errors
+    /// The image is gone again, or the disk's.
+    pub async fn record_image(&self, root: &Root, uri: &str, pulled: &Pulled) -> Result<String> {
+        let Self::Docker(containers) = self else {
+            return Err(no_images());
+        };
+        let plan = Plan {
+            origin: Origin::Image {
+                uri: uri.to_owned(),
+                id: pulled.id.clone(),
+            },
+            config: String::new(),
+            install: None,
+            build: None,
+        };
+        let key = plan.key();
+        containers.keep(&key, pulled).await?;
+        let built = Built {
+            plan,
+            variables: Vec::new(),
+            image: Some(pulled.id.clone()),
+        };
+        Artifact::of(root, &key)?.record_image(&built)?;
+        Ok(key)
+    }
+
+    /// Removes artifacts but those in `keep`, as [`artifact::prune`] does, and the images of those that are gone.
+    ///
+    /// # Errors
+    /// The disk's, or what runs agent servers does not answer.
+    pub async fn prune(&self, root: &Root, keep: Vec<String>, hours: u64) -> Result<usize> {
+        let of = root.clone();
+        let removed = crate::git::blocking(move || artifact::prune(&of, &keep, hours)).await?;
+        self.sweep().await?;
+        Ok(removed)
+    }
+
+    /// Removes images whose artifact is gone.
+    ///
+    /// # Errors
+    /// What runs agent servers does not answer.
+    pub async fn sweep(&self) -> Result<()> {
+        match self {
+            Self::Process(_) | Self::Fake(_) => Ok(()),
+            Self::Docker(containers) => containers.sweep().await.map(drop),
+        }
+    }
+
     /// Starts the agent server beside whatever runs, on an empty database, looks whether it becomes healthy, and stops
     /// it.
     ///
@@ -52,8 +187,24 @@ impl Backend {
     pub async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         match self {
             Self::Process(processes) => processes.check(launch, log, cancel).await,
+            Self::Docker(containers) => containers.check(launch, log, cancel).await,
             Self::Fake(fake) => fake.check(launch, cancel).await,
         }
+    }
+
+    /// Starts the agent server as far as it goes while the one that is there has the database: its graphs are loaded.
+    ///
+    /// # Errors
+    /// They cannot be loaded, or somebody asked to stop.
+    pub async fn stand_by(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<Standby> {
+        Ok(Standby(match self {
+            Self::Process(processes) => Waiting::Process(processes.stand_by(launch, log, cancel).await?),
+            Self::Docker(containers) => match containers.stand_by(launch, log, cancel).await? {
+                Some(container) => Waiting::Docker(container),
+                None => Waiting::Nothing,
+            },
+            Self::Fake(_) => Waiting::Nothing,
+        }))
     }
 
     /// Starts the agent server on the deployment's database, after it stopped the one that is there, and waits until
@@ -61,10 +212,21 @@ impl Backend {
     ///
     /// # Errors
     /// It does not become healthy, or somebody asked to stop.
-    pub async fn replace(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<State> {
-        match self {
-            Self::Process(processes) => processes.replace(launch, log, cancel).await,
-            Self::Fake(fake) => fake.replace(launch, cancel).await,
+    pub async fn replace(
+        &self,
+        launch: &Launch,
+        standby: Standby,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<State> {
+        match (self, standby.0) {
+            (Self::Process(processes), Waiting::Process(agent)) => processes.replace(launch, agent, log, cancel).await,
+            (Self::Docker(containers), Waiting::Docker(container)) => {
+                containers.replace(launch, Some(container), log, cancel).await
+            }
+            (Self::Docker(containers), _) => containers.replace(launch, None, log, cancel).await,
+            (Self::Fake(fake), _) => fake.replace(launch, cancel).await,
+            (Self::Process(_), _) => Err(Error::Refused("nothing stands by that could take over".to_owned())),
         }
     }
 
@@ -72,7 +234,8 @@ impl Backend {
     #[must_use]
     pub fn state(&self, deployment: DeploymentId) -> Option<State> {
         match self {
-            Self::Process(processes) => processes.state(deployment),
+            Self::Process(processes) => processes.agents().state(deployment),
+            Self::Docker(containers) => containers.running().state(deployment),
             Self::Fake(fake) => fake.state(deployment),
         }
     }
@@ -81,7 +244,8 @@ impl Backend {
     #[must_use]
     pub fn running(&self) -> Vec<DeploymentId> {
         match self {
-            Self::Process(processes) => processes.running(),
+            Self::Process(processes) => processes.agents().running(),
+            Self::Docker(containers) => containers.running().running(),
             Self::Fake(fake) => fake.running(),
         }
     }
@@ -89,7 +253,8 @@ impl Backend {
     /// Stops what runs of a deployment, its running work handed back to its database.
     pub async fn stop(&self, deployment: DeploymentId) {
         match self {
-            Self::Process(processes) => processes.stop(deployment).await,
+            Self::Process(processes) => processes.agents().stop(deployment).await,
+            Self::Docker(containers) => containers.running().stop(deployment).await,
             Self::Fake(fake) => fake.stop(deployment),
         }
     }
@@ -97,7 +262,8 @@ impl Backend {
     /// Stops everything.
     pub async fn stop_all(&self) {
         match self {
-            Self::Process(processes) => processes.stop_all().await,
+            Self::Process(processes) => processes.agents().stop_all().await,
+            Self::Docker(containers) => containers.running().stop_all().await,
             Self::Fake(fake) => fake.stop_all(),
         }
     }
@@ -109,6 +275,7 @@ impl Backend {
     pub async fn remove(&self, deployment: DeploymentId) -> Result<()> {
         match self {
             Self::Process(processes) => processes.remove(deployment).await,
+            Self::Docker(containers) => containers.remove(deployment).await,
             Self::Fake(fake) => {
                 fake.stop(deployment);
                 Ok(())
@@ -119,8 +286,13 @@ impl Backend {
     /// Waits until an agent server has ended by itself.
     pub async fn ended(&self) {
         match self {
-            Self::Process(processes) => processes.ended().await,
+            Self::Process(processes) => processes.agents().ended().await,
+            Self::Docker(containers) => containers.running().ended().await,
             Self::Fake(fake) => fake.ended().await,
         }
     }
+}
+
+fn no_images() -> Error {
+    Error::Refused("images cannot be started here: no container backend is configured".to_owned())
 }

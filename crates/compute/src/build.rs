@@ -59,17 +59,7 @@ pub async fn build(
     let folder = config_file.parent().unwrap_or(&top).to_owned();
     root::make(&artifact.home())?;
 
-    let install = match &plan.install {
-        Some(install) => Some(install.clone()),
-        None if config.get("node_version").is_some() => {
-            let found = LOCKS.iter().find(|(lock, _)| top.join(lock).is_file());
-            let found = found.map(|(_, command)| *command);
-            found
-                .or_else(|| top.join("package.json").is_file().then_some("npm install"))
-                .map(str::to_owned)
-        }
-        None => None,
-    };
+    let install = install_command(plan, &config, &top);
     let at = Place {
         settings,
         root,
@@ -92,13 +82,26 @@ pub async fn build(
     let built = Built {
         plan: plan.clone(),
         variables: Vec::new(),
+        image: None,
     };
     artifact.record(&built)?;
     Ok(built)
 }
 
+/// What installs the tree's packages: what was asked for, else what its lock files say where it needs JavaScript.
+pub(crate) fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
+    if plan.install.is_some() || config.get("node_version").is_none() {
+        return plan.install.clone();
+    }
+    let found = LOCKS.iter().find(|(lock, _)| top.join(lock).is_file());
+    let found = found.map(|(_, command)| *command);
+    found
+        .or_else(|| top.join("package.json").is_file().then_some("npm install"))
+        .map(str::to_owned)
+}
+
 /// The configuration, as far as building needs it.
-fn read(file: &Path, shown: &str) -> Result<Value> {
+pub(crate) fn read(file: &Path, shown: &str) -> Result<Value> {
     let text = std::fs::read(file).map_err(Error::io(format!("reading {shown}")))?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tokio_util::sync::CancellationToken;
 use towpath_domain::Secret;
 use towpath_domain::deployment::Level;
 
@@ -49,6 +50,20 @@ impl Log {
     #[must_use]
     pub fn none() -> Self {
         Self::new([], drop)
+    }
+
+    /// A log of the same secrets and the same reader, which hears nothing until the answer's other half is cancelled.
+    /// What it kept for the reason of a failure is its own.
+    #[must_use]
+    pub fn muted(&self) -> (Self, CancellationToken) {
+        let (loud, of) = (CancellationToken::new(), self.clone());
+        let heard = loud.clone();
+        let log = Self::new(self.0.secrets.iter().cloned(), move |line| {
+            if heard.is_cancelled() {
+                (of.0.take)(line);
+            }
+        });
+        (log, loud)
     }
 
     /// A line of a program's output.
@@ -104,6 +119,41 @@ impl Log {
             }
         };
         self.0.secrets.iter().fold(text.to_owned(), mask)
+    }
+}
+
+/// Cuts a program's output into lines.
+pub(crate) struct Splitter<'a> {
+    log: &'a Log,
+    line: Vec<u8>,
+}
+
+impl<'a> Splitter<'a> {
+    pub(crate) const fn new(log: &'a Log) -> Self {
+        Self { log, line: Vec::new() }
+    }
+
+    /// Takes the next piece, and hands the lines that end in it to the log and to `also`.
+    pub(crate) fn take(&mut self, piece: &[u8], mut also: impl FnMut(&[u8])) {
+        for byte in piece {
+            match byte {
+                // Progress bars rewrite their line.
+                b'\n' | b'\r' => {
+                    self.log.output(&self.line);
+                    also(&self.line);
+                    self.line.clear();
+                }
+                // The rest of an endless line is of no use to anybody.
+                byte if self.line.len() < LONGEST_LINE => self.line.push(*byte),
+                _ => {}
+            }
+        }
+    }
+
+    /// The last line, which need not have an end.
+    pub(crate) fn finish(self, also: impl FnOnce(&[u8])) {
+        self.log.output(&self.line);
+        also(&self.line);
     }
 }
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::log::{LONGEST_LINE, Log};
+use crate::log::{LONGEST_LINE, Log, Splitter};
 use crate::orphans::{self, RUN_MARK};
 use crate::{metric, tree};
 
@@ -129,17 +129,17 @@ impl Program {
         let mut tail = Vec::new();
         let mut output = Vec::new();
         let work = async {
-            let keep = &mut output;
+            let kept = &mut output;
             let read = async {
                 match (stdout, log) {
-                    (Some(stdout), Some(log)) => lines(stdout, log, &mut Vec::new()).await,
-                    (Some(stdout), None) => whole(stdout, keep).await,
+                    (Some(stdout), Some(log)) => lines(stdout, log, |_| {}).await,
+                    (Some(stdout), None) => whole(stdout, kept).await,
                     (None, _) => Ok(()),
                 }
             };
             let errors = async {
                 match stderr {
-                    Some(stderr) => lines(stderr, log.unwrap_or(&Log::none()), &mut tail).await,
+                    Some(stderr) => lines(stderr, log.unwrap_or(&Log::none()), |line| keep(&mut tail, line)).await,
                     None => Ok(()),
                 }
             };
@@ -226,10 +226,10 @@ async fn watch(watched: Option<&(PathBuf, u64)>) -> Error {
     }
 }
 
-/// Reads lines into the log, and the last of them into `tail`.
-pub(crate) async fn lines(from: impl AsyncRead + Unpin, log: &Log, tail: &mut Vec<u8>) -> Result<()> {
+/// Reads lines into the log; `also` sees each of them.
+pub(crate) async fn lines(from: impl AsyncRead + Unpin, log: &Log, mut also: impl FnMut(&[u8])) -> Result<()> {
     let mut from = BufReader::new(from);
-    let mut line = Vec::new();
+    let mut lines = Splitter::new(log);
     let mut buffer = vec![0; 8192];
     loop {
         let read = from
@@ -239,22 +239,9 @@ pub(crate) async fn lines(from: impl AsyncRead + Unpin, log: &Log, tail: &mut Ve
         if read == 0 {
             break;
         }
-        for byte in &buffer[..read] {
-            match byte {
-                // Progress bars rewrite their line.
-                b'\n' | b'\r' => {
-                    log.output(&line);
-                    keep(tail, &line);
-                    line.clear();
-                }
-                // The rest of an endless line is of no use to anybody.
-                byte if line.len() < LONGEST_LINE => line.push(*byte),
-                _ => {}
-            }
-        }
+        lines.take(&buffer[..read], &mut also);
     }
-    log.output(&line);
-    keep(tail, &line);
+    lines.finish(also);
     Ok(())
 }
 

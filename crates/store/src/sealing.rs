@@ -12,10 +12,12 @@
 
 mod keys;
 
-use chacha20poly1305::aead::{Aead, KeyInit, Payload};
+use chacha20poly1305::aead::{Aead, KeyInit as _, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
+use hmac::{Hmac, Mac};
 use rand::TryRngCore;
 use rand::rngs::OsRng;
+use sha2::Sha256;
 use towpath_domain::TenantId;
 use uuid::Uuid;
 use zeroize::Zeroizing;
@@ -104,6 +106,17 @@ impl Sealer {
         record.extend_from_slice(&inner);
         record.extend_from_slice(&sealed);
         record
+    }
+
+    /// A key for one purpose, the same in every process of the installation. It tells nothing of the one it comes from,
+    /// nor of those for other purposes.
+    #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "a key of any length will do")]
+    pub fn derive(&self, purpose: &str) -> [u8; KEY] {
+        let (_, key) = self.keys.current();
+        let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).expect("a key of any length will do");
+        mac.update(purpose.as_bytes());
+        mac.finalize().into_bytes().into()
     }
 
     /// Opens what was sealed for `place`.

@@ -127,3 +127,33 @@ pub async fn paths(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) 
     .await)?;
     Ok(rows.into_iter().map(|row| row.0).collect())
 }
+
+/// Uploads that nothing came of, whose time was over before `before`: the oldest first, at most `limit`.
+///
+/// # Errors
+/// Those of the database.
+pub async fn unsent(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<SourceUpload>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM source_upload WHERE uploaded_at IS NULL AND expires_at < $1 ORDER BY expires_at, id LIMIT $2"
+    )
+    .bind(before)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Forgets an upload, unless it arrived meanwhile.
+///
+/// # Errors
+/// Those of the database.
+pub async fn forget_unsent(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId) -> Result<bool> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM source_upload WHERE tenant_id = $1 AND id = $2 AND uploaded_at IS NULL"
+    )
+    .bind(tenant)
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(gone == 1)
+}

@@ -2,9 +2,10 @@
 
 use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
+use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan, Stage};
 use towpath_compute::git::Repository;
-use towpath_compute::{build, tarball};
+use towpath_compute::tarball;
 use towpath_domain::deployment::{RevisionStatus, Source};
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl};
 use towpath_domain::{Secret, failpoint};
@@ -12,6 +13,7 @@ use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::{artifacts, integrations, revisions};
 
 use super::Work;
+use crate::deployment_log::DeploymentLog;
 
 impl Work<'_> {
     /// The revision's artifact, made where it is not there yet. Answers its key.
@@ -30,22 +32,64 @@ impl Work<'_> {
         let _alone = self.hosting.lock_artifact(&key).await;
         // What is there says so on disk, in records written last: a journal would not know what was removed since.
         if artifact.stage() == Stage::Absent {
+            let begun = Instant::now();
             self.fetch(ctx, &plan, &artifact).await?;
+            self.took("fetch", begun, self.log);
             failpoint::hit("deploy.fetched");
         } else {
             self.log.info("the source is here already");
         }
-        if artifact.stage() == Stage::Built {
+        if self.has(&artifact).await? {
             self.log.info("it is built already");
         } else {
             let cancel = ctx.cancelled();
-            let settings = &self.hosting.build;
-            build::build(settings, &self.hosting.root, &artifact, &plan, self.log, &cancel)
+            let (backend, settings) = (&self.hosting.backend, &self.hosting.build);
+            let begun = Instant::now();
+            backend
+                .build(settings, &self.hosting.root, &plan, self.log, &cancel)
                 .await
                 .map_err(|error| self.failed(&error, self.log))?;
+            self.took("build", begun, self.log);
         }
         self.record(ctx, &key).await?;
         Ok(key)
+    }
+
+    /// The artifact of a revision whose image somebody else built.
+    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<String, Failure> {
+        if let Some(key) = self.kept().await? {
+            self.log.info("the image that was fetched before is deployed again");
+            return Ok(key);
+        }
+        self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
+        self.advance(ctx, RevisionStatus::Deploying).await?;
+        let uri = self.revision.config().fatal()?.image_uri;
+        let uri = uri.ok_or_else(|| Failure::fatal("image_uri is missing"))?;
+        let cancel = ctx.cancelled();
+        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
+        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let log = deploy.log();
+        log.info(format!("pulling {uri}"));
+        let backend = &self.hosting.backend;
+        let begun = Instant::now();
+        let pulled = backend.pull(&uri, log, &cancel).await;
+        let made = match pulled {
+            Ok(pulled) => backend.record_image(&self.hosting.root, &uri, &pulled).await,
+            Err(error) => Err(error),
+        };
+        match &made {
+            Ok(_) => self.took("pull", begun, log),
+            Err(error) => log.error(error.told()),
+        }
+        deploy.flush().await;
+        let key = made.map_err(|error| self.failed(&error, log))?;
+        self.record(ctx, &key).await?;
+        Ok(key)
+    }
+
+    async fn has(&self, artifact: &Artifact) -> Result<bool, Failure> {
+        let has = self.hosting.backend.has(artifact).await;
+        has.map_err(|error| self.failed(&error, self.log))
     }
 
     /// The artifact to deploy again, where that is what was asked and it is still here.
@@ -59,7 +103,7 @@ impl Work<'_> {
                 .store
                 .read(async |tx| artifacts::of(tx, tenant, revision).await);
             if let Some(key) = found.await.retry()?
-                && Artifact::of(&self.hosting.root, &key).fatal()?.stage() == Stage::Built
+                && self.has(&Artifact::of(&self.hosting.root, &key).fatal()?).await?
             {
                 return Ok(Some(key));
             }
@@ -107,6 +151,7 @@ impl Work<'_> {
     async fn resolve(&self, ctx: &mut Ctx, url: &str, name: &str) -> Result<CommitSha, Failure> {
         let cancel = ctx.cancelled();
         let (tenant, revision) = (self.deployment.tenant_id, self.revision.id);
+        let begun = Instant::now();
         let sha = ctx
             .step("resolve", async || {
                 let (url, name) = parsed(url, name)?;
@@ -120,6 +165,8 @@ impl Work<'_> {
         ctx.commit(async |tx| revisions::resolved(tx, tenant, revision, sha.as_str()).await)
             .await?;
         self.log.info(format!("{name} is commit {sha}"));
+        self.took("resolve", begun, self.log);
+        failpoint::hit("deploy.resolved");
         Ok(sha)
     }
 
@@ -142,6 +189,7 @@ impl Work<'_> {
                 self.log.info("unpacking the source archive");
                 self.unpack(path, artifact).await?;
             }
+            Origin::Image { .. } => return Err(Failure::fatal("an image has no source to fetch")),
         }
         artifact.fetched().map_err(failed)
     }

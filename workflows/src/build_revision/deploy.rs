@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use towpath_compute::Log;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use towpath_compute::{Launch, Log, Standby};
 use towpath_domain::deployment::RevisionStatus;
 use towpath_domain::failpoint;
 use towpath_durable::{Ctx, Failure, Outcome};
@@ -23,27 +25,59 @@ impl Work<'_> {
             .hosting
             .launch(self.world, self.deployment, self.revision, artifact)?;
         let cancel = ctx.cancelled();
-        log.log().info("checking the revision beside what serves");
+        let lines = log.log();
+        lines.info("checking the revision beside what serves");
+        let begun = Instant::now();
+        // Says what the check says, until it serves.
+        let (later, loud) = lines.muted();
+        let backend = &self.hosting.backend;
         let checked = ctx.step("check", async || {
-            let checked = self.hosting.backend.check(&launch, log.log(), &cancel).await;
-            checked.map_err(|error| self.failed(&error, log.log()))
+            let checked = backend.check(&launch, lines, &cancel).await;
+            checked.map_err(|error| self.failed(&error, lines))
         });
-        if let Err(failure) = checked.await {
-            self.tell(&failure, log.log());
-            log.flush().await;
-            return Err(failure);
-        }
-        failpoint::hit("deploy.checked");
-
-        let switched = self.switch(ctx, &launch, log.log()).await;
+        let standby = async {
+            let standby = backend.stand_by(&launch, &later, &cancel).await;
+            standby.map_err(|error| self.failed(&error, &later))
+        };
+        // Together: both load the graphs, which is what takes long.
+        let both = async {
+            tokio::pin!(checked, standby);
+            tokio::select! {
+                checked = &mut checked => {
+                    checked?;
+                    standby.await
+                }
+                // When neither is well, the one whose lines are heard says why.
+                standby = &mut standby => {
+                    checked.await?;
+                    standby
+                }
+            }
+        };
+        let switched = match both.await {
+            Ok(standby) => {
+                failpoint::hit("deploy.checked");
+                self.took("check", begun, lines);
+                self.switch(ctx, &launch, (standby, &loud), lines).await
+            }
+            Err(failure) => Err(failure),
+        };
         if let Err(failure) = &switched {
-            self.tell(failure, log.log());
+            self.tell(failure, lines);
         }
         log.flush().await;
+        failpoint::hit("deploy.settled");
         switched
     }
 
-    async fn switch(&self, ctx: &mut Ctx, launch: &towpath_compute::Launch, log: &Log) -> Outcome {
+    async fn switch(
+        &self,
+        ctx: &mut Ctx,
+        launch: &Launch,
+        (standby, loud): (Standby, &CancellationToken),
+        log: &Log,
+    ) -> Outcome {
+        let begun = Instant::now();
         let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
         let cancel = ctx.cancelled();
         // Dropped last: whoever is told finds the lock free.
@@ -57,7 +91,8 @@ impl Work<'_> {
             log.info("the switch begins: requests wait, the old revision drains");
             tokio::time::sleep(SETTLE).await;
         }
-        let started = self.hosting.backend.replace(launch, log, &cancel).await;
+        loud.cancel();
+        let started = self.hosting.backend.replace(launch, standby, log, &cancel).await;
         let state = started.map_err(|error| self.failed(&error, log))?;
         failpoint::hit("deploy.replaced");
         let settled = ctx
@@ -72,6 +107,7 @@ impl Work<'_> {
             })
             .await;
         if settled.is_ok() {
+            self.took("switch", begun, log);
             log.info(format!("revision {revision} serves"));
         } else {
             // The placement names the old revision still; it is started again from there.

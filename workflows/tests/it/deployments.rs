@@ -6,6 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
+use object_store::path::Path as ObjectPath;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::fake::{Act, Fake};
@@ -15,13 +16,13 @@ use towpath_domain::deployment::{
     DeploymentStatus, EnvSecret, LogKind, RevisionConfig, RevisionStatus, Source, SourceConfig,
 };
 use towpath_domain::git::Transport;
-use towpath_domain::{Clock, DeploymentId, RevisionId, Secret};
+use towpath_domain::{Clock, DeploymentId, RevisionId, Secret, UploadId};
 use towpath_durable::Signal;
 use towpath_outbound::{Guard, Policy};
 use towpath_store::deployments::{self, Deployment, NewDeployment};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_store::revisions::{self, NewRevision, Revision};
-use towpath_store::{access, artifacts, projects, revision_logs};
+use towpath_store::{access, artifacts, projects, revision_logs, source_uploads};
 use towpath_workflows::hosting::{self, Hosting};
 use towpath_workflows::{build_revision, delete_deployment, keep_deployments};
 
@@ -573,4 +574,47 @@ async fn secrets_are_not_in_what_is_written() {
     assert_eq!(yard.home.count(told).await, 0);
     let steps = "SELECT count(*) FROM step WHERE output LIKE '%canary-of-a-secret%'";
     assert_eq!(yard.home.count(steps).await, 0);
+}
+
+/// What was handed out and never sent goes, with what may lie there; what was sent stays.
+#[tokio::test]
+async fn addresses_of_archives_are_forgotten_when_nothing_came() {
+    let yard = Yard::new().await;
+    let (tenant, deployment, world) = (yard.home.tenant, yard.deployment, &yard.home.world);
+    let (sent, unsent) = (UploadId::new(), UploadId::new());
+    let hand_out = async |id: UploadId, path: &str| {
+        let handed = yard
+            .home
+            .store()
+            .write(async |tx| source_uploads::insert(tx, tenant, id, deployment, &[0; 32], path).await);
+        handed.await.unwrap();
+        world
+            .objects
+            .put(&ObjectPath::from(path), vec!["x".into()])
+            .await
+            .unwrap();
+    };
+    hand_out(sent, "sources/sent").await;
+    hand_out(unsent, "sources/unsent").await;
+    let arrived = yard
+        .home
+        .store()
+        .write(async |tx| source_uploads::arrived(tx, tenant, sent, 1).await);
+    assert!(arrived.await.unwrap());
+
+    let rows = "SELECT count(*) FROM source_upload";
+    yard.home
+        .clock
+        .advance(source_uploads::PATIENCE + Duration::from_secs(1));
+    assert_eq!(
+        keep_deployments::sweep_uploads(world).await.unwrap(),
+        0,
+        "it may be on its way still"
+    );
+    assert_eq!(yard.home.count(rows).await, 2);
+    yard.home.clock.advance(source_uploads::PATIENCE);
+    assert_eq!(keep_deployments::sweep_uploads(world).await.unwrap(), 1);
+    assert_eq!(yard.home.count(rows).await, 1);
+    assert!(world.objects.get(&ObjectPath::from("sources/sent")).await.is_ok());
+    assert!(world.objects.get(&ObjectPath::from("sources/unsent")).await.is_err());
 }

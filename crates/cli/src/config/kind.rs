@@ -37,6 +37,8 @@ pub enum Kind {
     PoolSlots,
     /// The path a surface stands below: empty, or `/` and more.
     Prefix,
+    /// The name of an image or a network; `{…}` stands for something.
+    Name,
     /// Origins of web pages with commas between them, or `*`.
     Origins,
     /// A UUID.
@@ -87,6 +89,11 @@ impl Kind {
                 let fits =
                     text.is_empty() || (text.starts_with('/') && text.bytes().all(plain) && !text.contains("//"));
                 (!fits).then(|| "a path such as /agents/one".to_owned())
+            }
+            Self::Name => {
+                let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@{}".contains(&byte);
+                let begins = text.starts_with(|c: char| c.is_ascii_alphanumeric());
+                (!begins || !text.bytes().all(plain)).then(|| "a name such as registry.example/base:1".to_owned())
             }
             Self::Origins => {
                 let broken = items(text).any(|item| item != "*" && Url::parse(item).is_err());

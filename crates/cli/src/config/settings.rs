@@ -84,6 +84,8 @@ pub struct AgentSettings {
     pub graphs: Option<PathBuf>,
     /// Whether callers need a key.
     pub auth: AgentAuth,
+    /// Only the gateway that signs with this may call.
+    pub gateway_key: Option<Secret>,
     /// Where it stands below its address; empty for the top.
     pub mount_prefix: String,
     /// Web pages that may call; empty means any.
@@ -125,6 +127,19 @@ pub struct DeploymentSettings {
     pub drain_grace: Duration,
     /// Artifacts kept of each.
     pub keep_artifacts: u32,
+    /// Where containers run.
+    pub docker: DockerSettings,
+}
+
+/// Deployments as containers.
+#[derive(Clone, Debug)]
+pub struct DockerSettings {
+    /// Where the engine answers.
+    pub host: String,
+    /// How containers are reached.
+    pub network: String,
+    /// What images are built from.
+    pub base_image: String,
 }
 
 /// What runs deployments.
@@ -134,6 +149,8 @@ pub enum DeploymentBackend {
     Auto,
     /// Processes of this machine.
     Process,
+    /// Containers of this machine's Docker engine.
+    Docker,
     /// Nothing here.
     None,
 }
@@ -226,6 +243,7 @@ impl Settings {
                     "none" => AgentAuth::None,
                     _ => AgentAuth::Auto,
                 },
+                gateway_key: values.optional("agent.gateway_key").map(Secret::new),
                 mount_prefix: values.text("agent.mount_prefix").to_owned(),
                 cors_origins: kind::items(values.text("agent.cors_origins"))
                     .filter(|origin| *origin != "*")
@@ -253,6 +271,7 @@ impl Settings {
             deployments: DeploymentSettings {
                 backend: match values.text("deployments.backend") {
                     "process" => DeploymentBackend::Process,
+                    "docker" => DeploymentBackend::Docker,
                     "none" => DeploymentBackend::None,
                     _ => DeploymentBackend::Auto,
                 },
@@ -269,6 +288,11 @@ impl Settings {
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
+                docker: DockerSettings {
+                    host: values.text("deployments.docker_host").to_owned(),
+                    network: values.text("deployments.docker_network").to_owned(),
+                    base_image: values.text("deployments.docker_base_image").to_owned(),
+                },
             },
             log_filter: values.text("log.filter").to_owned(),
             log_format: match values.text("log.format") {

@@ -54,12 +54,37 @@ pub struct AgentParts {
     pub loopback: bool,
     /// Its graphs.
     pub file: GraphFile,
+    /// Its graphs' code, where that was loaded before.
+    pub loaded: Option<Loaded>,
     /// Where runs are traced whose authors do not say.
     pub tracing: Option<Tracing>,
     /// Load the graphs anew when their code changes, and serve without them while they cannot be loaded.
     pub watch: bool,
     /// Renders the process's metrics.
     pub metrics: PrometheusHandle,
+}
+
+/// Graphs whose code is loaded.
+pub struct Loaded {
+    hosting: Arc<Hosting>,
+    graphs: Graphs,
+}
+
+impl Loaded {
+    /// Loads them, which may take as long as their imports do.
+    ///
+    /// # Errors
+    /// Their environment cannot be made, or their code cannot be loaded.
+    pub async fn new(config: &Config, file: &GraphFile) -> anyhow::Result<Self> {
+        let hosting = Arc::new(Hosting::new(config, guard(&config.settings, false), None)?);
+        let graphs = hosting.load(file).await.context("the graphs")?;
+        Ok(Self { hosting, graphs })
+    }
+
+    /// Ends their processes.
+    pub async fn close(self) {
+        hosting::close(&Arc::new(self.graphs), HOST_GRACE).await;
+    }
 }
 
 /// An agent server at work.
@@ -98,25 +123,28 @@ impl AgentServer {
         let address = listener.local_addr()?;
         let store = given.store;
         let queue = queue(&store, given.redis.as_ref()).await?;
-        let guard = Guard::new(Policy {
-            loopback: given.loopback,
-            allow: settings.outbound_allow.clone(),
-        });
+        let guard = guard(settings, given.loopback);
         let server = given.file.server.clone();
         let webhooks = given.file.webhooks(&config.environment)?;
-        let hosting = Arc::new(Hosting::new(config, guard.clone(), given.tracing)?);
-        let graphs = if roles.api || roles.worker {
-            match hosting.load(&given.file).await {
-                Ok(graphs) => graphs,
-                Err(why) if given.watch => {
-                    tracing::error!("{why:#}; the graphs are loaded once this is mended");
+        let (hosting, graphs) = match given.loaded {
+            Some(loaded) => (loaded.hosting, loaded.graphs),
+            None => {
+                let hosting = Arc::new(Hosting::new(config, guard.clone(), given.tracing)?);
+                let graphs = if roles.api || roles.worker {
+                    match hosting.load(&given.file).await {
+                        Ok(graphs) => graphs,
+                        Err(why) if given.watch => {
+                            tracing::error!("{why:#}; the graphs are loaded once this is mended");
+                            hosting.declared(&given.file)
+                        }
+                        Err(why) => return Err(why.context("the graphs")),
+                    }
+                } else {
+                    // The clock needs no graph.
                     hosting.declared(&given.file)
-                }
-                Err(why) => return Err(why.context("the graphs")),
+                };
+                (hosting, graphs)
             }
-        } else {
-            // The clock needs no graph.
-            hosting.declared(&given.file)
         };
         let graphs = GraphSet::new(graphs);
         // Every process that ends jobs must know how they end: also one that only takes requests.
@@ -283,6 +311,13 @@ impl AgentServer {
     }
 }
 
+fn guard(settings: &Settings, loopback: bool) -> Guard {
+    Guard::new(Policy {
+        loopback,
+        allow: settings.outbound_allow.clone(),
+    })
+}
+
 async fn queue(store: &Store, redis: Option<&Secret>) -> anyhow::Result<Queue> {
     let queue = match redis {
         None => Queue::local(),
@@ -343,6 +378,7 @@ fn surface(settings: &Settings, server: &crate::graph_file::Server) -> Surface {
         thread_ttl: server.thread_ttl(),
         item_ttl_minutes: server.item_ttl_minutes(),
         refresh_on_read: server.refresh_on_read(),
+        gateway_key: agent.gateway_key.clone(),
         custom_auth: server.auth().path.is_some(),
         own_routes_auth: server.own_routes_auth(),
         auth_cache: server.auth().cache.as_ref().map(|cache| AuthCache {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use towpath_compute::docker::{self, Containers, Network};
 use towpath_compute::process::Processes;
 use towpath_compute::tree::Limits;
 use towpath_compute::{Backend, Root, build, git, process};
@@ -15,7 +16,7 @@ use towpath_outbound::Guard;
 use towpath_workflows::hosting::{self, Hosting};
 
 use super::Roles;
-use crate::config::{Config, DeploymentBackend};
+use crate::config::{Config, DeploymentBackend, Settings};
 
 /// What one question to a repository may take.
 const GIT_LIMIT: Duration = Duration::from_secs(300);
@@ -42,6 +43,15 @@ const MACHINE: [&str; 18] = [
     "TZ",
 ];
 
+/// Those of them that name files of this machine, which a container does not have.
+const FILES: [&str; 5] = [
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+    "PIP_CONFIG_FILE",
+];
+
 /// Takes the folder of deployments, where this process is to run them.
 ///
 /// # Errors
@@ -51,7 +61,7 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     let of_deployments = &settings.deployments;
     let wanted = match of_deployments.backend {
         DeploymentBackend::Auto => roles == Roles::ALL,
-        DeploymentBackend::Process => roles.worker,
+        DeploymentBackend::Process | DeploymentBackend::Docker => roles.worker,
         DeploymentBackend::None => false,
     };
     if !wanted {
@@ -85,35 +95,66 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
         tree,
         variables: variables.clone(),
     };
-    let allowed: Vec<String> = settings.outbound_allow.iter().map(ToString::to_string).collect();
-    let backend = Backend::Process(Processes::new(
-        process::Settings {
-            program: program()?,
-            path,
-            variables,
-            // Of a deployment's own variables none opens what the operator has not opened.
-            fixed: vec![
-                ("TOWPATH_OUTBOUND_ALLOW".to_owned(), allowed.join(",")),
-                ("TOWPATH_AGENT_AUTH".to_owned(), "none".to_owned()),
-                // Shared by the check and what serves, and by deployments that want the same packages.
-                (
-                    "TOWPATH_AGENT_HOSTS_DIR".to_owned(),
-                    settings.agent.hosts.folder.display().to_string(),
-                ),
-                ("TOWPATH_LOG_FORMAT".to_owned(), "text".to_owned()),
-                ("TOWPATH_DATABASE_URI".to_owned(), String::new()),
-                ("TOWPATH_REDIS_URI".to_owned(), String::new()),
-            ],
-            health: of_deployments.health_timeout,
-            grace: of_deployments.drain_grace,
-        },
-        root.clone(),
-    ));
+    let backend = match of_deployments.backend {
+        DeploymentBackend::Docker => Backend::Docker(Box::new(containers(settings, variables, root.clone())?)),
+        _ => Backend::Process(processes(settings, path, variables, root.clone())?),
+    };
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
         platform_url: platform_url(config, roles, address),
     };
     Ok(Some(Arc::new(Hosting::new(root, backend, git, build, settings))))
+}
+
+fn processes(
+    settings: &Settings,
+    path: String,
+    variables: BTreeMap<String, Secret>,
+    root: Root,
+) -> anyhow::Result<Processes> {
+    let mut fixed = fixed(settings);
+    // Shared by the check and what serves, and by deployments that want the same packages.
+    let hosts = settings.agent.hosts.folder.display().to_string();
+    fixed.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts));
+    let settings = process::Settings {
+        program: program()?,
+        path,
+        variables,
+        fixed,
+        health: settings.deployments.health_timeout,
+        grace: settings.deployments.drain_grace,
+    };
+    Ok(Processes::new(settings, root))
+}
+
+fn containers(settings: &Settings, mut variables: BTreeMap<String, Secret>, root: Root) -> anyhow::Result<Containers> {
+    let deployments = &settings.deployments;
+    variables.retain(|name, _| !FILES.contains(&name.as_str()));
+    let settings = docker::Settings {
+        host: deployments.docker.host.clone(),
+        network: Network::parse(&deployments.docker.network),
+        base_image: deployments.docker.base_image.clone(),
+        program: program()?,
+        variables,
+        fixed: fixed(settings),
+        health: deployments.health_timeout,
+        grace: deployments.drain_grace,
+        build: deployments.build_timeout,
+    };
+    Ok(Containers::new(settings, root)?)
+}
+
+/// Of a deployment's own variables none opens what the operator has not opened.
+fn fixed(settings: &Settings) -> Vec<(String, String)> {
+    let allowed: Vec<String> = settings.outbound_allow.iter().map(ToString::to_string).collect();
+    let fixed = [
+        ("TOWPATH_OUTBOUND_ALLOW", allowed.join(",")),
+        ("TOWPATH_AGENT_AUTH", "none".to_owned()),
+        ("TOWPATH_LOG_FORMAT", "text".to_owned()),
+        ("TOWPATH_DATABASE_URI", String::new()),
+        ("TOWPATH_REDIS_URI", String::new()),
+    ];
+    fixed.map(|(name, value)| (name.to_owned(), value)).to_vec()
 }
 
 /// This program, for agent servers. The file it was started from may have been replaced by a newer one meanwhile.
@@ -131,7 +172,10 @@ fn program() -> anyhow::Result<PathBuf> {
 /// Where agent servers of this machine reach the platform: here, where this process answers for it, else where
 /// everybody does.
 fn platform_url(config: &Config, roles: Roles, address: SocketAddr) -> Option<String> {
-    if roles.api {
+    let docker = &config.settings.deployments;
+    let apart = docker.backend == DeploymentBackend::Docker && docker.docker.network != "host";
+    // A container with a network of its own has a loopback of its own.
+    if roles.api && !apart {
         // Not the public one: that may not be reached from inside.
         let own = if address.ip().is_unspecified() {
             SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port())

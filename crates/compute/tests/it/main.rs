@@ -2,6 +2,7 @@
 
 mod archives;
 mod building;
+mod docker;
 mod place;
 mod programs;
 mod repositories;

@@ -1,0 +1,371 @@
+//! One agent server as a container.
+
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::time::Duration;
+
+use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountType, PortBinding};
+use bollard::query_parameters::{
+    CreateContainerOptions, InspectContainerOptions, KillContainerOptionsBuilder, LogsOptionsBuilder,
+    RemoveContainerOptionsBuilder, StartContainerOptions, StopContainerOptionsBuilder, WaitContainerOptions,
+};
+use futures::StreamExt as _;
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::engine_failed;
+use crate::error::{Error, Result};
+use crate::health;
+use crate::instances::Instance;
+use crate::log::{Log, Splitter};
+
+/// Where an agent server listens in a network of its own.
+const PORT: u16 = 8000;
+/// Where its database lies in the container.
+pub(super) const DATA: &str = "/data";
+/// Processes and threads of one container: a loop that forks must not take the machine with it.
+const PIDS: i64 = 4096;
+
+/// How long the last lines of one that has ended are waited for.
+const LINES_LIMIT: Duration = Duration::from_secs(2);
+
+/// How the gateway reaches a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// A port of this machine's loopback leads into the engine's default network.
+    Bridge,
+    /// The container has this machine's network, and listens on loopback.
+    Host,
+    /// The platform is in this network too.
+    Named(String),
+}
+
+impl Network {
+    /// As the operator writes it.
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        match text {
+            "bridge" => Self::Bridge,
+            "host" => Self::Host,
+            name => Self::Named(name.to_owned()),
+        }
+    }
+}
+
+/// What to start.
+#[derive(Clone, Debug)]
+pub(super) struct Startup {
+    pub(super) image: String,
+    /// In place of the image's own: the program and its arguments, where what is listened on is added.
+    pub(super) command: Option<Vec<String>>,
+    pub(super) variables: Vec<(String, String)>,
+    pub(super) labels: HashMap<String, String>,
+    pub(super) network: Network,
+    /// The volume of the database; an empty one that goes with the container where there is none.
+    pub(super) volume: Option<String>,
+    pub(super) cpus: Option<f64>,
+    pub(super) memory_mb: Option<u64>,
+    pub(super) grace: Duration,
+}
+
+/// A running container. Dropped, it is stopped and removed.
+#[derive(Debug)]
+pub(crate) struct Container {
+    id: String,
+    address: SocketAddr,
+    stop: CancellationToken,
+    loaded: CancellationToken,
+    ended: watch::Receiver<Option<String>>,
+}
+
+impl Container {
+    /// Creates and starts it. Its lines go to the log.
+    pub(super) async fn start(engine: &bollard::Docker, given: Startup, log: &Log) -> Result<Self> {
+        let stop = CancellationToken::new();
+        let (tell, ended) = watch::channel(None);
+        let (started, answer) = oneshot::channel();
+        // A task of its own: a request that was sent must not be forgotten when nobody waits for its answer any more.
+        let loaded = CancellationToken::new();
+        let held = Held {
+            engine: engine.clone(),
+            log: log.clone(),
+            stop: stop.clone(),
+            loaded: loaded.clone(),
+            grace: given.grace,
+        };
+        tokio::spawn(held.own(given, started, tell));
+        let guard = stop.clone().drop_guard();
+        let (id, address) = answer.await.unwrap_or(Err(Error::Cancelled))?;
+        guard.disarm();
+        Ok(Self {
+            id,
+            address,
+            stop,
+            loaded,
+            ended,
+        })
+    }
+
+    /// Waits until it stands by.
+    pub(super) async fn loaded(&self, limit: Duration, cancel: &CancellationToken) -> Result<()> {
+        health::loaded(&self.loaded, self.ended.clone(), limit, cancel).await
+    }
+
+    /// Its database is free.
+    pub(super) async fn go(&self, engine: &bollard::Docker) -> Result<()> {
+        let options = KillContainerOptionsBuilder::new().signal("SIGUSR1").build();
+        let told = engine.kill_container(&self.id, Some(options)).await;
+        told.map_err(engine_failed("telling a container that its database is free"))
+    }
+
+    /// Waits until it answers that it is healthy; where it does.
+    pub(super) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
+        health::wait(health::Place::At(self.address), self.ended.clone(), limit, cancel).await
+    }
+}
+
+impl Instance for Container {
+    fn ending(&self) -> watch::Receiver<Option<String>> {
+        self.ended.clone()
+    }
+
+    async fn stop(&self) {
+        self.stop.cancel();
+        let mut ended = self.ended.clone();
+        // An error says that its task is gone, and so is it.
+        let _ = ended.wait_for(Option::is_some).await;
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// What the task of a container has.
+struct Held {
+    engine: bollard::Docker,
+    log: Log,
+    stop: CancellationToken,
+    loaded: CancellationToken,
+    grace: Duration,
+}
+
+impl Held {
+    /// Creates the container, holds it until it has ended, and removes it.
+    async fn own(
+        self,
+        given: Startup,
+        started: oneshot::Sender<Result<(String, SocketAddr)>>,
+        tell: watch::Sender<Option<String>>,
+    ) {
+        let how = match create(&self.engine, given).await {
+            Err(error) => {
+                let _ = started.send(Err(error));
+                "was not made".to_owned()
+            }
+            Ok((id, reached)) => {
+                let how = match run(&self.engine, &id, reached).await {
+                    Err(error) => {
+                        let _ = started.send(Err(error));
+                        "did not start".to_owned()
+                    }
+                    Ok(address) => {
+                        let _ = started.send(Ok((id.clone(), address)));
+                        self.hold(&id).await
+                    }
+                };
+                remove(&self.engine, &id).await;
+                how
+            }
+        };
+        tell.send_replace(Some(how));
+    }
+
+    /// Reads its lines until it has ended, or is to stop. Answers how it ended.
+    async fn hold(&self, id: &str) -> String {
+        let reading = async {
+            let options = LogsOptionsBuilder::new().follow(true).stdout(true).stderr(true).build();
+            let mut output = Box::pin(self.engine.logs(id, Some(options)));
+            let mut lines = Splitter::new(&self.log);
+            while let Some(Ok(piece)) = output.next().await {
+                lines.take(piece.as_ref(), |line| {
+                    if line == health::STANDING_BY {
+                        self.loaded.cancel();
+                    }
+                });
+            }
+            lines.finish(|_| {});
+        };
+        let ended = async {
+            let mut waiting = Box::pin(self.engine.wait_container(id, None::<WaitContainerOptions>));
+            match waiting.next().await {
+                Some(Ok(ended)) => format!("ended with exit code {}", ended.status_code),
+                Some(Err(bollard::errors::Error::DockerContainerWaitError { code, .. })) => {
+                    format!("ended with exit code {code}")
+                }
+                Some(Err(error)) => format!("is lost: {error}"),
+                None => "is lost: the engine does not answer".to_owned(),
+            }
+        };
+        let stopping = async {
+            self.stop.cancelled().await;
+            let seconds = i32::try_from(self.grace.as_secs()).unwrap_or(i32::MAX);
+            let options = StopContainerOptionsBuilder::new().t(seconds).build();
+            if let Err(error) = self.engine.stop_container(id, Some(options)).await {
+                tracing::debug!(%error, "a container does not stop; it is removed");
+            }
+            "was stopped".to_owned()
+        };
+        let end = async {
+            tokio::select! {
+                how = ended => how,
+                how = stopping => how,
+            }
+        };
+        tokio::pin!(end, reading);
+        let how = tokio::select! {
+            how = &mut end => how,
+            // Its output may end first, or break off.
+            () = &mut reading => return end.await,
+        };
+        // Its last lines come with its end.
+        let _ = tokio::time::timeout(LINES_LIMIT, reading).await;
+        how
+    }
+}
+
+/// Where an agent server is reached once it runs.
+#[derive(Clone)]
+enum Reached {
+    Loopback(u16),
+    Published,
+    Inside(String),
+}
+
+async fn create(engine: &bollard::Docker, given: Startup) -> Result<(String, Reached)> {
+    let (reached, listen) = match &given.network {
+        Network::Host => {
+            let port = free_port()?;
+            (Reached::Loopback(port), SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        }
+        Network::Bridge => (Reached::Published, SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT))),
+        Network::Named(name) => (
+            Reached::Inside(name.clone()),
+            SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)),
+        ),
+    };
+    let mut variables = given.variables;
+    variables.extend([
+        ("PORT".to_owned(), listen.port().to_string()),
+        ("HOST".to_owned(), listen.ip().to_string()),
+        ("TOWPATH_LISTEN".to_owned(), listen.to_string()),
+        ("TOWPATH_DATA_DIR".to_owned(), DATA.to_owned()),
+    ]);
+    let (entrypoint, command) = match given.command {
+        Some(mut words) => {
+            let arguments = words.split_off(1);
+            (Some(words), Some(arguments))
+        }
+        None => (None, None),
+    };
+    let exposed = format!("{PORT}/tcp");
+    let is_published = matches!(reached, Reached::Published);
+    let memory = given.memory_mb.and_then(|mb| i64::try_from(mb << 20).ok());
+    let host = HostConfig {
+        network_mode: Some(match &given.network {
+            Network::Host => "host".to_owned(),
+            Network::Bridge => "bridge".to_owned(),
+            Network::Named(name) => name.clone(),
+        }),
+        port_bindings: is_published.then(|| {
+            let binding = PortBinding {
+                host_ip: Some(Ipv4Addr::LOCALHOST.to_string()),
+                host_port: Some("0".to_owned()),
+            };
+            HashMap::from([(exposed.clone(), Some(vec![binding]))])
+        }),
+        mounts: Some(vec![Mount {
+            target: Some(DATA.to_owned()),
+            source: given.volume,
+            typ: Some(MountType::VOLUME),
+            ..Mount::default()
+        }]),
+        memory,
+        // No swap beside it.
+        memory_swap: memory,
+        nano_cpus: given.cpus.map(|cpus| (cpus * 1e9) as i64),
+        pids_limit: Some(PIDS),
+        security_opt: Some(vec!["no-new-privileges".to_owned()]),
+        // The platform keeps its lines; the engine's copy is bounded.
+        log_config: Some(HostConfigLogConfig {
+            typ: Some("json-file".to_owned()),
+            config: Some(HashMap::from([
+                ("max-size".to_owned(), "10m".to_owned()),
+                ("max-file".to_owned(), "2".to_owned()),
+            ])),
+        }),
+        ..HostConfig::default()
+    };
+    let body = ContainerCreateBody {
+        image: Some(given.image),
+        entrypoint,
+        cmd: command,
+        env: Some(
+            variables
+                .iter()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect(),
+        ),
+        labels: Some(given.labels),
+        exposed_ports: is_published.then(|| vec![exposed]),
+        host_config: Some(host),
+        ..ContainerCreateBody::default()
+    };
+    let made = engine.create_container(None::<CreateContainerOptions>, body).await;
+    Ok((made.map_err(engine_failed("making a container"))?.id, reached))
+}
+
+async fn run(engine: &bollard::Docker, id: &str, reached: Reached) -> Result<SocketAddr> {
+    let started = engine.start_container(id, None::<StartContainerOptions>).await;
+    started.map_err(engine_failed("starting a container"))?;
+    let name = match reached {
+        Reached::Loopback(port) => return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        Reached::Published => None,
+        Reached::Inside(name) => Some(name),
+    };
+    let found = engine.inspect_container(id, None::<InspectContainerOptions>).await;
+    let settings = found.map_err(engine_failed("looking at a container"))?.network_settings;
+    let settings = settings.unwrap_or_default();
+    let address = match name {
+        None => settings
+            .ports
+            .as_ref()
+            .and_then(|ports| ports.get(&format!("{PORT}/tcp"))?.as_ref()?.first()?.host_port.clone())
+            .and_then(|port| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse::<u16>().ok()?)))),
+        Some(name) => settings
+            .networks
+            .as_ref()
+            .and_then(|networks| networks.get(&name)?.ip_address.clone())
+            .and_then(|ip| Some(SocketAddr::from((ip.parse::<Ipv4Addr>().ok()?, PORT)))),
+    };
+    // It may have ended before it was looked at: the engine forgets its address then.
+    address.ok_or_else(|| Error::Refused("the container ended at once, or has no address".to_owned()))
+}
+
+async fn remove(engine: &bollard::Docker, id: &str) {
+    let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+    if let Err(error) = engine.remove_container(id, Some(options)).await {
+        // It has this life's label: the next life removes it.
+        tracing::warn!(%error, "a container stays until this process starts again");
+    }
+}
+
+/// A port of loopback that nobody has. Somebody may take it before the container does: then that does not become
+/// healthy.
+fn free_port() -> Result<u16> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("looking for a free port"))?;
+    let address = listener.local_addr().map_err(Error::io("looking for a free port"))?;
+    Ok(address.port())
+}

@@ -1,0 +1,338 @@
+//! Images: built from a tree, or pulled; kept under a name of ours as long as their artifact is.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use bollard::models::ImageSummary;
+use bollard::query_parameters::{
+    BuildImageOptionsBuilder, CreateImageOptionsBuilder, ListImagesOptionsBuilder, RemoveImageOptions,
+    TagImageOptionsBuilder,
+};
+use futures::StreamExt as _;
+use sha2::{Digest as _, Sha256};
+use tokio_util::io::ReaderStream;
+use tokio_util::sync::CancellationToken;
+use towpath_domain::git::TreePath;
+
+use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone};
+use crate::artifact::{Artifact, Built, Plan};
+use crate::error::{Error, Result};
+use crate::git::blocking;
+use crate::log::{Log, Splitter};
+use crate::{build, tree};
+
+/// An image of a registry, at the engine.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Pulled {
+    /// What it was pulled as.
+    pub name: String,
+    /// The engine's name for its contents.
+    pub id: String,
+    /// Whether it was not there before.
+    pub is_ours: bool,
+}
+
+impl Containers {
+    /// Whether what was built is still at the engine.
+    pub(crate) async fn has(&self, built: &Built) -> Result<bool> {
+        let Some(image) = &built.image else { return Ok(false) };
+        Ok(self.find(image).await?.is_some())
+    }
+
+    /// The engine's name for what an image holds now.
+    async fn find(&self, image: &str) -> Result<Option<String>> {
+        match self.engine.inspect_image(image).await {
+            Ok(found) => Ok(found.id),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(engine_failed("looking for an image")(error)),
+        }
+    }
+
+    /// Builds the image of a tree that was fetched.
+    pub(crate) async fn build(
+        &self,
+        artifact: &Artifact,
+        key: &str,
+        plan: &Plan,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<Built> {
+        let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
+        let top = artifact.source();
+        let config = build::read(&tree::config(&top, &path)?, path.as_str())?;
+        let install = build::install_command(plan, &config, &top);
+        let program = self.program().await?;
+        let arguments = self.machine();
+        let text = dockerfile::write(
+            &config,
+            &dockerfile::Parts {
+                config: &path,
+                install: install.as_deref(),
+                build: plan.build.as_deref(),
+                base: &self.settings.base_image,
+                program: &program,
+                arguments: arguments.iter().map(|(name, _)| name.as_str()).collect(),
+            },
+        )?;
+        for line in text.lines() {
+            log.info(line);
+        }
+        let work = self.root.temporary()?;
+        let context = work.path().join("context");
+        let to = context.clone();
+        blocking(move || {
+            let packed = File::create(&to).and_then(|file| {
+                let mut tar = tar::Builder::new(io::BufWriter::new(file));
+                tar.follow_symlinks(false);
+                append(&mut tar, "Dockerfile", text.as_bytes())?;
+                tar.append_dir_all("source", &top)?;
+                tar.into_inner()?.flush()
+            });
+            packed.map_err(Error::io("packing the source for the engine"))
+        })
+        .await?;
+        let name = format!("{}:{key}", self.repository());
+        let id = self.build_context(&context, &name, &arguments, log, cancel).await?;
+        let built = Built {
+            plan: plan.clone(),
+            variables: Vec::new(),
+            image: Some(id),
+        };
+        artifact.record(&built)?;
+        Ok(built)
+    }
+
+    /// Has the engine build what was packed; its lines go to the log as they come. Answers what the image is.
+    async fn build_context(
+        &self,
+        context: &Path,
+        name: &str,
+        arguments: &[(String, String)],
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<String> {
+        let labels = HashMap::from([(ROOT_LABEL, self.root.mark())]);
+        let arguments: HashMap<String, String> = arguments.iter().cloned().collect();
+        let mut options = BuildImageOptionsBuilder::new()
+            .dockerfile("Dockerfile")
+            .t(name)
+            .rm(true)
+            .forcerm(true)
+            .buildargs(&arguments)
+            .labels(&labels);
+        if self.settings.network == super::Network::Host {
+            options = options.networkmode("host");
+        }
+        let file = tokio::fs::File::open(context).await;
+        let file = file.map_err(Error::io("reading what was packed for the engine"))?;
+        let body = bollard::body_try_stream(ReaderStream::with_capacity(file, 1 << 16));
+        let building = async {
+            // Dropped, it closes the connection, and the engine gives up the build.
+            let mut said = Box::pin(self.engine.build_image(options.build(), None, Some(body)));
+            let mut lines = Splitter::new(log);
+            while let Some(piece) = said.next().await {
+                let piece = piece.map_err(engine_failed("building the image"))?;
+                if let Some(text) = piece.stream {
+                    lines.take(text.as_bytes(), |_| {});
+                }
+                if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
+                    return Err(Error::Refused(format!("building the image: {error}")));
+                }
+            }
+            lines.finish(|_| {});
+            Ok(())
+        };
+        let limit = self.settings.build;
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(Error::Cancelled),
+            () = tokio::time::sleep(limit) => {
+                return Err(Error::TimedOut(format!("building the image took longer than {} s", limit.as_secs())));
+            }
+            built = building => built?,
+        }
+        let id = self.find(name).await?;
+        id.ok_or_else(|| Error::Transient("the image that was built is gone already".to_owned()))
+    }
+
+    /// Fetches an image. Where its registry does not answer, the one that the engine has serves.
+    pub(crate) async fn pull(&self, uri: &str, log: &Log, cancel: &CancellationToken) -> Result<Pulled> {
+        let whole = with_tag(uri);
+        let before = self.find(&whole).await?;
+        let pulling = async {
+            let options = CreateImageOptionsBuilder::new().from_image(&whole).build();
+            let mut said = Box::pin(self.engine.create_image(Some(options), None, None));
+            let mut last = None;
+            while let Some(piece) = said.next().await {
+                let piece = piece.map_err(engine_failed("pulling the image"))?;
+                if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
+                    return Err(Error::Refused(format!("pulling the image: {error}")));
+                }
+                // Progress of each layer comes many times a second.
+                let line = piece.status.map(|status| match piece.id {
+                    Some(id) => format!("{id}: {status}"),
+                    None => status,
+                });
+                if line.is_some() && line != last {
+                    log.info(line.as_deref().unwrap_or_default());
+                    last = line;
+                }
+            }
+            Ok(())
+        };
+        let limit = self.settings.build;
+        let pulled = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(Error::Cancelled),
+            () = tokio::time::sleep(limit) => {
+                Err(Error::TimedOut(format!("pulling the image took longer than {} s", limit.as_secs())))
+            }
+            pulled = pulling => pulled,
+        };
+        match (pulled, before.clone()) {
+            (Ok(()), _) => {
+                let id = self.find(&whole).await?;
+                let id = id.ok_or_else(|| Error::Transient("the image that was pulled is gone already".to_owned()))?;
+                let is_ours = before.is_none();
+                Ok(Pulled {
+                    name: whole,
+                    id,
+                    is_ours,
+                })
+            }
+            (Err(error), Some(id)) => {
+                log.warn(format!("{}; the one that is here is used", error.told()));
+                Ok(Pulled {
+                    name: whole,
+                    id,
+                    is_ours: false,
+                })
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Keeps an image that was pulled under a name of ours, which goes with its artifact.
+    pub(crate) async fn keep(&self, key: &str, pulled: &Pulled) -> Result<()> {
+        let options = TagImageOptionsBuilder::new().repo(&self.repository()).tag(key).build();
+        let kept = self.engine.tag_image(&pulled.id, Some(options)).await;
+        kept.map_err(engine_failed("keeping the image"))?;
+        if pulled.is_ours {
+            // Only a name goes; what it named has the other one.
+            let removed = self
+                .engine
+                .remove_image(&pulled.name, None::<RemoveImageOptions>, None)
+                .await;
+            if let Err(error) = removed {
+                tracing::debug!(%error, "an image keeps the name it was pulled under");
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the images whose artifact is gone. One that a container has stays for now.
+    pub(crate) async fn sweep(&self) -> Result<usize> {
+        let repository = self.repository();
+        let mut removed = 0;
+        for image in self.images(&repository).await? {
+            for name in image.repo_tags {
+                let Some(key) = name.strip_prefix(&repository).and_then(|rest| rest.strip_prefix(':')) else {
+                    continue;
+                };
+                if Artifact::of(&self.root, key)?.built().is_some() {
+                    continue;
+                }
+                match self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await {
+                    Ok(_) => removed += 1,
+                    Err(error) => tracing::debug!(%error, "an image stays for now"),
+                }
+            }
+        }
+        // Those of earlier versions of the program; nothing is known before this life has made its own.
+        if let Some(current) = self.program.get() {
+            for image in self.images(&format!("{repository}-program")).await? {
+                for name in image.repo_tags.iter().filter(|name| *name != current) {
+                    let old = self.engine.remove_image(name, None::<RemoveImageOptions>, None).await;
+                    removed += usize::from(old.is_ok());
+                }
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn images(&self, repository: &str) -> Result<Vec<ImageSummary>> {
+        let filter = HashMap::from([("reference", vec![repository.to_owned()])]);
+        let options = ListImagesOptionsBuilder::new().filters(&filter).build();
+        let found = self.engine.list_images(Some(options)).await;
+        found.map_err(engine_failed("listing images"))
+    }
+
+    /// The image that holds the program: sent to the engine once, and not with every build.
+    async fn program(&self) -> Result<String> {
+        let make = || async {
+            let program = self.settings.program.clone();
+            let work = self.root.temporary()?;
+            let context = work.path().join("context");
+            let to = context.clone();
+            let digest =
+                blocking(move || pack_program(&program, &to).map_err(Error::io("packing the program"))).await?;
+            // Its tag says what is in it.
+            let name = format!("{}-program:{}", self.repository(), &digest[..24]);
+            if self.find(&name).await?.is_none() {
+                let never = CancellationToken::new();
+                self.build_context(&context, &name, &[], &Log::none(), &never).await?;
+            }
+            Ok(name)
+        };
+        self.program.get_or_try_init(make).await.cloned()
+    }
+}
+
+/// Writes the context of the program's image. Answers its digest.
+fn pack_program(program: &Path, to: &Path) -> io::Result<String> {
+    let bytes = std::fs::read(program)?;
+    let mut tar = tar::Builder::new(io::BufWriter::new(File::create(to)?));
+    append(&mut tar, "Dockerfile", b"FROM scratch\nCOPY towpath settings.toml /\n")?;
+    append(&mut tar, "settings.toml", b"")?;
+    append(&mut tar, "towpath", &bytes)?;
+    tar.into_inner()?.flush()?;
+    Ok(hex::encode(Sha256::digest(&bytes)))
+}
+
+fn append(tar: &mut tar::Builder<impl io::Write>, name: &str, bytes: &[u8]) -> io::Result<()> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o755);
+    // The same every time, so that the engine knows it again.
+    header.set_mtime(0);
+    tar.append_data(&mut header, name, bytes)
+}
+
+/// Without a tag the engine would pull all of them.
+fn with_tag(uri: &str) -> String {
+    let last = uri.rsplit('/').next().unwrap_or(uri);
+    if last.contains(':') || last.contains('@') {
+        uri.to_owned()
+    } else {
+        format!("{uri}:latest")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_without_a_tag_is_its_latest() {
+        for (uri, whole) in [
+            ("agent", "agent:latest"),
+            ("registry:5000/agent", "registry:5000/agent:latest"),
+            ("registry:5000/agent:1", "registry:5000/agent:1"),
+            ("agent@sha256:00", "agent@sha256:00"),
+        ] {
+            assert_eq!(with_tag(uri), whole);
+        }
+    }
+}

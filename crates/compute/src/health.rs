@@ -1,0 +1,107 @@
+//! Waiting until a new agent server says that it is healthy.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{Error, Result};
+
+/// What an agent server says on a line of its own once its graphs are loaded, where it was started to stand by.
+pub(crate) const STANDING_BY: &[u8] = b"towpath: standing by";
+/// How often it is asked.
+const ASK_EVERY: Duration = Duration::from_millis(20);
+/// What one question may take.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+
+/// Where an agent server is to be asked.
+pub(crate) enum Place<'a> {
+    /// There.
+    At(SocketAddr),
+    /// Where this file says, once it is there.
+    File(&'a Path),
+}
+
+impl Place<'_> {
+    async fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::At(address) => Some(*address),
+            Self::File(path) => tokio::fs::read_to_string(path).await.ok()?.trim().parse().ok(),
+        }
+    }
+}
+
+/// Asks `/ok` until it answers 200. Answers the address.
+///
+/// # Errors
+/// It ended before, took longer than `limit`, or somebody asked to stop.
+pub(crate) async fn wait(
+    place: Place<'_>,
+    mut ended: watch::Receiver<Option<String>>,
+    limit: Duration,
+    cancel: &CancellationToken,
+) -> Result<SocketAddr> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(how) = ended.borrow_and_update().clone() {
+            return Err(Error::Refused(format!("the agent server {how} before it was healthy")));
+        }
+        if let Some(address) = place.address().await
+            && timeout(ASK_LIMIT, ask(address))
+                .await
+                .is_ok_and(|healthy| healthy.unwrap_or(false))
+        {
+            return Ok(address);
+        }
+        tokio::select! {
+            () = cancel.cancelled() => return Err(Error::Cancelled),
+            () = tokio::time::sleep_until(deadline) => {
+                return Err(Error::TimedOut(format!(
+                    "the agent server did not answer /ok within {} s",
+                    limit.as_secs()
+                )));
+            }
+            _ = ended.changed() => {}
+            () = tokio::time::sleep(ASK_EVERY) => {}
+        }
+    }
+}
+
+/// Waits until an agent server stands by.
+///
+/// # Errors
+/// As [`wait`].
+pub(crate) async fn loaded(
+    loaded: &CancellationToken,
+    mut ended: watch::Receiver<Option<String>>,
+    limit: Duration,
+    cancel: &CancellationToken,
+) -> Result<()> {
+    tokio::select! {
+        () = loaded.cancelled() => Ok(()),
+        () = cancel.cancelled() => Err(Error::Cancelled),
+        how = ended.wait_for(Option::is_some) => {
+            let how = how.ok().and_then(|how| how.clone()).unwrap_or_default();
+            Err(Error::Refused(format!("the agent server {how} before it had loaded its graphs")))
+        }
+        () = tokio::time::sleep(limit) => Err(Error::TimedOut(format!(
+            "the agent server did not load its graphs within {} s",
+            limit.as_secs()
+        ))),
+    }
+}
+
+/// Whether an agent server says that it is healthy. Its own surface is plain HTTP.
+async fn ask(address: SocketAddr) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET /ok HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(4096).read_to_end(&mut answer).await?;
+    Ok(answer.starts_with(b"HTTP/1.1 200"))
+}

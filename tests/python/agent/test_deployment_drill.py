@@ -1,0 +1,136 @@
+"""Processes die at every step of a revision. It ends right, nothing finished is built twice, and nothing is left over."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+import harness
+from deploying import Repository, agents, change, client, create, deployed, logs, processes, ref, says
+
+# Where whoever builds dies, in the order of the walk.
+POINTS = (
+    "deploy.provisioned",
+    "deploy.resolved",
+    "deploy.fetched",
+    "deploy.built",
+    "deploy.checked",
+    "deploy.switching",
+    "deploy.replaced",
+    "deploy.settled",
+)
+# Those of them where one process does everything.
+EMBEDDED = ("deploy.fetched", "deploy.switching", "deploy.replaced")
+# Where others die: as soon as the revision is seen to be there.
+STATUSES = ("BUILDING", "DEPLOYING", "DEPLOYED")
+
+
+@pytest.fixture(scope="module", params=["embedded", "cluster"])
+def yard(request, tmp_path_factory):
+    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
+    keeps = {"TOWPATH_DEPLOYMENTS_BACKEND": "process"}
+    # A job of a worker that was killed is waited for as long as its lease.
+    env = {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file", "TOWPATH_ENGINE_LEASE_SECONDS": "3"}
+    world = harness.World(request.param, env, keeps)
+    yard = Yard(world, Repository(tmp_path_factory.mktemp("yard") / "repository"))
+    yield yard
+    print("\n".join(["", f"{'process':12} {'dies at':20} {'then':10} built", *yard.rows]))
+    world.stop()
+    assert processes(world) == [], "an agent server outlived its platform"
+
+
+class Yard:
+    """A deployment that gets one revision after another."""
+
+    def __init__(self, world, repository):
+        self.world, self.repository, self.rows, self.version = world, repository, [], "one"
+        made = create(world, repository, "drill", install_command="sleep 0.2")
+        self.deployment = made["id"]
+        deployed(world, self.deployment, made["latest_revision_id"])
+
+    def process(self, name):
+        return next(process for process in self.world.processes if process.name == name)
+
+    @property
+    def builder(self):
+        return self.process("dev" if self.world.layout == "embedded" else "worker-0")
+
+    def push(self):
+        self.version = f"version {len(self.rows)}"
+        self.repository.push(self.version)
+        return change(self.world, self.deployment, **ref())
+
+    def status(self, revision):
+        """As the database has it: the API may be dead."""
+        return harness.psql(f"SELECT status FROM revision WHERE id = '{revision}'", self.world.database).strip()
+
+    def is_well(self, name, step, revision):
+        found = deployed(self.world, self.deployment, revision)
+        text = logs(self.world, self.deployment, revision)
+        built, fetched = text.count("$ sleep 0.2"), text.count("fetching ")
+        self.rows.append(f"{name:12} {step:20} {found['status']:10} {built}")
+        assert (built, fetched) == (1, 1), text
+
+        async def ask():
+            async with client(self.world, "drill") as sdk:
+                return await says(sdk)
+
+        assert asyncio.run(ask()) == self.version
+        assert list(agents(self.world)) == [self.deployment]
+        root = self.world.data / "deployments"
+        assert [path.name for path in (root / "agents").iterdir()] == [self.deployment]
+        assert list((root / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_whoever_builds_may_die(yard, point):
+    if yard.world.layout == "embedded" and point not in EMBEDDED:
+        pytest.skip("the cluster has this point")
+    builder = yard.builder
+    builder.terminate()
+    assert processes(yard.world) == []
+    builder.env["TOWPATH_FAILPOINT"] = point
+    builder.start()
+    builder.ready()
+    revision = yard.push()
+    builder.child.wait(timeout=60)
+    assert builder.child.returncode == -signal.SIGABRT, builder.log_tail()
+    # Agent servers end by themselves, without anybody who tells them.
+    harness.until("its processes to end", lambda: True if processes(yard.world) == [] else None, 30)
+    del builder.env["TOWPATH_FAILPOINT"]
+    builder.start()
+    builder.ready()
+    yard.is_well(builder.name, point, revision)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("name", ["api", "worker-1", "scheduler"])
+def test_others_may_die(yard, name, status):
+    if yard.world.layout == "embedded":
+        pytest.skip("one process does everything")
+    process, revision = yard.process(name), yard.push()
+    seen = STATUSES[STATUSES.index(status) :]
+    harness.until(f"the revision to be {status}", lambda: True if yard.status(revision) in seen else None)
+    process.kill()
+    process.start()
+    process.ready()
+    yard.is_well(name, status, revision)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_the_agent_server_may_die(yard, status):
+    """The one that serves. One that is only checked fails its revision, and rightly."""
+    if yard.world.layout == "embedded":
+        pytest.skip("the database of one process is its own")
+    serves = agents(yard.world)[yard.deployment]
+    revision = yard.push()
+    seen = STATUSES[STATUSES.index(status) :]
+    harness.until(f"the revision to be {status}", lambda: True if yard.status(revision) in seen else None)
+    if status == "DEPLOYED":
+        serves = agents(yard.world)[yard.deployment]
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(serves, signal.SIGKILL)
+    yard.is_well("agent server", status, revision)
