@@ -41,7 +41,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     let system = system.with_state(app.clone());
     let open = system.clone().merge(docs::routes(&document));
     let own = own_routes::router(app.clone());
-    let router = crate::layers::agent(api.with_state(app), open, own, settings.requests);
+    let router = crate::layers::agent(api.with_state(app.clone()), open, own, settings.requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
@@ -51,7 +51,9 @@ pub fn agent_router(app: AgentApp) -> Router {
             .merge(system)
             .fallback(async || AgentError::not_found()),
     };
-    router.layer(cors::layer(&settings.cors_origins))
+    router
+        .layer(from_fn_with_state(app, auth::neighbours))
+        .layer(cors::layer(&settings.cors_origins))
 }
 
 /// Routes that need a key, routes that do not, and the description of both.
