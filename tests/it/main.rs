@@ -2,6 +2,7 @@
 
 mod aftermath;
 mod arrows;
+mod backup;
 mod dependencies;
 mod faults;
 mod hints;
