@@ -10,6 +10,7 @@ mod kill;
 mod load;
 mod metrics;
 mod once;
+mod operating;
 mod redis_faults;
 mod serving;
 mod sharing;
