@@ -52,6 +52,8 @@ pub enum Op {
 
 impl Script {
     pub const POOL_NAME: &'static str = "scripts";
+    /// How long one attempt may take: as long as one of an export run.
+    pub const LIMIT: Duration = Duration::from_secs(4 * 3600);
     /// A script of this name cannot be ended: its `end` fails, as that of a defect or of another version would.
     pub const ENDLESS: &'static str = "endless";
     /// A script of this name may not be performed again.
@@ -81,6 +83,7 @@ impl Workflow for Script {
     const KIND: &'static str = "script";
     const POOL: &'static str = Self::POOL_NAME;
     const RETRY: RetryPolicy = RetryPolicy::fixed(20, Duration::from_millis(30));
+    const ATTEMPT_LIMIT: Option<Duration> = Some(Self::LIMIT);
     type World = Shared;
 
     async fn run(&self, ctx: &mut Ctx, shared: &Shared) -> Outcome {
