@@ -228,7 +228,7 @@ fn sentence(job: &Job, why: &Why) -> String {
             worker,
             lease_until: Some(until),
         } => format!(
-            "it is running on worker {}, and goes to another one if that does not renew its lease by {until}",
+            "it is running on worker {}; another takes it over if that one does not renew its lease by {until}",
             name(*worker)
         ),
         Why::Running { worker, .. } => format!("it is running on worker {}", name(*worker)),
