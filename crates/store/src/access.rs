@@ -384,15 +384,14 @@ pub async fn has_keys(tx: &mut Tx<'_>) -> Result<bool> {
     Ok(found.is_some())
 }
 
-/// Whether an operator's key exists that is not revoked, beside the one that is given.
+/// Whether an operator's key exists that is not revoked.
 ///
 /// # Errors
 /// Only the database's.
-pub async fn has_operator(tx: &mut Tx<'_>, beside: Option<KeyId>) -> Result<bool> {
+pub async fn has_operator(tx: &mut Tx<'_>) -> Result<bool> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM api_key WHERE operator AND revoked_at IS NULL AND id <> $1)"
+        "SELECT EXISTS (SELECT 1 FROM api_key WHERE operator AND revoked_at IS NULL)"
     )
-    .bind(beside.unwrap_or(KeyId(uuid::Uuid::nil())))
     .fetch_one(conn)
     .await)?)
 }

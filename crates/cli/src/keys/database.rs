@@ -18,7 +18,7 @@ pub(super) async fn create(
         .write(async |tx| {
             let (organization, tenant) = owner(tx, workspace).await?;
             // Whoever makes the first key runs the place.
-            let operator = operator || (workspace.is_none() && !access::has_operator(tx, None).await?);
+            let operator = operator || (workspace.is_none() && !access::has_operator(tx).await?);
             let new = NewKey {
                 organization,
                 workspace,
