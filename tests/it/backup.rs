@@ -11,15 +11,19 @@ const DAYS: i64 = 3;
 
 #[tokio::test]
 async fn embedded_comes_back_from_a_backup() {
-    comes_back(Layout::Embedded).await;
+    println!("{}", comes_back(Layout::Embedded).await.unwrap_or_default());
 }
 
 #[tokio::test]
 async fn a_cluster_comes_back_from_a_backup() {
-    comes_back(Layout::Cluster { workers: 2 }).await;
+    println!(
+        "{}",
+        comes_back(Layout::Cluster { workers: 2 }).await.unwrap_or_default()
+    );
 }
 
-async fn comes_back(layout: Layout) {
+/// What was seen; `None` without servers.
+async fn comes_back(layout: Layout) -> Option<String> {
     let plan = || {
         let plan = World::plan(layout);
         // A cluster keeps its objects in a bucket where there is one to be had.
@@ -29,7 +33,7 @@ async fn comes_back(layout: Layout) {
             plan
         }
     };
-    let Some(mut world) = plan().start().await else { return };
+    let mut world = plan().start().await?;
     // Half of it is folded by an export, the rest may lie in open units.
     let kept = generate(21, 40, DAYS);
     let (early, late) = kept.bodies.split_at(kept.bodies.len() / 2);
@@ -74,7 +78,7 @@ async fn comes_back(layout: Layout) {
     assert_eq!(exit, Exit::Code(0), "{said}");
     let while_made = sent.load(Ordering::Relaxed);
     assert!(while_made > 0, "it was made while more came in");
-    println!(
+    let seen = format!(
         "{layout:?}: {while_made} bodies meanwhile; {}",
         said.lines().next().unwrap_or_default()
     );
@@ -109,4 +113,5 @@ async fn comes_back(layout: Layout) {
     tokio::time::timeout(Duration::from_secs(60), world.stop())
         .await
         .expect("it drains");
+    Some(seen)
 }
