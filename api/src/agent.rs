@@ -47,7 +47,7 @@ pub fn agent_router(app: AgentApp) -> Router {
         .gateway_key
         .clone()
         .map(|key| Gate::new(key, app.clock.clone()));
-    let router = crate::layers::agent(api.with_state(app), open, own, settings.requests);
+    let router = crate::layers::agent(api.with_state(app.clone()), open, own, settings.requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
@@ -57,7 +57,9 @@ pub fn agent_router(app: AgentApp) -> Router {
             .merge(system)
             .fallback(async || AgentError::not_found()),
     };
-    let router = router.layer(cors::layer(&settings.cors_origins));
+    let router = router
+        .layer(from_fn_with_state(app, auth::neighbours))
+        .layer(cors::layer(&settings.cors_origins));
     match gate {
         // In front of everything, also of what the graphs' author offers.
         Some(gate) => router.layer(from_fn_with_state(gate, signature::require)),

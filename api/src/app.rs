@@ -72,6 +72,9 @@ pub struct Settings {
     pub ingest_memory_bytes: usize,
     /// How many exports work at the same time.
     pub exports: Limits,
+    /// Whether only this machine reaches this surface. Browsers must then call the dashboard by a name of this machine,
+    /// or by that of `public_url`.
+    pub loopback: bool,
     /// Where others reach this surface, without a slash at its end: what addresses in answers begin with.
     pub public_url: String,
 }
@@ -91,6 +94,7 @@ impl Default for Settings {
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
             exports: Limits::default(),
+            loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
         }
     }

@@ -1,4 +1,5 @@
-//! Who calls: `X-API-Key` and `X-Tenant-Id` become a [`Tenant`]. A session's token may stand in for the key.
+//! Who calls: `X-API-Key` and `X-Tenant-Id` become a [`Tenant`], or an [`Operator`]. A session's token may stand in
+//! for the key.
 //!
 //! [`require`] lies over all routes that need a key, so a handler cannot forget it and nothing of a request is read
 //! before its caller is known; the extractor hands on what it found.
@@ -16,6 +17,7 @@ use http::{HeaderMap, HeaderValue};
 use towpath_domain::{Clock, KeyId, OrganizationId, TenantId, Timestamp};
 use towpath_store::Store;
 use towpath_store::access::{self, KeyHash, Principal};
+use towpath_store::ended_sessions;
 use uuid::Uuid;
 
 use crate::app::App;
@@ -56,6 +58,25 @@ impl<S: Send + Sync> FromRequestParts<S> for Tenant {
     }
 }
 
+/// The operator who calls, authenticated.
+#[derive(Clone, Debug)]
+pub(crate) struct Operator(pub(crate) Principal);
+
+impl<S: Send + Sync> FromRequestParts<S> for Operator {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(|| {
+            // A route outside `require_operator`: closed, not open.
+            tracing::error!(
+                http.path = parts.uri.path(),
+                "a route asks for an operator but no layer authenticates one"
+            );
+            ApiError::unauthorized("this route cannot be opened")
+        })
+    }
+}
+
 /// The layer in front of every route that needs a key.
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
     match authenticate(&app, request.headers()).await {
@@ -69,9 +90,12 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 }
 
 /// The layer in front of the operators' routes. They are about all workspaces, so none has to be named.
-pub(crate) async fn require_operator(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
     match holder(&app, request.headers()).await {
-        Ok(principal) if principal.operator => next.run(request).await,
+        Ok(principal) if principal.operator => {
+            request.extensions_mut().insert(Operator(principal));
+            next.run(request).await
+        }
         Ok(_) => refuse(ApiError::forbidden("requires an operator key")),
         Err(error) => refuse(error),
     }
@@ -157,18 +181,23 @@ pub(crate) async fn key_holder(
         .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
 }
 
-/// What the session of a request opens.
-async fn session_holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+/// The token of a request's session.
+pub(crate) fn session_token(headers: &HeaderMap) -> Result<&str, ApiError> {
     let token = only(headers, AUTHORIZATION.as_str())?
         .and_then(|value| value.to_str().ok())
         .and_then(|text| text.split_once(' '))
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, token)| token.trim());
-    let Some(token) = token else {
-        return Err(ApiError::unauthorized(
+    token.ok_or_else(|| {
+        ApiError::unauthorized(
             "expected `Authorization: Bearer` with the token of a session, or an API key in the X-API-Key header",
-        ));
-    };
+        )
+    })
+}
+
+/// What the session of a request opens.
+async fn session_holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+    let token = session_token(headers)?;
     session::holder(app, token)
         .await?
         .ok_or_else(|| ApiError::unauthorized("the session is over, or never was: begin one with POST /auth/session"))
@@ -203,7 +232,7 @@ impl Keys {
         .await
     }
 
-    /// What the key behind a session's token opens now.
+    /// What the key behind a session's token opens now: nothing once the session was ended.
     pub(crate) async fn holder(
         &self,
         store: &Store,
@@ -212,8 +241,16 @@ impl Keys {
         key: KeyId,
     ) -> Result<Option<Principal>, towpath_store::Error> {
         // The texts of tokens and of keys differ in their first letters, so they can share one memory.
-        self.believed(clock, KeyHash::of(token.as_bytes()), async || {
-            store.read(async |tx| access::principal(tx, key).await).await
+        let hash = KeyHash::of(token.as_bytes());
+        self.believed(clock, hash, async || {
+            store
+                .read(async |tx| {
+                    if ended_sessions::contains(tx, &hash).await? {
+                        return Ok(None);
+                    }
+                    access::principal(tx, key).await
+                })
+                .await
         })
         .await
     }
@@ -246,6 +283,11 @@ impl Keys {
             }
         }
         Ok(found)
+    }
+
+    /// Forgets what a session's token opens, after it was ended in this process.
+    pub(crate) fn forget_session(&self, token: &str) {
+        self.lock().remove(&KeyHash::of(token.as_bytes()));
     }
 
     /// Forgets everything, after a key was revoked or a workspace made in this process.

@@ -1,10 +1,11 @@
-//! What operators see and do: pools, jobs, workers, schedules, dead letters, of every workspace.
+//! What operators see and do: pools, jobs, workers, schedules, dead letters, keys, of every workspace.
 //!
 //! A handler that changes something is a function of [`act`] with an address; the pages of the dashboard call the same.
 
 mod act;
 mod bulk;
 mod jobs;
+mod keys;
 pub(crate) mod model;
 mod queues;
 mod schedules;
@@ -36,6 +37,8 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(jobs::retry_dead))
         .routes(routes!(workers::list))
         .routes(routes!(workers::drain))
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::revoke))
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))

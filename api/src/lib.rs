@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod app;
 pub mod auth;
+mod browser;
 pub mod errors;
 pub mod extract;
 pub mod layers;

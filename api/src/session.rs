@@ -1,5 +1,6 @@
 //! Sessions: a key is exchanged for a token that says who called and until when, sealed so that nobody can make or
-//! read one. It is kept nowhere; it ends by itself, or with the key it came from.
+//! read one. It is kept nowhere; it ends by itself, with the key it came from, or when its holder ends it, which is
+//! remembered in the database until it would have ended by itself.
 //!
 //! ```text
 //! tps_ base64url( sealed( key id 16 | expires at, microseconds 8 ) )
@@ -16,7 +17,8 @@ use http::header::CACHE_CONTROL;
 use http::{HeaderMap, StatusCode};
 use serde::Serialize;
 use towpath_domain::{KeyId, TenantId, Timestamp};
-use towpath_store::access::Principal;
+use towpath_store::access::{KeyHash, Principal};
+use towpath_store::ended_sessions;
 use towpath_store::sealing::{Place, Sealer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -64,7 +66,7 @@ pub(crate) fn is_token_of(authorization: &str) -> bool {
 
 /// The routes of this module. They authenticate by themselves: no workspace is needed to begin a session.
 pub(crate) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::default().routes(routes!(create))
+    OpenApiRouter::default().routes(routes!(create, end))
 }
 
 /// A session that has begun.
@@ -97,6 +99,32 @@ pub(crate) async fn create(State(app): State<App>, headers: HeaderMap) -> Result
     Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(session)).into_response())
 }
 
+/// End a session: its token opens nothing from now on. Other processes hear of it within five seconds.
+#[utoipa::path(delete, path = "/auth/session", tag = "operations", security(("bearer" = [])),
+    responses((status = 204, description = "It is over"),
+              (status = 400, description = "A header was sent twice", body = Error), ApiError))]
+pub(crate) async fn end(State(app): State<App>, headers: HeaderMap) -> Result<StatusCode, ApiError> {
+    let token = auth::session_token(&headers)?;
+    if holder(&app, token).await?.is_none() {
+        return Err(ApiError::unauthorized("the session is over, or never was"));
+    }
+    over(&app, token).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Ends the session of a token; nothing happens where it is over already.
+pub(crate) async fn over(app: &App, token: &str) -> Result<(), towpath_store::Error> {
+    let Some((_, until)) = read(&app.sealer, Purpose::Session, token, app.clock.now()) else {
+        return Ok(());
+    };
+    let hash = KeyHash::of(token.as_bytes());
+    app.store
+        .write(async |tx| ended_sessions::insert(tx, &hash, until).await)
+        .await?;
+    app.keys.forget_session(token);
+    Ok(())
+}
+
 /// Counts an attempt to begin a session.
 pub(crate) fn count(granted: bool) {
     let outcome = if granted { "granted" } else { "refused" };
@@ -112,7 +140,7 @@ pub(crate) fn issue(app: &App, key: KeyId) -> (String, Timestamp) {
 /// What stands behind a token, as long as it lasts and its key does.
 pub(crate) async fn holder(app: &App, token: &str) -> Result<Option<Principal>, towpath_store::Error> {
     match read(&app.sealer, Purpose::Session, token, app.clock.now()) {
-        Some(key) => app.keys.holder(&app.store, &app.clock, token, key).await,
+        Some((key, _)) => app.keys.holder(&app.store, &app.clock, token, key).await,
         None => Ok(None),
     }
 }
@@ -124,7 +152,7 @@ pub(crate) fn link_code(app: &App, key: KeyId) -> String {
 
 /// The key that a link's code stands for. Whether it was used before is the caller's to know.
 pub(crate) fn linked_key(app: &App, code: &str) -> Option<KeyId> {
-    read(&app.sealer, Purpose::Link, code, app.clock.now())
+    read(&app.sealer, Purpose::Link, code, app.clock.now()).map(|(key, _)| key)
 }
 
 fn write(sealer: &Sealer, purpose: Purpose, key: KeyId, until: Timestamp) -> String {
@@ -136,12 +164,14 @@ fn write(sealer: &Sealer, purpose: Purpose, key: KeyId, until: Timestamp) -> Str
     )
 }
 
-fn read(sealer: &Sealer, purpose: Purpose, token: &str, now: Timestamp) -> Option<KeyId> {
+/// Whose token it is and until when, where it is a good one.
+fn read(sealer: &Sealer, purpose: Purpose, token: &str, now: Timestamp) -> Option<(KeyId, Timestamp)> {
     let sealed = URL_SAFE_NO_PAD.decode(token.strip_prefix(PREFIX)?).ok()?;
     let plain = sealer.open(purpose.place(), &sealed).ok()?;
     let (key, until) = plain.split_at_checked(16)?;
     let until = Timestamp::from_micros(i64::from_be_bytes(until.try_into().ok()?));
-    (now < until).then(|| Uuid::from_slice(key).ok().map(KeyId)).flatten()
+    let key = KeyId(Uuid::from_slice(key).ok()?);
+    (now < until).then_some((key, until))
 }
 
 #[cfg(test)]
@@ -156,7 +186,7 @@ mod tests {
         let (key, now) = (KeyId::new(), Timestamp::from_micros(1_000_000));
         let until = now.plus(Duration::from_secs(60));
         let token = write(&sealer, Purpose::Session, key, until);
-        assert_eq!(read(&sealer, Purpose::Session, &token, now), Some(key));
+        assert_eq!(read(&sealer, Purpose::Session, &token, now), Some((key, until)));
         assert_eq!(read(&sealer, Purpose::Session, &token, until), None);
         assert_eq!(read(&sealer, Purpose::Link, &token, now), None);
         let other = Sealer::new(Keys::parse(&"02".repeat(32)).unwrap());

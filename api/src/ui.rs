@@ -83,6 +83,7 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/sign-out", post(gate::sign_out))
         .route("/ui/enter", get(gate::enter))
         .merge(signed_in)
+        .layer(from_fn_with_state(app.clone(), gate::own_name))
         .layer(from_fn(guarded))
 }
 

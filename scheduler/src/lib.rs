@@ -15,6 +15,9 @@ use towpath_store::{self as store, Dialect, Store};
 mod gauges;
 pub mod metric;
 
+/// A worker that was killed is shown as silent for so long.
+const SILENT_WORKERS: Duration = Duration::from_secs(3600);
+
 /// Times of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -114,8 +117,9 @@ impl Scheduler {
                     .await?
                     == 200
                 {}
+                store.write(async |tx| store::lanes::prune(tx, 200).await).await?;
                 store
-                    .write(async |tx| store::lanes::prune(tx, 200).await)
+                    .write(async |tx| store::workers::prune(tx, SILENT_WORKERS).await)
                     .await
                     .map(drop)
             },

@@ -2,6 +2,7 @@
 
 mod aftermath;
 mod arrows;
+mod backup;
 mod dependencies;
 mod faults;
 mod hints;
@@ -9,6 +10,7 @@ mod kill;
 mod load;
 mod metrics;
 mod once;
+mod operating;
 mod redis_faults;
 mod serving;
 mod sharing;

@@ -22,12 +22,19 @@ const CALLER: &str = "00f067aa0ba902b7";
 
 #[tokio::test]
 async fn one_trace_from_the_request_to_the_last_checkpoint() {
+    one_trace(Layout::Embedded).await;
+}
+
+/// The request is one process's, the attempts are others': what they share is the job's row.
+#[tokio::test]
+async fn one_trace_over_all_processes_of_a_cluster() {
+    one_trace(Layout::Cluster { workers: 2 }).await;
+}
+
+async fn one_trace(layout: Layout) {
     let collector = Collector::start().await;
-    let world = World::plan(Layout::Embedded)
-        .env("TOWPATH_OTLP_ENDPOINT", format!("http://{}", collector.address))
-        .start()
-        .await
-        .unwrap();
+    let plan = World::plan(layout).env("TOWPATH_OTLP_ENDPOINT", format!("http://{}", collector.address));
+    let Some(world) = plan.start().await else { return };
     let destination = world.api.file_destination("traced").await;
     let sent = json!({
         "id": "0199a5c4-0000-7000-8000-000000000001", "name": "root", "run_type": "chain", "session_name": "traced",
@@ -60,7 +67,20 @@ async fn one_trace_from_the_request_to_the_last_checkpoint() {
                 .values()
                 .any(|span| span.name == "settle" && span.parent_span_id == job.span_id)
         });
-        settled.then_some(spans)
+        // Each process sends its spans in its own time.
+        let whole = spans.values().all(|span| {
+            let parent = hex(&span.parent_span_id);
+            parent == CALLER || spans.contains_key(&parent)
+        });
+        let part = jobs.iter().find(|job| kind(job) == "export_part");
+        let parted = part.is_some_and(|part| {
+            let inside = |name: &str| {
+                let mut spans = spans.values();
+                spans.any(|span| span.name == name && span.parent_span_id == part.span_id)
+            };
+            inside("checkpoint") && inside("settle")
+        });
+        (settled && whole && parted).then_some(spans)
     })
     .await;
     let requests: Vec<_> = spans.values().filter(|span| span.name == "http.request").collect();
@@ -85,6 +105,14 @@ async fn one_trace_from_the_request_to_the_last_checkpoint() {
             .any(|span| span.name == name && span.parent_span_id == part)
     };
     assert!(inside("checkpoint") && inside("settle"), "{:?}", names(&spans));
+    let steps: Vec<_> = spans.values().filter(|span| span.name == "step").collect();
+    assert!(
+        steps
+            .iter()
+            .any(|span| attribute(span, "step.name") == "write manifest"),
+        "{:?}",
+        names(&spans)
+    );
     world.stop().await;
 }
 

@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import threading
@@ -98,11 +99,12 @@ class Process:
 class World:
     """The product running, with everything it stands on."""
 
-    def __init__(self, layout: str, env=None, first_worker=None):
-        """`env` is for every process, `first_worker` for one worker of a cluster beside that."""
+    def __init__(self, layout: str, env=None, first_worker=None, backup=None):
+        """`env` is for every process, `first_worker` for one worker of a cluster beside that. `backup` is what to
+        restore first: a folder, and the workspace of the world it was made of."""
         self.layout, self.first_worker = layout, first_worker or {}
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-e2e."))
-        self.tenant = str(uuid.uuid4())
+        self.backup, self.tenant = backup or (None, str(uuid.uuid4()))
         self.processes = []
         self.redis = None
         self.database = None
@@ -124,7 +126,13 @@ class World:
             self.drop()
             raise
 
+    def command(self, name, *arguments):
+        """A command of the binary, with the settings of this world; it has to end well."""
+        Process(name, [binary(), name, *map(str, arguments)], self.env, self.folder).succeed()
+
     def start_embedded(self):
+        if self.backup:
+            self.command("restore", self.backup)
         self.api = free_address()
         self.serve("dev", ["dev", "--data-dir", str(self.data), "--agent-listen", free_address()], self.api)
         self.processes[0].ready()
@@ -138,7 +146,10 @@ class World:
             "TOWPATH_OBJECTS": f"file://{self.data}/objects",
             "TOWPATH_OUTBOUND_ALLOW": "127.0.0.1",
         }
-        Process("migrate", [binary(), "migrate"], self.env, self.folder).succeed()
+        if self.backup:
+            self.command("restore", self.backup)
+        else:
+            self.command("migrate")
         self.api = free_address()
         self.serve("api", ["serve", "--role", "api"], self.api)
         for n in range(workers):
@@ -204,12 +215,32 @@ class World:
         assert {run["status"] for run in runs} <= {"COMPLETED"}, runs
         return record
 
+    def orphans(self) -> list:
+        """What jobs that are over left behind, in each database: see tests/orphans.sql."""
+        questions = [part.split("\n", 1) for part in (ROOT / "tests/orphans.sql").read_text().split("\n-- ")[1:]]
+        questions = [(what, statement) for what, statement in questions if statement.startswith("SELECT")]
+        assert len(questions) == 9, questions
+        left = []
+        for what, statement in questions:
+            if self.database:
+                command = ["psql", self.database, "--no-psqlrc", "-Atc", statement]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                assert done.returncode == 0, done.stderr
+                left += [what] * (int(done.stdout) > 0)
+                continue
+            for file in [self.data / "towpath.db", self.data / "agent.db", *self.data.glob("deployments/agents/*/*.db")]:
+                with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=30)) as database:
+                    (count,) = database.execute(statement).fetchone()
+                left += [f"{what}: {count} in {file.name}"] * (count > 0)
+        return left
+
     def logs(self) -> str:
         return "\n".join(f"---- {process.name}\n{process.log_tail()}" for process in self.processes)
 
     def stop(self):
-        """Every process has to drain and end with 0."""
+        """Every process has to drain and end with 0, and no job may have left rows behind."""
         try:
+            assert self.orphans() == []
             for process in self.processes:
                 process.terminate()
         finally:

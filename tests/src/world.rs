@@ -63,6 +63,7 @@ pub struct Plan {
     postgres: bool,
     bucket: bool,
     data: Option<std::path::PathBuf>,
+    backup: Option<(std::path::PathBuf, Uuid)>,
 }
 
 impl World {
@@ -95,6 +96,7 @@ impl World {
             postgres: false,
             bucket: false,
             data: None,
+            backup: None,
         }
     }
 
@@ -200,6 +202,13 @@ impl Plan {
         self
     }
 
+    /// Restores everything from what `towpath backup` made of a world with this workspace.
+    #[must_use]
+    pub fn restored_from(mut self, backup: &Path, tenant: Uuid) -> Self {
+        self.backup = Some((backup.to_owned(), tenant));
+        self
+    }
+
     /// Starts everything and waits until it is ready. `None`, said in one line, where a server that the layout needs
     /// is not given.
     ///
@@ -210,7 +219,7 @@ impl Plan {
             .prefix("towpath-e2e.")
             .tempdir()
             .expect("a temporary folder");
-        let tenant = Uuid::now_v7();
+        let tenant = self.backup.as_ref().map_or_else(Uuid::now_v7, |(_, tenant)| *tenant);
         let mut postgres = None;
         let (database, redis) = match self.layout {
             Layout::Embedded => (None, None),
@@ -270,16 +279,21 @@ impl Plan {
         env.extend(self.env);
         let programs = programs(self.layout, folder.path(), &data, &env);
         let address = programs[0].address.expect("the first program serves the API");
-        if database.is_some() {
-            let migrate = Program {
-                name: "migrate".into(),
-                args: vec!["migrate".into()],
+        let first = match &self.backup {
+            Some((backup, _)) => vec!["restore".to_owned(), backup.display().to_string()],
+            None if database.is_some() => vec!["migrate".to_owned()],
+            None => Vec::new(),
+        };
+        if let Some(name) = first.first() {
+            let command = Program {
+                name: name.clone(),
+                args: first.clone(),
                 address: None,
                 ..programs[0].clone()
             };
-            let mut process = Process::spawn(&migrate);
+            let mut process = Process::spawn(&command);
             let exit = process.wait(Duration::from_secs(60)).await;
-            assert_eq!(exit, Exit::Code(0), "migrate failed:\n{}", process.log_text());
+            assert_eq!(exit, Exit::Code(0), "{name} failed:\n{}", process.log_text());
         }
         let mut processes: Vec<Process> = programs.iter().map(Process::spawn).collect();
         for process in &mut processes {

@@ -58,6 +58,9 @@ pub struct Settings {
     pub slots: usize,
     /// Web pages that may call; empty means any.
     pub cors_origins: Vec<String>,
+    /// Whether to refuse what pages of elsewhere want done, and calls under names of elsewhere: for a server that asks
+    /// for no key because only this machine reaches it.
+    pub this_machine_only: bool,
     /// Where the surface stands below its address, such as `/agents/one`; empty for the top.
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
@@ -106,6 +109,7 @@ impl Default for Settings {
             body_bytes: 300 << 20,
             slots: 10,
             cors_origins: Vec::new(),
+            this_machine_only: false,
             mount_prefix: String::new(),
             always_resumable: false,
             thread_ttl: None,

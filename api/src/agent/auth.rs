@@ -15,9 +15,30 @@ use http::{HeaderValue, Method, StatusCode};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::system::OPEN;
+use crate::browser::{is_called_by_own_name, may_act};
 
 pub(super) use caller::{configurable, identity};
 pub(super) use custom::Remembered;
+
+/// The layer around a server that asks for no key because only this machine reaches it: pages of the web are
+/// neighbours there, and none of them may have anything done.
+pub(super) async fn neighbours(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
+    let settings = &app.settings;
+    if !settings.this_machine_only || settings.custom_auth {
+        return next.run(request).await;
+    }
+    if !is_called_by_own_name(request.headers(), request.uri(), None) {
+        let text = "this server asks for no key and is for this machine alone, and was called by another name: call it \
+                    127.0.0.1 or localhost, or start it with --agent-auth";
+        return AgentError::new(StatusCode::MISDIRECTED_REQUEST, text).into_response();
+    }
+    if !may_act(request.method(), request.headers(), &settings.cors_origins) {
+        let text = "this server asks for no key, and takes nothing from pages of elsewhere: name the page's origin in \
+                    CORS_ALLOW_ORIGINS";
+        return AgentError::new(StatusCode::FORBIDDEN, text).into_response();
+    }
+    next.run(request).await
+}
 
 /// The layer in front of every route.
 pub(super) async fn require(State(app): State<AgentApp>, request: Request, next: Next) -> Response {

@@ -8,14 +8,15 @@ use axum::Form;
 use axum::extract::{Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use http::header::{COOKIE, HOST, ORIGIN, SET_COOKIE};
-use http::{HeaderMap, Method, StatusCode, Uri};
+use http::header::{COOKIE, SET_COOKIE};
+use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 use towpath_domain::Secret;
 use towpath_store::access::{self, KeyHash, Principal};
 
 use super::{HX_REQUEST, Trouble};
 use crate::app::App;
+use crate::browser::{is_called_by_own_name, is_ours};
 use crate::errors::ApiError;
 use crate::session;
 
@@ -67,6 +68,17 @@ fn sign_in_page(status: StatusCode, problem: Option<&str>, next: &str) -> Respon
             StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     }
+}
+
+/// Refuses browsers that were led here under a name of somebody else, where only this machine reaches the server.
+pub(super) async fn own_name(State(app): State<App>, request: Request, next: Next) -> Response {
+    let settings = &app.settings;
+    if settings.loopback && !is_called_by_own_name(request.headers(), request.uri(), Some(&settings.public_url)) {
+        let text = "This server is for this machine alone and was called by another name. Call it 127.0.0.1 or \
+                    localhost, or set public_url to the address it is reached at.";
+        return Trouble::from(ApiError::new(StatusCode::MISDIRECTED_REQUEST, text)).into_response();
+    }
+    next.run(request).await
 }
 
 /// Lets those past who signed in and may.
@@ -141,10 +153,16 @@ pub(super) async fn sign_in(State(app): State<App>, headers: HeaderMap, form: Fo
     }
 }
 
-/// Forgets the session in this browser.
-pub(super) async fn sign_out(headers: HeaderMap) -> Response {
+/// Ends the session, also for whoever has a copy of the cookie.
+pub(super) async fn sign_out(State(app): State<App>, headers: HeaderMap) -> Response {
     if !is_ours(&headers) {
         return refuse_foreign();
+    }
+    if let Some(token) = cookie(&headers)
+        && let Err(error) = session::over(&app, &token).await
+    {
+        // The browser keeps the cookie: it can be tried again, and nobody believes it is done.
+        return Trouble::from(error).into_response();
     }
     let gone = format!("{COOKIE_NAME}=; Path=/ui; HttpOnly; SameSite=Strict; Max-Age=0");
     ([(SET_COOKIE, gone)], Redirect::to("/ui/sign-in")).into_response()
@@ -194,19 +212,6 @@ fn cookie(headers: &HeaderMap) -> Option<String> {
         .map(|(_, token)| token.to_owned())
 }
 
-/// Whether a post comes from a page of ours. Browsers say so themselves; older ones name the page's origin.
-fn is_ours(headers: &HeaderMap) -> bool {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    if let Some(site) = text("sec-fetch-site") {
-        return site == "same-origin";
-    }
-    let origin = text(ORIGIN.as_str()).and_then(|origin| origin.parse::<Uri>().ok());
-    match (origin.as_ref().and_then(Uri::authority), text(HOST.as_str())) {
-        (Some(origin), Some(host)) => origin.as_str().eq_ignore_ascii_case(host),
-        _ => false,
-    }
-}
-
 fn refuse_foreign() -> Response {
     Trouble::from(ApiError::forbidden("this form was not sent from a page of this server")).into_response()
 }
@@ -222,41 +227,7 @@ fn inside(next: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use http::HeaderValue;
-
     use super::*;
-
-    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
-        let pairs = pairs.iter().map(|(name, value)| {
-            let name: http::HeaderName = name.parse().unwrap();
-            (name, HeaderValue::from_static(value))
-        });
-        pairs.collect()
-    }
-
-    #[test]
-    fn only_posts_of_our_own_pages_are_taken() {
-        for ours in [
-            &[("sec-fetch-site", "same-origin")][..],
-            &[("origin", "http://127.0.0.1:8400"), ("host", "127.0.0.1:8400")],
-            &[("origin", "https://towpath.example"), ("host", "towpath.example")],
-        ] {
-            assert!(is_ours(&headers(ours)), "{ours:?}");
-        }
-        for foreign in [
-            &[][..],
-            &[("host", "127.0.0.1:8400")],
-            &[("sec-fetch-site", "cross-site")],
-            &[("sec-fetch-site", "same-site")],
-            &[("sec-fetch-site", "none")],
-            // What the browser says of itself counts more than what a header repeats.
-            &[("sec-fetch-site", "cross-site"), ("origin", "http://a"), ("host", "a")],
-            &[("origin", "http://evil.example"), ("host", "127.0.0.1:8400")],
-            &[("origin", "null"), ("host", "127.0.0.1:8400")],
-        ] {
-            assert!(!is_ours(&headers(foreign)), "{foreign:?}");
-        }
-    }
 
     #[test]
     fn the_way_on_stays_inside() {

@@ -87,9 +87,11 @@ async fn every_operation_asks_for_a_key() {
         ];
         // Where it names what opens it, that is a key alone: no workspace is wanted there.
         let in_workspace = operation["security"].is_null();
+        // What ends a session takes no key at all.
+        let by_key = in_workspace || operation["security"].to_string().contains("api_key");
         let calls = calls
             .into_iter()
-            .filter(|(_, call)| in_workspace || !call.names("x-tenant-id"));
+            .filter(|(status, call)| (in_workspace || !call.names("x-tenant-id")) && (by_key || *status == 401));
         for (number, (status, call)) in calls.enumerate() {
             let answer = world.call(call).await;
             assert_eq!(answer.status, status, "{method} {path}, call {number}: {}", answer.text);
@@ -189,7 +191,7 @@ async fn a_revoked_key_opens_nothing() {
 
     let organization = world.organization().await;
     let revoke = world.store.write(async |tx| {
-        let key = access::list_keys(tx, organization)
+        let key = access::list_keys(tx, Some(organization), None, 10)
             .await?
             .into_iter()
             .find(|key| key.name == "test")
@@ -222,7 +224,7 @@ async fn the_first_pair_is_made_once() {
     assert_eq!(again.workspaces, [world.tenant]);
     let keys = world
         .store
-        .read(async |tx| access::list_keys(tx, again.organization).await)
+        .read(async |tx| access::list_keys(tx, Some(again.organization), None, 10).await)
         .await
         .unwrap();
     assert_eq!(keys.len(), 1);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::json;
+use towpath_api::Settings;
 use towpath_domain::Secret;
 use towpath_store::access;
 
@@ -92,7 +93,7 @@ async fn a_session_ends_with_its_key() {
     let organization = world.organization().await;
     let keys = world
         .store
-        .read(async |tx| access::list_keys(tx, organization).await)
+        .read(async |tx| access::list_keys(tx, Some(organization), None, 10).await)
         .await
         .unwrap();
     let id = keys.iter().find(|key| key.name == "test").unwrap().id;
@@ -104,6 +105,109 @@ async fn a_session_ends_with_its_key() {
     // What a process knows about a key it believes for some seconds.
     world.clock.advance(Duration::from_secs(6));
     world.call(call()).await.expect(401);
+}
+
+#[tokio::test]
+async fn a_session_that_was_ended_opens_nothing_anywhere() {
+    for world in World::on_each().await {
+        let ended = token(&world, KEY).await;
+        let other = token(&world, KEY).await;
+        // Another process of the same installation.
+        let elsewhere = world.beside();
+        let call = |token: &str| {
+            Call::new(Method::GET, "/api/v1/bulk-exports")
+                .header("authorization", &format!("Bearer {token}"))
+                .header("x-tenant-id", &world.tenant.to_string())
+        };
+        let end = |token: &str| {
+            Call::new(Method::DELETE, "/auth/session").header("authorization", &format!("Bearer {token}"))
+        };
+        elsewhere_answers(&elsewhere, call(&ended), 200).await;
+        assert_eq!(world.call(end(&ended)).await.status, 204);
+        world.call(call(&ended)).await.expect(401);
+        world.call(end(&ended)).await.expect(401);
+        world.call(call(&other)).await.expect(200);
+        // What a process knows about a token it believes for some seconds.
+        world.clock.advance(Duration::from_secs(6));
+        elsewhere_answers(&elsewhere, call(&ended), 401).await;
+        elsewhere_answers(&elsewhere, call(&other), 200).await;
+
+        let key = Call::new(Method::DELETE, "/auth/session").header("x-api-key", KEY);
+        world.call(key).await.expect(401);
+    }
+}
+
+async fn elsewhere_answers(router: &axum::Router, request: Call, status: u16) {
+    crate::world::call(router, request).await.expect(status);
+}
+
+#[tokio::test]
+async fn who_signs_out_is_out() {
+    let world = World::new().await;
+    let cookie = cookie(&sign_in(&world, KEY).await);
+    let look = || Call::new(Method::GET, "/ui/queues").header("cookie", &cookie);
+    assert_eq!(world.call(look()).await.status, 200);
+    let out = world.call(form("/ui/sign-out", "").header("cookie", &cookie)).await;
+    assert_eq!(out.status, 303);
+    assert!(out.headers["set-cookie"].to_str().unwrap().contains("Max-Age=0"));
+    assert_eq!(
+        world.call(look()).await.status,
+        401,
+        "a copy of the cookie is worth nothing"
+    );
+    // Without a session there is nothing to end.
+    assert_eq!(world.call(form("/ui/sign-out", "")).await.status, 303);
+}
+
+#[tokio::test]
+async fn a_server_of_this_machine_is_called_by_its_own_name() {
+    let settings = |loopback| Settings {
+        loopback,
+        public_url: "https://towpath.example/ops".to_owned(),
+        ..Settings::default()
+    };
+    let world = World::with(settings(true)).await;
+    let cookie = cookie(&sign_in(&world, KEY).await);
+    let call = |method: &Method, path: &str, host: &str| {
+        Call::new(method.clone(), path)
+            .header(OURS.0, OURS.1)
+            .header("cookie", &cookie)
+            .header("host", host)
+    };
+    for (method, path) in [
+        (Method::GET, "/ui/queues"),
+        (Method::GET, "/ui/sign-in"),
+        (Method::POST, "/ui/sign-out"),
+        (Method::POST, "/ui/queues/folds/pause"),
+        (Method::GET, "/ui/assets/towpath.css"),
+    ] {
+        // To the browser this is a page of evil.example, which has just been moved to 127.0.0.1.
+        let led = world.call(call(&method, path, "evil.example:8400")).await;
+        assert_eq!(led.status, 421, "{method} {path}");
+        assert!(!led.headers.contains_key("set-cookie"), "{method} {path}");
+        assert!(
+            led.headers["content-security-policy"]
+                .to_str()
+                .unwrap()
+                .contains("frame-ancestors 'none'")
+        );
+    }
+    for host in ["127.0.0.1:8400", "localhost:8400", "[::1]:8400", "towpath.example"] {
+        let page = world.call(call(&Method::GET, "/ui/queues", host)).await;
+        assert_eq!(page.status, 200, "{host}");
+    }
+    // Programs come with a key, which no page of elsewhere has.
+    let keyed = Call::new(Method::GET, "/api/v1/bulk-exports").in_workspace(world.tenant);
+    world
+        .call(keyed.header("host", "towpath.internal:8400"))
+        .await
+        .expect(200);
+    // What the network reaches has whatever name it was given there.
+    let world = World::with(settings(false)).await;
+    let page = world
+        .call(Call::new(Method::GET, "/ui/sign-in").header("host", "any.example"))
+        .await;
+    assert_eq!(page.status, 200);
 }
 
 #[tokio::test]

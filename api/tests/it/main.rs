@@ -8,6 +8,7 @@ mod documents;
 mod exports;
 mod gateway;
 mod idempotency;
+mod keys;
 mod operating;
 mod operations;
 mod reading;

@@ -100,6 +100,18 @@ impl World {
         }
     }
 
+    /// Another process on the same database, as a router.
+    pub fn beside(&self) -> Router {
+        let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
+        platform_router(App::new(parts(
+            &self.store,
+            &self.clock,
+            self.folder.path(),
+            ops,
+            Settings::default(),
+        )))
+    }
+
     /// The organisation of the first workspace.
     pub async fn organization(&self) -> OrganizationId {
         let workspace = self

@@ -104,6 +104,8 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         data: storage.data,
         tenant,
         keys,
+        // A gateway in front has asked for keys, and says so by its hold on standard input.
+        this_machine_only: !auth && settings.agent.auth == AgentAuth::Auto && !command.while_stdin_is_open,
         redis: settings.redis_uri.clone(),
         loopback: false,
         file,

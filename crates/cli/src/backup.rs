@@ -1,37 +1,50 @@
-//! `towpath backup` and `towpath restore`: the data folder of one machine.
+//! `towpath backup` and `towpath restore`: everything an installation keeps, in one folder.
 //!
 //! ```text
 //! DIR/
 //!   backup.json      what this is: format, version, schema, time
-//!   towpath.db       the database as it was at one moment
-//!   objects/         every unit and segment that this database names
+//!   towpath.db       SQLite: the database as it was at one moment
+//!   towpath.dump     PostgreSQL: the same, as `pg_dump` writes it
+//!   objects/         every unit, segment, attachment and archive that this database names
+//!   agent.db         the agent server of `towpath dev`, where there is one
+//!   deployments/     where this machine keeps deployments: `artifacts/` that are whole, `agents/` with their databases
 //!   encryption.key   where the folder has one
 //!   api.key          where the folder has one
 //! ```
-//! A server may go on working meanwhile. Objects are copied before the database and once more after it: what the copy
+//! Servers may go on working meanwhile. Objects are copied before the database and once more after it: what the copy
 //! of the database names was there at its moment, so one of the two has seen it. That is looked at before the backup
 //! counts as one; `backup.json` is written last.
 
+mod deployments;
+mod files;
+mod objects;
+mod postgres;
+
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use towpath_domain::{Clock, Timestamp};
-use towpath_store::{Dialect, backup as copies};
+use towpath_store::{Dialect, Options, Store, backup as copies};
+use towpath_traces::objects::Objects;
 
+use self::objects::Copied;
 use crate::arguments::{Backup, Restore};
 use crate::config::{Config, Mode, Settings};
 use crate::data_dir::DataDir;
 use crate::exit::Usage;
 
 const ABOUT: &str = "backup.json";
-const DATABASE: &str = "towpath.db";
+const SQLITE: &str = "towpath.db";
+const DUMP: &str = "towpath.dump";
 const OBJECTS: &str = "objects";
+const AGENT: &str = "agent.db";
 const KEYS: [&str; 2] = ["encryption.key", "api.key"];
-const FORMAT: u32 = 1;
+/// 1 had SQLite alone, and no deployments.
+const FORMAT: u32 = 2;
 
 /// How often it is begun anew when an object was tidied away under it.
 const TRIES: u32 = 3;
@@ -44,20 +57,60 @@ struct About {
     migrations: Vec<i64>,
     objects: u64,
     bytes: u64,
+    #[serde(default)]
+    deployments: u64,
 }
 
-/// Copies the data folder.
+/// Which database, and where it is.
+enum Database<'a> {
+    Sqlite(PathBuf),
+    Postgres(&'a str),
+}
+
+impl<'a> Database<'a> {
+    fn of(settings: &'a Settings) -> Self {
+        let uri = settings.database_uri.reveal();
+        match uri.strip_prefix("sqlite://") {
+            Some(path) => Self::Sqlite(path.split('?').next().unwrap_or_default().into()),
+            None => Self::Postgres(uri),
+        }
+    }
+
+    const fn dialect(&self) -> Dialect {
+        match self {
+            Self::Sqlite(_) => Dialect::Sqlite,
+            Self::Postgres(_) => Dialect::Postgres,
+        }
+    }
+
+    /// Copies it below `to` as it is at one moment; the objects that the copy names.
+    async fn copy(&self, to: &Path) -> anyhow::Result<Vec<String>> {
+        match self {
+            Self::Sqlite(file) => {
+                let copy = to.join(SQLITE);
+                files::remove(&copy)?;
+                copies::copy_sqlite(file, &copy).await?;
+                Ok(copies::needed_objects(&copy).await?)
+            }
+            Self::Postgres(uri) => postgres::dump(uri, &to.join(DUMP)).await,
+        }
+    }
+}
+
+/// Copies everything.
 ///
 /// # Errors
-/// On PostgreSQL, which has its own tools; when the folder exists, or something cannot be read or written.
+/// When the folder exists, something cannot be read or written, or `pg_dump` is not there or fails.
 pub async fn create(command: Backup) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
-    let database = database_file(settings)?;
-    if !database.is_file() {
+    let database = Database::of(settings);
+    if let Database::Sqlite(file) = &database
+        && !file.is_file()
+    {
         bail!(Usage(format!(
             "there is no database {}; name its folder with --data-dir",
-            database.display()
+            file.display()
         )));
     }
     let to = &command.to;
@@ -70,119 +123,151 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
         }
         made => made.with_context(|| format!("folder {}", to.display()))?,
     }
-    let objects = objects_folder(settings)?;
-    let mut copied = Copied::default();
+    let filled = fill(&config, &database, to).await;
+    if filled.is_err() {
+        // It was made a moment ago, and is worth nothing.
+        let _ = std::fs::remove_dir_all(to);
+    }
+    filled
+}
+
+async fn fill(config: &Config, database: &Database<'_>, to: &Path) -> anyhow::Result<()> {
+    let settings = &config.settings;
+    let from = open_objects(config)?;
+    let kept = Objects::folder(&to.join(OBJECTS))?;
     for attempt in 1.. {
-        if let Some(from) = &objects {
-            copied = copy_tree(from, &to.join(OBJECTS))?;
-        }
-        let copy = to.join(DATABASE);
-        copies::copy_sqlite(&database, &copy).await?;
-        let Some(from) = &objects else { break };
-        copied = copy_tree(from, &to.join(OBJECTS))?;
-        let needed = copies::needed_objects(&copy).await?;
-        let missing = needed
-            .iter()
-            .filter(|path| !to.join(OBJECTS).join(path).is_file())
-            .count();
+        objects::copy_all(&from, &kept).await?;
+        let named = database.copy(to).await?;
+        let missing = objects::copy_named(&from, &kept, &named).await?;
         if missing == 0 {
             break;
         }
         if attempt == TRIES {
             bail!(
                 "{missing} objects that the database names are not in {}",
-                from.display()
+                settings.objects
             );
         }
-        std::fs::remove_file(&copy)?;
     }
+    let copied = objects::count(&kept).await?;
+    let agent = settings.data_dir.join(AGENT);
+    if agent.is_file() {
+        copies::copy_sqlite(&agent, &to.join(AGENT)).await?;
+    }
+    let deployments = deployments::copy(&settings.data_dir, to).await?;
     for name in KEYS {
-        copy_key(&settings.data_dir.join(name), &to.join(name))?;
+        files::copy_key(&settings.data_dir.join(name), &to.join(name))?;
     }
+    write_about(to, database.dialect(), copied, deployments)?;
+    println!(
+        "backed up into {}: the database, {} objects of {} bytes, {deployments} deployments",
+        to.display(),
+        copied.files,
+        copied.bytes
+    );
+    if settings.encryption_key.is_some() {
+        println!("the encryption key is given in the settings, and is not in the backup: keep it with it");
+    }
+    Ok(())
+}
+
+fn write_about(to: &Path, dialect: Dialect, copied: Copied, deployments: u64) -> anyhow::Result<()> {
     let about = About {
         format: FORMAT,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         created_at: Clock::system().now(),
-        migrations: copies::known_migrations(Dialect::Sqlite),
+        migrations: copies::known_migrations(dialect),
         objects: copied.files,
         bytes: copied.bytes,
+        deployments,
     };
     let mut file = File::create_new(to.join(ABOUT))?;
     file.write_all(serde_json::to_string_pretty(&about)?.as_bytes())?;
     file.sync_all()?;
     File::open(to)?.sync_all()?;
-    println!(
-        "backed up into {}: the database and {} objects, {} bytes",
-        to.display(),
-        copied.files,
-        copied.bytes
-    );
-    if objects.is_none() {
-        println!(
-            "objects lie in {}, and stay there: back that up by its own means",
-            settings.objects
-        );
-    }
-    if settings.encryption_key.is_some() {
-        println!("the encryption key is given in the settings, and is not in the backup");
-    }
     Ok(())
 }
 
-/// Makes a data folder from a backup.
+/// Makes an installation from a backup.
 ///
 /// # Errors
-/// When the folder has a database already, or the backup is not whole or made by a newer version.
+/// When there is a database already, or the backup is not whole, of another kind of database, or made by a newer
+/// version.
 pub async fn restore(command: Restore) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
     let from = &command.from;
     let about = read_about(from)?;
-    let known = copies::known_migrations(Dialect::Sqlite);
-    if about.format != FORMAT || about.migrations.iter().any(|version| !known.contains(version)) {
+    let database = Database::of(settings);
+    let known = copies::known_migrations(database.dialect());
+    if about.format > FORMAT || about.migrations.iter().any(|version| !known.contains(version)) {
         bail!(
             "the backup was made by towpath {}, which is newer than this one ({})",
             about.version,
             env!("CARGO_PKG_VERSION")
         );
     }
-    let database = database_file(settings)?;
-    if database.exists() {
-        bail!(Usage(format!(
-            "{} is there already; restore into an empty folder",
-            database.display()
-        )));
+    let (file, other) = match database.dialect() {
+        Dialect::Sqlite => (SQLITE, "PostgreSQL: give the address of an empty one as DATABASE_URI"),
+        Dialect::Postgres => (DUMP, "SQLite: leave DATABASE_URI out"),
+    };
+    if !from.join(file).is_file() {
+        bail!(Usage(format!("the backup is of a {other}")));
     }
-    let needed = copies::needed_objects(&from.join(DATABASE)).await?;
-    let objects = objects_folder(settings)?;
-    if objects.is_some() {
-        let missing = needed
-            .iter()
-            .filter(|path| !from.join(OBJECTS).join(path).is_file())
-            .count();
-        if missing > 0 {
-            bail!("the backup is not whole: {missing} objects that its database names are missing");
+    let kept = Objects::folder(&from.join(OBJECTS))?;
+    match &database {
+        Database::Sqlite(file) => {
+            if file.exists() {
+                bail!(Usage(format!(
+                    "{} is there already; restore into an empty folder",
+                    file.display()
+                )));
+            }
+            let named = copies::needed_objects(&from.join(SQLITE)).await?;
+            whole(objects::missing(&kept, &named).await?)?;
         }
+        Database::Postgres(uri) => postgres::expect_empty(uri).await?,
     }
     // Nobody may begin to use it before it is whole.
     let _held = DataDir::open(&settings.data_dir)?;
-    if let Some(to) = &objects {
-        copy_tree(&from.join(OBJECTS), to)?;
-    }
+    let to = open_objects(&config)?;
+    objects::copy_all(&kept, &to).await?;
     for name in KEYS {
-        copy_key(&from.join(name), &settings.data_dir.join(name))?;
+        files::copy_key(&from.join(name), &settings.data_dir.join(name))?;
     }
-    // Last: with it the folder is one.
-    let draft = database.with_extension("restoring");
-    copy_file(&from.join(DATABASE), &draft)?;
-    std::fs::rename(&draft, &database).with_context(|| format!("file {}", database.display()))?;
-    File::open(database.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+    files::copy_file(&from.join(AGENT), &settings.data_dir.join(AGENT))?;
+    deployments::restore(from, &settings.data_dir)?;
+    // Last: with it the installation is one.
+    let named = match &database {
+        Database::Sqlite(file) => {
+            let draft = file.with_extension("restoring");
+            files::copy_file(&from.join(SQLITE), &draft)?;
+            std::fs::rename(&draft, file).with_context(|| format!("file {}", file.display()))?;
+            File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()?;
+            copies::needed_objects(&from.join(SQLITE)).await?
+        }
+        Database::Postgres(uri) => {
+            postgres::load(uri, &from.join(DUMP)).await?;
+            let store = Store::open(uri, Options::default())
+                .await
+                .context("opening the database")?;
+            let named = store.read(async |tx| copies::named_objects(tx).await).await?;
+            store.close().await;
+            named
+        }
+    };
+    whole(objects::missing(&to, &named).await?)?;
     println!(
-        "restored into {} what was there at {}: the database and {} objects",
-        settings.data_dir.display(),
-        about.created_at,
-        needed.len()
+        "restored what was there at {}: the database, {} objects, all that it names among them, {} deployments",
+        about.created_at, about.objects, about.deployments
     );
+    Ok(())
+}
+
+fn whole(missing: usize) -> anyhow::Result<()> {
+    if missing > 0 {
+        bail!("the backup is not whole: {missing} objects that its database names are missing");
+    }
     Ok(())
 }
 
@@ -193,89 +278,11 @@ fn read_about(from: &Path) -> anyhow::Result<About> {
     serde_json::from_str(&text).with_context(|| format!("file {}", file.display()))
 }
 
-fn database_file(settings: &Settings) -> anyhow::Result<PathBuf> {
-    let uri = settings.database_uri.reveal();
-    let Some(path) = uri.strip_prefix("sqlite://") else {
-        bail!(Usage(
-            "the database is a PostgreSQL: back it up with pg_dump (or the snapshots of whoever runs it) and the \
-             bucket of objects by its own means, the database first, and keep the encryption key with them"
-                .into()
-        ));
-    };
-    Ok(path.split('?').next().unwrap_or_default().into())
-}
-
-/// The folder of objects; `None` where they lie in a bucket.
-fn objects_folder(settings: &Settings) -> anyhow::Result<Option<PathBuf>> {
-    let url: url::Url = settings.objects.parse().context("objects")?;
-    if url.scheme() != "file" {
-        return Ok(None);
-    }
-    let path = url
-        .to_file_path()
-        .map_err(|()| Usage("objects: expected file:///folder".to_owned()))?;
-    Ok(Some(path))
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Copied {
-    files: u64,
-    bytes: u64,
-}
-
-/// Copies what is not there yet in the same length, and counts all there is then. A file that vanishes meanwhile was
-/// tidied away.
-fn copy_tree(from: &Path, to: &Path) -> anyhow::Result<Copied> {
-    let mut copied = Copied::default();
-    let entries = match std::fs::read_dir(from) {
-        Ok(entries) => entries,
-        Err(why) if why.kind() == ErrorKind::NotFound => return Ok(copied),
-        Err(why) => return Err(why).with_context(|| format!("folder {}", from.display())),
-    };
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(to)
-        .with_context(|| format!("folder {}", to.display()))?;
-    for entry in entries {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            let inner = copy_tree(&source, &target)?;
-            copied.files += inner.files;
-            copied.bytes += inner.bytes;
-        } else if kind.is_file() {
-            let length = match entry.metadata() {
-                Ok(about) => about.len(),
-                Err(why) if why.kind() == ErrorKind::NotFound => continue,
-                Err(why) => return Err(why).with_context(|| format!("file {}", source.display())),
-            };
-            if std::fs::metadata(&target).is_ok_and(|there| there.len() == length) || copy_file(&source, &target)? {
-                copied.files += 1;
-                copied.bytes += length;
-            }
-        }
-    }
-    Ok(copied)
-}
-
-/// Copies a file onto the disk; false where there is none.
-fn copy_file(from: &Path, to: &Path) -> anyhow::Result<bool> {
-    match std::fs::copy(from, to) {
-        Ok(_) => {
-            let synced = File::open(to).and_then(|file| file.sync_all());
-            synced.with_context(|| format!("file {}", to.display()))?;
-            Ok(true)
-        }
-        Err(why) if why.kind() == ErrorKind::NotFound => Ok(false),
-        Err(why) => Err(why).with_context(|| format!("copying {} to {}", from.display(), to.display())),
-    }
-}
-
-fn copy_key(from: &Path, to: &Path) -> anyhow::Result<()> {
-    if copy_file(from, to)? {
-        std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o600))?;
-    }
-    Ok(())
+fn open_objects(config: &Config) -> anyhow::Result<Objects> {
+    let aws = config
+        .aws
+        .iter()
+        .map(|(name, value)| (name.clone(), value.reveal().to_owned()))
+        .collect();
+    Objects::open(&config.settings.objects, &aws).context("objects")
 }

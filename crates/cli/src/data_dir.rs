@@ -93,6 +93,12 @@ impl DataDir {
     }
 }
 
+/// Whether another process uses the folder at this moment.
+pub fn is_used(path: &Path) -> bool {
+    let lock = OpenOptions::new().read(true).write(true).open(path.join("lock"));
+    lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned())),

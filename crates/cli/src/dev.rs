@@ -136,6 +136,7 @@ async fn agent(
         data: None,
         tenant,
         keys: auth.then_some(keys),
+        this_machine_only: !auth && settings.agent.auth == AgentAuth::Auto,
         redis: None,
         loopback: true,
         file,

@@ -1,7 +1,6 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
 //! a trial file in the folder of objects, which it removes.
 
-use std::fs::OpenOptions;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
 use crate::config::{Config, Mode, Problems, Settings};
+use crate::data_dir;
 
 /// Whatever does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -50,6 +50,28 @@ impl Findings {
             text: text.into(),
         });
     }
+
+    /// What the server at `place` answered about itself.
+    fn server(&mut self, place: &str, answer: &Value) {
+        let status = answer["status"].as_str().unwrap_or_default();
+        let verdict = match status {
+            "ready" => Verdict::Ok,
+            "degraded" | "draining" => Verdict::Warning,
+            _ => Verdict::Failed,
+        };
+        let away: Vec<String> = answer["dependencies"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(_, state)| state["status"] != "ok")
+            .map(|(name, state)| format!("; {name}: {}", state["error"].as_str().unwrap_or("unavailable")))
+            .collect();
+        self.add(
+            "server",
+            verdict,
+            format!("the server at {place} is {status}{}", away.concat()),
+        );
+    }
 }
 
 /// Looks, and prints what was found.
@@ -81,6 +103,12 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     }
     let settings = &config.settings;
     let server = server(settings, &mut findings).await;
+    if let Some(url) = &command.server {
+        match readiness(url).await {
+            Some(answer) => findings.server(url, &answer),
+            None => findings.add("server", Verdict::Failed, format!("no towpath server answers at {url}")),
+        }
+    }
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
     database(settings, holder, &mut findings).await;
@@ -125,39 +153,24 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
         findings.add("port", Verdict::Ok, format!("{address} is free; no server runs there"));
         return false;
     }
-    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build();
-    let asked = match http {
-        Ok(http) => http.get(format!("http://{address}/readyz?verbose")).send().await,
-        Err(error) => Err(error),
-    };
-    let answer: Option<Value> = match asked {
-        Ok(answer) => answer.json().await.ok(),
-        Err(_) => None,
-    };
-    let Some(status) = answer.as_ref().and_then(|answer| answer["status"].as_str()) else {
+    let Some(answer) = readiness(&format!("http://{address}")).await else {
         let text = format!("{address} cannot be listened on, and no towpath server answers there");
         findings.add("port", Verdict::Failed, text);
         return false;
     };
-    let verdict = match status {
-        "ready" => Verdict::Ok,
-        "degraded" | "draining" => Verdict::Warning,
-        _ => Verdict::Failed,
-    };
-    let away: Vec<String> = answer
-        .as_ref()
-        .and_then(|answer| answer["dependencies"].as_object())
-        .into_iter()
-        .flatten()
-        .filter(|(_, state)| state["status"] != "ok")
-        .map(|(name, state)| format!("; {name}: {}", state["error"].as_str().unwrap_or("unavailable")))
-        .collect();
-    findings.add(
-        "server",
-        verdict,
-        format!("the server at {address} is {status}{}", away.concat()),
-    );
+    findings.server(&address.to_string(), &answer);
     true
+}
+
+/// What the server at `url` says of itself, where a towpath server is there.
+async fn readiness(url: &str) -> Option<Value> {
+    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().ok()?;
+    let asked = http
+        .get(format!("{}/readyz?verbose", url.trim_end_matches('/')))
+        .send()
+        .await;
+    let answer: Value = asked.ok()?.json().await.ok()?;
+    answer["status"].is_string().then_some(answer)
 }
 
 /// Whether another process holds the data folder.
@@ -190,8 +203,7 @@ fn folder(settings: &Settings, findings: &mut Findings) -> bool {
             format!("{shown} takes no file: no right, or no room"),
         );
     }
-    let lock = OpenOptions::new().read(true).write(true).open(path.join("lock"));
-    let held = lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(std::fs::TryLockError::WouldBlock)));
+    let held = data_dir::is_used(path);
     let by = if held {
         let holder = std::fs::read_to_string(path.join("lock")).unwrap_or_default();
         format!("; process {} uses it", holder.trim())

@@ -1,5 +1,7 @@
 //! `towpath migrate`
 
+use towpath_store::backup;
+
 use crate::arguments::Migrate;
 use crate::config::{Config, Mode};
 use crate::storage::Storage;
@@ -13,7 +15,9 @@ use crate::telemetry;
 pub async fn run(command: Migrate) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Api, Vec::new()))?;
     let _spans = telemetry::start_logging(&config)?;
-    Storage::open(&config.settings).await?.store.close().await;
-    println!("the schema is up to date");
+    let store = Storage::open(&config.settings).await?.store;
+    let known = backup::known_migrations(store.dialect()).len();
+    store.close().await;
+    println!("the schema is up to date: all {known} migrations are applied");
     Ok(())
 }

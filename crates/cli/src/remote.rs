@@ -6,7 +6,7 @@ mod deployments;
 mod destinations;
 mod exports;
 mod jobs;
-mod print;
+pub mod print;
 mod queues;
 mod revisions;
 mod schedules;

@@ -224,6 +224,13 @@ fn sentence(job: &Job, why: &Why) -> String {
     let pool = &job.pool;
     match why {
         Why::Over => format!("it is over: {}", job.state.as_str()),
+        Why::Running {
+            worker,
+            lease_until: Some(until),
+        } => format!(
+            "it is running on worker {}; another takes it over if that one does not renew its lease by {until}",
+            name(*worker)
+        ),
         Why::Running { worker, .. } => format!("it is running on worker {}", name(*worker)),
         Why::Stopping { worker } => format!("it was asked to stop and worker {} is ending it", name(*worker)),
         Why::LeaseEnded { worker } => {

@@ -16,6 +16,9 @@ use crate::{Error, Result, Tx};
 /// The shortest text that is accepted as an operator's own key, in characters.
 pub const SHORTEST_SECRET: usize = 32;
 
+/// 9999-12-31, about the last moment that every database takes.
+const LAST_MICROS: i64 = 253_402_214_400_000_000;
+
 /// The SHA-256 of a key's secret: what is stored, looked up and cached in place of the secret.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash([u8; 32]);
@@ -316,19 +319,56 @@ pub async fn revoke_secret(tx: &mut Tx<'_>, secret: &Secret) -> Result<()> {
     Ok(())
 }
 
-/// The organisation's keys, newest first, revoked ones too.
+/// Keys, newest first, revoked ones too: of one organisation where it is given, and only what follows `after` in that
+/// order; at most `limit`.
 ///
 /// # Errors
 /// Only the database's.
-pub async fn list_keys(tx: &mut Tx<'_>, organization: OrganizationId) -> Result<Vec<ApiKey>> {
-    let rows = on!(tx, |conn| sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
-         WHERE organization_id = $1 ORDER BY created_at DESC, id DESC"
-    )
-    .bind(organization)
-    .fetch_all(conn)
-    .await)?;
+pub async fn list_keys(
+    tx: &mut Tx<'_>,
+    organization: Option<OrganizationId>,
+    after: Option<(Timestamp, KeyId)>,
+    limit: i64,
+) -> Result<Vec<ApiKey>> {
+    // Ids of a later time than any: the list begins before them.
+    let (moment, id) = after.unwrap_or((Timestamp::from_micros(LAST_MICROS), KeyId(uuid::Uuid::max())));
+    let rows = match organization {
+        Some(organization) => on!(tx, |conn| sqlx::query_as(
+            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
+             WHERE organization_id = $1 AND (created_at, id) < ($2, $3) ORDER BY created_at DESC, id DESC LIMIT $4"
+        )
+        .bind(organization)
+        .bind(moment)
+        .bind(id)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?,
+        None => on!(tx, |conn| sqlx::query_as(
+            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
+             WHERE (created_at, id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3"
+        )
+        .bind(moment)
+        .bind(id)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?,
+    };
     Ok(rows)
+}
+
+/// One key, revoked or not.
+///
+/// # Errors
+/// Only the database's.
+pub async fn key(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<ApiKey>> {
+    let row = on!(tx, |conn| sqlx::query_as(
+        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
+         WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(row)
 }
 
 /// Whether any key that opens something exists.

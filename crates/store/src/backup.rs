@@ -1,15 +1,16 @@
-//! Copies of a SQLite database, and which schema a database has.
+//! Copies of a database, the objects it cannot do without, and which schema it has.
 
 use std::path::Path;
 use std::time::Duration;
 
 use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::error::{Error, Result};
 use crate::open::Store;
-use crate::tx::Dialect;
+use crate::tx::{Dialect, Tx};
 
 /// Copies a SQLite database as it is at one moment into a new file, also while another process writes to it. The copy
 /// is compact and needs no file beside it.
@@ -28,21 +29,96 @@ pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
     file.map_err(|error| Error::Open(format!("cannot write {}: {error}", to.display())))
 }
 
-/// The objects that a copy of a database names and cannot do without: units that wait to be folded, and segments that
-/// somebody may read.
+/// The objects a database cannot do without, by the table that names them: units that wait to be folded, segments that
+/// somebody may read, attachments, source archives.
+const NEEDED: [(&str, &str); 4] = [
+    ("wal_unit", "SELECT path FROM wal_unit WHERE state = 'open'"),
+    (
+        "segment",
+        "SELECT path FROM segment WHERE state IN ('live', 'superseded')",
+    ),
+    ("attachment", "SELECT DISTINCT path FROM attachment"),
+    (
+        "source_upload",
+        "SELECT path FROM source_upload WHERE uploaded_at IS NOT NULL",
+    ),
+];
+
+/// The objects that a copy of a database names and cannot do without. The copy may be of an earlier schema.
 ///
 /// # Errors
 /// [`Error::Open`] when there is no such database.
 pub async fn needed_objects(copy: &Path) -> Result<Vec<String>> {
     let mut conn = connect(copy).await?;
-    let paths = sqlx::query_scalar(
-        "SELECT path FROM wal_unit WHERE state = 'open'
-         UNION ALL SELECT path FROM segment WHERE state IN ('live', 'superseded')",
-    )
-    .fetch_all(&mut conn)
-    .await?;
+    let mut paths = Vec::new();
+    for (table, statement) in NEEDED {
+        let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = $1)")
+            .bind(table)
+            .fetch_one(&mut conn)
+            .await?;
+        if known {
+            paths.extend(sqlx::query_scalar::<_, String>(statement).fetch_all(&mut conn).await?);
+        }
+    }
     let _ = conn.close().await;
     Ok(paths)
+}
+
+/// The objects that a database in use names and cannot do without.
+///
+/// # Errors
+/// Only the database's.
+pub async fn named_objects(tx: &mut Tx<'_>) -> Result<Vec<String>> {
+    let mut paths = Vec::new();
+    for (_, statement) in NEEDED {
+        let named: Vec<String> = on!(tx, |conn| sqlx::query_scalar(statement).fetch_all(conn).await)?;
+        paths.extend(named);
+    }
+    Ok(paths)
+}
+
+/// A moment of a PostgreSQL database, which others can look at as long as this is open.
+#[derive(Debug)]
+pub struct Moment {
+    conn: PgConnection,
+    /// Its name, for `SET TRANSACTION SNAPSHOT` and `pg_dump --snapshot`.
+    pub snapshot: String,
+    /// The objects that the database names at this moment, and cannot do without.
+    pub objects: Vec<String>,
+}
+
+impl Moment {
+    /// Lets go of it.
+    pub async fn close(self) {
+        let _ = self.conn.close().await;
+    }
+}
+
+/// Holds on to the present moment of a PostgreSQL database.
+///
+/// # Errors
+/// [`Error::Open`] when the address is wrong, else what the database says.
+pub async fn postgres_moment(uri: &str) -> Result<Moment> {
+    // What is wrong with the address may hold the password.
+    let options: PgConnectOptions = uri
+        .parse()
+        .map_err(|_| Error::Open("the address of the database is not one of PostgreSQL".to_owned()))?;
+    let mut conn = options.disable_statement_logging().connect().await?;
+    sqlx::query("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        .execute(&mut conn)
+        .await?;
+    let snapshot = sqlx::query_scalar("SELECT pg_export_snapshot()")
+        .fetch_one(&mut conn)
+        .await?;
+    let mut objects = Vec::new();
+    for (_, statement) in NEEDED {
+        objects.extend(sqlx::query_scalar::<_, String>(statement).fetch_all(&mut conn).await?);
+    }
+    Ok(Moment {
+        conn,
+        snapshot,
+        objects,
+    })
 }
 
 async fn connect(file: &Path) -> Result<SqliteConnection> {

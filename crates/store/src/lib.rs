@@ -27,6 +27,7 @@ mod containment;
 pub mod crons;
 pub mod deployments;
 pub mod destinations;
+pub mod ended_sessions;
 pub mod exports;
 pub mod feedback;
 pub mod gauges;

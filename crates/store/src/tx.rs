@@ -64,8 +64,8 @@ pub struct Tx<'c> {
     conn: Conn<'c>,
     shared: &'c Shared,
     hints: Hints,
-    /// A child of this job was recorded.
-    parent: Option<JobId>,
+    /// Children of these jobs were recorded.
+    parents: Vec<JobId>,
     /// Told of each statement, where a statement may not take for ever.
     beat: Option<&'c Beat>,
 }
@@ -84,7 +84,7 @@ impl<'c> Tx<'c> {
             conn,
             shared,
             hints: Hints::default(),
-            parent: None,
+            parents: Vec::new(),
             beat: None,
         }
     }
@@ -149,14 +149,16 @@ impl<'c> Tx<'c> {
     }
 
     /// Notes that a child of `parent` is recorded in this transaction.
-    pub const fn note_child(&mut self, parent: JobId) {
-        self.parent = Some(parent);
+    pub fn note_child(&mut self, parent: JobId) {
+        if !self.parents.contains(&parent) {
+            self.parents.push(parent);
+        }
     }
 
     /// Whether a child of `parent` was noted.
     #[must_use]
     pub fn noted_child(&self, parent: JobId) -> bool {
-        self.parent == Some(parent)
+        self.parents.contains(&parent)
     }
 
     /// What a room above attached to the store, see [`Store::attach`](crate::Store::attach).

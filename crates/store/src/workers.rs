@@ -138,6 +138,26 @@ pub async fn get(tx: &mut Tx<'_>, id: WorkerId) -> Result<Option<Worker>> {
         .await)?)
 }
 
+/// Removes workers that were silent for longer than `window`; how many.
+///
+/// # Errors
+/// As every statement.
+pub async fn prune(tx: &mut Tx<'_>, window: Duration) -> Result<u64> {
+    let now = tx.now_param();
+    let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
+    let text = sql!(tx,
+        sqlite: "DELETE FROM worker WHERE seen_at < $1 - $2 * 1000",
+        postgres: "DELETE FROM worker WHERE seen_at < towpath_now($1) - $2 * interval '1 millisecond'");
+    Ok(on!(tx, |conn| {
+        sqlx::query(text)
+            .bind(now)
+            .bind(window_ms)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected())
+    })?)
+}
+
 /// Removes a worker that left, and those not seen since `before`.
 ///
 /// # Errors

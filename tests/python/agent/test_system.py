@@ -77,6 +77,26 @@ async def test_cross_origin_calls(http):
     assert answer.headers["access-control-allow-private-network"] == "true"
 
 
+async def test_pages_of_elsewhere_have_nothing_done(http, server):
+    """Without a key, on loopback: whoever reads a page of the web must not find their agents at work for it."""
+
+    async def asked(path="/assistants/search", **headers):
+        return await http.post(path, content=b"{}", headers={"content-type": "text/plain"} | headers)
+
+    for origin in ("https://evil.example", "null", "https://smith.langchain.com.evil.example", "http://192.168.0.7:3000"):
+        for path in ("/assistants/search", "/threads", "/runs/wait", "/no/such/route"):
+            refused = await asked(path, origin=origin)
+            assert refused.status_code == 403 and "CORS_ALLOW_ORIGINS" in refused.json()["detail"], (origin, path)
+    for origin in ("http://localhost:3000", "http://127.0.0.1:5173", "https://smith.langchain.com"):
+        assert (await asked(origin=origin)).status_code == 200, origin
+    assert (await asked()).status_code == 200, "programs send no origin"
+    port = server.url.rsplit(":", 1)[1]
+    for host in (f"evil.example:{port}", "evil.example", "127.0.0.1.evil.example"):
+        for led in (await http.get("/info", headers={"host": host}), await asked(host=host)):
+            assert led.status_code == 421 and "--agent-auth" in led.json()["detail"], host
+    assert (await http.get("/info", headers={"host": f"localhost:{port}"})).status_code == 200
+
+
 async def test_json_is_read_under_any_content_type(http):
     for kind in ("text/plain;charset=UTF-8", "application/octet-stream", None):
         headers = {"content-type": kind} if kind else {}

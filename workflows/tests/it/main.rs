@@ -14,3 +14,5 @@ mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
 mod scheduling;
+mod server;
+mod webhooks;

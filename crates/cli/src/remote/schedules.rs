@@ -9,6 +9,7 @@ use crate::arguments::Output;
 
 /// More than anybody looks at.
 const MOST: u64 = 10_000;
+const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 
 pub async fn run(client: &Client, command: SchedulesCommand, output: Output) -> anyhow::Result<()> {
     let schedules = match command {
@@ -36,7 +37,8 @@ pub async fn run(client: &Client, command: SchedulesCommand, output: Output) -> 
         [
             print::text(&schedule["id"]),
             print::text(&schedule["kind"]),
-            print::text(&schedule["tenant_id"]),
+            // Work of the installation itself has no workspace.
+            print::text(&schedule["tenant_id"]).replace(NOBODY, "-"),
             print::moment(&schedule["next_at"]),
             if schedule["paused"] == true { "paused" } else { "active" }.to_owned(),
             print::text(&schedule["spawn_job"]),

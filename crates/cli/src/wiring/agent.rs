@@ -48,6 +48,8 @@ pub struct AgentParts {
     pub tenant: TenantId,
     /// Where API keys are kept, where callers need one.
     pub keys: Option<Store>,
+    /// Whether it asks for no key because only this machine reaches it, so that browsers have to be watched.
+    pub this_machine_only: bool,
     /// Redis between the processes of one server.
     pub redis: Option<Secret>,
     /// Whether its graphs and webhooks may call this machine.
@@ -166,6 +168,7 @@ impl AgentServer {
                 ops,
                 settings: Surface {
                     webhooks: webhooks.clone(),
+                    this_machine_only: given.this_machine_only,
                     ..surface(settings, &server)
                 },
             }))

@@ -117,6 +117,7 @@ impl Shared {
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
+                loopback: address.ip().is_loopback(),
                 public_url: public_url(settings, address),
             },
         }))

@@ -284,13 +284,9 @@ fn a_backup_of_a_server_at_work_is_whole() {
         .env("DATABASE_URI", "postgres://towpath:hunter2@127.0.0.1:1/towpath")
         .output()
         .unwrap();
-    assert_eq!(cluster.status.code(), Some(2));
-    assert!(
-        err(&cluster).contains("pg_dump") && !err(&cluster).contains("hunter2"),
-        "{}",
-        err(&cluster)
-    );
-    assert!(!folder.join("cluster").exists());
+    assert_eq!(cluster.status.code(), Some(3), "{}", err(&cluster));
+    assert!(!err(&cluster).contains("hunter2"), "{}", err(&cluster));
+    assert!(!folder.join("cluster").exists(), "nothing is left of one that failed");
 }
 
 #[test]
@@ -365,4 +361,52 @@ fn shells_and_readers_are_served() {
     for page in ["towpath.1", "towpath-jobs-explain.1", "towpath-exports-create.1"] {
         assert!(folder.join("pages").join(page).is_file(), "{page}");
     }
+}
+
+#[test]
+fn keys_are_looked_after_by_the_server_that_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let server = Server::start(folder);
+    let address = server.url.trim_start_matches("http://");
+    // Named, with the key that the data folder keeps.
+    let create = [
+        "keys",
+        "create",
+        "--data-dir",
+        "data",
+        "--server",
+        &server.url,
+        "--output",
+        "json",
+    ];
+    let made = run(folder, &[&create[..], &["--name", "named"]].concat());
+    assert_eq!(made.status.code(), Some(0), "{}", err(&made));
+    let made: Value = serde_json::from_slice(&made.stdout).unwrap();
+    assert_eq!(
+        (&made["tenant_id"], &made["operator"]),
+        (&json!(server.tenant), &json!(false))
+    );
+
+    // Not named: the folder is in use, so the server that listens where the settings say is asked.
+    let keys = |arguments: &[&str]| {
+        let output = towpath(folder, &[&["keys"][..], arguments, &["--data-dir", "data"]].concat())
+            .env("TOWPATH_LISTEN", address)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", err(&output));
+        out(&output)
+    };
+    assert!(keys(&["create", "--name", "deputy", "--operator"]).contains("An operator's key"));
+    let listed = keys(&["ls"]);
+    for name in ["named", "deputy", "all workspaces"] {
+        assert!(listed.contains(name), "{name} is not in\n{listed}");
+    }
+    assert!(!listed.contains(made["key"].as_str().unwrap()), "{listed}");
+    assert!(keys(&["revoke", &id(&made)]).starts_with("revoked "));
+    let opened = towpath(folder, &["queues", "--server", &server.url])
+        .env("TOWPATH_API_KEY", made["key"].as_str().unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(opened.status.code(), Some(1), "{}", err(&opened));
 }

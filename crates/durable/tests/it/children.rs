@@ -60,13 +60,33 @@ on_each! {
 on_each! {
     async fn a_child_that_is_not_waited_for_is_refused(world) {
         let workers = world.workers(2);
-        let stray = Op::Stray(Box::new(Script::new("stray", [])));
+        let stray = Op::Stray(Box::new(Script::new("stray", [])), Vec::new());
         let parent = world.start(Script::new("a", [Op::Effect("before".into()), stray])).await;
         let row = world.until_over(parent).await;
         assert_eq!(row.state, JobState::Failed);
         assert!(row.error.unwrap_or_default().contains("ctx.wait"));
         let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
         assert!(children.is_empty());
+        workers.drain(crate::support::PATIENCE).await;
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_child_of_another_job_does_not_hide_one_of_ones_own(world) {
+        let workers = world.workers(2);
+        let other = world.start(Script::new("other", [Op::Gate("later".into())])).await;
+        let stray = Op::Stray(Box::new(Script::new("stray", [])), vec![other]);
+        let parent = world.start(Script::new("a", [stray])).await;
+        let row = world.until_over(parent).await;
+        assert_eq!(row.state, JobState::Failed);
+        assert!(row.error.unwrap_or_default().contains("ctx.wait"));
+        for parent in [parent, other] {
+            let children = world.store.read(async |tx| towpath_store::jobs::children(tx, parent, false, 9).await).await.unwrap();
+            assert!(children.is_empty(), "nothing of the closure stays");
+        }
+        world.shared.open("later");
+        assert_eq!(world.until_over(other).await.state, JobState::Succeeded);
         workers.drain(crate::support::PATIENCE).await;
         world.check_invariants().await;
     }

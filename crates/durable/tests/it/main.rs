@@ -14,6 +14,7 @@ mod fences;
 mod history;
 mod lanes;
 mod leases;
+mod limits;
 mod model;
 mod peers;
 mod retries;

@@ -1,10 +1,11 @@
 //! A database of its own for each test, a workflow that does as it is told, and a record of what it did.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, WorkerId};
 use towpath_durable::{Engine, Fenced, Registry, Settings, Start};
@@ -55,6 +56,7 @@ macro_rules! on_each {
 #[derive(Default)]
 pub struct Shared {
     log: Mutex<Vec<(Instant, String)>>,
+    noted: Notify,
     gates: Mutex<HashMap<String, Arc<Semaphore>>>,
     counts: Mutex<HashMap<String, u32>>,
 }
@@ -62,6 +64,20 @@ pub struct Shared {
 impl Shared {
     pub fn note(&self, event: impl Into<String>) {
         locked(&self.log).push((Instant::now(), event.into()));
+        self.noted.notify_waiters();
+    }
+
+    /// Waits until `event` was noted `times`.
+    async fn until_noted(&self, event: &str, times: usize) {
+        loop {
+            let mut more = pin!(self.noted.notified());
+            // Before the look, so that nothing is noted in between.
+            more.as_mut().enable();
+            if self.count(event) >= times {
+                return;
+            }
+            more.await;
+        }
     }
 
     pub fn log(&self) -> Vec<String> {
@@ -328,15 +344,8 @@ impl World {
 
     /// Waits until `event` was noted `times`.
     pub async fn until_noted(&self, event: &str, times: usize) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        while self.shared.count(event) < times {
-            assert!(
-                tokio::time::Instant::now() < deadline,
-                "waited too long for {event}: {:?}",
-                self.shared.log()
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let noted = tokio::time::timeout(PATIENCE, self.shared.until_noted(event, times)).await;
+        assert!(noted.is_ok(), "waited too long for {event}: {:?}", self.shared.log());
     }
 
     /// Names of the effects that were committed, in order.

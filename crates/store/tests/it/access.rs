@@ -28,7 +28,7 @@ async fn keys_open_what_they_should(database: Database) {
     assert_eq!(principals[0].workspaces, [tenant]);
     assert_eq!(
         store
-            .read(async |tx| access::list_keys(tx, organization).await)
+            .read(async |tx| access::list_keys(tx, Some(organization), None, 10).await)
             .await
             .unwrap()
             .len(),

@@ -79,6 +79,10 @@ async fn numbers_are_those_of_the_rows(database: Database) {
     assert_eq!(paused, [("exports".to_owned(), false), ("folds".to_owned(), true)]);
     assert_eq!(alive.len(), 1);
     assert_eq!(alive[0].finished, r#"{"folds":7}"#, "the row tells the latest count");
+    let silent_for = async |window| store.write(async |tx| workers::prune(tx, window).await).await.unwrap();
+    assert_eq!(silent_for(Duration::from_secs(60)).await, 0);
+    assert_eq!(silent_for(Duration::ZERO).await, 1);
+    assert!(store.read(async |tx| workers::list(tx).await).await.unwrap().is_empty());
     store.close().await;
 }
 

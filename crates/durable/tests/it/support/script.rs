@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use towpath_domain::JobId;
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Workflow};
 use towpath_store::{self as store, Tx};
@@ -41,8 +42,8 @@ pub enum Op {
     Snooze(u32, u64),
     /// Starts children and waits; goes on when entered anew.
     Children(Vec<Script>, Option<(String, u32)>),
-    /// Starts a child without waiting for it, which is refused.
-    Stray(Box<Script>),
+    /// Starts a child without waiting for it, and then one of each of these other jobs, which is refused.
+    Stray(Box<Script>, Vec<JobId>),
     /// Fails for good when a child ended badly.
     CheckChildren,
     /// Ends with nothing to write.
@@ -51,6 +52,8 @@ pub enum Op {
 
 impl Script {
     pub const POOL_NAME: &'static str = "scripts";
+    /// How long one attempt may take: as long as one of an export run.
+    pub const LIMIT: Duration = Duration::from_secs(4 * 3600);
     /// A script of this name cannot be ended: its `end` fails, as that of a defect or of another version would.
     pub const ENDLESS: &'static str = "endless";
     /// A script of this name may not be performed again.
@@ -80,6 +83,7 @@ impl Workflow for Script {
     const KIND: &'static str = "script";
     const POOL: &'static str = Self::POOL_NAME;
     const RETRY: RetryPolicy = RetryPolicy::fixed(20, Duration::from_millis(30));
+    const ATTEMPT_LIMIT: Option<Duration> = Some(Self::LIMIT);
     type World = Shared;
 
     async fn run(&self, ctx: &mut Ctx, shared: &Shared) -> Outcome {
@@ -162,10 +166,15 @@ impl Workflow for Script {
                             .await;
                     }
                 }
-                Op::Stray(child) => {
-                    let how = Start::new(ctx.tenant()).child_of(ctx.job());
-                    ctx.commit(async |tx| towpath_durable::start(tx, &**child, how).await)
-                        .await?;
+                Op::Stray(child, others) => {
+                    let (job, tenant) = (ctx.job(), ctx.tenant());
+                    ctx.commit(async |tx| {
+                        for parent in [&job].into_iter().chain(others) {
+                            towpath_durable::start(tx, &**child, Start::new(tenant).child_of(*parent)).await?;
+                        }
+                        Ok(())
+                    })
+                    .await?;
                 }
                 Op::CheckChildren => {
                     let children = ctx.children().await?;
@@ -199,7 +208,7 @@ impl Workflow for Script {
             Ended::Cancelled => "cancelled",
             Ended::TimedOut => "timed out",
         };
-        write_effect(tx, towpath_domain::JobId::nil(), &format!("{} {what}", input.name), 0).await
+        write_effect(tx, JobId::nil(), &format!("{} {what}", input.name), 0).await
     }
 
     fn again(&self) -> Again {
@@ -211,7 +220,7 @@ impl Workflow for Script {
     }
 
     async fn revive(tx: &mut Tx<'_>, input: &Self) -> store::Result<()> {
-        write_effect(tx, towpath_domain::JobId::nil(), &format!("{} revived", input.name), 0).await?;
+        write_effect(tx, JobId::nil(), &format!("{} revived", input.name), 0).await?;
         if input.name == Self::STUBBORN {
             return Err(towpath_domain::Rejection::conflict("", "its rows say no").into());
         }
@@ -219,12 +228,6 @@ impl Workflow for Script {
     }
 
     async fn failed(tx: &mut Tx<'_>, input: &Self, n: u32, error: &str) -> store::Result<()> {
-        write_effect(
-            tx,
-            towpath_domain::JobId::nil(),
-            &format!("{} retry_{n}: {error}", input.name),
-            0,
-        )
-        .await
+        write_effect(tx, JobId::nil(), &format!("{} retry_{n}: {error}", input.name), 0).await
     }
 }

@@ -1,0 +1,195 @@
+//! What a browser says of where a request comes from.
+//!
+//! A server that only this machine reaches still has every page of the web as a neighbour: a page may send it forms,
+//! and a name of the page's own may lead to 127.0.0.1 from one moment to the next (DNS rebinding), which makes the
+//! server one of the page's own to the browser. The name it was called by gives the second away, `Origin` the first.
+
+use std::net::IpAddr;
+
+use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, Method, Uri};
+
+/// A hosted studio that people point at a server of their own machine.
+const STUDIO: &str = "smith.langchain.com";
+
+/// Whether a request comes from a page of this server. Browsers say so themselves; older ones name the page's origin.
+pub(crate) fn is_ours(headers: &HeaderMap) -> bool {
+    if let Some(site) = text(headers, "sec-fetch-site") {
+        return site == "same-origin";
+    }
+    let origin = text(headers, ORIGIN.as_str()).and_then(|origin| origin.parse::<Uri>().ok());
+    match (origin.as_ref().and_then(Uri::authority), text(headers, HOST.as_str())) {
+        (Some(origin), Some(host)) => origin.as_str().eq_ignore_ascii_case(host),
+        _ => false,
+    }
+}
+
+/// Whether a request calls this server by a name that means this machine, or by `public`, the address it is known
+/// under. A request that names no host comes from no browser.
+pub(crate) fn is_called_by_own_name(headers: &HeaderMap, uri: &Uri, public: Option<&str>) -> bool {
+    let mut hosts = headers.get_all(HOST).iter();
+    let told = hosts.next().map(|host| host.to_str().unwrap_or_default());
+    if hosts.next().is_some() {
+        return false;
+    }
+    let named = match told.or(uri.authority().map(http::uri::Authority::as_str)) {
+        None => return true,
+        Some(named) => named.parse::<http::uri::Authority>(),
+    };
+    let known = public.and_then(|public| public.parse::<Uri>().ok());
+    named.is_ok_and(|named| {
+        let host = named.host();
+        is_local(host) || known.is_some_and(|known| known.host().is_some_and(|known| known.eq_ignore_ascii_case(host)))
+    })
+}
+
+/// Whether a page may have a server of this machine do something: pages of this machine, the studio, and `allowed`.
+pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: &[String]) -> bool {
+    if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
+        return true;
+    }
+    let Some(origin) = headers.get(ORIGIN) else {
+        // Programs send none; every browser does with what is not only read.
+        return true;
+    };
+    let origin = origin.to_str().unwrap_or_default();
+    if allowed.iter().any(|one| one == "*" || one.eq_ignore_ascii_case(origin)) {
+        return true;
+    }
+    let Some(from) = origin.parse::<Uri>().ok().filter(|from| from.scheme().is_some()) else {
+        return false;
+    };
+    let host = from.host().unwrap_or_default();
+    let of_studio = from.scheme_str() == Some("https")
+        && (host == STUDIO || host.strip_suffix(STUDIO).is_some_and(|sub| sub.ends_with('.')));
+    is_local(host) || (of_studio && allowed.is_empty())
+}
+
+/// Names that nobody on the network can point elsewhere.
+fn is_local(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if let Ok(address) = bare.parse::<IpAddr>() {
+        return address.is_loopback();
+    }
+    let host = host.to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost") || host == "host.docker.internal"
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let pairs = pairs.iter().map(|(name, value)| {
+            let name: http::HeaderName = name.parse().unwrap();
+            (name, HeaderValue::from_static(value))
+        });
+        pairs.collect()
+    }
+
+    #[test]
+    fn only_posts_of_our_own_pages_are_taken() {
+        for ours in [
+            &[("sec-fetch-site", "same-origin")][..],
+            &[("origin", "http://127.0.0.1:8400"), ("host", "127.0.0.1:8400")],
+            &[("origin", "https://towpath.example"), ("host", "towpath.example")],
+        ] {
+            assert!(is_ours(&headers(ours)), "{ours:?}");
+        }
+        for foreign in [
+            &[][..],
+            &[("host", "127.0.0.1:8400")],
+            &[("sec-fetch-site", "cross-site")],
+            &[("sec-fetch-site", "same-site")],
+            &[("sec-fetch-site", "none")],
+            // What the browser says of itself counts more than what a header repeats.
+            &[("sec-fetch-site", "cross-site"), ("origin", "http://a"), ("host", "a")],
+            &[("origin", "http://evil.example"), ("host", "127.0.0.1:8400")],
+            &[("origin", "null"), ("host", "127.0.0.1:8400")],
+        ] {
+            assert!(!is_ours(&headers(foreign)), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_this_machine_and_the_public_one() {
+        let called = |host: &'static str| {
+            let uri = Uri::from_static("/ui/queues");
+            is_called_by_own_name(&headers(&[("host", host)]), &uri, Some("https://towpath.example/x"))
+        };
+        for own in [
+            "127.0.0.1:8400",
+            "127.0.0.1",
+            "localhost:8400",
+            "LOCALHOST",
+            "dash.localhost",
+            "[::1]:8400",
+            "host.docker.internal:8400",
+            "towpath.example",
+            "Towpath.Example:443",
+        ] {
+            assert!(called(own), "{own}");
+        }
+        for other in [
+            "evil.example",
+            "evil.example:8400",
+            "127.0.0.1.evil.example",
+            "localhost.evil.example",
+            "xlocalhost",
+            "10.0.0.1:8400",
+            "a.towpath.example",
+            "",
+            "a b",
+        ] {
+            assert!(!called(other), "{other}");
+        }
+        let twice = headers(&[("host", "localhost"), ("host", "evil.example")]);
+        assert!(!is_called_by_own_name(&twice, &Uri::from_static("/"), None));
+        assert!(is_called_by_own_name(&headers(&[]), &Uri::from_static("/"), None));
+    }
+
+    #[test]
+    fn pages_of_elsewhere_have_nothing_done() {
+        let act =
+            |origin: &'static str, allowed: &[String]| may_act(&Method::POST, &headers(&[("origin", origin)]), allowed);
+        for ours in [
+            "http://localhost:3000",
+            "http://127.0.0.1:8123",
+            "http://[::1]:5173",
+            "https://smith.langchain.com",
+            "https://eu.smith.langchain.com",
+        ] {
+            assert!(act(ours, &[]), "{ours}");
+        }
+        for foreign in [
+            "https://evil.example",
+            "null",
+            "",
+            "http://smith.langchain.com",
+            "https://evilsmith.langchain.com",
+            "https://smith.langchain.com.evil.example",
+            "http://192.168.1.2:3000",
+        ] {
+            assert!(!act(foreign, &[]), "{foreign}");
+        }
+        let named = ["https://chat.example".to_owned()];
+        assert!(act("https://chat.example", &named) && act("http://localhost:3000", &named));
+        assert!(
+            !act("https://smith.langchain.com", &named),
+            "who names some has named all"
+        );
+        assert!(act("https://evil.example", &["*".to_owned()]));
+        assert!(may_act(&Method::POST, &headers(&[]), &[]), "no browser");
+        assert!(may_act(
+            &Method::GET,
+            &headers(&[("origin", "https://evil.example")]),
+            &[]
+        ));
+    }
+}

@@ -1,0 +1,208 @@
+//! API keys of all organisations. The first one of an installation is made beside the API, in the database
+//! (`towpath keys create`, or `TOWPATH_API_KEY` at the first start); the others can be made here.
+
+use axum::extract::State;
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, HeaderName};
+use serde::{Deserialize, Serialize};
+use towpath_domain::{KeyId, OrganizationId, TenantId, Timestamp};
+use towpath_store::access::{self, ApiKey, NewKey};
+use towpath_store::{self as store};
+
+use crate::app::App;
+use crate::auth::Operator;
+use crate::errors::{ApiError, Error, Place};
+use crate::extract::{Json, Path, Query};
+use crate::internal::{cursor_of, limit, read_cursor};
+
+/// The most characters of a name.
+const NAME_CHARS: usize = 255;
+
+/// An API key, without its secret.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Key {
+    #[schema(value_type = Uuid)]
+    id: KeyId,
+    /// What people call it.
+    name: String,
+    /// How its secret begins, to tell keys apart.
+    prefix: String,
+    #[schema(value_type = Uuid)]
+    organization_id: OrganizationId,
+    /// The one workspace it opens; null opens all of its organisation.
+    #[schema(value_type = Option<Uuid>)]
+    tenant_id: Option<TenantId>,
+    /// Whether it opens the operators' routes and the dashboard.
+    operator: bool,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    /// Since when it opens nothing.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    revoked_at: Option<Timestamp>,
+}
+
+impl From<ApiKey> for Key {
+    fn from(key: ApiKey) -> Self {
+        Self {
+            id: key.id,
+            name: key.name,
+            prefix: key.prefix,
+            organization_id: key.organization_id,
+            tenant_id: key.workspace_id,
+            operator: key.operator,
+            created_at: key.created_at,
+            revoked_at: key.revoked_at,
+        }
+    }
+}
+
+/// Keys.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Keys {
+    items: Vec<Key>,
+    /// Where the list goes on; null at its end.
+    next_cursor: Option<String>,
+}
+
+/// A key that was made now.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct MadeKey {
+    #[serde(flatten)]
+    about: Key,
+    /// The secret: send it as `X-API-Key`. It is told this once; only its hash is kept.
+    key: String,
+    /// The workspaces it opens.
+    #[schema(value_type = Vec<Uuid>)]
+    workspaces: Vec<TenantId>,
+}
+
+/// A key to be made.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyRequest {
+    /// What people call it.
+    #[schema(
+        max_length = 255,
+        pattern = r"^[\p{L}\p{N} _.'-]*[\p{L}\p{N}_.'-][\p{L}\p{N} _.'-]*$"
+    )]
+    name: String,
+    /// The one workspace it shall open; all of the caller's organisation unless given.
+    #[schema(value_type = Option<Uuid>)]
+    tenant_id: Option<TenantId>,
+    /// Let it also open the operators' routes and the dashboard, for all workspaces.
+    #[serde(default)]
+    operator: bool,
+}
+
+/// Which keys.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Which {
+    /// At most so many, 1 to 1000; 100 unless said.
+    #[param(minimum = 1, maximum = 1000)]
+    limit: Option<i64>,
+    /// The `next_cursor` of the answer before.
+    #[param(pattern = "^[0-9]{1,16}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")]
+    cursor: Option<String>,
+}
+
+/// API keys of all organisations without their secrets, the latest first, revoked ones too.
+#[utoipa::path(get, path = "/internal/keys", tag = "keys", security(("api_key" = []), ("bearer" = [])), params(Which),
+    responses((status = 200, description = "Keys", body = Keys), ApiError))]
+pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Keys>, ApiError> {
+    let limit = limit(which.limit)?;
+    let after = which.cursor.as_deref().map(read_cursor).transpose()?;
+    let mut found = app
+        .store
+        .read(async |tx| access::list_keys(tx, None, after, limit + 1).await)
+        .await?;
+    let shown = usize::try_from(limit).unwrap_or(usize::MAX);
+    let more = found.len() > shown;
+    found.truncate(shown);
+    let last = found.last().filter(|_| more);
+    Ok(Json(Keys {
+        next_cursor: last.map(|last| cursor_of(last.created_at, last.id)),
+        items: found.into_iter().map(Key::from).collect(),
+    }))
+}
+
+/// Make a key. Its secret is in the answer, and nowhere else from then on.
+#[utoipa::path(post, path = "/internal/keys", tag = "keys", security(("api_key" = []), ("bearer" = [])),
+    request_body = KeyRequest,
+    responses((status = 201, description = "The key with its secret", body = MadeKey),
+              (status = 404, description = "No such workspace", body = Error), ApiError))]
+pub(crate) async fn create(
+    State(app): State<App>,
+    Operator(caller): Operator,
+    Json(request): Json<KeyRequest>,
+) -> Result<(StatusCode, [(HeaderName, &'static str); 1], Json<MadeKey>), ApiError> {
+    let name = request.name.trim();
+    if name.is_empty() || name.chars().count() > NAME_CHARS || name.chars().any(char::is_control) {
+        let text = format!("expected 1 to {NAME_CHARS} characters, no control characters");
+        return Err(ApiError::invalid_at(
+            vec![Place::from("body"), "name".into()],
+            "value_error",
+            text,
+        ));
+    }
+    let made = app.store.write(async |tx| {
+        let organization = match request.tenant_id {
+            Some(tenant) => {
+                let workspace = access::workspace(tx, tenant).await?;
+                workspace.ok_or(store::Error::NotFound)?.organization_id
+            }
+            None => caller.organization,
+        };
+        let new = NewKey {
+            organization,
+            workspace: request.tenant_id,
+            name,
+            operator: request.operator,
+        };
+        let (key, secret) = access::create_key(tx, new).await?;
+        let opened = access::principal(tx, key.id).await?.ok_or(store::Error::NotFound)?;
+        Ok((key, secret, opened.workspaces))
+    });
+    let (key, secret, workspaces) = match made.await {
+        Err(store::Error::NotFound) => return Err(ApiError::not_found("workspace")),
+        made => made?,
+    };
+    tracing::info!(key.id = %key.id, key.operator = key.operator, operator.key = %caller.key, "an operator made a key");
+    let made = MadeKey {
+        about: key.into(),
+        key: secret.reveal().to_owned(),
+        workspaces,
+    };
+    Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(made)))
+}
+
+/// Take a key's power away, for good, with the sessions that came from it. Other processes hear of it within five
+/// seconds. Revoking it again changes nothing. A key does not revoke itself, so that an operator is left.
+#[utoipa::path(post, path = "/internal/keys/{key_id}/revoke", tag = "keys", security(("api_key" = []), ("bearer" = [])),
+    params(("key_id" = Uuid, Path, description = "The key")),
+    responses((status = 200, description = "The key, revoked", body = Key),
+              (status = 404, description = "No such key", body = Error),
+              (status = 409, description = "It is the key of this request", body = Error), ApiError))]
+pub(crate) async fn revoke(
+    State(app): State<App>,
+    Operator(caller): Operator,
+    Path(id): Path<KeyId>,
+) -> Result<Json<Key>, ApiError> {
+    if id == caller.key {
+        return Err(ApiError::conflict(
+            "this is the key of this very request: revoke it with another operator's key",
+        ));
+    }
+    let revoked = app.store.write(async |tx| {
+        let key = access::key(tx, id).await?.ok_or(store::Error::NotFound)?;
+        access::revoke_key(tx, key.organization_id, id).await
+    });
+    let key = match revoked.await {
+        Err(store::Error::NotFound) => return Err(ApiError::not_found("key")),
+        revoked => revoked?,
+    };
+    app.forget_keys();
+    tracing::info!(key.id = %id, operator.key = %caller.key, "an operator revoked a key");
+    Ok(Json(key.into()))
+}

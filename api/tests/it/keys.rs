@@ -1,0 +1,159 @@
+//! Keys, as operators make and revoke them by way of the API.
+
+use http::Method;
+use serde_json::{Value, json};
+
+use crate::world::{Answer, Call, KEY, World};
+
+impl World {
+    async fn by_operator(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
+        let call = Call::new(method, path).header("x-api-key", KEY);
+        self.call(match body {
+            Some(body) => call.json(body),
+            None => call,
+        })
+        .await
+    }
+
+    async fn made(&self, body: &Value) -> Value {
+        let answer = self.by_operator(Method::POST, "/internal/keys", Some(body)).await;
+        assert_eq!(answer.headers["cache-control"], "no-store");
+        answer.expect(201)
+    }
+
+    /// The status that a key gets where a workspace's key is asked for.
+    async fn exports_with(&self, key: &str) -> u16 {
+        let call = Call::new(Method::GET, "/api/v1/bulk-exports").header("x-api-key", key);
+        let call = call.header("x-tenant-id", &self.tenant.to_string());
+        self.call(call).await.status.as_u16()
+    }
+}
+
+fn text<'v>(value: &'v Value, name: &str) -> &'v str {
+    value[name].as_str().unwrap_or_else(|| panic!("{name}: {value}"))
+}
+
+#[tokio::test]
+async fn a_key_is_made_listed_and_revoked() {
+    for world in World::on_each().await {
+        let made = world.made(&json!({ "name": " ci of  canal " })).await;
+        assert_eq!(made["name"], "ci of  canal");
+        assert_eq!(made["operator"], false);
+        assert_eq!(made["tenant_id"], Value::Null);
+        assert_eq!(made["workspaces"], json!([world.tenant]));
+        let secret = text(&made, "key");
+        assert_eq!(world.exports_with(secret).await, 200, "it opens at once");
+
+        let listed = world.by_operator(Method::GET, "/internal/keys", None).await;
+        assert!(
+            !listed.text.contains(secret) && !listed.text.contains(KEY),
+            "{}",
+            listed.text
+        );
+        let listed = listed.expect(200);
+        assert_eq!(listed["items"][0]["id"], made["id"], "the latest first");
+        assert_eq!(listed["items"].as_array().map(Vec::len), Some(2));
+        assert_eq!(listed["next_cursor"], Value::Null);
+
+        let path = format!("/internal/keys/{}/revoke", text(&made, "id"));
+        let revoked = world.by_operator(Method::POST, &path, None).await.expect(200);
+        assert!(
+            revoked["revoked_at"].is_string() && revoked.get("key").is_none(),
+            "{revoked}"
+        );
+        assert_eq!(world.exports_with(secret).await, 401, "this process refuses it at once");
+        let again = world.by_operator(Method::POST, &path, None).await.expect(200);
+        assert_eq!(again, revoked, "the first time stays");
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_one_workspace_opens_that_one() {
+    let world = World::new().await;
+    let second = world.second_workspace().await;
+    let made = world.made(&json!({ "name": "one", "tenant_id": second })).await;
+    assert_eq!(
+        (&made["tenant_id"], &made["workspaces"]),
+        (&json!(second), &json!([second]))
+    );
+    assert_eq!(world.exports_with(text(&made, "key")).await, 403, "not this one");
+    let call = Call::new(Method::GET, "/api/v1/bulk-exports").header("x-api-key", text(&made, "key"));
+    world.call(call).await.expect(200);
+}
+
+#[tokio::test]
+async fn operators_make_operators_and_none_revokes_itself() {
+    for world in World::on_each().await {
+        let keys = world.by_operator(Method::GET, "/internal/keys", None).await.expect(200);
+        let first = format!("/internal/keys/{}/revoke", text(&keys["items"][0], "id"));
+        let refused = world.by_operator(Method::POST, &first, None).await.expect(409);
+        assert_eq!(
+            refused,
+            json!({"detail": "this is the key of this very request: revoke it with another operator's key"})
+        );
+        let second = world.made(&json!({ "name": "deputy", "operator": true })).await;
+        let by_second = Call::new(Method::POST, &first).header("x-api-key", text(&second, "key"));
+        world.call(by_second).await.expect(200);
+        let gone = world.by_operator(Method::GET, "/internal/keys", None).await;
+        gone.expect(401);
+    }
+}
+
+#[tokio::test]
+async fn the_list_goes_on_by_its_cursor() {
+    let world = World::new().await;
+    for n in 0..4 {
+        // Some of the same moment: the clock stands still.
+        world.made(&json!({ "name": format!("key {n}") })).await;
+    }
+    let mut seen = Vec::new();
+    let mut path = "/internal/keys?limit=2".to_owned();
+    loop {
+        let page = world.by_operator(Method::GET, &path, None).await.expect(200);
+        seen.extend(
+            page["items"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|key| text(key, "id").to_owned()),
+        );
+        match page["next_cursor"].as_str() {
+            Some(cursor) => path = format!("/internal/keys?limit=2&cursor={cursor}"),
+            None => break,
+        }
+    }
+    assert_eq!(seen.len(), 5);
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), 5, "each once");
+    for wrong in ["limit=0", "limit=1001", "cursor=x", "colour=red"] {
+        let answer = world
+            .by_operator(Method::GET, &format!("/internal/keys?{wrong}"), None)
+            .await;
+        answer.expect(422);
+    }
+}
+
+#[tokio::test]
+async fn refusals_say_where() {
+    let world = World::new().await;
+    for (body, place) in [
+        (json!({}), "name"),
+        (json!({ "name": "  " }), "name"),
+        (json!({ "name": "a\nb" }), "name"),
+        (json!({ "name": "x".repeat(256) }), "name"),
+        (json!({ "name": "x", "tenant_id": "secret-text" }), "tenant_id"),
+        (json!({ "name": "x", "operator": "yes" }), "operator"),
+        (json!({ "name": "x", "key": "my own" }), "key"),
+    ] {
+        let answer = world.by_operator(Method::POST, "/internal/keys", Some(&body)).await;
+        assert!(!answer.text.contains("secret-text"), "{}", answer.text);
+        let issue = answer.expect(422)["detail"][0].clone();
+        assert_eq!(issue["loc"], json!(["body", place]), "{body}");
+    }
+    let nowhere = json!({ "name": "x", "tenant_id": "00000000-0000-4000-8000-000000000009" });
+    let answer = world.by_operator(Method::POST, "/internal/keys", Some(&nowhere)).await;
+    assert_eq!(answer.expect(404), json!({"detail": "workspace not found"}));
+    let unknown = "/internal/keys/00000000-0000-4000-8000-000000000009/revoke";
+    world.by_operator(Method::POST, unknown, None).await.expect(404);
+}

@@ -1,0 +1,190 @@
+//! The command line of `towpath bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Output;
+
+/// `towpath bench`
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What to measure.
+    #[command(subcommand)]
+    pub command: BenchCommand,
+}
+
+/// What `towpath bench` measures.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// The engine: enqueue, drain, pick-up, steps, claim.
+    Engine(BenchEngine),
+    /// An agent server: runs created and waited for, first events, background runs, threads.
+    Agent(BenchAgent),
+    /// A server under twice the load it can take: goodput, refusals, latency.
+    Overload(BenchOverload),
+    /// Exports: trace runs to Parquet files, copied and scanned, beside DuckDB where it is at hand.
+    Export(BenchExport),
+    /// Ingest: trace runs acknowledged, and folded, per second.
+    Ingest(BenchIngest),
+}
+
+/// `towpath bench export`
+#[derive(Debug, Args)]
+pub struct BenchExport {
+    /// Trace runs, on 31 days.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub rows: u64,
+    /// The share of them that has a late update in another segment.
+    #[arg(long, default_value_t = 0.3, value_parser = share)]
+    pub late: f64,
+    /// file, or s3://bucket/prefix with the usual AWS variables [default: file, in a temporary folder]
+    #[arg(long, value_name = "ADDRESS")]
+    pub destination: Option<String>,
+    /// A Python that has `duckdb`: the same rows by its COPY, in the same run [default: none]
+    #[arg(long, value_name = "PYTHON")]
+    pub peer: Option<PathBuf>,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+    /// One phase, in a process of its own.
+    #[arg(long, hide = true, value_enum, requires = "folder")]
+    pub phase: Option<ExportPhase>,
+    /// Where the phases meet.
+    #[arg(long, hide = true)]
+    pub folder: Option<PathBuf>,
+}
+
+/// A part of `towpath bench export`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ExportPhase {
+    /// Makes the rows.
+    Prepare,
+    /// Copies row groups.
+    Spliced,
+    /// Copies what has the same type in `v2_beta`.
+    SplicedV2,
+    /// Copies some columns.
+    SplicedSubset,
+    /// Reads and writes every row.
+    Scanned,
+    /// Reads and writes some columns.
+    ScannedSubset,
+    /// With rows that came late.
+    Late,
+}
+
+impl ExportPhase {
+    /// As the command line has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prepare => "prepare",
+            Self::Spliced => "spliced",
+            Self::SplicedV2 => "spliced-v2",
+            Self::SplicedSubset => "spliced-subset",
+            Self::Scanned => "scanned",
+            Self::ScannedSubset => "scanned-subset",
+            Self::Late => "late",
+        }
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
+        _ => Err("expected 0 to 1".to_owned()),
+    }
+}
+
+/// `towpath bench ingest`
+#[derive(Debug, Args)]
+pub struct BenchIngest {
+    /// Trace runs.
+    #[arg(long, default_value_t = 300_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub rows: u64,
+    /// Senders that each wait for their answer.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    pub senders: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath bench agent`
+#[derive(Debug, Args)]
+pub struct BenchAgent {
+    /// Address of a running agent server that asks for no key [default: one of its own, in a temporary folder]
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The graph or assistant that is run.
+    #[arg(long, default_value = "agent")]
+    pub assistant: String,
+    /// What the server of its own offers: a graph that echoes, or one of two nodes in Python.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "server")]
+    pub graph: BenchGraph,
+    /// An interpreter that has langgraph, for the Python graph [default: one with an environment made for it]
+    #[arg(long, value_name = "PATH")]
+    pub python: Option<PathBuf>,
+    /// Length of each phase.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// What `towpath bench agent` runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchGraph {
+    /// The native graph that echoes.
+    #[default]
+    Echo,
+    /// Two nodes in Python, a checkpoint after each; beside it the same graph without the server.
+    Python,
+}
+
+/// `towpath bench overload`
+#[derive(Debug, Args)]
+pub struct BenchOverload {
+    /// Address of a running server [default: one of its own, in a temporary folder]
+    #[arg(long, value_name = "URL", requires = "api_key")]
+    pub server: Option<String>,
+    /// A key of that server that opens one workspace.
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Length of the phase under twice the load.
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
+    pub seconds: u64,
+    /// Trace runs in one request; the official clients send up to a hundred.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
+    /// Bytes of text in each trace run.
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub body_bytes: u32,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath bench engine`
+#[derive(Debug, Args)]
+pub struct BenchEngine {
+    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    #[arg(long, value_name = "URI")]
+    pub database: Option<String>,
+    /// A Redis server for wake-ups [default: none]
+    #[arg(long, value_name = "URI")]
+    pub redis: Option<String>,
+    /// Jobs to drain at 64 and 256 slots.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub jobs: u64,
+    /// The longest backlog claims are timed against.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub backlog: u64,
+    /// Measure only what begins with this, as in drain or "drain, 64"; the figures by hand are always measured.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub only: String,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}

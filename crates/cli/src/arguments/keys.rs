@@ -1,0 +1,59 @@
+//! The command line of `towpath keys`.
+
+use std::convert::Infallible;
+
+use clap::{Args, Subcommand};
+use towpath_domain::{KeyId, Secret, TenantId};
+
+use super::{Common, Output};
+
+/// `towpath keys`
+#[derive(Debug, Args)]
+pub struct Keys {
+    /// Shared options.
+    #[command(flatten)]
+    pub common: Common,
+    /// Ask this server, as an operator [default: the server that uses the data folder, where one does; else the
+    /// database itself]
+    #[arg(long, value_name = "URL", env = "TOWPATH_SERVER", global = true)]
+    pub server: Option<String>,
+    /// An operator's key, to ask a server with; better given in the environment, where nobody sees it in a list of
+    /// processes [default: for a server on this machine, the key that `towpath dev` keeps in its data folder]
+    #[arg(long, value_name = "KEY", env = "TOWPATH_API_KEY", hide_env_values = true, value_parser = secret, global = true)]
+    pub api_key: Option<Secret>,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t, global = true)]
+    pub output: Output,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: KeysCommand,
+}
+
+fn secret(text: &str) -> Result<Secret, Infallible> {
+    Ok(Secret::new(text))
+}
+
+/// What `towpath keys` does.
+#[derive(Debug, Subcommand)]
+pub enum KeysCommand {
+    /// Make a key and print it, once. Makes the first organization and workspace where there is none.
+    Create {
+        /// What people call it.
+        #[arg(long, default_value = "cli")]
+        name: String,
+        /// The one workspace it shall open [default: all of its organization]
+        #[arg(long, value_name = "UUID")]
+        workspace: Option<TenantId>,
+        /// Let it also run the place: /internal, the dashboard, jobs of every workspace. The first key of all may.
+        #[arg(long)]
+        operator: bool,
+    },
+    /// List the keys, without their secrets.
+    #[command(visible_alias = "ls")]
+    List,
+    /// Take a key's power away, for good.
+    Revoke {
+        /// The key's id, as `keys list` shows it.
+        key: KeyId,
+    },
+}

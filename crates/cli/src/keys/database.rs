@@ -1,0 +1,91 @@
+//! Keys in the database itself, in the words of the server's answers.
+
+use anyhow::{Context as _, anyhow};
+use serde_json::{Value, json};
+use towpath_domain::{KeyId, OrganizationId, TenantId};
+use towpath_store::access::{self, ApiKey, NewKey};
+use towpath_store::{Store, Tx};
+
+use crate::exit::Usage;
+
+pub(super) async fn create(
+    store: &Store,
+    name: &str,
+    workspace: Option<TenantId>,
+    operator: bool,
+) -> anyhow::Result<Value> {
+    let made = store
+        .write(async |tx| {
+            let (organization, tenant) = owner(tx, workspace).await?;
+            // Whoever makes the first key runs the place.
+            let operator = operator || (workspace.is_none() && !access::has_operator(tx).await?);
+            let new = NewKey {
+                organization,
+                workspace,
+                name,
+                operator,
+            };
+            let (key, secret) = access::create_key(tx, new).await?;
+            Ok((key, secret, tenant))
+        })
+        .await;
+    let (key, secret, tenant) = match made {
+        Err(towpath_store::Error::NotFound) => return Err(Usage("there is no such workspace".to_owned()).into()),
+        made => made.context("making a key")?,
+    };
+    let mut made = entry(&key);
+    made["key"] = secret.reveal().into();
+    made["workspaces"] = json!([tenant]);
+    Ok(made)
+}
+
+/// The organisation a new key belongs to and a workspace it opens: the one asked for, else the first there is, else
+/// new ones.
+async fn owner(tx: &mut Tx<'_>, wanted: Option<TenantId>) -> towpath_store::Result<(OrganizationId, TenantId)> {
+    if let Some(tenant) = wanted {
+        let workspace = access::workspace(tx, tenant)
+            .await?
+            .ok_or(towpath_store::Error::NotFound)?;
+        return Ok((workspace.organization_id, tenant));
+    }
+    if let Some(first) = access::list_workspaces(tx, None).await?.into_iter().next() {
+        return Ok((first.organization_id, first.id));
+    }
+    let organization = access::create_organization(tx, "default").await?;
+    let workspace = access::create_workspace(tx, organization, "default").await?;
+    Ok((organization, workspace.id))
+}
+
+pub(super) async fn list(store: &Store) -> anyhow::Result<Vec<Value>> {
+    let keys = store
+        .read(async |tx| access::list_keys(tx, None, None, i64::MAX).await)
+        .await
+        .context("listing keys")?;
+    Ok(keys.iter().map(entry).collect())
+}
+
+/// The last operator's key goes like any other: this command can make a new one.
+pub(super) async fn revoke(store: &Store, id: KeyId) -> anyhow::Result<Value> {
+    let revoked = store
+        .write(async |tx| match access::key(tx, id).await? {
+            Some(key) => access::revoke_key(tx, key.organization_id, id).await.map(Some),
+            None => Ok(None),
+        })
+        .await
+        .context("revoking the key")?;
+    let key = revoked.ok_or_else(|| anyhow!("there is no key {id}"))?;
+    Ok(entry(&key))
+}
+
+fn entry(key: &ApiKey) -> Value {
+    json!({
+        "id": key.id,
+        "name": key.name,
+        "prefix": key.prefix,
+        "organization_id": key.organization_id,
+        "tenant_id": key.workspace_id,
+        "operator": key.operator,
+        "created_at": key.created_at,
+        "revoked_at": key.revoked_at,
+    })
+}

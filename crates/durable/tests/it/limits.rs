@@ -1,0 +1,74 @@
+//! The time limit of an attempt, with the hours going by at once.
+
+use std::time::Duration;
+
+use futures::poll;
+use tokio::sync::watch;
+use towpath_domain::job::JobState;
+use towpath_durable::{Signal, perform, ready_due};
+
+use crate::support::{Database, Op, Script, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// On one thread: time can only be stopped there. It stands still while the handler waits at its gate and nothing else
+/// is under way, and goes on for what the database is asked.
+async fn every_attempt_ends_at_its_limit(world: World) {
+    let job = world
+        .start(Script::new("a", [Op::Step("one".into()), Op::Gate("never".into())]))
+        .await;
+    for attempt in 1..=21 {
+        let claimed = loop {
+            ready_due(&world.store).await.unwrap();
+            if let Some(claimed) = world.claim(1).await.pop() {
+                break claimed;
+            }
+        };
+        let (_tell, told) = watch::channel(Signal::Run);
+        let mut work = Box::pin(perform(&world.engine, &world.registry, &*world.shared, claimed, told));
+        tokio::select! {
+            () = &mut work => panic!("nobody opened the gate"),
+            () = world.until_noted("a at never", attempt) => {}
+        }
+        tokio::time::pause();
+        tokio::time::advance(Script::LIMIT - 10 * SECOND).await;
+        assert!(poll!(&mut work).is_pending(), "attempt {attempt} has its whole time");
+        tokio::time::advance(10 * SECOND).await;
+        tokio::time::resume();
+        work.await;
+        assert_eq!(world.shared.count("a dropped at never"), attempt, "the handler is gone");
+        let row = world.job(job).await;
+        assert_eq!(row.failures, i64::try_from(attempt).unwrap());
+        let error = row.error.unwrap_or_default();
+        assert!(error.contains("the attempt took longer than 14400s"), "{error}");
+        let expected = if attempt < 21 {
+            JobState::Scheduled
+        } else {
+            JobState::TimedOut
+        };
+        assert_eq!(row.state, expected, "attempt {attempt}");
+    }
+    let row = world.job(job).await;
+    assert!(row.dead && row.finished_at.is_some(), "it is a dead letter");
+    assert_eq!(world.shared.count("a/one"), 1, "its first step was not performed again");
+    let effects = world.effects().await;
+    assert_eq!(
+        effects.iter().filter(|effect| *effect == "a timed out").count(),
+        1,
+        "{effects:?}"
+    );
+    world.check_invariants().await;
+}
+
+#[tokio::test]
+async fn every_attempt_ends_at_its_limit_on_sqlite() {
+    every_attempt_ends_at_its_limit(World::new(Database::sqlite()).await).await;
+}
+
+#[tokio::test]
+async fn every_attempt_ends_at_its_limit_on_postgres() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    every_attempt_ends_at_its_limit(World::new(database).await).await;
+}

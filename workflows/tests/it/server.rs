@@ -1,0 +1,226 @@
+//! An agent server without HTTP: what its runs and calls are performed on.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::sync::watch;
+use towpath_domain::agent::{CancelAction, Object, RunRequest};
+use towpath_domain::{AssistantId, Clock, RunId, TenantId, ThreadId, WorkerId};
+use towpath_durable::{Claimed, Engine, Registry, Signal};
+use towpath_outbound::{Guard, Policy};
+use towpath_queue::{Event, Events, Queue};
+use towpath_runtime::{Graphs, Outside};
+use towpath_store::assistants::{self, Content};
+use towpath_store::checkpoints::{self, Place};
+use towpath_store::query::Query;
+use towpath_store::runs::{self, Run};
+use towpath_store::threads::{self, Thread};
+use towpath_store::{Options, Store, jobs};
+use towpath_workflows::agent::{self, AgentWorld, EVENTS_KEPT};
+use towpath_workflows::run_agent::{self, NewRun, Target};
+
+const GRAPHS: &str = r#"{"graphs": {
+    "agent": {"native": "echo"},
+    "steps": {"native": {"kind": "workflow", "channels": {"log": "append"},
+        "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
+                  "two": {"kind": "script", "steps": [{"append": {"log": "two"}}]}},
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "shaky": {"native": {"kind": "workflow", "channels": {"log": "append"},
+        "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
+                  "two": {"kind": "script", "steps": [{"fail": {"type": "OSError", "message": "away", "times": 1, "retry": true}},
+                                                      {"append": {"log": "two"}}]}},
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "gone": {"native": {"kind": "script", "channels": {"log": "append"},
+        "steps": [{"fail": {"type": "OSError", "message": "away", "retry": true}}]}},
+    "slow": {"native": {"kind": "workflow", "channels": {"log": "append"},
+        "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
+                  "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "broken": {"native": {"kind": "script", "channels": {"log": "append"},
+        "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
+}}"#;
+
+pub struct Server {
+    pub world: AgentWorld,
+    pub engine: Engine,
+    pub registry: Registry<AgentWorld>,
+    pub tenant: TenantId,
+    _folder: TempDir,
+}
+
+impl Server {
+    pub async fn new() -> Self {
+        Self::at(Clock::system()).await
+    }
+
+    pub async fn at(clock: Clock) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let uri = format!("sqlite://{}", folder.path().join("agent.db").display());
+        let options = Options {
+            clock,
+            ..Options::default()
+        };
+        let store = Store::open(&uri, options).await.unwrap();
+        store.migrate().await.unwrap();
+        let queue = Queue::local();
+        agent::connect(&store, &queue);
+        let mut registry = agent::registry();
+        registry.attach(&store);
+        let tenant = TenantId::new();
+        let graphs = Graphs::from_config(GRAPHS, folder.path()).unwrap();
+        let graphs = graphs.with(&Outside::new(store.clock().clone()));
+        for graph in graphs.ids() {
+            let content = Content {
+                graph_id: graph.to_owned(),
+                name: graph.to_owned(),
+                description: None,
+                config: "{}".to_owned(),
+                context: "{}".to_owned(),
+                metadata: "{}".to_owned(),
+            };
+            store
+                .write(async |tx| assistants::create(tx, tenant, AssistantId::of_graph(graph), &content).await)
+                .await
+                .unwrap();
+        }
+        Self {
+            engine: Engine::new(store.clone(), towpath_durable::Settings::default()),
+            world: AgentWorld {
+                store,
+                queue,
+                graphs: graphs.into(),
+                guard: Guard::new(Policy::development()),
+                settings: agent::Settings::default(),
+            },
+            registry,
+            tenant,
+            _folder: folder,
+        }
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.world.store
+    }
+
+    /// Records a run and reads what it streams.
+    pub async fn start(&self, target: Target, graph: &str, request: Value) -> (Run, Events) {
+        let mut body = json!({"assistant_id": graph, "input": {"log": []}, "if_not_exists": "create"});
+        for (key, value) in request.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        let request: RunRequest = serde_json::from_value(body).unwrap();
+        let admitted = request.admit(matches!(target, Target::Own(_))).unwrap();
+        let events = self.world.queue.subscribe(target.id()).await;
+        let run = self
+            .store()
+            .write(async |tx| {
+                let assistant = assistants::get(tx, self.tenant, AssistantId::of_graph(graph)).await?;
+                let new = NewRun {
+                    id: RunId::new(),
+                    thread: target,
+                    assistant: &assistant,
+                    admitted,
+                    headers: Object::new(),
+                    user: None,
+                    cron: None,
+                    events_kept: EVENTS_KEPT,
+                    ttl: None,
+                };
+                run_agent::start(tx, self.tenant, new).await
+            })
+            .await
+            .unwrap();
+        (run, events)
+    }
+
+    pub async fn claim(&self) -> Option<Claimed> {
+        self.claim_of(run_agent::POOL).await
+    }
+
+    pub async fn claim_of(&self, pool: &str) -> Option<Claimed> {
+        let lease = self.engine.settings().lease;
+        let claimed = self
+            .store()
+            .write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, TenantId::nil()).await);
+        claimed.await.unwrap().pop()
+    }
+
+    pub async fn perform(&self) {
+        self.perform_of(run_agent::POOL).await;
+    }
+
+    pub async fn perform_of(&self, pool: &str) {
+        let job = self.claim_of(pool).await.expect("a job is ready");
+        let (_tell, told) = watch::channel(Signal::Run);
+        towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
+    }
+
+    /// Performs a run until it has streamed an event that holds `text`; then its worker hears `signal`.
+    pub async fn perform_until(&self, events: &mut Events, text: &str, signal: Signal) {
+        let job = self.claim().await.expect("a run is ready");
+        let (tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        let told_off = async {
+            loop {
+                if let Event::Frame(frame) = events.next().await
+                    && frame.contains(text)
+                {
+                    tell.send_replace(signal);
+                    return std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = told_off => {}
+        }
+    }
+
+    pub async fn run(&self, id: RunId) -> Option<Run> {
+        self.store()
+            .read(async |tx| runs::get(tx, self.tenant, id).await)
+            .await
+            .ok()
+    }
+
+    pub async fn thread(&self, id: ThreadId) -> Thread {
+        self.store()
+            .read(async |tx| threads::get(tx, self.tenant, id).await)
+            .await
+            .unwrap()
+    }
+
+    /// Its checkpoints' ids, the latest first.
+    pub async fn checkpoints(&self, thread: ThreadId) -> Vec<String> {
+        let place = Place { thread, ns: "" };
+        let listed = self
+            .store()
+            .read(async |tx| checkpoints::list(tx, place, None, None, i64::MAX).await);
+        listed.await.unwrap().into_iter().map(|row| row.checkpoint_id).collect()
+    }
+
+    pub async fn cancel(&self, run: &Run, action: CancelAction) {
+        self.store()
+            .write(async |tx| {
+                let open = runs::open(tx, self.tenant, Some(run.thread_id), None).await?;
+                let open: Vec<_> = open.into_iter().filter(|one| one.id == run.id).collect();
+                run_agent::cancel(tx, self.tenant, &open, action).await
+            })
+            .await
+            .unwrap();
+    }
+
+    pub async fn count(&self, text: &str) -> i64 {
+        let counted = self.store().read(async |tx| Query::new(tx, text).count(tx).await).await;
+        counted.unwrap()
+    }
+
+    /// Makes what backs off due at once.
+    pub async fn hurry(&self) {
+        while self.count("SELECT count(*) FROM job WHERE state = 'scheduled'").await > 0 {
+            towpath_durable::ready_due(self.store()).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
