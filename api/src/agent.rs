@@ -28,6 +28,8 @@ use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
+use crate::internal;
+
 pub use app::{AgentApp, AuthCache, Parts, Settings};
 pub use errors::AgentError;
 
@@ -40,15 +42,25 @@ pub fn agent_router(app: AgentApp) -> Router {
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
     let system = system.with_state(app.clone());
     let open = system.clone().merge(docs::routes(&document));
+    // In its description they would look like a part of the agent protocol.
+    let (operators, _) = internal::routes().split_for_parts();
+    let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
+    let operators = operators.with_state(app.clone());
     let own = own_routes::router(app.clone());
+    let open = if settings.mount_prefix.trim_end_matches('/').is_empty() {
+        open.merge(operators.clone())
+    } else {
+        open
+    };
     let router = crate::layers::agent(api.with_state(app), open, own, settings.requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
             // As a service: `/prefix/` is its root too.
             .nest_service(prefix, router)
-            // Probes know nothing of prefixes.
+            // Probes and operators know nothing of prefixes.
             .merge(system)
+            .merge(operators)
             .fallback(async || AgentError::not_found()),
     };
     router.layer(cors::layer(&settings.cors_origins))

@@ -10,16 +10,39 @@ mod queues;
 mod schedules;
 mod workers;
 
+use axum::extract::FromRef;
 use towpath_domain::Timestamp;
+use towpath_store::Store;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::agent::AgentApp;
 use crate::app::App;
 use crate::errors::{ApiError, Place};
 
 pub(crate) use act::{cancel_job, pause_schedule, retry_job};
 
-pub(crate) fn routes() -> OpenApiRouter<App> {
+/// The database whose jobs are seen: that of the platform, or of an agent server.
+#[derive(Clone)]
+pub(crate) struct Operated(pub(crate) Store);
+
+impl FromRef<App> for Operated {
+    fn from_ref(app: &App) -> Self {
+        Self(app.store.clone())
+    }
+}
+
+impl FromRef<AgentApp> for Operated {
+    fn from_ref(app: &AgentApp) -> Self {
+        Self(app.store.clone())
+    }
+}
+
+/// The routes, on whichever surface.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S>
+where
+    Operated: FromRef<S>,
+{
     OpenApiRouter::default()
         .routes(routes!(queues::list))
         .routes(routes!(queues::get))
@@ -39,6 +62,12 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))
+}
+
+/// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.
+pub(crate) fn is_route(path: &str) -> bool {
+    let group = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
+    group.is_some_and(|group| matches!(group, "queues" | "scaling" | "jobs" | "workers" | "dead" | "schedules"))
 }
 
 /// The default and the largest number of rows in one answer.

@@ -401,8 +401,8 @@ pub(super) async fn act(
     let missing = || Trouble::from(ApiError::not_found("job"));
     let id: JobId = job.parse().map_err(|_| missing())?;
     match action.as_str() {
-        "retry" => internal::retry_job(&app, id).await?,
-        "cancel" => internal::cancel_job(&app, id).await?,
+        "retry" => internal::retry_job(&app.store, id).await?,
+        "cancel" => internal::cancel_job(&app.store, id).await?,
         _ => return Err(missing()),
     }
     Ok(back(&format!("{HERE}/{id}")))

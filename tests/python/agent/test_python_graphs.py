@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -155,6 +156,32 @@ def test_what_the_code_raises_is_the_runs_error(serve):
     error = client.threads.get(thread)["error"]
     assert error == {"error": "ValueError", "message": "the second step says no"}
     assert "agent.py" in server.logs()
+
+
+def towpath(server, *command):
+    """What a command prints that talks to this server, as an operator would give it: without a key, on this machine."""
+    env = {"PATH": os.environ["PATH"], "TOWPATH_SERVER": server.url}
+    done = subprocess.run([binary(), *command], env=env, cwd=server.folder, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_operators_see_where_the_code_failed(serve):
+    server, client = serve()
+    thread, run = begin(client, input={"how": "raise"})
+    assert over(client, thread, run)["status"] == "error"
+    [job] = httpx.get(f"{server.url}/internal/jobs", params={"kind": "run_agent"}).json()["items"]
+    [attempt] = httpx.get(f"{server.url}/internal/jobs/{job['id']}").json()["attempts"]
+    # The id that a caller knows is the run's.
+    shown = towpath(server, "jobs", "show", run)
+    assert job["id"] in shown
+    for said in (attempt["error"], shown):
+        assert "ValueError: the second step says no" in said
+        assert "Traceback (most recent call last)" in said and 'agent.py", line ' in said and "in second" in said
+    pools = [pool["pool"] for pool in json.loads(towpath(server, "queues", "--output", "json"))["items"]]
+    assert pools == sorted(pools) and "agent" in pools
+    # What the callers of the graph see is the error, and not the code.
+    assert "Traceback" not in json.dumps(client.threads.get(thread))
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])
