@@ -11,8 +11,8 @@ mod schedules;
 mod workers;
 
 use axum::extract::FromRef;
-use towpath_domain::Timestamp;
-use towpath_store::Store;
+use towpath_domain::{JobId, RunId, Timestamp};
+use towpath_store::{self as store, Store, jobs as stored, runs};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -24,17 +24,49 @@ pub(crate) use act::{cancel_job, pause_schedule, retry_job};
 
 /// The database whose jobs are seen: that of the platform, or of an agent server.
 #[derive(Clone)]
-pub(crate) struct Operated(pub(crate) Store);
+pub(crate) struct Operated {
+    pub(crate) store: Store,
+    /// Of the agent server in the same process.
+    pub(crate) agents: Option<Store>,
+}
+
+impl Operated {
+    /// Where a job is, and which one is meant: a run of an agent server stands for the job that does it, for its id is
+    /// what callers of graphs know.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub(crate) async fn holding(&self, id: JobId) -> store::Result<(Store, JobId)> {
+        for store in [&self.store].into_iter().chain(&self.agents) {
+            let found = store.read(async |tx| {
+                Ok(match stored::get(tx, id).await? {
+                    Some(job) => Some(job.id),
+                    None => runs::job_of(tx, RunId(id.0)).await?,
+                })
+            });
+            if let Some(found) = found.await? {
+                return Ok((store.clone(), found));
+            }
+        }
+        Ok((self.store.clone(), id))
+    }
+}
 
 impl FromRef<App> for Operated {
     fn from_ref(app: &App) -> Self {
-        Self(app.store.clone())
+        Self {
+            store: app.store.clone(),
+            agents: app.agents.clone(),
+        }
     }
 }
 
 impl FromRef<AgentApp> for Operated {
     fn from_ref(app: &AgentApp) -> Self {
-        Self(app.store.clone())
+        Self {
+            store: app.store.clone(),
+            agents: None,
+        }
     }
 }
 

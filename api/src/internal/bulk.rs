@@ -93,7 +93,7 @@ pub(crate) struct Refused {
 #[utoipa::path(post, path = "/internal/jobs/bulk", tag = "jobs", security(("api_key" = []), ("bearer" = [])), request_body = Bulk,
     responses((status = 200, description = "How it went", body = Outcome), ApiError))]
 pub(crate) async fn bulk(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Json(bulk): Json<Bulk>,
 ) -> Result<Json<Outcome>, ApiError> {
     let action = bulk.action;

@@ -4,8 +4,8 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use towpath_domain::job::JobState;
-use towpath_domain::{JobId, RunId, TenantId};
-use towpath_store::{Store, Tx, attempts, jobs, lanes, runs, steps};
+use towpath_domain::{JobId, TenantId};
+use towpath_store::{Store, attempts, jobs, lanes, steps};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
@@ -53,7 +53,7 @@ pub(crate) struct Which {
 #[utoipa::path(get, path = "/internal/jobs", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(Which),
     responses((status = 200, description = "Jobs", body = Jobs), ApiError))]
 pub(crate) async fn list(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Query(which): Query<Which>,
 ) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
@@ -102,26 +102,18 @@ pub(crate) struct Show {
     responses((status = 200, description = "The job", body = JobDetail),
               (status = 404, description = "No such job", body = Error), ApiError))]
 pub(crate) async fn get(
-    State(Operated(store)): State<Operated>,
+    State(operated): State<Operated>,
     Path(id): Path<JobId>,
     Query(show): Query<Show>,
 ) -> Result<Json<JobDetail>, ApiError> {
+    let (store, id) = operated.holding(id).await?;
     detail(&store, id, show.input).await.map(Json)
-}
-
-/// The job itself, or the one that does a run of an agent server: its id is what callers of graphs know.
-async fn named(tx: &mut Tx<'_>, id: JobId) -> towpath_store::Result<JobId> {
-    if jobs::get(tx, id).await?.is_some() {
-        return Ok(id);
-    }
-    Ok(runs::job_of(tx, RunId(id.0)).await?.unwrap_or(id))
 }
 
 /// # Errors
 /// 404.
 pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
     let found = store.read(async |tx| {
-        let id = named(tx, id).await?;
         // It may be pruned between the two.
         let (Some(job), Some(explanation)) = (jobs::get(tx, id).await?, towpath_durable::explain(tx, id).await?) else {
             return Ok(None);
@@ -170,9 +162,10 @@ pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobD
               (status = 404, description = "No such job", body = Error),
               (status = 409, description = "Performing it again would be wrong; the text says why", body = Error), ApiError))]
 pub(crate) async fn retry(
-    State(Operated(store)): State<Operated>,
+    State(operated): State<Operated>,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobDetail>, ApiError> {
+    let (store, id) = operated.holding(id).await?;
     act::retry_job(&store, id).await?;
     detail(&store, id, false).await.map(Json)
 }
@@ -184,9 +177,10 @@ pub(crate) async fn retry(
               (status = 404, description = "No such job", body = Error),
               (status = 409, description = "It is over", body = Error), ApiError))]
 pub(crate) async fn cancel(
-    State(Operated(store)): State<Operated>,
+    State(operated): State<Operated>,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobDetail>, ApiError> {
+    let (store, id) = operated.holding(id).await?;
     act::cancel_job(&store, id).await?;
     detail(&store, id, false).await.map(Json)
 }
@@ -208,7 +202,7 @@ pub(crate) struct WhichDead {
 #[utoipa::path(get, path = "/internal/dead", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(WhichDead),
     responses((status = 200, description = "Dead letters", body = Jobs), ApiError))]
 pub(crate) async fn dead(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Query(which): Query<WhichDead>,
 ) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
@@ -226,7 +220,7 @@ pub(crate) async fn dead(
               (status = 404, description = "No such dead letter", body = Error),
               (status = 409, description = "Performing it again would be wrong; the text says why", body = Error), ApiError))]
 pub(crate) async fn retry_dead(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(id): Path<JobId>,
 ) -> Result<Json<JobDetail>, ApiError> {
     let job = store.read(async |tx| jobs::get(tx, id).await).await?;

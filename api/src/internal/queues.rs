@@ -12,7 +12,7 @@ use crate::internal::model::{Queue, Queues, Scaling};
 /// All pools with what waits in them, over all workspaces.
 #[utoipa::path(get, path = "/internal/queues", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Pools by name", body = Queues), ApiError))]
-pub(crate) async fn list(State(Operated(store)): State<Operated>) -> Result<Json<Queues>, ApiError> {
+pub(crate) async fn list(State(Operated { store, .. }): State<Operated>) -> Result<Json<Queues>, ApiError> {
     let (pools, now) = store
         .read(async |tx| Ok((pools::list(tx, workers::SEEN).await?, jobs::db_now(tx).await?)))
         .await?;
@@ -26,7 +26,7 @@ pub(crate) async fn list(State(Operated(store)): State<Operated>) -> Result<Json
     responses((status = 200, description = "The pool", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn get(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     queue(&store, &name).await.map(Json)
@@ -38,7 +38,7 @@ pub(crate) async fn get(
     responses((status = 200, description = "The pool, paused", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn pause(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     change(&store, &name, Change::Pause).await.map(Json)
@@ -50,7 +50,7 @@ pub(crate) async fn pause(
     responses((status = 200, description = "The pool, active", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn resume(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     change(&store, &name, Change::Resume).await.map(Json)
@@ -62,7 +62,7 @@ pub(crate) async fn resume(
     responses((status = 200, description = "The pool, `draining` or `drained`", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn drain(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(name): Path<String>,
 ) -> Result<Json<Queue>, ApiError> {
     change(&store, &name, Change::Drain).await.map(Json)
@@ -75,7 +75,7 @@ pub(crate) async fn drain(
     responses((status = 200, description = "How much waits, and for how long", body = Scaling),
               (status = 404, description = "No such pool", body = Error), ApiError))]
 pub(crate) async fn scaling(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(name): Path<String>,
 ) -> Result<Json<Scaling>, ApiError> {
     let (pool, now) = find(&store, &name).await?;

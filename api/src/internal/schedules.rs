@@ -27,7 +27,7 @@ pub(crate) struct Which {
 #[utoipa::path(get, path = "/internal/schedules", tag = "schedules", security(("api_key" = []), ("bearer" = [])), params(Which),
     responses((status = 200, description = "Schedules", body = Schedules), ApiError))]
 pub(crate) async fn list(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Query(which): Query<Which>,
 ) -> Result<Json<Schedules>, ApiError> {
     let limit = limit(which.limit)?;
@@ -49,7 +49,7 @@ pub(crate) async fn list(
     responses((status = 200, description = "The schedule, paused", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
 pub(crate) async fn pause(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(id): Path<ScheduleId>,
 ) -> Result<Json<Schedule>, ApiError> {
     set(&store, id, true).await
@@ -61,7 +61,7 @@ pub(crate) async fn pause(
     responses((status = 200, description = "The schedule, active", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
 pub(crate) async fn resume(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(id): Path<ScheduleId>,
 ) -> Result<Json<Schedule>, ApiError> {
     set(&store, id, false).await

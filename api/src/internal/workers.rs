@@ -14,7 +14,7 @@ use crate::internal::model::{Worker, Workers};
 /// Worker processes that have not left, the latest to start first.
 #[utoipa::path(get, path = "/internal/workers", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Workers", body = Workers), ApiError))]
-pub(crate) async fn list(State(Operated(store)): State<Operated>) -> Result<Json<Workers>, ApiError> {
+pub(crate) async fn list(State(Operated { store, .. }): State<Operated>) -> Result<Json<Workers>, ApiError> {
     let items = all(&store).await?;
     Ok(Json(Workers { items }))
 }
@@ -26,7 +26,7 @@ pub(crate) async fn list(State(Operated(store)): State<Operated>) -> Result<Json
     responses((status = 200, description = "The worker, `draining` or `drained`", body = Worker),
               (status = 404, description = "No such worker", body = Error), ApiError))]
 pub(crate) async fn drain(
-    State(Operated(store)): State<Operated>,
+    State(Operated { store, .. }): State<Operated>,
     Path(id): Path<WorkerId>,
 ) -> Result<Json<Worker>, ApiError> {
     let missing = || ApiError::not_found("worker");
