@@ -19,6 +19,7 @@ mod live;
 mod own_routes;
 mod runs;
 mod sse;
+mod swap;
 mod system;
 mod threads;
 mod wait;
@@ -31,7 +32,9 @@ use utoipa_axum::router::OpenApiRouter;
 use crate::internal;
 
 pub use app::{AgentApp, AuthCache, Parts, Settings};
+pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
+pub use swap::Swap;
 
 /// The whole surface, ready to be served.
 pub fn agent_router(app: AgentApp) -> Router {
@@ -41,7 +44,13 @@ pub fn agent_router(app: AgentApp) -> Router {
     let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
     let system = system.with_state(app.clone());
-    let open = system.clone().merge(docs::routes(&document));
+    let (system, open) = if settings.disabled.iter().any(|group| group == "meta") {
+        let probes = system::probes().with_state(app.clone());
+        (probes.clone(), probes)
+    } else {
+        let open = system.clone().merge(docs::routes(&document));
+        (system, open)
+    };
     // In its description they would look like a part of the agent protocol.
     let (operators, _) = internal::routes().split_for_parts();
     let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
@@ -63,7 +72,7 @@ pub fn agent_router(app: AgentApp) -> Router {
             .merge(operators)
             .fallback(async || AgentError::not_found()),
     };
-    router.layer(cors::layer(&settings.cors_origins))
+    router.layer(cors::layer(&settings.cors))
 }
 
 /// Routes that need a key, routes that do not, and the description of both.

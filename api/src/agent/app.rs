@@ -11,6 +11,7 @@ use towpath_store::Store;
 use towpath_store::threads::Ttl;
 use towpath_workflows::agent::Rules;
 
+use super::cors::Cors;
 use crate::auth::Keys;
 use crate::ops::Ops;
 
@@ -56,8 +57,8 @@ pub struct Settings {
     pub body_bytes: usize,
     /// Run slots of one worker process, for `/metrics`.
     pub slots: usize,
-    /// Web pages that may call; empty means any.
-    pub cors_origins: Vec<String>,
+    /// Web pages that may call, and how.
+    pub cors: Cors,
     /// Where the surface stands below its address, such as `/agents/one`; empty for the top.
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
@@ -103,7 +104,7 @@ impl Default for Settings {
             requests: 1024,
             body_bytes: 300 << 20,
             slots: 10,
-            cors_origins: Vec::new(),
+            cors: Cors::default(),
             mount_prefix: String::new(),
             always_resumable: false,
             thread_ttl: None,

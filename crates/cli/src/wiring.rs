@@ -5,6 +5,7 @@ mod hosting;
 mod housekeeping;
 mod parts;
 mod roles;
+mod surface;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use parts::Shared;
 
 pub use agent::{AgentParts, AgentServer, offer};
 pub use roles::Roles;
+pub use surface::Surface;
 
 /// A process at work.
 pub struct Server {
