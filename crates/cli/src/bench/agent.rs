@@ -39,7 +39,7 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
         (None, None) => unreachable!("without a server one was started"),
     };
     let input = json!({"messages": [{"role": "user", "content": "hello"}]});
-    let client = Client::new(base, &options.assistant, input)?;
+    let client = Client::new(base, &options.assistant, &input)?;
     let mut report = Report::default();
     let memory = |report: &mut Report, what: &str| {
         if let Some(mb) = child.as_ref().and_then(Child::memory_mb) {

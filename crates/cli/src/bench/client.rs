@@ -25,7 +25,7 @@ impl Client {
     ///
     /// # Errors
     /// There is no TLS.
-    pub fn new(base: String, assistant: &str, input: Value) -> anyhow::Result<Self> {
+    pub fn new(base: String, assistant: &str, input: &Value) -> anyhow::Result<Self> {
         Ok(Self {
             http: Http::builder().no_proxy().timeout(PATIENCE).build()?,
             base,

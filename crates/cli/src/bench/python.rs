@@ -6,7 +6,7 @@ mod endurance;
 mod official;
 mod project;
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -45,7 +45,7 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
     };
     let child = Child::agent_in(folder, &python, HOSTS).await;
     let child = child.context("starting a server of its own")?;
-    let client = Client::new(child.base(), project::ID, project::input())?;
+    let client = Client::new(child.base(), project::ID, &project::input())?;
     let measured = async {
         if let Some(runs) = options.runs {
             return endurance::run(&child, &client, runs, &mut report).await;
@@ -153,9 +153,9 @@ async fn settled(client: &Client) -> anyhow::Result<()> {
 }
 
 /// The official server, and how often ours is faster.
-async fn beside(python: &PathBuf, phase: Duration, report: &mut Report) -> anyhow::Result<()> {
+async fn beside(python: &Path, phase: Duration, report: &mut Report) -> anyhow::Result<()> {
     let official = Official::start(python).await?;
-    let client = Client::new(official.base(), project::ID, project::input())?;
+    let client = Client::new(official.base(), project::ID, &project::input())?;
     let measured = async {
         for clients in CLIENTS {
             let before = official.pid().map(cpu).unwrap_or_default();
