@@ -19,6 +19,7 @@ mod live;
 mod own_routes;
 mod runs;
 mod sse;
+mod swap;
 mod system;
 mod threads;
 mod wait;
@@ -29,9 +30,12 @@ use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::gateway::signature::{self, Gate};
+use crate::internal;
 
 pub use app::{AgentApp, AuthCache, Parts, Settings};
+pub use cors::{Cors, CorsFile};
 pub use errors::AgentError;
+pub use swap::Swap;
 
 /// The whole surface, ready to be served.
 pub fn agent_router(app: AgentApp) -> Router {
@@ -41,25 +45,41 @@ pub fn agent_router(app: AgentApp) -> Router {
     let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
     let system = system.with_state(app.clone());
-    let open = system.clone().merge(docs::routes(&document));
+    let (system, open) = if settings.disabled.iter().any(|group| group == "meta") {
+        let probes = system::probes().with_state(app.clone());
+        (probes.clone(), probes)
+    } else {
+        let open = system.clone().merge(docs::routes(&document));
+        (system, open)
+    };
+    // In its description they would look like a part of the agent protocol.
+    let (operators, _) = internal::routes().split_for_parts();
+    let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
+    let operators = operators.with_state(app.clone());
     let own = own_routes::router(app.clone());
     let gate = settings
         .gateway_key
         .clone()
         .map(|key| Gate::new(key, app.clock.clone()));
+    let open = if settings.mount_prefix.trim_end_matches('/').is_empty() {
+        open.merge(operators.clone())
+    } else {
+        open
+    };
     let router = crate::layers::agent(api.with_state(app.clone()), open, own, settings.requests);
     let router = match settings.mount_prefix.trim_end_matches('/') {
         "" => router,
         prefix => Router::new()
             // As a service: `/prefix/` is its root too.
             .nest_service(prefix, router)
-            // Probes know nothing of prefixes.
+            // Probes and operators know nothing of prefixes.
             .merge(system)
+            .merge(operators)
             .fallback(async || AgentError::not_found()),
     };
     let router = router
         .layer(from_fn_with_state(app, auth::neighbours))
-        .layer(cors::layer(&settings.cors_origins));
+        .layer(cors::layer(&settings.cors));
     match gate {
         // In front of everything, also of what the graphs' author offers.
         Some(gate) => router.layer(from_fn_with_state(gate, signature::require)),

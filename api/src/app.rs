@@ -29,6 +29,8 @@ pub struct App(Arc<Inner>);
 pub struct Parts {
     /// The database.
     pub store: Store,
+    /// The database of the agent server in the same process, where there is one: its jobs are shown too.
+    pub agents: Option<Store>,
     /// Where wakes and cancel signals go.
     pub queue: Queue,
     /// Where accepted trace bodies become durable.

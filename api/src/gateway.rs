@@ -30,7 +30,7 @@ use towpath_workflows::hosting::gateway_key;
 
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::{auth, gate, layers, metric};
+use crate::{auth, gate, internal, layers, metric};
 
 /// How long a request waits for a deployment that is being switched or started again.
 const HOLD: Duration = Duration::from_secs(5);
@@ -99,6 +99,10 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
         None
     } else {
         let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
+        // The agent server behind asks for no key: it stands on loopback.
+        if internal::is_route(way.rest) && !principal.operator {
+            return Err(ApiError::forbidden("requires an operator key"));
+        }
         Some(principal.organization)
     };
     let peer = request

@@ -11,16 +11,71 @@ mod queues;
 mod schedules;
 mod workers;
 
-use towpath_domain::Timestamp;
+use axum::extract::FromRef;
+use towpath_domain::{JobId, RunId, Timestamp};
+use towpath_store::{self as store, Store, jobs as stored, runs};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use crate::agent::AgentApp;
 use crate::app::App;
 use crate::errors::{ApiError, Place};
 
 pub(crate) use act::{cancel_job, pause_schedule, retry_job};
 
-pub(crate) fn routes() -> OpenApiRouter<App> {
+/// The database whose jobs are seen: that of the platform, or of an agent server.
+#[derive(Clone)]
+pub(crate) struct Operated {
+    pub(crate) store: Store,
+    /// Of the agent server in the same process.
+    pub(crate) agents: Option<Store>,
+}
+
+impl Operated {
+    /// Where a job is, and which one is meant: a run of an agent server stands for the job that does it, for its id is
+    /// what callers of graphs know.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub(crate) async fn holding(&self, id: JobId) -> store::Result<(Store, JobId)> {
+        for store in [&self.store].into_iter().chain(&self.agents) {
+            let found = store.read(async |tx| {
+                Ok(match stored::get(tx, id).await? {
+                    Some(job) => Some(job.id),
+                    None => runs::job_of(tx, RunId(id.0)).await?,
+                })
+            });
+            if let Some(found) = found.await? {
+                return Ok((store.clone(), found));
+            }
+        }
+        Ok((self.store.clone(), id))
+    }
+}
+
+impl FromRef<App> for Operated {
+    fn from_ref(app: &App) -> Self {
+        Self {
+            store: app.store.clone(),
+            agents: app.agents.clone(),
+        }
+    }
+}
+
+impl FromRef<AgentApp> for Operated {
+    fn from_ref(app: &AgentApp) -> Self {
+        Self {
+            store: app.store.clone(),
+            agents: None,
+        }
+    }
+}
+
+/// The routes, on whichever surface.
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S>
+where
+    Operated: FromRef<S>,
+{
     OpenApiRouter::default()
         .routes(routes!(queues::list))
         .routes(routes!(queues::get))
@@ -42,6 +97,12 @@ pub(crate) fn routes() -> OpenApiRouter<App> {
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))
+}
+
+/// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.
+pub(crate) fn is_route(path: &str) -> bool {
+    let group = path.strip_prefix("/internal/").and_then(|rest| rest.split('/').next());
+    group.is_some_and(|group| matches!(group, "queues" | "scaling" | "jobs" | "workers" | "dead" | "schedules"))
 }
 
 /// The default and the largest number of rows in one answer.

@@ -3,6 +3,7 @@
 //! An agent server has a database, workers and a scheduler of its own, so its jobs are registered apart from the
 //! platform's.
 
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use towpath_domain::Secret;
@@ -44,16 +45,52 @@ pub struct Settings {
     pub log_all: bool,
     /// Signs the bodies of webhooks.
     pub webhook_secret: Option<Secret>,
-    /// Which addresses webhooks may call, and what they are told.
-    pub webhooks: Rules,
+    /// What the graphs' author says.
+    pub authored: Live<Authored>,
     /// Where this server is found, as its runs' metadata say.
     pub api_url: Option<String>,
-    /// How long threads live that are made for runs and kept.
-    pub thread_ttl: Option<Ttl>,
     /// Checkpoints kept for each namespace of a thread; 0 keeps all.
     pub keep_checkpoints: u32,
     /// How long checkpoints are kept that are not the latest of their namespace; zero keeps all.
     pub checkpoints_kept: Duration,
+}
+
+/// What the graphs' author says about what runs do; their file may change while the server works.
+#[derive(Clone, Debug, Default)]
+pub struct Authored {
+    /// Which addresses webhooks may call, and what they are told.
+    pub webhooks: Rules,
+    /// How long threads live that are made for runs and kept.
+    pub thread_ttl: Option<Ttl>,
+}
+
+/// A value that may be replaced while others read it; clones share it.
+#[derive(Debug, Default)]
+pub struct Live<T>(Arc<RwLock<Arc<T>>>);
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<T> Live<T> {
+    /// Begins with this one.
+    pub fn new(value: T) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(value))))
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn current(&self) -> Arc<T> {
+        // Nothing panics while it is replaced.
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has everybody read this one from now on.
+    pub fn replace(&self, value: T) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(value);
+    }
 }
 
 /// How long events of a thread or a run are kept after its end, unless the settings say.
@@ -67,9 +104,8 @@ impl Default for Settings {
             events_kept: EVENTS_KEPT,
             log_all: false,
             webhook_secret: None,
-            webhooks: Rules::default(),
+            authored: Live::default(),
             api_url: None,
-            thread_ttl: None,
             keep_checkpoints: 0,
             checkpoints_kept: Duration::ZERO,
         }

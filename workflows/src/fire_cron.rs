@@ -203,7 +203,7 @@ impl FireCron {
                 user: None,
                 cron: Some((cron.id, at)),
                 events_kept: world.settings.events_kept,
-                ttl: world.settings.thread_ttl,
+                ttl: world.settings.authored.current().thread_ttl,
             };
             run_agent::start(tx, self.tenant, run).await?;
             self.advance(tx, at, following).await

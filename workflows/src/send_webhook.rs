@@ -84,7 +84,12 @@ impl Workflow for SendWebhook {
     async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
         let mut body = self.body.clone();
         body["webhook_sent_at"] = json!(rfc3339(world.store.clock().now()));
-        let rules = &world.settings.webhooks;
+        let authored = world.settings.authored.current();
+        let rules = &authored.webhooks;
+        if rules.off {
+            tracing::debug!("webhooks are turned off: none is sent");
+            return ctx.done();
+        }
         if let Some(refused) = rules.refuse(&self.url) {
             return Err(Failure::fatal(refused));
         }

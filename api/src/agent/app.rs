@@ -11,6 +11,7 @@ use towpath_store::Store;
 use towpath_store::threads::Ttl;
 use towpath_workflows::agent::Rules;
 
+use super::cors::Cors;
 use crate::auth::Keys;
 use crate::ops::Ops;
 
@@ -56,11 +57,11 @@ pub struct Settings {
     pub body_bytes: usize,
     /// Run slots of one worker process, for `/metrics`.
     pub slots: usize,
-    /// Web pages that may call; empty means any.
-    pub cors_origins: Vec<String>,
     /// Whether to refuse what pages of elsewhere want done, and calls under names of elsewhere: for a server that asks
     /// for no key because only this machine reaches it.
     pub this_machine_only: bool,
+    /// Web pages that may call, and how.
+    pub cors: Cors,
     /// Where the surface stands below its address, such as `/agents/one`; empty for the top.
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
@@ -108,8 +109,8 @@ impl Default for Settings {
             requests: 1024,
             body_bytes: 300 << 20,
             slots: 10,
-            cors_origins: Vec::new(),
             this_machine_only: false,
+            cors: Cors::default(),
             mount_prefix: String::new(),
             always_resumable: false,
             thread_ttl: None,

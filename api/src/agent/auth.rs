@@ -16,6 +16,7 @@ use super::app::AgentApp;
 use super::errors::AgentError;
 use super::system::OPEN;
 use crate::browser::{is_called_by_own_name, may_act};
+use crate::errors::ApiError;
 
 pub(super) use caller::{configurable, identity};
 pub(super) use custom::Remembered;
@@ -73,4 +74,21 @@ pub(super) async fn require(State(app): State<AgentApp>, request: Request, next:
             .insert(WWW_AUTHENTICATE, HeaderValue::from_static("ApiKey"));
     }
     response
+}
+
+/// The layer in front of the operators' routes: an operator's key, where keys are asked for. The auth of the graphs'
+/// author lets nobody in here: it knows users, and jobs are of all of them.
+pub(super) async fn require_operator(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
+    let Some(keys) = app.keys.as_ref() else {
+        if app.settings.custom_auth {
+            let text = "operators need a key, and this server asks for none: start it with --agent-auth";
+            return ApiError::forbidden(text).into_response();
+        }
+        return next.run(request).await;
+    };
+    match crate::auth::key_holder(&app.known, keys, &app.clock, request.headers()).await {
+        Ok(principal) if principal.operator => next.run(request).await,
+        Ok(_) => ApiError::forbidden("requires an operator key").into_response(),
+        Err(error) => error.into_response(),
+    }
 }

@@ -1,8 +1,12 @@
 //! Which web pages may call.
 
-use http::header::{HeaderName, ORIGIN};
+use std::time::Duration;
+
+use http::header::{ACCEPT, ACCEPT_LANGUAGE, CONTENT_LANGUAGE, CONTENT_TYPE, HeaderName, ORIGIN};
 use http::{HeaderValue, Method};
-use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+use regex::Regex;
+use serde::Deserialize;
+use tower_http::cors::{AllowHeaders, AllowMethods, AllowOrigin, CorsLayer, ExposeHeaders};
 
 /// Headers that a page may read beside the usual ones; the clients follow them.
 const EXPOSED: [HeaderName; 5] = [
@@ -12,31 +16,181 @@ const EXPOSED: [HeaderName; 5] = [
     HeaderName::from_static("x-pagination-next"),
     HeaderName::from_static("x-request-id"),
 ];
+const METHODS: [Method; 7] = [
+    Method::GET,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+    Method::HEAD,
+    Method::OPTIONS,
+];
+/// Headers that every page may send.
+const SAFE: [HeaderName; 4] = [ACCEPT, ACCEPT_LANGUAGE, CONTENT_LANGUAGE, CONTENT_TYPE];
+/// How long a browser keeps what it was told.
+const MAX_AGE: Duration = Duration::from_secs(600);
+
+/// What a graph file says about web pages (`http.cors`). `*` stands for all there are.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct CorsFile {
+    /// Pages that may call.
+    pub allow_origins: Option<Vec<String>>,
+    /// Pages that may call, too: the whole origin fits.
+    pub allow_origin_regex: Option<String>,
+    /// Methods they may use; all, unless said.
+    pub allow_methods: Option<Vec<String>>,
+    /// Headers they may send; all, unless said.
+    pub allow_headers: Option<Vec<String>>,
+    /// Whether a browser may send what it keeps of a user; it may, unless said.
+    pub allow_credentials: Option<bool>,
+    /// Headers they may read, beside those that the clients follow.
+    pub expose_headers: Option<Vec<String>>,
+    /// Seconds a browser keeps what it was told; 600, unless said.
+    pub max_age: Option<u64>,
+}
+
+/// Which web pages may call, and how. By default all may do everything.
+#[derive(Clone, Debug)]
+pub struct Cors {
+    origins: Origins,
+    methods: Vec<Method>,
+    /// All, where none.
+    headers: Option<Vec<HeaderName>>,
+    credentials: bool,
+    exposed: Vec<HeaderName>,
+    max_age: Duration,
+}
+
+#[derive(Clone, Debug)]
+enum Origins {
+    Any,
+    Named(Vec<String>, Option<Regex>),
+}
+
+impl Default for Cors {
+    fn default() -> Self {
+        Self {
+            origins: Origins::Any,
+            methods: METHODS.to_vec(),
+            headers: None,
+            credentials: true,
+            exposed: EXPOSED.to_vec(),
+            max_age: MAX_AGE,
+        }
+    }
+}
+
+impl Cors {
+    /// Reads what a file says.
+    ///
+    /// # Errors
+    /// A text that names the key that cannot be used.
+    pub fn read(file: &CorsFile) -> Result<Self, String> {
+        let any = |texts: &[String]| texts.iter().any(|text| text == "*");
+        let pattern = file.allow_origin_regex.as_deref().map(|pattern| {
+            // Of the whole origin: a pattern that forgets its end would let `https://mine.example.evil.example` in.
+            Regex::new(&format!("^(?:{pattern})$")).map_err(|error| format!("http.cors.allow_origin_regex: {error}"))
+        });
+        let origins = match (&file.allow_origins, pattern.transpose()?) {
+            (None, None) => Origins::Any,
+            (Some(origins), _) if any(origins) => Origins::Any,
+            (origins, pattern) => Origins::Named(origins.clone().unwrap_or_default(), pattern),
+        };
+        let methods = match &file.allow_methods {
+            Some(methods) if !any(methods) => {
+                let read = |text: &String| text.to_ascii_uppercase().parse();
+                let read = methods.iter().map(read).collect::<Result<_, _>>();
+                read.map_err(|_| "http.cors.allow_methods: expected names of methods".to_owned())?
+            }
+            _ => METHODS.to_vec(),
+        };
+        let headers = match &file.allow_headers {
+            Some(names) if !any(names) => Some([&SAFE[..], &named("allow_headers", names)?].concat()),
+            _ => None,
+        };
+        let exposed = match &file.expose_headers {
+            Some(names) if !any(names) => [&EXPOSED[..], &named("expose_headers", names)?].concat(),
+            _ => EXPOSED.to_vec(),
+        };
+        Ok(Self {
+            origins,
+            methods,
+            headers,
+            credentials: file.allow_credentials.unwrap_or(true),
+            exposed,
+            max_age: file.max_age.map_or(MAX_AGE, Duration::from_secs),
+        })
+    }
+
+    /// Only these pages may call, whatever was said about pages before.
+    #[must_use]
+    pub fn with_origins(mut self, origins: Vec<String>) -> Self {
+        self.origins = Origins::Named(origins, None);
+        self
+    }
+}
+
+fn named(key: &str, names: &[String]) -> Result<Vec<HeaderName>, String> {
+    let read = names.iter().map(|name| name.parse()).collect::<Result<_, _>>();
+    read.map_err(|_| format!("http.cors.{key}: expected names of headers"))
+}
+
+impl Origins {
+    fn layer(&self) -> AllowOrigin {
+        let Self::Named(origins, pattern) = self.clone() else {
+            return AllowOrigin::mirror_request();
+        };
+        AllowOrigin::predicate(move |origin: &HeaderValue, _| {
+            let fits = |origin: &str| {
+                origins.iter().any(|named| named == origin)
+                    || pattern.as_ref().is_some_and(|pattern| pattern.is_match(origin))
+            };
+            origin.to_str().is_ok_and(fits)
+        })
+    }
+}
 
 /// Answers preflights and marks every answer with `vary: Origin`. Without named origins any page may call, from the
 /// public network into a private one too (a hosted studio talks to a server on this machine). Nothing here is opened
 /// by a cookie, so an answer tells a page no more than its own request could learn.
-pub(super) fn layer(origins: &[String]) -> CorsLayer {
-    let origin = if origins.is_empty() {
-        AllowOrigin::mirror_request()
-    } else {
-        AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()))
-    };
+pub(super) fn layer(cors: &Cors) -> CorsLayer {
+    let headers = cors.headers.clone();
     CorsLayer::new()
-        .allow_origin(origin)
-        .allow_methods([
-            Method::GET,
-            Method::POST,
-            Method::PUT,
-            Method::PATCH,
-            Method::DELETE,
-            Method::HEAD,
-            Method::OPTIONS,
-        ])
-        .allow_headers(AllowHeaders::mirror_request())
-        .allow_credentials(true)
+        .allow_origin(cors.origins.layer())
+        .allow_methods(AllowMethods::list(cors.methods.clone()))
+        .allow_headers(headers.map_or_else(AllowHeaders::mirror_request, AllowHeaders::list))
+        .allow_credentials(cors.credentials)
         .allow_private_network(true)
-        .expose_headers(EXPOSED)
-        .max_age(std::time::Duration::from_secs(600))
+        .expose_headers(ExposeHeaders::list(cors.exposed.clone()))
+        .max_age(cors.max_age)
         .vary([ORIGIN])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<Cors, String> {
+        Cors::read(&serde_json::from_str(json).unwrap())
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_used_is_named() {
+        for (json, key) in [
+            (r#"{"allow_origin_regex": "("}"#, "allow_origin_regex"),
+            (r#"{"allow_methods": ["G T"]}"#, "allow_methods"),
+            (r#"{"allow_headers": ["a b"]}"#, "allow_headers"),
+            (r#"{"expose_headers": [""]}"#, "expose_headers"),
+        ] {
+            assert!(read(json).unwrap_err().contains(key), "{json}");
+        }
+    }
+
+    #[test]
+    fn nothing_said_is_everything_allowed() {
+        let cors = read(r#"{"allow_origins": ["https://a.example", "*"], "allow_methods": ["*"]}"#).unwrap();
+        assert!(matches!(cors.origins, Origins::Any) && cors.headers.is_none() && cors.credentials);
+        assert_eq!(cors.methods.len(), METHODS.len());
+    }
 }

@@ -3,18 +3,16 @@
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Rejection, ScheduleId};
 use towpath_durable::Cancelled;
-use towpath_store::{self as store, Tx, jobs, schedules};
+use towpath_store::{self as store, Store, Tx, jobs, schedules};
 
-use crate::app::App;
 use crate::errors::ApiError;
 
 /// Has a job performed again that ended badly, or one that backs off at once.
 ///
 /// # Errors
 /// 404; 409 with the reason why it would be wrong.
-pub(crate) async fn retry_job(app: &App, id: JobId) -> Result<(), ApiError> {
-    let state = app
-        .store
+pub(crate) async fn retry_job(store: &Store, id: JobId) -> Result<(), ApiError> {
+    let state = store
         .write(async |tx| towpath_durable::retry(tx, id).await)
         .await
         .map_err(of_job)?;
@@ -26,8 +24,8 @@ pub(crate) async fn retry_job(app: &App, id: JobId) -> Result<(), ApiError> {
 ///
 /// # Errors
 /// 404; 409 when it is over, or when this server does not know how its kind ends.
-pub(crate) async fn cancel_job(app: &App, id: JobId) -> Result<(), ApiError> {
-    let cancelled = app.store.write(async |tx| cancel(tx, id).await).await.map_err(of_job)?;
+pub(crate) async fn cancel_job(store: &Store, id: JobId) -> Result<(), ApiError> {
+    let cancelled = store.write(async |tx| cancel(tx, id).await).await.map_err(of_job)?;
     tracing::info!(job.id = %id, over = cancelled == Cancelled::Ended, "an operator cancelled a job");
     Ok(())
 }
@@ -53,9 +51,8 @@ async fn cancel(tx: &mut Tx<'_>, id: JobId) -> store::Result<Cancelled> {
 ///
 /// # Errors
 /// 404, also for one that has ended.
-pub(crate) async fn pause_schedule(app: &App, id: ScheduleId, paused: bool) -> Result<(), ApiError> {
-    let done = app
-        .store
+pub(crate) async fn pause_schedule(store: &Store, id: ScheduleId, paused: bool) -> Result<(), ApiError> {
+    let done = store
         .write(async |tx| {
             let schedule = schedules::get(tx, id)
                 .await?

@@ -5,13 +5,12 @@ use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId};
-use towpath_store::jobs;
+use towpath_store::{Store, jobs};
 
-use crate::app::App;
 use crate::errors::{ApiError, Place};
 use crate::extract::{Json, optional_object, whole};
 use crate::internal::model::State as StateName;
-use crate::internal::{act, plain};
+use crate::internal::{Operated, act, plain};
 
 /// Jobs of one request, each in a transaction of its own.
 const MOST: usize = 1000;
@@ -93,7 +92,10 @@ pub(crate) struct Refused {
 /// there is none.
 #[utoipa::path(post, path = "/internal/jobs/bulk", tag = "jobs", security(("api_key" = []), ("bearer" = [])), request_body = Bulk,
     responses((status = 200, description = "How it went", body = Outcome), ApiError))]
-pub(crate) async fn bulk(State(app): State<App>, Json(bulk): Json<Bulk>) -> Result<Json<Outcome>, ApiError> {
+pub(crate) async fn bulk(
+    State(Operated { store, .. }): State<Operated>,
+    Json(bulk): Json<Bulk>,
+) -> Result<Json<Outcome>, ApiError> {
     let action = bulk.action;
     let limit = bulk.limit.map_or(Ok(MOST), usize::try_from);
     let limit = limit.ok().filter(|limit| (1..=MOST).contains(limit));
@@ -105,17 +107,17 @@ pub(crate) async fn bulk(State(app): State<App>, Json(bulk): Json<Bulk>) -> Resu
             }
             (ids, None)
         }
-        (None, Some(filter)) => find(&app, filter, limit, bulk.cursor).await?,
+        (None, Some(filter)) => find(&store, filter, limit, bulk.cursor).await?,
         _ => return Err(ApiError::bad_request("give either ids or filter")),
     };
-    let app = &app;
+    let store = &store;
     let mut done = 0;
     let mut refused = Vec::new();
     let mut under_way = futures::stream::iter(ids)
         .map(|id| async move {
             let acted = match action {
-                Action::Retry => act::retry_job(app, id).await,
-                Action::Cancel => act::cancel_job(app, id).await,
+                Action::Retry => act::retry_job(store, id).await,
+                Action::Cancel => act::cancel_job(store, id).await,
             };
             (id, acted)
         })
@@ -139,7 +141,7 @@ pub(crate) async fn bulk(State(app): State<App>, Json(bulk): Json<Bulk>) -> Resu
 }
 
 async fn find(
-    app: &App,
+    store: &Store,
     filter: Filter,
     limit: usize,
     cursor: Option<JobId>,
@@ -160,8 +162,7 @@ async fn find(
         return Err(ApiError::bad_request("filter: give at least one of its fields"));
     }
     let wanted = i64::try_from(limit).unwrap_or(i64::MAX) + 1;
-    let found = app
-        .store
+    let found = store
         .read(async |tx| jobs::list(tx, &filter, cursor, wanted).await)
         .await?;
     let more = found.len() > limit;

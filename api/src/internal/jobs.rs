@@ -5,13 +5,12 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId};
-use towpath_store::{attempts, jobs, lanes, steps};
+use towpath_store::{Store, attempts, jobs, lanes, steps};
 
-use crate::app::App;
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
 use crate::internal::model::{Job, JobDetail, Jobs, LaneState, State as StateName};
-use crate::internal::{act, cursor_of, limit, plain, read_cursor};
+use crate::internal::{Operated, act, cursor_of, limit, plain, read_cursor};
 
 /// Steps shown of one job.
 const STEPS: i64 = 1000;
@@ -53,7 +52,10 @@ pub(crate) struct Which {
 /// move meanwhile.
 #[utoipa::path(get, path = "/internal/jobs", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(Which),
     responses((status = 200, description = "Jobs", body = Jobs), ApiError))]
-pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Jobs>, ApiError> {
+pub(crate) async fn list(
+    State(Operated { store, .. }): State<Operated>,
+    Query(which): Query<Which>,
+) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
     for (field, text) in [("pool", &which.pool), ("kind", &which.kind), ("lane", &which.lane)] {
         plain("query", field, text.as_deref())?;
@@ -67,8 +69,7 @@ pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> 
         parent: which.parent,
         worker: None,
     };
-    let found = app
-        .store
+    let found = store
         .read(async |tx| jobs::list(tx, &filter, which.cursor, limit + 1).await)
         .await?;
     Ok(Json(page(found, limit, |last| last.id.to_string())))
@@ -97,21 +98,22 @@ pub(crate) struct Show {
 
 /// A job with its steps, attempts, children, lane and lease, and the one reason why it is not running now.
 #[utoipa::path(get, path = "/internal/jobs/{job_id}", tag = "jobs", security(("api_key" = []), ("bearer" = [])),
-    params(("job_id" = Uuid, Path, description = "The job"), Show),
+    params(("job_id" = Uuid, Path, description = "The job, or a run of an agent server, for the job that does it"), Show),
     responses((status = 200, description = "The job", body = JobDetail),
               (status = 404, description = "No such job", body = Error), ApiError))]
 pub(crate) async fn get(
-    State(app): State<App>,
+    State(operated): State<Operated>,
     Path(id): Path<JobId>,
     Query(show): Query<Show>,
 ) -> Result<Json<JobDetail>, ApiError> {
-    detail(&app, id, show.input).await.map(Json)
+    let (store, id) = operated.holding(id).await?;
+    detail(&store, id, show.input).await.map(Json)
 }
 
 /// # Errors
 /// 404.
-pub(crate) async fn detail(app: &App, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
-    let found = app.store.read(async |tx| {
+pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobDetail, ApiError> {
+    let found = store.read(async |tx| {
         // It may be pruned between the two.
         let (Some(job), Some(explanation)) = (jobs::get(tx, id).await?, towpath_durable::explain(tx, id).await?) else {
             return Ok(None);
@@ -159,9 +161,13 @@ pub(crate) async fn detail(app: &App, id: JobId, input: bool) -> Result<JobDetai
     responses((status = 200, description = "The job, open again", body = JobDetail),
               (status = 404, description = "No such job", body = Error),
               (status = 409, description = "Performing it again would be wrong; the text says why", body = Error), ApiError))]
-pub(crate) async fn retry(State(app): State<App>, Path(id): Path<JobId>) -> Result<Json<JobDetail>, ApiError> {
-    act::retry_job(&app, id).await?;
-    detail(&app, id, false).await.map(Json)
+pub(crate) async fn retry(
+    State(operated): State<Operated>,
+    Path(id): Path<JobId>,
+) -> Result<Json<JobDetail>, ApiError> {
+    let (store, id) = operated.holding(id).await?;
+    act::retry_job(&store, id).await?;
+    detail(&store, id, false).await.map(Json)
 }
 
 /// Cancel a job with all it started. One that runs is asked to stop and has ten seconds for it.
@@ -170,9 +176,13 @@ pub(crate) async fn retry(State(app): State<App>, Path(id): Path<JobId>) -> Resu
     responses((status = 200, description = "The job, over or about to be", body = JobDetail),
               (status = 404, description = "No such job", body = Error),
               (status = 409, description = "It is over", body = Error), ApiError))]
-pub(crate) async fn cancel(State(app): State<App>, Path(id): Path<JobId>) -> Result<Json<JobDetail>, ApiError> {
-    act::cancel_job(&app, id).await?;
-    detail(&app, id, false).await.map(Json)
+pub(crate) async fn cancel(
+    State(operated): State<Operated>,
+    Path(id): Path<JobId>,
+) -> Result<Json<JobDetail>, ApiError> {
+    let (store, id) = operated.holding(id).await?;
+    act::cancel_job(&store, id).await?;
+    detail(&store, id, false).await.map(Json)
 }
 
 /// Which dead letters.
@@ -191,13 +201,13 @@ pub(crate) struct WhichDead {
 /// Dead letters: jobs whose attempts are spent, or that keep killing their workers. The latest to end first.
 #[utoipa::path(get, path = "/internal/dead", tag = "jobs", security(("api_key" = []), ("bearer" = [])), params(WhichDead),
     responses((status = 200, description = "Dead letters", body = Jobs), ApiError))]
-pub(crate) async fn dead(State(app): State<App>, Query(which): Query<WhichDead>) -> Result<Json<Jobs>, ApiError> {
+pub(crate) async fn dead(
+    State(Operated { store, .. }): State<Operated>,
+    Query(which): Query<WhichDead>,
+) -> Result<Json<Jobs>, ApiError> {
     let limit = limit(which.limit)?;
     let before = which.cursor.as_deref().map(read_cursor).transpose()?;
-    let found = app
-        .store
-        .read(async |tx| jobs::dead(tx, before, limit + 1).await)
-        .await?;
+    let found = store.read(async |tx| jobs::dead(tx, before, limit + 1).await).await?;
     Ok(Json(page(found, limit, |last| {
         cursor_of(last.finished_at.unwrap_or(last.created_at), last.id)
     })))
@@ -209,10 +219,13 @@ pub(crate) async fn dead(State(app): State<App>, Query(which): Query<WhichDead>)
     responses((status = 200, description = "The job, open again", body = JobDetail),
               (status = 404, description = "No such dead letter", body = Error),
               (status = 409, description = "Performing it again would be wrong; the text says why", body = Error), ApiError))]
-pub(crate) async fn retry_dead(State(app): State<App>, Path(id): Path<JobId>) -> Result<Json<JobDetail>, ApiError> {
-    let job = app.store.read(async |tx| jobs::get(tx, id).await).await?;
+pub(crate) async fn retry_dead(
+    State(Operated { store, .. }): State<Operated>,
+    Path(id): Path<JobId>,
+) -> Result<Json<JobDetail>, ApiError> {
+    let job = store.read(async |tx| jobs::get(tx, id).await).await?;
     job.filter(|job| job.dead)
         .ok_or_else(|| ApiError::not_found("dead letter"))?;
-    act::retry_job(&app, id).await?;
-    detail(&app, id, false).await.map(Json)
+    act::retry_job(&store, id).await?;
+    detail(&store, id, false).await.map(Json)
 }

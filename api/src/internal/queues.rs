@@ -2,19 +2,18 @@
 
 use axum::extract::State;
 use towpath_store::pools::Overview;
-use towpath_store::{jobs, pools, workers};
+use towpath_store::{Store, jobs, pools, workers};
 
-use crate::app::App;
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
+use crate::internal::Operated;
 use crate::internal::model::{Queue, Queues, Scaling};
 
 /// All pools with what waits in them, over all workspaces.
 #[utoipa::path(get, path = "/internal/queues", tag = "queues", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Pools by name", body = Queues), ApiError))]
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<Queues>, ApiError> {
-    let (pools, now) = app
-        .store
+pub(crate) async fn list(State(Operated { store, .. }): State<Operated>) -> Result<Json<Queues>, ApiError> {
+    let (pools, now) = store
         .read(async |tx| Ok((pools::list(tx, workers::SEEN).await?, jobs::db_now(tx).await?)))
         .await?;
     let items = pools.into_iter().map(|pool| Queue::of(pool, now)).collect();
@@ -26,8 +25,11 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Queues>, ApiErro
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
-pub(crate) async fn get(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
-    queue(&app, &name).await.map(Json)
+pub(crate) async fn get(
+    State(Operated { store, .. }): State<Operated>,
+    Path(name): Path<String>,
+) -> Result<Json<Queue>, ApiError> {
+    queue(&store, &name).await.map(Json)
 }
 
 /// Stop claiming jobs of a pool; those at work go on.
@@ -35,8 +37,11 @@ pub(crate) async fn get(State(app): State<App>, Path(name): Path<String>) -> Res
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, paused", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
-pub(crate) async fn pause(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
-    change(&app, &name, Change::Pause).await.map(Json)
+pub(crate) async fn pause(
+    State(Operated { store, .. }): State<Operated>,
+    Path(name): Path<String>,
+) -> Result<Json<Queue>, ApiError> {
+    change(&store, &name, Change::Pause).await.map(Json)
 }
 
 /// Claim jobs of a pool again, after a pause or a drain.
@@ -44,8 +49,11 @@ pub(crate) async fn pause(State(app): State<App>, Path(name): Path<String>) -> R
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, active", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
-pub(crate) async fn resume(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
-    change(&app, &name, Change::Resume).await.map(Json)
+pub(crate) async fn resume(
+    State(Operated { store, .. }): State<Operated>,
+    Path(name): Path<String>,
+) -> Result<Json<Queue>, ApiError> {
+    change(&store, &name, Change::Resume).await.map(Json)
 }
 
 /// Empty a pool: nothing more is claimed, and once the jobs at work are over its status is `drained`.
@@ -53,8 +61,11 @@ pub(crate) async fn resume(State(app): State<App>, Path(name): Path<String>) -> 
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "The pool, `draining` or `drained`", body = Queue),
               (status = 404, description = "No such pool", body = Error), ApiError))]
-pub(crate) async fn drain(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Queue>, ApiError> {
-    change(&app, &name, Change::Drain).await.map(Json)
+pub(crate) async fn drain(
+    State(Operated { store, .. }): State<Operated>,
+    Path(name): Path<String>,
+) -> Result<Json<Queue>, ApiError> {
+    change(&store, &name, Change::Drain).await.map(Json)
 }
 
 /// What an autoscaler wants to know of a pool. A pool that this server's kinds of job use answers also before its
@@ -63,8 +74,11 @@ pub(crate) async fn drain(State(app): State<App>, Path(name): Path<String>) -> R
     params(("pool" = String, Path, description = "The pool's name")),
     responses((status = 200, description = "How much waits, and for how long", body = Scaling),
               (status = 404, description = "No such pool", body = Error), ApiError))]
-pub(crate) async fn scaling(State(app): State<App>, Path(name): Path<String>) -> Result<Json<Scaling>, ApiError> {
-    let (pool, now) = find(&app, &name).await?;
+pub(crate) async fn scaling(
+    State(Operated { store, .. }): State<Operated>,
+    Path(name): Path<String>,
+) -> Result<Json<Scaling>, ApiError> {
+    let (pool, now) = find(&store, &name).await?;
     let paused = pool.paused;
     let queue = Queue::of(pool, now);
     Ok(Json(Scaling {
@@ -83,10 +97,10 @@ enum Change {
     Drain,
 }
 
-async fn change(app: &App, name: &str, change: Change) -> Result<Queue, ApiError> {
+async fn change(store: &Store, name: &str, change: Change) -> Result<Queue, ApiError> {
     // Only pools that there are: a mistyped name must not look as if it had been paused.
-    find(app, name).await?;
-    app.store
+    find(store, name).await?;
+    store
         .write(async |tx| match change {
             Change::Pause => pools::pause(tx, name, true).await,
             Change::Resume => pools::pause(tx, name, false).await,
@@ -94,17 +108,16 @@ async fn change(app: &App, name: &str, change: Change) -> Result<Queue, ApiError
         })
         .await?;
     tracing::info!(pool = name, ?change, "an operator changed a pool");
-    queue(app, name).await
+    queue(store, name).await
 }
 
-async fn queue(app: &App, name: &str) -> Result<Queue, ApiError> {
-    let (pool, now) = find(app, name).await?;
+async fn queue(store: &Store, name: &str) -> Result<Queue, ApiError> {
+    let (pool, now) = find(store, name).await?;
     Ok(Queue::of(pool, now))
 }
 
-async fn find(app: &App, name: &str) -> Result<(Overview, towpath_domain::Timestamp), ApiError> {
-    let found = app
-        .store
+async fn find(store: &Store, name: &str) -> Result<(Overview, towpath_domain::Timestamp), ApiError> {
+    let found = store
         .read(async |tx| {
             let pool = match pools::overview(tx, name, workers::SEEN).await? {
                 Some(pool) => Some(pool),

@@ -3,13 +3,12 @@
 use axum::extract::State;
 use serde::Deserialize;
 use towpath_domain::ScheduleId;
-use towpath_store::schedules;
+use towpath_store::{Store, schedules};
 
-use crate::app::App;
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
 use crate::internal::model::{Schedule, Schedules};
-use crate::internal::{act, limit};
+use crate::internal::{Operated, act, limit};
 
 /// Which schedules.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -27,10 +26,12 @@ pub(crate) struct Which {
 /// Schedules that have not ended, of all workspaces, the latest first.
 #[utoipa::path(get, path = "/internal/schedules", tag = "schedules", security(("api_key" = []), ("bearer" = [])), params(Which),
     responses((status = 200, description = "Schedules", body = Schedules), ApiError))]
-pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> Result<Json<Schedules>, ApiError> {
+pub(crate) async fn list(
+    State(Operated { store, .. }): State<Operated>,
+    Query(which): Query<Which>,
+) -> Result<Json<Schedules>, ApiError> {
     let limit = limit(which.limit)?;
-    let mut found = app
-        .store
+    let mut found = store
         .read(async |tx| schedules::list(tx, which.cursor, limit + 1).await)
         .await?;
     let shown = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -47,8 +48,11 @@ pub(crate) async fn list(State(app): State<App>, Query(which): Query<Which>) -> 
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, paused", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
-pub(crate) async fn pause(State(app): State<App>, Path(id): Path<ScheduleId>) -> Result<Json<Schedule>, ApiError> {
-    set(&app, id, true).await
+pub(crate) async fn pause(
+    State(Operated { store, .. }): State<Operated>,
+    Path(id): Path<ScheduleId>,
+) -> Result<Json<Schedule>, ApiError> {
+    set(&store, id, true).await
 }
 
 /// Go on spawning, beginning with the instant the schedule stands at.
@@ -56,13 +60,16 @@ pub(crate) async fn pause(State(app): State<App>, Path(id): Path<ScheduleId>) ->
     params(("schedule_id" = Uuid, Path, description = "The schedule")),
     responses((status = 200, description = "The schedule, active", body = Schedule),
               (status = 404, description = "No such schedule, or it has ended", body = Error), ApiError))]
-pub(crate) async fn resume(State(app): State<App>, Path(id): Path<ScheduleId>) -> Result<Json<Schedule>, ApiError> {
-    set(&app, id, false).await
+pub(crate) async fn resume(
+    State(Operated { store, .. }): State<Operated>,
+    Path(id): Path<ScheduleId>,
+) -> Result<Json<Schedule>, ApiError> {
+    set(&store, id, false).await
 }
 
-async fn set(app: &App, id: ScheduleId, paused: bool) -> Result<Json<Schedule>, ApiError> {
-    act::pause_schedule(app, id, paused).await?;
-    let found = app.store.read(async |tx| schedules::get(tx, id).await).await?;
+async fn set(store: &Store, id: ScheduleId, paused: bool) -> Result<Json<Schedule>, ApiError> {
+    act::pause_schedule(store, id, paused).await?;
+    let found = store.read(async |tx| schedules::get(tx, id).await).await?;
     found
         .map(|schedule| Json(schedule.into()))
         .ok_or_else(|| ApiError::not_found("schedule"))

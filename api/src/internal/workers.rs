@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, HashMap};
 
 use axum::extract::State;
 use towpath_domain::WorkerId;
-use towpath_store::{jobs, workers};
+use towpath_store::{Store, jobs, workers};
 
-use crate::app::App;
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path};
+use crate::internal::Operated;
 use crate::internal::model::{Worker, Workers};
 
 /// Worker processes that have not left, the latest to start first.
 #[utoipa::path(get, path = "/internal/workers", tag = "workers", security(("api_key" = []), ("bearer" = [])),
     responses((status = 200, description = "Workers", body = Workers), ApiError))]
-pub(crate) async fn list(State(app): State<App>) -> Result<Json<Workers>, ApiError> {
-    let items = all(&app).await?;
+pub(crate) async fn list(State(Operated { store, .. }): State<Operated>) -> Result<Json<Workers>, ApiError> {
+    let items = all(&store).await?;
     Ok(Json(Workers { items }))
 }
 
@@ -25,19 +25,21 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Workers>, ApiErr
     params(("worker_id" = Uuid, Path, description = "The worker")),
     responses((status = 200, description = "The worker, `draining` or `drained`", body = Worker),
               (status = 404, description = "No such worker", body = Error), ApiError))]
-pub(crate) async fn drain(State(app): State<App>, Path(id): Path<WorkerId>) -> Result<Json<Worker>, ApiError> {
+pub(crate) async fn drain(
+    State(Operated { store, .. }): State<Operated>,
+    Path(id): Path<WorkerId>,
+) -> Result<Json<Worker>, ApiError> {
     let missing = || ApiError::not_found("worker");
-    if !app.store.write(async |tx| workers::drain(tx, id).await).await? {
+    if !store.write(async |tx| workers::drain(tx, id).await).await? {
         return Err(missing());
     }
     tracing::info!(worker.id = %id, "an operator told a worker to drain");
-    let worker = all(&app).await?.into_iter().find(|worker| worker.id == id);
+    let worker = all(&store).await?.into_iter().find(|worker| worker.id == id);
     worker.map(Json).ok_or_else(missing)
 }
 
-async fn all(app: &App) -> Result<Vec<Worker>, ApiError> {
-    let (rows, hands, now) = app
-        .store
+async fn all(store: &Store) -> Result<Vec<Worker>, ApiError> {
+    let (rows, hands, now) = store
         .read(async |tx| {
             Ok((
                 workers::list(tx).await?,

@@ -62,6 +62,6 @@ pub(super) async fn page(State(app): State<App>, asked: Asked, Query(page): Quer
 pub(super) async fn retry(State(app): State<App>, Path(job): Path<String>) -> Result<Response, Trouble> {
     let missing = || Trouble::from(ApiError::not_found("job"));
     let id: JobId = job.parse().map_err(|_| missing())?;
-    internal::retry_job(&app, id).await?;
+    internal::retry_job(&app.store, id).await?;
     Ok(back(HERE))
 }

@@ -1,7 +1,7 @@
 //! Jobs: the list with its filters, and one job with all that happened to it.
 
 use askama::Template;
-use axum::extract::{Path, Query, State};
+use axum::extract::{FromRef as _, Path, Query, State};
 use axum::response::Response;
 use serde::Deserialize;
 use towpath_domain::job::JobState;
@@ -14,9 +14,11 @@ use towpath_store::{attempts, pools, steps, workers};
 use super::{Asked, Shown, Trouble, back, show};
 use crate::app::App;
 use crate::errors::ApiError;
-use crate::internal;
+use crate::internal::{self, Operated};
 
 const HERE: &str = "/ui/jobs";
+/// How the jobs of the agent server in this process are asked for.
+const AGENTS: &str = "agents";
 const LIMIT: i64 = 50;
 const CHILDREN: i64 = 100;
 const STEPS: i64 = 200;
@@ -37,6 +39,8 @@ const STATES: [JobState; 9] = [
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Wanted {
+    /// `agents`: the jobs of the agent server in this process.
+    of: String,
     pool: String,
     kind: String,
     state: String,
@@ -60,7 +64,8 @@ impl Wanted {
     fn address(&self, before: Option<JobId>) -> String {
         let before = before.map(|id| id.to_string()).unwrap_or_default();
         let pairs = [
-            ("pool", self.pool.as_str()),
+            ("of", self.of.as_str()),
+            ("pool", &self.pool),
             ("kind", &self.kind),
             ("state", &self.state),
             ("lane", &self.lane),
@@ -87,6 +92,9 @@ fn encoded(value: &str) -> String {
 #[derive(Template)]
 #[template(path = "ui/jobs.html")]
 struct List {
+    /// There is a second database to look into.
+    has_agents: bool,
+    of_agents: bool,
     filter: Shape,
     pools: Vec<String>,
     states: Vec<&'static str>,
@@ -149,7 +157,8 @@ impl Row {
 pub(super) async fn list(State(app): State<App>, asked: Asked, Query(wanted): Query<Wanted>) -> Shown {
     let filter = wanted.filter();
     let before: Option<JobId> = wanted.before.parse().ok();
-    let found = app.store.read(async |tx| {
+    let agents = app.agents.as_ref().filter(|_| wanted.of == AGENTS);
+    let found = agents.unwrap_or(&app.store).read(async |tx| {
         Ok((
             jobs::list(tx, &filter, before, LIMIT + 1).await?,
             pools::list(tx, workers::SEEN).await?,
@@ -162,6 +171,8 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(wanted): Qu
     let next = found.last().filter(|_| more).map(|last| wanted.address(Some(last.id)));
     let first = wanted.address(None);
     let page = List {
+        has_agents: app.agents.is_some(),
+        of_agents: agents.is_some(),
         pools: known.into_iter().map(|pool| pool.pool).collect(),
         states: STATES.into_iter().map(JobState::as_str).collect(),
         jobs: found
@@ -188,6 +199,8 @@ pub(super) async fn list(State(app): State<App>, asked: Asked, Query(wanted): Qu
 #[derive(Template)]
 #[template(path = "ui/job.html")]
 struct Detail {
+    /// What the address of a list of its kind begins with.
+    list: &'static str,
     id: String,
     kind: String,
     pool: String,
@@ -236,7 +249,10 @@ struct Step {
 pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<String>) -> Shown {
     let missing = || Trouble::from(ApiError::not_found("job"));
     let id: JobId = id.parse().map_err(|_| missing())?;
-    let found = app.store.read(async |tx| {
+    let (store, id) = Operated::from_ref(&app).holding(id).await?;
+    let platforms = app.store.read(async |tx| Ok(jobs::get(tx, id).await?.is_some()));
+    let of_agents = app.agents.is_some() && !platforms.await?;
+    let found = store.read(async |tx| {
         let (Some(job), Some(why)) = (jobs::get(tx, id).await?, towpath_durable::explain(tx, id).await?) else {
             return Ok(None);
         };
@@ -259,6 +275,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
     let state = job.state.as_str();
     let is_final = job.state.is_final();
     let detail = Detail {
+        list: if of_agents { "of=agents&" } else { "" },
         id: id.to_string(),
         state,
         tone: tone(&job, &why),
@@ -367,6 +384,7 @@ fn events(job: &Job, attempts: Vec<Attempt>, now: Timestamp) -> Vec<Event> {
     for attempt in attempts {
         let what = match (attempt.outcome.as_str(), attempt.failure) {
             ("failed", Some(n)) => format!("Attempt failed (retry_{n})"),
+            ("failed", None) => "What it ran failed".to_owned(),
             ("timed_out", Some(n)) => format!("Attempt took too long (retry_{n})"),
             ("timed_out", None) => "The deadline passed".to_owned(),
             ("lost", _) => "Its worker went away".to_owned(),
@@ -400,9 +418,10 @@ pub(super) async fn act(
 ) -> Result<Response, Trouble> {
     let missing = || Trouble::from(ApiError::not_found("job"));
     let id: JobId = job.parse().map_err(|_| missing())?;
+    let (store, id) = Operated::from_ref(&app).holding(id).await?;
     match action.as_str() {
-        "retry" => internal::retry_job(&app, id).await?,
-        "cancel" => internal::cancel_job(&app, id).await?,
+        "retry" => internal::retry_job(&store, id).await?,
+        "cancel" => internal::cancel_job(&store, id).await?,
         _ => return Err(missing()),
     }
     Ok(back(&format!("{HERE}/{id}")))

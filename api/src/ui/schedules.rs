@@ -87,6 +87,6 @@ pub(super) async fn act(
         "resume" => false,
         _ => return Err(missing()),
     };
-    internal::pause_schedule(&app, id, paused).await?;
+    internal::pause_schedule(&app.store, id, paused).await?;
     Ok(back(HERE))
 }

@@ -156,6 +156,28 @@ async fn a_request_arrives_as_it_was_sent_but_for_its_key() {
 }
 
 #[tokio::test]
+async fn the_operators_routes_of_an_agent_server_want_an_operators_key() {
+    let world = World::new().await;
+    let upstream = Upstream::start().await;
+    let id = deployment(&world, world.tenant, "one").await;
+    place(&world, world.tenant, id, &upstream.address.to_string()).await;
+    let user = world.key(None).await;
+    for (path, of_user) in [
+        ("/internal/jobs?limit=1", StatusCode::FORBIDDEN),
+        ("/internal/dead/x/retry", StatusCode::FORBIDDEN),
+        // Routes of the graphs' author.
+        ("/internal/mine", StatusCode::OK),
+        ("/internals/jobs", StatusCode::OK),
+    ] {
+        let path = format!("/d/one{path}");
+        let (status, ..) = ask(&world, Method::POST, &path, Some(user.reveal()), "").await;
+        assert_eq!(status, of_user, "{path}");
+        let (status, ..) = ask(&world, Method::POST, &path, Some(KEY), "").await;
+        assert_eq!(status, StatusCode::OK, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn only_keys_of_the_owner_come_in() {
     let world = World::new().await;
     let upstream = Upstream::start().await;

@@ -266,6 +266,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
     );
     Parts {
         store: store.clone(),
+        agents: None,
         queue: Queue::local(),
         wal,
         reading: Reading::new(reader, Heavy::with_threads(1).unwrap()),

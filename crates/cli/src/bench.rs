@@ -1,11 +1,14 @@
 //! `towpath bench`: what this machine does, beside what the same work costs by hand in the same run.
 
 mod agent;
+mod client;
+mod closed;
 mod cores;
 mod engine;
 mod export;
 mod ingest;
 mod overload;
+mod process;
 mod python;
 mod report;
 mod runs;

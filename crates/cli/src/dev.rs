@@ -10,7 +10,7 @@ use towpath_domain::TenantId;
 use towpath_store::{Options, Store};
 
 use crate::arguments::{Dev, flag};
-use crate::config::{AgentAuth, Config, Mode};
+use crate::config::{AgentAuth, Config, Mode, Settings};
 use crate::first_key::{self, FirstKey};
 use crate::graph_file::GraphFile;
 use crate::hosting::Tracing;
@@ -39,7 +39,9 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let spans = telemetry::start_logging(&config)?;
     let file = graphs(&config)?;
     let metrics = telemetry::start_metrics()?;
-    let storage = Storage::open(&config.settings).await?;
+    let mut storage = Storage::open(&config.settings).await?;
+    let agents = agents(&config.settings).await.context("the agent server")?;
+    storage.agents = Some(agents.clone());
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;
     let signals = Signals::listen()?;
     let key_file = storage
@@ -54,7 +56,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         key: first.key.clone(),
         workspace: first.tenant.to_string(),
     };
-    let agent = match agent(&config, keys, first.tenant, (file, tracing), metrics).await {
+    let agent = match agent(&config, (agents, keys), first.tenant, (file, tracing), metrics).await {
         Ok(agent) => agent,
         Err(why) => {
             server.drain().await?;
@@ -107,15 +109,8 @@ fn graphs(config: &Config) -> anyhow::Result<GraphFile> {
     }
 }
 
-/// Dev's agent server, with a database file of its own.
-async fn agent(
-    config: &Config,
-    keys: Store,
-    tenant: TenantId,
-    (file, tracing): (GraphFile, Tracing),
-    metrics: PrometheusHandle,
-) -> anyhow::Result<AgentServer> {
-    let settings = &config.settings;
+/// The database of dev's agent server: a file of its own.
+async fn agents(settings: &Settings) -> anyhow::Result<Store> {
     let uri = format!("sqlite://{}", settings.data_dir.join("agent.db").display());
     let options = Options {
         connections: settings.database_connections,
@@ -124,6 +119,18 @@ async fn agent(
     std::fs::create_dir_all(&settings.data_dir)?;
     let store = Store::open(&uri, options).await.context("opening its database")?;
     store.migrate().await.context("migrating its database")?;
+    Ok(store)
+}
+
+/// Dev's agent server.
+async fn agent(
+    config: &Config,
+    (store, keys): (Store, Store),
+    tenant: TenantId,
+    (file, tracing): (GraphFile, Tracing),
+    metrics: PrometheusHandle,
+) -> anyhow::Result<AgentServer> {
+    let settings = &config.settings;
     let auth = match settings.agent.auth {
         AgentAuth::Auto => !settings.agent_listen.ip().is_loopback(),
         AgentAuth::Key => true,

@@ -8,7 +8,7 @@
 //!   "auth": {"path": "./auth.py:auth", "cache": {"cache_keys": ["authorization"], "ttl_seconds": 60}},
 //!   "store": {"ttl": {"default_ttl": minutes, "refresh_on_read": true}},
 //!   "checkpointer": {"ttl": {"strategy": "delete" | "keep_latest", "default_ttl": minutes}},
-//!   "http": {"app": "./app.py:app", "cors": {"allow_origins": […]}, "mount_prefix": "/…", "disable_…": true,
+//!   "http": {"app": "./app.py:app", "cors": {"allow_origins": […], …}, "mount_prefix": "/…", "disable_…": true,
 //!            "configurable_headers": {"includes": ["x-*"], "excludes": []}}
 //! }
 //! ```
@@ -88,6 +88,7 @@ impl GraphFile {
         report::report(&text, shown.to_string().as_str());
         let graphs = Graphs::from_config(&text, folder).map_err(|error| usage(error.to_string()))?;
         let server: Server = serde_json::from_str(&text).map_err(|error| usage(error.to_string()))?;
+        server.cors().map_err(usage)?;
         let env = match &server.env {
             None => BTreeMap::new(),
             Some(Env::Here(values)) => values
@@ -144,6 +145,7 @@ impl GraphFile {
             headers.push((name.clone(), Secret::new(value)));
         }
         Ok(Rules {
+            off: self.server.webhooks_are_off(),
             require_https: webhooks.url.require_https,
             domains: webhooks.url.allowed_domains.clone(),
             ports: webhooks.url.allowed_ports.clone(),
@@ -233,7 +235,7 @@ mod tests {
         assert!(!file.server.refresh_on_read());
         let ttl = file.server.thread_ttl().unwrap();
         assert_eq!((ttl.strategy, ttl.minutes), (TtlStrategy::Delete, 60.0));
-        assert_eq!(file.server.cors_origins().unwrap(), ["https://a.example"]);
+        assert!(file.server.cors().is_ok() && !file.server.webhooks_are_off());
         assert_eq!(file.server.mount_prefix(), Some("/x"));
         let names: Vec<&str> = file.env.keys().map(String::as_str).collect();
         assert_eq!(names, ["A", "B"]);

@@ -167,13 +167,7 @@ impl Hosting {
     /// The interpreter that was named, that of the active environment, or one that is made.
     async fn python(&self, file: &GraphFile, runtime: &Path) -> anyhow::Result<PathBuf> {
         if let Some(python) = &self.settings.python {
-            // A name is looked up; a path is relative to this process's folder, and not to the project's.
-            let path = python.components().count() > 1;
-            return Ok(if path {
-                std::path::absolute(python)?
-            } else {
-                python.clone()
-            });
+            return self.named(python);
         }
         if let Some(active) = self
             .process
@@ -185,6 +179,25 @@ impl Hosting {
             return Ok(active.join("bin/python"));
         }
         Ok(environment::prepare(&file.wanted(), runtime, &self.process).await?)
+    }
+
+    /// The interpreter that a setting names.
+    fn named(&self, python: &Path) -> anyhow::Result<PathBuf> {
+        let missing = || {
+            anyhow!(
+                "agent.python: there is no {}; name an interpreter of Python 3.11 or newer that has langgraph and the \
+                 project's packages, or none: an environment is made from `dependencies` then",
+                python.display()
+            )
+        };
+        // A path is relative to this process's folder, and not to the project's; a name is looked up.
+        if python.components().count() > 1 {
+            let path = Some(std::path::absolute(python)?);
+            return path.filter(|path| path.is_file()).ok_or_else(missing);
+        }
+        let path = self.process.get("PATH").map_or("", Secret::reveal);
+        let found = std::env::split_paths(path).map(|folder| folder.join(python));
+        found.into_iter().find(|path| path.is_file()).ok_or_else(missing)
     }
 
     /// Runs are traced into the platform, unless their author traces them himself.

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::task::JoinHandle;
-use towpath_domain::TenantId;
+use towpath_api::agent::{Swap, agent_router};
 use towpath_runtime::GraphSet;
 use towpath_runtime::hosted::environment;
-use towpath_store::Store;
+use towpath_workflows::agent::{Authored, Live};
 
 use crate::graph_file::GraphFile;
 use crate::hosting::Hosting;
-use crate::wiring;
+use crate::wiring::{self, Surface};
 
 /// How often files are looked at. A change counts when two looks after it see the same: editors save in several steps,
 /// and tools write several files.
@@ -43,10 +43,12 @@ pub struct Reloaded {
     pub file: GraphFile,
     /// Where they are offered.
     pub graphs: GraphSet,
-    /// Where their assistants are kept.
-    pub store: Store,
-    /// Whose they are.
-    pub tenant: TenantId,
+    /// Makes the server's HTTP.
+    pub surface: Surface,
+    /// Serves it.
+    pub served: Swap,
+    /// What the file says about what runs do.
+    pub authored: Live<Authored>,
 }
 
 /// Time and length of each file.
@@ -111,27 +113,35 @@ impl Reloaded {
     }
 
     async fn load(&mut self) -> anyhow::Result<()> {
-        if let Some(path) = self.file.path.clone() {
-            let before = std::mem::replace(&mut self.file, GraphFile::read(&path)?);
-            if of_server(&before.text) != of_server(&self.file.text) {
-                tracing::warn!(
-                    "auth, http, store, checkpointer and webhooks of the graph file changed: that takes a new start"
-                );
-            }
-        }
-        let graphs = self.hosting.load(&self.file).await?;
-        wiring::offer(&self.store, self.tenant, &graphs).await?;
+        let Some(path) = self.file.path.clone() else {
+            return Ok(());
+        };
+        let file = GraphFile::read(&path)?;
+        // All of it first: what cannot be used leaves everything as it was.
+        let app = self.surface.app(&file)?;
+        let authored = self.surface.authored(&file)?;
+        let graphs = self.hosting.load(&file).await?;
+        wiring::offer(&self.surface.store, self.surface.tenant, &graphs).await?;
         // Runs hold the old set, and its processes end with the last of them.
         drop(self.graphs.swap(graphs));
+        if of_server(&self.file) != of_server(&file) {
+            // Also what was remembered of callers belongs to the old one.
+            self.served.replace(agent_router(app));
+            self.authored.replace(authored);
+            tracing::info!("what the graph file says about the server is in force");
+        }
+        self.file = file;
         Ok(())
     }
 }
 
-/// What of a graph file is about the server, which read it when it started.
-fn of_server(text: &str) -> Vec<serde_json::Value> {
-    let config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
+/// What of a graph file is about the server itself. Headers of webhooks take values from its environment.
+fn of_server(file: &GraphFile) -> (Vec<serde_json::Value>, Vec<(&str, &str)>) {
+    let config: serde_json::Value = serde_json::from_str(&file.text).unwrap_or_default();
     let part = |key: &str| config.get(key).cloned().unwrap_or_default();
-    ["auth", "http", "store", "checkpointer", "webhooks"].map(part).to_vec()
+    let parts = ["auth", "http", "store", "checkpointer", "webhooks"].map(part).to_vec();
+    let environment = file.env().iter().map(|(name, value)| (name.as_str(), value.reveal()));
+    (parts, environment.collect())
 }
 
 fn note(file: &Path, seen: &mut Seen) {

@@ -13,6 +13,8 @@ pub struct Storage {
     pub store: Store,
     /// Held on SQLite, where one process is all there may be; processes of a cluster may share a folder.
     pub data: Option<DataDir>,
+    /// The database of the agent server in the same process, where there is one.
+    pub agents: Option<Store>,
 }
 
 impl Storage {
@@ -32,7 +34,11 @@ impl Storage {
         };
         let store = Store::open(uri, options).await.context("opening the database")?;
         store.migrate().await.context("migrating the database")?;
-        Ok(Self { store, data })
+        Ok(Self {
+            store,
+            data,
+            agents: None,
+        })
     }
 }
 

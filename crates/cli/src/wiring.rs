@@ -5,6 +5,7 @@ mod hosting;
 mod housekeeping;
 mod parts;
 mod roles;
+mod surface;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use parts::Shared;
 
 pub use agent::{AgentParts, AgentServer, Loaded, offer};
 pub use roles::Roles;
+pub use surface::Surface;
 
 /// A process at work.
 pub struct Server {
@@ -68,7 +70,7 @@ impl Server {
             towpath_domain::failpoint::arm(point);
         }
         let settings = &config.settings;
-        let Storage { store, data } = storage;
+        let Storage { store, data, agents } = storage;
         // Bound first: a taken port is the commonest mistake, and must not cost a claimed job.
         let listener = TcpListener::bind(settings.listen).await;
         let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
@@ -86,7 +88,7 @@ impl Server {
         let wal = roles.api.then(|| shared.wal());
         let app = wal
             .as_ref()
-            .map(|wal| shared.app(settings, address, wal.clone(), ops.clone()))
+            .map(|wal| shared.app(settings, address, agents, wal.clone(), ops.clone()))
             .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),

@@ -193,6 +193,19 @@ fn stands(query: &mut Query, status: Option<RunStatus>) {
     }
 }
 
+/// The job that does a run, whoever's it is: for operators, who see the jobs of all.
+///
+/// # Errors
+/// As every statement.
+pub async fn job_of(tx: &mut Tx<'_>, id: RunId) -> Result<Option<JobId>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar("SELECT job_id FROM run WHERE id = $1")
+            .bind(id)
+            .fetch_optional(conn)
+            .await
+    })?)
+}
+
 /// A run that is not over.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct Open {

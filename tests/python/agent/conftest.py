@@ -5,6 +5,7 @@ import pytest
 from langgraph_sdk import get_client, get_sync_client
 
 from clients import Awaitable
+from projects import project, serve  # noqa: F401
 from world import Server
 
 # The clients read addresses and keys from the environment of whoever runs the tests.

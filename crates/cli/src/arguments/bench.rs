@@ -125,6 +125,12 @@ pub struct BenchAgent {
     /// An interpreter that has langgraph, for the Python graph [default: one with an environment made for it]
     #[arg(long, value_name = "PATH")]
     pub python: Option<PathBuf>,
+    /// A Python that has `langgraph-cli[inmem]`: its development server on the same graph, in the same run [default: none]
+    #[arg(long, value_name = "PYTHON")]
+    pub official: Option<PathBuf>,
+    /// The Python graph so many times, and what memory it leaves taken, in place of all else.
+    #[arg(long, value_name = "N", conflicts_with = "official", value_parser = clap::value_parser!(u64).range(1..))]
+    pub runs: Option<u64>,
     /// Length of each phase.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,

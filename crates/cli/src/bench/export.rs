@@ -125,6 +125,6 @@ fn used() -> anyhow::Result<(f64, f64)> {
         .parse()?;
     Ok((
         kilobytes / 1024.0,
-        super::server::cpu_seconds("self").context("no CPU time is told")?,
+        super::process::cpu_seconds("self").context("no CPU time is told")?,
     ))
 }

@@ -15,9 +15,10 @@ use tokio::task::JoinSet;
 use towpath_domain::Timestamp;
 use towpath_traces::operation::{Fields, Operation};
 
+use super::process::cpu_seconds;
 use super::report::Report;
 use super::runs::Runs;
-use super::server::{Child, cpu_seconds};
+use super::server::Child;
 use crate::arguments::BenchIngest;
 
 /// Trace runs of one body.

@@ -1,158 +1,193 @@
-//! A Python graph of two nodes: through the server, and on the same kind of process without one.
+//! A Python graph of two nodes, a checkpoint after each: through the server, in the same kind of process over the same
+//! protocol without a server, and on the official development server.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+mod bare;
+mod endurance;
+mod official;
+mod project;
+
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context as _;
-use serde_json::{Value, json};
-use tokio::task::JoinSet;
-use towpath_runtime::hosted::{Launch, Options, Pool, environment, package};
-use towpath_runtime::memory::MemoryHost;
-use towpath_runtime::{Execution, Graph, Graphs};
-use uuid::Uuid;
 
-use super::agent::Seen;
-use crate::config::Config;
+use super::agent::BACKGROUND;
+use super::client::Client;
+use super::closed::{Seen, closed};
+use super::process::{self, cpu_seconds};
+use super::report::Report;
+use super::server::{self, Child};
+use crate::arguments::BenchAgent;
+use bare::Bare;
+use official::Official;
 
-/// The project that is measured: two channels, one with a reducer, two asynchronous nodes.
-const GRAPH: &str = r#"from operator import add
-from typing import Annotated, TypedDict
+/// Clients at a time.
+const CLIENTS: [usize; 3] = [1, 20, 64];
+/// Processes of the graph: what one processor does is what is compared.
+const HOSTS: usize = 1;
+/// A phase is cut in so many, which take turns with those it is compared to: what else the machine does hits them alike.
+const TURNS: u32 = 4;
 
-from langgraph.graph import END, START, StateGraph
-
-
-class State(TypedDict, total=False):
-    items: Annotated[list[str], add]
-    last: str
-
-
-async def a(state: State) -> State:
-    return {"items": ["a"], "last": "a"}
-
-
-async def b(state: State) -> State:
-    return {"items": ["b"], "last": "b"}
-
-
-builder = StateGraph(State)
-builder.add_node("a", a)
-builder.add_node("b", b)
-builder.add_edge(START, "a")
-builder.add_edge("a", "b")
-builder.add_edge("b", END)
-graph = builder.compile()
-"#;
-
-/// What a run is given.
-pub fn input() -> Value {
-    json!({"items": ["start"]})
-}
-
-/// Writes the project into a folder.
+/// Runs it.
 ///
 /// # Errors
-/// The folder cannot be written.
-pub fn write(folder: &Path) -> anyhow::Result<()> {
-    std::fs::write(folder.join("agent.py"), GRAPH)?;
-    let config = json!({"graphs": {"agent": "./agent.py:graph"}, "dependencies": []});
-    std::fs::write(folder.join("langgraph.json"), config.to_string())?;
-    Ok(())
-}
-
-/// The interpreter that was named, or one of an environment that is made below the data folder.
-///
-/// # Errors
-/// There is none, and none can be made.
-pub async fn interpreter(named: Option<&Path>, config: &Config, folder: &Path) -> anyhow::Result<PathBuf> {
-    if let Some(named) = named.or(config.settings.agent.hosts.python.as_deref()) {
-        return Ok(std::path::absolute(named)?);
-    }
-    let wanted = environment::Wanted {
-        folder: folder.to_owned(),
-        dependencies: Vec::new(),
-        version: None,
-        pip_config: None,
+/// A server cannot be started, or a run fails.
+pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
+    let folder = server::folder()?;
+    project::write(folder.path())?;
+    let named = options.python.as_deref().or(options.official.as_deref());
+    let python = project::interpreter(named, folder.path()).await?;
+    let phase = Duration::from_secs(options.seconds);
+    let mut report = Report::default();
+    let bare = match options.runs {
+        Some(_) => None,
+        None => Some(Bare::start(&python, folder.path(), HOSTS).await?),
     };
-    let root = config.settings.data_dir.join("hosts");
-    environment::prepare(&wanted, &root, &config.environment)
-        .await
-        .context("name an interpreter that has langgraph as --python")
+    let child = Child::agent_in(folder, &python, HOSTS).await;
+    let child = child.context("starting a server of its own")?;
+    let client = Client::new(child.base(), project::ID, &project::input())?;
+    let measured = async {
+        if let Some(runs) = options.runs {
+            return endurance::run(&child, &client, runs, &mut report).await;
+        }
+        let bare = bare.context("it was started")?;
+        through(&child, &client, &bare, phase, &mut report).await?;
+        drop(bare);
+        if let Some(official) = &options.official {
+            beside(official, phase, &mut report).await?;
+        }
+        Ok(())
+    };
+    let measured = measured.await;
+    child.stop().await?;
+    measured?;
+    report.print(options.output)
 }
 
-/// Processes of the graph, without a server.
-pub struct Bare(Graph);
+/// How a row of the server is named.
+fn ours(clients: usize) -> String {
+    format!("create and wait, {}", of(clients))
+}
 
-impl Bare {
-    /// Starts as many as the server of the comparison has.
-    ///
-    /// # Errors
-    /// They cannot be started.
-    pub async fn start(python: &Path, folder: &Path, children: usize) -> anyhow::Result<Self> {
-        let package = package::write(folder)?;
-        let launch = Launch {
-            program: python.to_owned(),
-            arguments: ["-u", "-m", "towpath_host"].map(Into::into).to_vec(),
-            environment: [(
-                "PYTHONPATH".to_owned(),
-                towpath_domain::Secret::new(package.display().to_string()),
-            )]
-            .into(),
-            clean: true,
-            folder: folder.to_owned(),
-            config: std::fs::read_to_string(folder.join("langgraph.json"))?,
-            graphs: None,
-            http: false,
-            sockets: folder.to_owned(),
-            start_timeout: Duration::from_secs(120),
-        };
-        let options = Options {
-            children,
-            ..Options::default()
-        };
-        let graphs = Graphs::default().with_hosts(Pool::start(launch, options).await?);
-        let graph = graphs.get("agent").context("the graph is there")?;
-        Ok(Self(graph.clone()))
-    }
-
-    /// `clients` that run it again and again for the length of a phase.
-    ///
-    /// # Errors
-    /// A run fails.
-    pub async fn closed(&self, clients: usize, phase: Duration) -> anyhow::Result<Seen> {
-        let graph = Arc::new(self.0.clone());
-        once(&graph).await?;
-        let started = Instant::now();
-        let mut tasks = JoinSet::new();
-        for _ in 0..clients {
-            let graph = graph.clone();
-            tasks.spawn(async move {
-                let mut latencies = Vec::new();
-                while started.elapsed() < phase {
-                    let asked = Instant::now();
-                    once(&graph).await?;
-                    latencies.push(asked.elapsed());
-                }
-                Ok::<_, anyhow::Error>(latencies)
-            });
-        }
-        let mut latencies = Vec::new();
-        while let Some(done) = tasks.join_next().await {
-            latencies.extend(done??);
-        }
-        Ok(Seen::new(latencies, started.elapsed()))
+fn of(clients: usize) -> String {
+    if clients == 1 {
+        "1 client".to_owned()
+    } else {
+        format!("{clients} clients")
     }
 }
 
-async fn once(graph: &Graph) -> anyhow::Result<()> {
-    let (thread, run) = (Uuid::now_v7(), Uuid::now_v7());
-    let mut execution = Execution::new(thread, run, Some(input()));
-    execution.fresh = true;
-    execution.temporary = true;
-    execution.config.insert(
-        "configurable".to_owned(),
-        json!({"thread_id": thread, "run_id": run, "graph_id": "agent"}),
-    );
-    graph.run(&execution, &MemoryHost::new()).await?;
+/// The names of what is measured once.
+const FIRST_EVENT: &str = "first event, 1 client";
+const FIRST_VALUES: &str = "first values, 1 client";
+
+fn background() -> String {
+    format!("{BACKGROUND} background runs")
+}
+
+/// The server and the process alone, in turns.
+async fn through(
+    child: &Child,
+    client: &Client,
+    bare: &Bare,
+    phase: Duration,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    let server = child.pid().context("the server runs")?;
+    for clients in CLIENTS {
+        let (mut alone, mut whole) = (Seen::default(), Seen::default());
+        let (mut alone_cpu, mut whole_cpu) = (0.0, (0.0, 0.0));
+        for _ in 0..TURNS {
+            let before = hosts_cpu(std::process::id(), Some(server));
+            let one = bare.clone();
+            alone.add(closed(clients, phase / TURNS, move || one.clone().once()).await?);
+            alone_cpu += hosts_cpu(std::process::id(), Some(server)) - before;
+            let before = (hosts_cpu(server, None), cpu(server));
+            let one = client.clone();
+            whole.add(closed(clients, phase / TURNS, move || one.clone().create_and_wait()).await?);
+            whole_cpu.0 += hosts_cpu(server, None) - before.0;
+            whole_cpu.1 += cpu(server) - before.1;
+        }
+        let name = format!("process alone, {clients} at a time");
+        alone.note(report, &name, "runs/s");
+        whole.note_against(report, &ours(clients), "runs/s", &name);
+        let per_run = |seconds: f64, seen: &Seen| 1000.0 * seconds / seen.count().max(1) as f64;
+        let name = format!("{name}, CPU of Python for a run");
+        report.note(name.clone(), per_run(alone_cpu, &alone), "ms");
+        let what = format!("{}, CPU of Python for a run", ours(clients));
+        report.against(what, per_run(whole_cpu.0, &whole), "ms", &name);
+        let what = format!("{}, CPU of the server for a run", ours(clients));
+        report.note(what, per_run(whole_cpu.1, &whole), "ms");
+    }
+    once(client, phase, "", report).await?;
+    if let Some(mb) = child.memory_mb() {
+        report.note("memory of the server", mb, "MB");
+    }
+    for host in process::children(server) {
+        report.note(
+            "memory of the graph's process",
+            process::memory_mb(host).unwrap_or_default(),
+            "MB",
+        );
+    }
     Ok(())
+}
+
+/// What is measured with one client, and the runs in the background.
+async fn once(client: &Client, phase: Duration, before: &str, report: &mut Report) -> anyhow::Result<()> {
+    let one = client.clone();
+    let seen = closed(1, phase, move || one.clone().first_event()).await?;
+    seen.note(report, &format!("{before}{FIRST_EVENT}"), "runs/s");
+    let one = client.clone();
+    let seen = closed(1, phase, move || one.clone().first_values()).await?;
+    seen.note(report, &format!("{before}{FIRST_VALUES}"), "runs/s");
+    // Streams that were left after their first event are runs that go on.
+    settled(client).await?;
+    let rate = client.background(BACKGROUND).await?;
+    report.note(format!("{before}{}", background()), rate, "runs/s");
+    Ok(())
+}
+
+async fn settled(client: &Client) -> anyhow::Result<()> {
+    client.background(1).await.map(drop)
+}
+
+/// The official server, and how often ours is faster.
+async fn beside(python: &Path, phase: Duration, report: &mut Report) -> anyhow::Result<()> {
+    let official = Official::start(python).await?;
+    let client = Client::new(official.base(), project::ID, &project::input())?;
+    let measured = async {
+        for clients in CLIENTS {
+            let before = official.pid().map(cpu).unwrap_or_default();
+            let one = client.clone();
+            let seen = closed(clients, phase, move || one.clone().create_and_wait()).await?;
+            let spent = official.pid().map(cpu).unwrap_or_default() - before;
+            let name = format!("official server, {}", ours(clients));
+            seen.note(report, &name, "runs/s");
+            let per_run = 1000.0 * spent / seen.count().max(1) as f64;
+            report.note(format!("{name}, CPU for a run"), per_run, "ms");
+        }
+        once(&client, phase, "official server, ", report).await
+    };
+    let measured = measured.await;
+    official.stop().await?;
+    measured?;
+    for name in CLIENTS.map(ours).into_iter().chain([background()]) {
+        let other = format!("official server, {name}");
+        if let (Some(ours), Some(theirs)) = (report.value(&name), report.value(&other)) {
+            report.note(format!("times the official server, {name}"), ours / theirs, "");
+        }
+    }
+    Ok(())
+}
+
+/// CPU time of a process in seconds.
+fn cpu(pid: u32) -> f64 {
+    cpu_seconds(&pid.to_string()).unwrap_or_default()
+}
+
+/// CPU time in seconds of the processes that one started, without this one of them.
+fn hosts_cpu(parent: u32, without: Option<u32>) -> f64 {
+    let children = process::children(parent).into_iter();
+    children.filter(|child| Some(*child) != without).map(cpu).sum()
 }

@@ -13,6 +13,7 @@ use tempfile::TempDir;
 use tokio::process::{Child as Process, Command};
 
 use super::cores::{self, Half};
+use super::process;
 
 /// Its data folder within its own.
 const DATA: &str = "data";
@@ -127,10 +128,7 @@ impl Child {
 
     /// Resident memory in MB, where the system tells.
     pub(super) fn memory_mb(&self) -> Option<f64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()?)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
-        Some(kilobytes / 1024.0)
+        process::memory_mb(self.process.id()?)
     }
 
     /// Lets it drain.
@@ -161,16 +159,4 @@ fn spawn(mut program: Command, half: Option<Half>) -> anyhow::Result<Process> {
     })
     .join()
     .expect("starting a process does not panic")
-}
-
-/// CPU time of a process so far in seconds, where the system tells; `self` is this one.
-pub(super) fn cpu_seconds(pid: &str) -> Option<f64> {
-    /// Of Linux on every machine it runs on today.
-    const TICKS: f64 = 100.0;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name of the program stands in brackets and may hold anything.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(11);
-    let user: f64 = fields.next()?.parse().ok()?;
-    let system: f64 = fields.next()?.parse().ok()?;
-    Some((user + system) / TICKS)
 }

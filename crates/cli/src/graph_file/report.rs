@@ -49,6 +49,16 @@ const KNOWN_OF_HTTP: [&str; 16] = [
     "logging_headers",
 ];
 
+const KNOWN_OF_CORS: [&str; 7] = [
+    "allow_origins",
+    "allow_origin_regex",
+    "allow_methods",
+    "allow_headers",
+    "allow_credentials",
+    "expose_headers",
+    "max_age",
+];
+
 /// Whether something at this place asks for anything.
 fn in_use(config: &serde_json::Value, place: &str) -> bool {
     use serde_json::Value;
@@ -73,13 +83,8 @@ pub fn report(text: &str, file: &str) {
     for key in unknown.filter(|key| !KNOWN_OF_HTTP.contains(&key.as_str())) {
         tracing::warn!("{file}: unknown key \"http.{key}\"");
     }
-    for key in ["/http/disable_meta", "/http/disable_webhooks", "/http/logging_headers"] {
-        if in_use(&config, key) {
-            tracing::warn!(
-                "{file}: {} has no effect in this build",
-                key.trim_start_matches('/').replace('/', ".")
-            );
-        }
+    if in_use(&config, "/http/logging_headers") {
+        tracing::info!("{file}: http.logging_headers: no header of a request is logged");
     }
     let cors = http
         .and_then(|http| http.get("cors"))
@@ -87,9 +92,9 @@ pub fn report(text: &str, file: &str) {
     for key in cors
         .into_iter()
         .flat_map(serde_json::Map::keys)
-        .filter(|key| *key != "allow_origins")
+        .filter(|key| !KNOWN_OF_CORS.contains(&key.as_str()))
     {
-        tracing::warn!("{file}: http.cors.{key} has no effect: every method and header is allowed");
+        tracing::warn!("{file}: unknown key \"http.cors.{key}\"");
     }
     if in_use(&config, "/store/index") {
         tracing::warn!(

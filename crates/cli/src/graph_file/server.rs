@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use towpath_api::agent::{Cors, CorsFile};
 use towpath_domain::agent::TtlStrategy;
 use towpath_store::threads::Ttl;
 
@@ -83,8 +84,7 @@ struct TimeToLive {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 struct Http {
-    #[serde(default)]
-    cors: Cors,
+    cors: Option<CorsFile>,
     mount_prefix: Option<String>,
     app: Option<String>,
     #[serde(default)]
@@ -102,11 +102,6 @@ pub struct Headers {
     /// Not these.
     #[serde(default, alias = "exclude")]
     pub excludes: Option<Vec<String>>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-struct Cors {
-    allow_origins: Option<Vec<String>>,
 }
 
 #[derive(Clone, Deserialize)]
@@ -143,13 +138,17 @@ impl Server {
         })
     }
 
-    /// Web pages that may call.
-    pub fn cors_origins(&self) -> Option<Vec<String>> {
-        let origins = self.http.cors.allow_origins.as_ref()?;
-        if origins.iter().any(|origin| origin == "*") {
-            return Some(Vec::new());
-        }
-        Some(origins.clone())
+    /// Which web pages may call, and how.
+    ///
+    /// # Errors
+    /// A text that names the key that cannot be used.
+    pub fn cors(&self) -> Result<Cors, String> {
+        Cors::read(&self.http.cors.clone().unwrap_or_default())
+    }
+
+    /// Whether nobody is called when a run is over.
+    pub fn webhooks_are_off(&self) -> bool {
+        self.http.rest.get("disable_webhooks") == Some(&serde_json::Value::Bool(true))
     }
 
     /// Whether the file names routes of the user's own.

@@ -114,7 +114,7 @@ pub enum JobsCommand {
     },
     /// Show a job with its steps, attempts and children.
     Show {
-        /// The job.
+        /// The job; at an agent server also a run, for the job that does it.
         job: JobId,
         /// Show also what it was given; that may hold data of users.
         #[arg(long)]

@@ -1,9 +1,10 @@
 //! The HTTP client of the commands: one server, one key.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
@@ -18,6 +19,8 @@ use crate::exit::{Unreachable, Usage};
 pub struct Client {
     http: reqwest::Client,
     base: Url,
+    /// Where a key was looked for, when none is sent: agent servers on this machine ask for none.
+    keyless: Option<PathBuf>,
 }
 
 impl Client {
@@ -33,16 +36,19 @@ impl Client {
             .filter(|url: &Url| matches!(url.scheme(), "http" | "https") && url.has_host())
             .ok_or_else(|| Usage("--server: expected an address such as http://127.0.0.1:8400".to_owned()))?;
         let here = is_here(&base);
+        let file = key_file(options.data_dir.as_ref());
         let key = match (&options.api_key, here) {
-            (Some(key), _) => key.clone(),
-            (None, true) => kept_key(options)?,
+            (Some(key), _) => Some(key.clone()),
+            (None, true) => std::fs::read_to_string(&file).ok().map(Secret::new),
             (None, false) => return Err(Usage("an API key is needed: set TOWPATH_API_KEY".to_owned()).into()),
         };
         let mut headers = HeaderMap::new();
-        let mut key = HeaderValue::from_str(key.reveal().trim())
-            .map_err(|_| Usage("the API key has characters that no key has".to_owned()))?;
-        key.set_sensitive(true);
-        headers.insert("x-api-key", key);
+        if let Some(key) = &key {
+            let mut key = HeaderValue::from_str(key.reveal().trim())
+                .map_err(|_| Usage("the API key has characters that no key has".to_owned()))?;
+            key.set_sensitive(true);
+            headers.insert("x-api-key", key);
+        }
         if let Some(tenant) = options.tenant {
             headers.insert("x-tenant-id", HeaderValue::from_str(&tenant.to_string())?);
         }
@@ -60,6 +66,7 @@ impl Client {
         Ok(Self {
             http: http.build().context("the HTTP client")?,
             base,
+            keyless: key.is_none().then_some(file),
         })
     }
 
@@ -147,14 +154,25 @@ impl Client {
             });
         }
         let said = refusal(&text).unwrap_or_else(|| status.canonical_reason().unwrap_or("no reason given").to_owned());
+        match (status, &self.keyless) {
+            (StatusCode::UNAUTHORIZED, Some(file)) => Err(Usage(format!(
+                "an API key is needed: set TOWPATH_API_KEY, or run this where towpath dev keeps its data (there is no {})",
+                file.display()
+            ))
+            .into()),
+            _ => Err(Self::refused(status, &said)),
+        }
+    }
+
+    fn refused(status: StatusCode, said: &str) -> anyhow::Error {
         match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => {
-                Err(Unreachable(format!("the server cannot work right now: {said}")).into())
+                Unreachable(format!("the server cannot work right now: {said}")).into()
             }
-            StatusCode::UNAUTHORIZED => bail!(
+            StatusCode::UNAUTHORIZED => anyhow!(
                 "{said} (the key is taken from --api-key, else TOWPATH_API_KEY, else the data folder of towpath dev)"
             ),
-            _ => bail!("{said}"),
+            _ => anyhow!("{said}"),
         }
     }
 
@@ -184,18 +202,6 @@ fn is_here(url: &Url) -> bool {
         Some(Host::Ipv6(address)) => IpAddr::from(address).is_loopback(),
         Some(Host::Domain(name)) => name == "localhost",
         None => false,
-    }
-}
-
-fn kept_key(options: &ServerOptions) -> anyhow::Result<Secret> {
-    let file = key_file(options.data_dir.as_ref());
-    match std::fs::read_to_string(&file) {
-        Ok(text) => Ok(Secret::new(text.trim())),
-        Err(_) => Err(Usage(format!(
-            "an API key is needed: set TOWPATH_API_KEY, or run this where towpath dev keeps its data (there is no {})",
-            file.display()
-        ))
-        .into()),
     }
 }
 

@@ -188,15 +188,24 @@ fn show(job: &Value) {
     let attempts = rows("attempts");
     if !attempts.is_empty() {
         println!("\nattempts that did not end well");
+        let lines =
+            |attempt: &Value| -> Vec<String> { print::text(&attempt["error"]).lines().map(str::to_owned).collect() };
         let rows = attempts.iter().map(|attempt| {
             [
                 print::moment(&attempt["at"]),
                 print::text(&attempt["outcome"]),
                 print::text(&attempt["worker_id"]),
-                print::text(&attempt["error"]),
+                lines(attempt).first().cloned().unwrap_or_default(),
             ]
         });
         print::table(["at", "outcome", "worker", "error"], rows, "");
+        // A traceback, or what a process said last: in a column it could not be read.
+        for attempt in attempts.iter().filter(|attempt| lines(attempt).len() > 1) {
+            println!("\nthe attempt of {}:", print::moment(&attempt["at"]));
+            for line in lines(attempt) {
+                println!("  {line}");
+            }
+        }
     }
     let steps = rows("steps");
     if !steps.is_empty() {

@@ -9,9 +9,9 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use towpath_api::agent::{AgentApp, AuthCache, Parts, Settings as Surface, agent_router};
+use towpath_api::agent::{Swap, agent_router};
 use towpath_api::{Health, Ops};
-use towpath_domain::{Clock, Secret, TenantId};
+use towpath_domain::{Secret, TenantId};
 use towpath_durable::Engine;
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
@@ -20,8 +20,9 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_store::assistants::{self, Content};
 use towpath_workers::Workers;
-use towpath_workflows::agent::{self, AgentWorld};
+use towpath_workflows::agent::{self, AgentWorld, Live};
 
+use super::surface::Surface;
 use super::{Roles, parts};
 use crate::config::{Config, Settings};
 use crate::data_dir::DataDir;
@@ -126,8 +127,6 @@ impl AgentServer {
         let store = given.store;
         let queue = queue(&store, given.redis.as_ref()).await?;
         let guard = guard(settings, given.loopback);
-        let server = given.file.server.clone();
-        let webhooks = given.file.webhooks(&config.environment)?;
         let (hosting, graphs) = match given.loaded {
             Some(loaded) => (loaded.hosting, loaded.graphs),
             None => {
@@ -156,27 +155,26 @@ impl AgentServer {
 
         let draining = CancellationToken::new();
         let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone());
-        let router = if roles.api {
-            agent_router(AgentApp::new(Parts {
-                store: store.clone(),
-                queue: queue.clone(),
-                graphs: graphs.clone(),
-                tenant: given.tenant,
-                keys: given.keys,
-                clock: Clock::system(),
-                draining: draining.clone(),
-                ops,
-                settings: Surface {
-                    webhooks: webhooks.clone(),
-                    this_machine_only: given.this_machine_only,
-                    ..surface(settings, &server)
-                },
-            }))
+        let surface = Surface {
+            settings: settings.clone(),
+            environment: config.environment.clone(),
+            store: store.clone(),
+            queue: queue.clone(),
+            graphs: graphs.clone(),
+            tenant: given.tenant,
+            keys: given.keys,
+            this_machine_only: given.this_machine_only,
+            draining: draining.clone(),
+            ops: ops.clone(),
+        };
+        let authored = Live::new(surface.authored(&given.file)?);
+        let served = Swap::new(if roles.api {
+            agent_router(surface.app(&given.file)?)
         } else {
             towpath_api::health_router(ops)
-        };
+        });
         let grace = settings.drain_grace;
-        let http = tokio::spawn(towpath_api::serve(listener, router, draining.clone(), grace));
+        let http = tokio::spawn(towpath_api::serve(listener, served.router(), draining.clone(), grace));
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {
@@ -200,9 +198,8 @@ impl AgentServer {
                     // Readers in other processes find events only in the log.
                     log_all: given.redis.is_none() && roles != Roles::ALL,
                     webhook_secret: settings.agent.webhook_secret.clone(),
-                    webhooks: webhooks.clone(),
+                    authored: authored.clone(),
                     api_url: None,
-                    thread_ttl: server.thread_ttl(),
                     keep_checkpoints: settings.agent.keep_checkpoints,
                     checkpoints_kept: settings.agent.checkpoints_kept,
                 },
@@ -216,8 +213,9 @@ impl AgentServer {
                 hosting: hosting.clone(),
                 file: given.file,
                 graphs: graphs.clone(),
-                store: store.clone(),
-                tenant: given.tenant,
+                surface,
+                served,
+                authored,
             }))
         } else {
             None
@@ -357,48 +355,6 @@ pub async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::
         })
         .await
         .context("the graphs' assistants")
-}
-
-fn surface(settings: &Settings, server: &crate::graph_file::Server) -> Surface {
-    let agent = &settings.agent;
-    // What an operator says wins over what the graphs' authors do.
-    let cors_origins = if agent.cors_origins.is_empty() {
-        server.cors_origins().unwrap_or_default()
-    } else {
-        agent.cors_origins.clone()
-    };
-    let mount_prefix = match agent.mount_prefix.as_str() {
-        "" => server.mount_prefix().unwrap_or_default().to_owned(),
-        prefix => prefix.to_owned(),
-    };
-    Surface {
-        requests: settings.requests,
-        body_bytes: agent.body_bytes,
-        slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
-        cors_origins,
-        mount_prefix,
-        always_resumable: agent.always_resumable,
-        thread_ttl: server.thread_ttl(),
-        item_ttl_minutes: server.item_ttl_minutes(),
-        refresh_on_read: server.refresh_on_read(),
-        gateway_key: agent.gateway_key.clone(),
-        custom_auth: server.auth().path.is_some(),
-        own_routes_auth: server.own_routes_auth(),
-        auth_cache: server.auth().cache.as_ref().map(|cache| AuthCache {
-            headers: cache.cache_keys.iter().map(|name| name.to_ascii_lowercase()).collect(),
-            ttl: Duration::from_secs(cache.ttl_seconds.unwrap_or(60)),
-            most: cache.max_size.unwrap_or(1000),
-        }),
-        disabled: server.disabled(),
-        headers_in: lower(server.configurable_headers().includes.as_ref()),
-        headers_out: lower(server.configurable_headers().excludes.as_ref()),
-        ..Surface::default()
-    }
-}
-
-fn lower(names: Option<&Vec<String>>) -> Vec<String> {
-    let names = names.into_iter().flatten();
-    names.map(|name| name.to_ascii_lowercase()).collect()
 }
 
 /// The database must answer; without Redis the server is slower, and still ready.

@@ -97,13 +97,21 @@ impl Shared {
     ///
     /// # Errors
     /// When the system gives no threads.
-    pub fn app(&self, settings: &Settings, address: SocketAddr, wal: Wal, ops: Ops) -> anyhow::Result<App> {
+    pub fn app(
+        &self,
+        settings: &Settings,
+        address: SocketAddr,
+        agents: Option<Store>,
+        wal: Wal,
+        ops: Ops,
+    ) -> anyhow::Result<App> {
         let reader = Reader::new(self.store.clone(), self.objects.clone());
         // Queries work on threads made for them; this one only waits.
         let threads = Heavy::with_threads(1).context("threads for queries")?;
         let reading = Reading::new(reader, threads);
         Ok(App::new(Parts {
             store: self.store.clone(),
+            agents,
             queue: self.queue.clone(),
             wal,
             reading,

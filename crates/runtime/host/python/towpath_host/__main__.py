@@ -13,7 +13,7 @@ if __name__ == "__main__":
         # Without langgraph there is nothing to pack a frame with either: this is told on standard error only.
         print(
             f"{sys.executable} has no {error.name or 'langgraph'!r}: install langgraph and what the project depends on "
-            f"into this environment ({error})",
+            f"into this environment, as with `{sys.executable} -m pip install langgraph` ({error})",
             file=sys.stderr,
         )
         sys.exit(EXIT_LOAD)
