@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, SqliteConnection};
 use towpath_tests::{World, until};
+
+use crate::tables::Tables;
 
 /// Each question counts rows that must not be there. The same text runs on both databases.
 const QUESTIONS: [(&str, &str); 10] = [
@@ -49,12 +50,13 @@ const QUESTIONS: [(&str, &str); 10] = [
 /// # Panics
 /// With the questions that are not, when time is up.
 pub async fn settles(world: &World) {
+    let mut tables = Tables::of(world).await;
     let mut last = Vec::new();
     let limit = Duration::from_secs(60);
     let quiet = tokio::time::timeout(
         limit,
         until("the tables to come to rest", limit * 2, async || {
-            last = open_questions(world).await;
+            last = open_questions(&mut tables).await;
             last.is_empty().then_some(())
         }),
     )
@@ -62,28 +64,12 @@ pub async fn settles(world: &World) {
     assert!(quiet.is_ok(), "left behind:\n{}", last.join("\n"));
 }
 
-async fn open_questions(world: &World) -> Vec<String> {
-    let mut counts = Vec::new();
-    if let Some(database) = &world.database {
-        let mut connection = database.connect().await;
-        for (_, question) in QUESTIONS {
-            counts.push(sqlx::query_scalar::<_, i64>(question).fetch_one(&mut connection).await);
-        }
-    } else {
-        let uri = format!("sqlite://{}/towpath.db", world.data().display());
-        let mut connection = SqliteConnection::connect(&uri)
-            .await
-            .expect("the world's database is there");
-        for (_, question) in QUESTIONS {
-            counts.push(sqlx::query_scalar::<_, i64>(question).fetch_one(&mut connection).await);
-        }
-    }
+async fn open_questions(tables: &mut Tables) -> Vec<String> {
     let mut open = Vec::new();
-    for ((what, _), count) in QUESTIONS.into_iter().zip(counts) {
-        match count {
-            Ok(0) => {}
-            Ok(count) => open.push(format!("{count} {what}")),
-            Err(error) => panic!("{what}: {error}"),
+    for (what, question) in QUESTIONS {
+        let count = tables.count(question).await;
+        if count > 0 {
+            open.push(format!("{count} {what}"));
         }
     }
     open

@@ -13,5 +13,6 @@ mod redis_faults;
 mod serving;
 mod sharing;
 mod sources;
+mod tables;
 mod telemetry;
 mod tree;

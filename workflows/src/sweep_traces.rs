@@ -6,7 +6,7 @@ use std::time::Duration;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{ScheduleId, TenantId, Timestamp};
+use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
 use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::replace::{self, Worth};
@@ -114,6 +114,7 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
         .days
         .map(|days| now.minus(Duration::from_secs(u64::from(days) * 86_400)).day());
     rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
+    failpoint::hit("sweep.retired");
     compact(ctx, world, now).await?;
     let replaced = now.minus(world.keeping.replaced);
     rounds(ctx, async move |tx| {
@@ -129,6 +130,7 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
             .map(|taken| taken.len() as u64)
     })
     .await?;
+    failpoint::hit("sweep.collected");
     remove(ctx, world, abandoned).await?;
     let dropped = ctx
         .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
@@ -162,6 +164,7 @@ async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Fai
             towpath_durable::start(tx, &compact, how).await.map(drop)
         })
         .await?;
+        failpoint::hit("sweep.compaction_started");
     }
     Ok(())
 }
@@ -180,8 +183,10 @@ async fn remove(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<()
             continue;
         }
         world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
+        failpoint::hit("sweep.object_removed");
         ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
             .await?;
+        failpoint::hit("sweep.row_removed");
         metrics::counter!(metric::SEGMENTS_REMOVED).increment(1);
     }
     Ok(())
