@@ -86,7 +86,7 @@ impl Database {
     pub fn stride(&self) -> usize {
         match self {
             Self::Sqlite => 1,
-            Self::Postgres { .. } => 5,
+            Self::Postgres { .. } => 2,
         }
     }
 }
