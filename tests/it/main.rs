@@ -6,6 +6,7 @@ mod dependencies;
 mod faults;
 mod hints;
 mod kill;
+mod large;
 mod load;
 mod metrics;
 mod once;
