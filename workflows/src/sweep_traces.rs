@@ -1,8 +1,11 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, objects that nobody reads any more are removed. A chain, so one sweep goes on at a time.
 
+mod beside;
+
 use std::time::Duration;
 
+use chrono::NaiveDate;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
@@ -131,7 +134,7 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     })
     .await?;
     failpoint::hit("sweep.collected");
-    remove(ctx, world, abandoned).await?;
+    remove(ctx, world, abandoned, keep_from).await?;
     let dropped = ctx
         .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
         .await?;
@@ -170,7 +173,12 @@ async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Fai
 }
 
 /// Removes the objects of segments that are on their way out, then their rows: a crash between the two is made up for.
-async fn remove(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<(), Failure> {
+async fn remove(
+    ctx: &mut Ctx,
+    world: &World,
+    abandoned: Timestamp,
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
     let deleting = world
         .store
         .read(async |tx| segments::deleting(tx, BATCH * 10).await)
@@ -182,6 +190,7 @@ async fn remove(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<()
         if old.rows == 0 && old.changed_at >= abandoned {
             continue;
         }
+        beside::remove(ctx, world, &old, keep_from).await?;
         world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
         failpoint::hit("sweep.object_removed");
         ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)

@@ -7,9 +7,11 @@ use arrow::compute::concat_batches;
 use futures::TryStreamExt;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::ExportStatus;
-use towpath_domain::{ExportId, ProjectId};
+use towpath_domain::{ExportId, ProjectId, TraceRunId};
 use towpath_durable::Start;
+use towpath_store::feedback::{self, Attachment, Feedback};
 use towpath_store::segments::{self, PlacedPart};
+use towpath_traces::fold;
 use towpath_traces::sample::Which;
 use towpath_workflows::compact_day::CompactDay;
 use towpath_workflows::{delete_project, sweep_traces};
@@ -79,6 +81,39 @@ impl Home {
             batches.extend(reader.unwrap().map(Result::unwrap));
         }
         concat_batches(&batches[0].schema(), &batches).unwrap()
+    }
+
+    /// Feedback on a trace run, and a file that came with it.
+    async fn beside(&self, run: TraceRunId) {
+        let path = fold::attachment_path(self.tenant, run, "photo");
+        self.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
+        let now = self.clock.now();
+        let given = Feedback {
+            tenant_id: self.tenant,
+            id: uuid::Uuid::now_v7(),
+            run_id: Some(run),
+            key: "good".to_owned(),
+            body: "{}".to_owned(),
+            seq: 1,
+            created_at: now,
+            modified_at: None,
+            deleted: false,
+        };
+        let file = Attachment {
+            tenant_id: self.tenant,
+            run_id: run,
+            name: "photo".to_owned(),
+            content_type: "image/png".to_owned(),
+            path: path.into(),
+            bytes: 5,
+            seq: 1,
+            created_at: now,
+        };
+        let kept = self.store().write(async |tx| {
+            feedback::put(tx, &given).await?;
+            feedback::attach(tx, &file).await
+        });
+        kept.await.unwrap();
     }
 
     async fn sweep(&self) {
@@ -251,6 +286,11 @@ async fn a_deleted_project_is_gone_at_once_and_its_bytes_later(on: Database) {
     home.compact("2026-03-01").await;
     let compaction = home.until("compact_day").await;
     home.schedule("2026-03-10T09:00:00Z", 2).await;
+    // One that goes, and one of a project that stays.
+    let mine = TraceRunId(home.sample.expected(3, home.tenant, project).id);
+    for run in [mine, TraceRunId::new()] {
+        home.beside(run).await;
+    }
     let delete = async |project: ProjectId| {
         home.store()
             .write(async |tx| delete_project::delete(tx, home.tenant, project).await)
@@ -275,6 +315,12 @@ async fn a_deleted_project_is_gone_at_once_and_its_bytes_later(on: Database) {
     home.wait(LATER).await;
     home.sweep().await;
     assert_eq!((home.objects().await, home.count(ALL).await), (0, 0));
+    assert_eq!(home.count("SELECT count(*) FROM feedback").await, 1);
+    assert_eq!(home.count("SELECT count(*) FROM attachment").await, 1);
+    let files = home.world.objects.store().list(Some(&"attachments".into()));
+    let files: Vec<_> = files.try_collect().await.unwrap();
+    assert_eq!(files.len(), 1, "{files:?}");
+    assert!(!files[0].location.as_ref().contains(&mine.to_string()));
 }
 
 async fn days_past_their_time_go(on: Database) {
