@@ -38,17 +38,18 @@ const OBJECTS: &str = "SELECT path FROM segment";
 
 #[tokio::test]
 async fn embedded_survives_kills_of_compaction_sweeps_and_spawns() {
-    drill(Layout::Embedded).await;
+    println!("{}", drill(Layout::Embedded).await.unwrap_or_default());
 }
 
 #[tokio::test]
 async fn a_cluster_survives_kills_of_compaction_sweeps_and_spawns() {
-    drill(Layout::Cluster { workers: 2 }).await;
+    println!("{}", drill(Layout::Cluster { workers: 2 }).await.unwrap_or_default());
 }
 
-async fn drill(layout: Layout) {
+/// What happened, to be printed; `None` without servers.
+async fn drill(layout: Layout) -> Option<String> {
     let plan = World::plan(layout).env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS.to_string());
-    let Some(world) = plan.start().await else { return };
+    let world = plan.start().await?;
     let destination = world.api.file_destination("upkeep").await;
     let tables = Tables::of(&world).await;
     let today = SystemTime::now()
@@ -66,8 +67,11 @@ async fn drill(layout: Layout) {
     };
     drill.walk().await;
     aftermath::settles(&drill.world).await;
-    println!("kill drill of upkeep, {layout:?}: died at {}", drill.deaths.join(", "));
     drill.world.stop().await;
+    Some(format!(
+        "kill drill of upkeep, {layout:?}: died at {}",
+        drill.deaths.join(", ")
+    ))
 }
 
 struct Drill {

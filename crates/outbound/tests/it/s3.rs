@@ -266,7 +266,7 @@ fn gust(seed: &mut u64) -> Option<Fault> {
     let roll = *seed >> 33;
     let (status, code) = [(500, "InternalError"), (503, "SlowDown")][(roll / 10 % 2) as usize];
     (roll % 10 < 3).then(|| Fault {
-        done: roll / 20 % 2 == 0,
+        done: (roll / 20).is_multiple_of(2),
         ..Fault::new("", status, code, 1)
     })
 }
