@@ -15,6 +15,7 @@ mod jobs;
 mod queues;
 mod schedules;
 mod show;
+mod traces;
 mod workers;
 
 use askama::Template;
@@ -34,7 +35,8 @@ use crate::errors::ApiError;
 pub(crate) use gate::Links;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 7] = [
+pub(crate) const PAGES: [(&str, &str); 8] = [
+    ("/ui/traces", "Traces"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
     ("/ui/workers", "Workers"),
@@ -50,6 +52,9 @@ const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 /// Everything below `/ui`.
 pub(crate) fn routes(app: &App) -> Router<App> {
     let signed_in = Router::new()
+        .route("/ui/traces", get(traces::projects))
+        .route("/ui/traces/{project_id}", get(traces::runs))
+        .route("/ui/traces/{project_id}/{run_id}", get(traces::trace))
         .route("/ui/queues", get(queues::page))
         .route("/ui/queues/{pool}/{action}", post(queues::act))
         .route("/ui/jobs", get(jobs::list))

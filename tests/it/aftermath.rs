@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
-use sqlx::{Connection, SqliteConnection};
 use towpath_tests::{World, until};
+
+use crate::tables::Tables;
 
 /// What must not be there when work has come to rest. The same text runs on both databases.
 const AT_REST: [(&str, &str); 8] = [
@@ -54,12 +55,13 @@ fn orphans() -> Vec<(&'static str, &'static str)> {
 /// # Panics
 /// With the questions that are not, when time is up.
 pub async fn settles(world: &World) {
+    let mut tables = Tables::of(world).await;
     let mut last = Vec::new();
     let limit = Duration::from_secs(60);
     let quiet = tokio::time::timeout(
         limit,
         until("the tables to come to rest", limit * 2, async || {
-            last = open_questions(world).await;
+            last = open_questions(&mut tables).await;
             last.is_empty().then_some(())
         }),
     )
@@ -84,42 +86,14 @@ async fn open_questions(world: &World) -> Vec<String> {
 
 /// The questions that are not answered with 0.
 async fn answers(world: &World, questions: &[(&str, &'static str)]) -> Vec<String> {
-    if let Some(database) = &world.database {
-        let mut connection = database.connect().await;
-        let mut counts = Vec::new();
-        for (_, question) in questions {
-            counts.push(sqlx::query_scalar(*question).fetch_one(&mut connection).await);
-        }
-        return open(questions, counts);
-    }
     let mut left = Vec::new();
-    // The agent server of `dev` has a database of its own.
-    for file in ["towpath.db", "agent.db"] {
-        let uri = format!("sqlite://{}", world.data().join(file).display());
-        let mut connection = SqliteConnection::connect(&uri)
-            .await
-            .expect("the world's database is there");
-        let mut counts = Vec::new();
-        for (_, question) in questions {
-            counts.push(sqlx::query_scalar(*question).fetch_one(&mut connection).await);
+    for (name, mut tables) in Tables::all(world).await {
+        for &(what, question) in questions {
+            let count = tables.count(question).await;
+            if count > 0 {
+                left.push(format!("{count} {what} ({name})"));
+            }
         }
-        left.extend(
-            open(questions, counts)
-                .into_iter()
-                .map(|text| format!("{text} ({file})")),
-        );
     }
     left
-}
-
-fn open(questions: &[(&str, &'static str)], counts: Vec<sqlx::Result<i64>>) -> Vec<String> {
-    let mut open = Vec::new();
-    for ((what, _), count) in questions.iter().zip(counts) {
-        match count {
-            Ok(0) => {}
-            Ok(count) => open.push(format!("{count} {what}")),
-            Err(error) => panic!("{what}: {error}"),
-        }
-    }
-    open
 }

@@ -2,10 +2,13 @@
 //! lease. Afterwards every acknowledged trace run is in its export once, with every value.
 //!
 //! Named points are `failpoint::hit("…")` in the source; the list is read from there, so a new point is drilled from
-//! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`.) The printed table has a row per point; a point that was never hit fails the drill.
+//! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of compaction, sweeps
+//! and schedules by `upkeep`.) The printed table has a row per point; a point that was never hit fails the drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
 //! `kill` of `scripts/test` asks for 110, so 220 in all).
+
+mod upkeep;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::{Pin, pin};
@@ -22,6 +25,8 @@ use crate::{aftermath, load, tree};
 const LEASE_SECONDS: u64 = 2;
 const DAYS: i64 = 3;
 const TREES: usize = 40;
+/// Points of other drills begin so.
+const ELSEWHERE: [&str; 4] = ["deploy.", "compact.", "sweep.", "spawn."];
 /// What a SIGABRT of a failpoint looks like from outside.
 const ABORTED: Exit = Exit::Signal(Signal::SIGABRT as i32);
 
@@ -79,7 +84,7 @@ async fn drill(layout: Layout) -> Option<String> {
     Some(table)
 }
 
-/// Every named point of the product's source.
+/// Every named point of the product's source that is on the way of a trace run into an export.
 fn points() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for file in tree::files()
@@ -90,7 +95,7 @@ fn points() -> BTreeSet<String> {
         for (at, mark) in source.match_indices("failpoint::hit(\"") {
             let rest = &source[at + mark.len()..];
             let name = &rest[..rest.find('"').expect("a literal ends")];
-            if !name.starts_with("deploy.") {
+            if !ELSEWHERE.iter().any(|area| name.starts_with(area)) {
                 found.insert(name.to_owned());
             }
         }
@@ -117,11 +122,11 @@ impl Drill {
 
     /// Every process is armed; whoever comes to the point for the n-th time dies and is started again unarmed.
     async fn at_point(&mut self, point: &str, nth: u32) {
-        self.restart(Some(format!("{point}:{nth}"))).await;
+        restart(&mut self.world, Some(format!("{point}:{nth}"))).await;
         let mut work = pin!(self.work());
         let mut deaths = 0;
         let done = loop {
-            deaths += self.bury(Some(point));
+            deaths += bury(&mut self.world, true);
             if let Some(done) = self.tick(work.as_mut()).await {
                 break done;
             }
@@ -134,11 +139,11 @@ impl Drill {
 
     /// Kills at random moments of one round of work.
     async fn at_random(&mut self, kills: u32) {
-        self.restart(None).await;
+        restart(&mut self.world, None).await;
         let mut work = pin!(self.work());
         let mut killed = 0;
         let done = loop {
-            self.bury(None);
+            bury(&mut self.world, false);
             if let Some(done) = self.tick(work.as_mut()).await {
                 break done;
             }
@@ -158,7 +163,7 @@ impl Drill {
     /// Every process that performs jobs is stopped in the middle of its work until its leases are long over, and goes
     /// on as if nothing had been. In a cluster somebody else has taken over by then, which is checked.
     async fn past_the_lease(&mut self) {
-        self.restart(None).await;
+        restart(&mut self.world, None).await;
         let names = self
             .world
             .processes
@@ -221,44 +226,6 @@ impl Drill {
         taken_over
     }
 
-    /// Starts all processes anew, armed or not, and waits until they are ready. One that dies of its point before
-    /// that is for the round to bury.
-    async fn restart(&mut self, armed: Option<String>) {
-        for process in &mut self.world.processes {
-            process.kill().await;
-            let mut program = process.program().clone();
-            program.env.retain(|(name, _)| name != "TOWPATH_FAILPOINT");
-            if let Some(spec) = &armed {
-                program.env.push(("TOWPATH_FAILPOINT".into(), spec.clone()));
-            }
-            *process = Process::spawn(&program);
-        }
-        if armed.is_none() {
-            self.world.revive().await;
-        }
-    }
-
-    /// Counts who died of a failpoint and starts every dead process again, unarmed. Any other end is a defect.
-    fn bury(&mut self, point: Option<&str>) -> u32 {
-        let mut deaths = 0;
-        for process in &mut self.world.processes {
-            match process.ended() {
-                None => continue,
-                Some(ABORTED) if point.is_some() => deaths += 1,
-                Some(exit) if exit == Exit::Signal(Signal::SIGKILL as i32) => {}
-                Some(exit) => panic!(
-                    "{} ended with {exit:?}:\n{}",
-                    process.program().name,
-                    process.log_text()
-                ),
-            }
-            let mut program = process.program().clone();
-            program.env.retain(|(name, _)| name != "TOWPATH_FAILPOINT");
-            *process = Process::spawn(&program);
-        }
-        deaths
-    }
-
     /// One round of work in a project of its own: send everything, export it, wait for the end.
     fn work(&mut self) -> impl Future<Output = Work> + use<> {
         self.round += 1;
@@ -304,6 +271,45 @@ impl Drill {
                 self.stops
             )
     }
+}
+
+/// Starts all processes anew, armed or not, and waits until they are ready. One that dies of its point before that is
+/// for the round to bury.
+async fn restart(world: &mut World, armed: Option<String>) {
+    for process in &mut world.processes {
+        process.kill().await;
+        let mut program = process.program().clone();
+        program.env.retain(|(name, _)| name != "TOWPATH_FAILPOINT");
+        if let Some(spec) = &armed {
+            program.env.push(("TOWPATH_FAILPOINT".into(), spec.clone()));
+        }
+        *process = Process::spawn(&program);
+    }
+    if armed.is_none() {
+        world.revive().await;
+    }
+}
+
+/// Counts who died of a failpoint, where one is armed, and starts every dead process again, unarmed. Any other end is a
+/// defect.
+fn bury(world: &mut World, armed: bool) -> u32 {
+    let mut deaths = 0;
+    for process in &mut world.processes {
+        match process.ended() {
+            None => continue,
+            Some(ABORTED) if armed => deaths += 1,
+            Some(exit) if exit == Exit::Signal(Signal::SIGKILL as i32) => {}
+            Some(exit) => panic!(
+                "{} ended with {exit:?}:\n{}",
+                process.program().name,
+                process.log_text()
+            ),
+        }
+        let mut program = process.program().clone();
+        program.env.retain(|(name, _)| name != "TOWPATH_FAILPOINT");
+        *process = Process::spawn(&program);
+    }
+    deaths
 }
 
 /// Attempts that ended because their lease ran out; `None` on SQLite.

@@ -1,7 +1,7 @@
 //! Sending generated trace runs and exporting them, whatever happens to the server meanwhile.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -82,21 +82,20 @@ pub fn compare(
     project: &str,
     generated: &Generated,
 ) -> Result<usize, String> {
-    let folder = folder.join(format!("export_id={export}"));
-    let manifest = std::fs::read(folder.join("_manifest.json")).map_err(|error| format!("no manifest: {error}"))?;
-    let manifest: Value = serde_json::from_slice(&manifest).map_err(|error| format!("the manifest: {error}"))?;
-    let files = parquet_files(&folder);
-    let mut listed: Vec<&str> = manifest["partitions"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .flat_map(|partition| partition["files"].as_array().into_iter().flatten())
-        .filter_map(|file| file["path"].as_str())
-        .collect();
-    listed.sort_unstable();
-    let same = files.len() == listed.len() && files.iter().zip(&listed).all(|(file, path)| file.ends_with(path));
-    if !same {
-        return Err(format!("the manifest lists {listed:?}, there are {files:?}"));
+    compare_all(folder, &[export], tenant, project, generated)
+}
+
+/// As [`compare`], of exports that have to hold everything between them.
+pub fn compare_all(
+    folder: &Path,
+    exports: &[&str],
+    tenant: &str,
+    project: &str,
+    generated: &Generated,
+) -> Result<usize, String> {
+    let mut files = Vec::new();
+    for export in exports {
+        files.extend(complete(&folder.join(format!("export_id={export}")))?);
     }
     let rows = read_rows(&files);
     let given = [("tenant_id", tenant), ("session_id", project)];
@@ -114,5 +113,26 @@ pub fn compare(
         Ok(rows.len())
     } else {
         Err(wrong.join("\n"))
+    }
+}
+
+/// The files below an export's folder, which are those that its manifest lists.
+fn complete(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let manifest = std::fs::read(folder.join("_manifest.json")).map_err(|error| format!("no manifest: {error}"))?;
+    let manifest: Value = serde_json::from_slice(&manifest).map_err(|error| format!("the manifest: {error}"))?;
+    let files = parquet_files(folder);
+    let mut listed: Vec<&str> = manifest["partitions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .flat_map(|partition| partition["files"].as_array().into_iter().flatten())
+        .filter_map(|file| file["path"].as_str())
+        .collect();
+    listed.sort_unstable();
+    let same = files.len() == listed.len() && files.iter().zip(&listed).all(|(file, path)| file.ends_with(path));
+    if same {
+        Ok(files)
+    } else {
+        Err(format!("the manifest lists {listed:?}, there are {files:?}"))
     }
 }

@@ -20,11 +20,11 @@ expect = playwright.expect
 
 IMAGES = harness.ROOT / "docs" / "images"
 BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
-PAGES = ["queues", "jobs", "workers", "deployments", "exports", "schedules", "dead"]
+PAGES = ["traces", "queues", "jobs", "workers", "deployments", "exports", "schedules", "dead"]
 # Pictures that the documents keep.
-PICTURED = {(name, "light") for name in [*PAGES, "job", "export", "deployment", "revision", "sign-in"]} | {
-    (name, look) for name in ("queues", "job") for look in ("dark", "phone")
-}
+PICTURED = {
+    (name, "light") for name in [*PAGES, "project", "trace", "job", "export", "deployment", "revision", "sign-in"]
+} | {(name, look) for name in ("trace", "queues", "job") for look in ("dark", "phone")}
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 
 
@@ -89,6 +89,7 @@ def fill(place):
         runs = [run(project, day, n) for day in range(days) for n in range(20 + day * 37 % 50)]
         for at in range(0, len(runs), 200):
             place.call("POST", "/runs/batch", {"post": runs[at : at + 200]}, 202)
+    place.call("POST", "/runs/batch", {"post": conversation()}, 202)
     place.completed(export(place, destination(place, "warehouse"), "support-agent", 14))
     archive = destination(place, "archive")
     # What was a folder is a file: nothing can be written there, and trying again would not help.
@@ -123,6 +124,40 @@ def run(project, day, n):
         "end_time": (start + dt.timedelta(seconds=3)).isoformat(),
         "dotted_order": start.strftime("%Y%m%dT%H%M%S%fZ") + run_id,
     }
+
+
+def conversation():
+    """A trace of an agent that looks something up, fails at it once, and answers: the newest of its project."""
+    start = DAY + dt.timedelta(days=13, hours=20)
+    asked = [
+        {"role": "system", "content": "You answer questions about the canal. Be brief."},
+        {"role": "user", "content": "How long does a boat take through the staircase of locks?"},
+    ]
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "lock_times", "arguments": '{"locks": 5}'}}]}
+    answer = {"role": "assistant", "content": "About 40 minutes for all five, if nobody waits ahead of you."}
+    usage = {"input_tokens": 412, "output_tokens": 37, "total_tokens": 449}
+    shape = [
+        ("lock-keeper", "chain", None, 0, 4200, {"messages": asked}, {"messages": [*asked, answer]}, None),
+        ("plan", "llm", 0, 60, 900, {"messages": asked}, {"choices": [{"message": call}], "usage_metadata": usage}, None),
+        ("find_documents", "retriever", 0, 980, 420, {"query": "lock staircase duration"}, {"documents": [{"page": 12}]}, None),
+        ("lock_times", "tool", 0, 1450, 310, {"locks": 5}, None, "TimeoutError: the keeper's log did not answer within 300 ms"),
+        ("lock_times", "tool", 0, 1800, 140, {"locks": 5}, {"minutes": [8, 8, 8, 8, 8]}, None),
+        ("respond", "chain", 0, 2000, 2150, {"facts": 2}, {"text": answer["content"]}, None),
+        ("model", "llm", 5, 2050, 2050, {"messages": [*asked, call]}, {"choices": [{"message": answer}], "usage_metadata": usage}, None),
+    ]
+    made, orders = [], []
+    for n, (name, kind, parent, at, took, inputs, outputs, error) in enumerate(shape):
+        run_id, begin = str(uuid.UUID(int=0xCA7A1 << 96 | n, version=4)), start + dt.timedelta(milliseconds=at)
+        own = begin.strftime("%Y%m%dT%H%M%S%fZ") + run_id
+        orders.append(own if parent is None else f"{orders[parent]}.{own}")
+        made.append({
+            "id": run_id, "trace_id": made[0]["id"] if made else run_id, "name": name, "run_type": kind,
+            "session_name": "support-agent", "inputs": inputs, "outputs": outputs, "error": error,
+            "parent_run_id": made[parent]["id"] if parent is not None else None, "dotted_order": orders[n],
+            "start_time": begin.isoformat(), "end_time": (begin + dt.timedelta(milliseconds=took)).isoformat(),
+            "tags": ["production"] if parent is None else None, "extra": {"metadata": {"thread_id": "boat-17"}},
+        })  # fmt: skip
+    return made
 
 
 def export(place, destination, project, days):
@@ -186,6 +221,47 @@ def test_queues_show_what_waits_and_buttons_work(browser, place):
         expect(folds.locator(".pill")).to_have_text("active")
         # The first samples of the depth have come in by now, or soon.
         expect(row.locator("svg.spark")).to_be_visible(timeout=15_000)
+
+
+def test_traces_are_found_by_filters_and_read_as_trees(browser, place):
+    with reader(browser, place) as page:
+        page.goto(address(place, "traces"))
+        page.get_by_role("link", name="support-agent").click()
+        newest = page.locator("tbody tr").first
+        expect(newest.locator("[data-is=Run]")).to_contain_text("lock-keeper")
+        expect(newest.locator("[data-is=Input]")).to_contain_text("through the staircase")
+        expect(newest.locator("[data-is=Latency]")).to_have_text("4.2 s")
+        # Pages go on where the one before ended.
+        first = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.id)")
+        page.get_by_role("link", name="Older").click()
+        page.wait_for_load_state()
+        second = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.id)")
+        assert len(first) == len(second) == 50 and not set(first) & set(second)
+        # A mistake is shown where it is, and what was typed stays.
+        page.get_by_label("Filter").fill('and(eq(run_type, "tool"), neq(eror, null))')
+        page.get_by_role("button", name="Show").click()
+        expect(page.get_by_role("alert")).to_contain_text("at character 31")
+        expect(page.locator("pre.where mark")).to_have_text("eror, null))")
+        page.get_by_label("Filter").fill('and(eq(run_type, "tool"), neq(error, null))')
+        page.get_by_label("Runs").select_option("every run")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("tbody tr")).to_have_count(1)
+        expect(page.locator("[data-is=Outcome]")).to_contain_text("TimeoutError")
+        page.locator("tbody tr a").click()
+        # The tree, and the run from near.
+        branches = page.locator(".branch")
+        expect(branches).to_have_count(7)
+        assert branches.locator(".name").all_inner_texts() == [
+            "lock-keeper", "plan", "find_documents", "lock_times", "lock_times", "respond", "model"
+        ]  # fmt: skip
+        expect(page.locator(".branch[aria-current]")).to_contain_text("310 ms")
+        expect(page.locator(".why.bad")).to_contain_text("the keeper's log did not answer")
+        branches.last.click()
+        expect(page.locator(".near h2").first).to_have_text("model")
+        expect(page.locator("#outputs .said.model")).to_contain_text("About 40 minutes")
+        expect(page.locator(".facts")).to_contain_text("449 (412 in, 37 out)")
+        # Others' addresses lead nowhere.
+        assert page.goto(address(place, f"traces/{uuid.uuid4()}")).status == 404
 
 
 def test_jobs_can_be_found_and_read(browser, place):
@@ -343,7 +419,7 @@ def test_foreign_posts_are_refused(browser, place):
         expect(page.locator("tr#p-folds .pill")).to_have_text("active")
 
 
-@pytest.mark.parametrize("name", [*PAGES, "job", "export", "deployment", "revision", "sign-in"])
+@pytest.mark.parametrize("name", [*PAGES, "project", "trace", "job", "export", "deployment", "revision", "sign-in"])
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_page_fits_and_is_pictured(browser, place, name, look):
     if place.layout == "cluster" and look != "light":
@@ -355,6 +431,14 @@ def test_every_page_fits_and_is_pictured(browser, place, name, look):
             page.goto(address(place, "dead"))
             page.locator("tbody a.mono").first.click()
             page.wait_for_selector(".crumb")
+        elif name in ("project", "trace"):
+            page.goto(address(place, "traces"))
+            page.get_by_role("link", name="support-agent").click()
+            page.wait_for_selector("table.runs")
+            if name == "trace":
+                page.locator("tbody tr a").first.click()
+                page.locator(".branch").last.click()
+                page.wait_for_selector("#outputs")
         elif name == "export":
             page.goto(address(place, "exports"))
             page.locator("tbody tr", has_text="warehouse").locator("a").click()

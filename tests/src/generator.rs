@@ -14,7 +14,7 @@ use crate::columns::Columns;
 const RUNS_PER_BODY: usize = 24;
 const DAY_MICROS: i64 = 86_400_000_000;
 /// 2026-02-27: three days later another month has begun.
-const FIRST_DAY_MICROS: i64 = 20_511 * DAY_MICROS;
+const FIRST_DAY: i64 = 20_511;
 
 /// A body of `POST /runs/multipart`, to be sent as it is.
 #[derive(Clone, Debug)]
@@ -40,15 +40,22 @@ pub struct Generated {
     pub end: String,
 }
 
-/// `trees` trees of four runs each, spread over `days` days.
+/// `trees` trees of four runs each, spread over `days` days at the turn of a month.
 #[must_use]
 pub fn generate(seed: u64, trees: usize, days: i64) -> Generated {
+    generate_from(FIRST_DAY, seed, trees, days)
+}
+
+/// As [`generate`], from another day on, counted from 1970-01-01.
+#[must_use]
+pub fn generate_from(first_day: i64, seed: u64, trees: usize, days: i64) -> Generated {
+    let first = first_day * DAY_MICROS;
     let mut dice = Dice::new(seed);
     let project = format!("generated-{seed}");
     let mut parts = Vec::new();
     let mut rows = BTreeMap::new();
     for tree in 0..trees {
-        let midnight = FIRST_DAY_MICROS + i64::try_from(tree).expect("few trees") % days * DAY_MICROS;
+        let midnight = first + i64::try_from(tree).expect("few trees") % days * DAY_MICROS;
         // Children follow within the hour; none of them may slip into the next day.
         let start = midnight + below(&mut dice, DAY_MICROS - 3_600_000_000);
         let root = Run::new(&mut dice, start, &[]);
@@ -70,13 +77,12 @@ pub fn generate(seed: u64, trees: usize, days: i64) -> Generated {
         .chunks(RUNS_PER_BODY)
         .map(|chunk| body(chunk, dice.below(2) == 0))
         .collect();
-    let end = FIRST_DAY_MICROS + days * DAY_MICROS;
     Generated {
         project,
         bodies,
         rows,
-        start: rfc3339(FIRST_DAY_MICROS),
-        end: rfc3339(end),
+        start: rfc3339(first),
+        end: rfc3339(first + days * DAY_MICROS),
     }
 }
 
@@ -295,12 +301,15 @@ mod tests {
 
     #[test]
     fn times_are_written_as_clients_write_them() {
-        assert_eq!(rfc3339(FIRST_DAY_MICROS), "2026-02-27T00:00:00.000000Z");
+        assert_eq!(rfc3339(FIRST_DAY * DAY_MICROS), "2026-02-27T00:00:00.000000Z");
         assert_eq!(
-            rfc3339(FIRST_DAY_MICROS + 2 * DAY_MICROS - 1),
+            rfc3339(FIRST_DAY * DAY_MICROS + 2 * DAY_MICROS - 1),
             "2026-02-28T23:59:59.999999Z"
         );
-        assert_eq!(compact(FIRST_DAY_MICROS + 2 * DAY_MICROS), "20260301T000000000000Z");
+        assert_eq!(
+            compact(FIRST_DAY * DAY_MICROS + 2 * DAY_MICROS),
+            "20260301T000000000000Z"
+        );
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub use columns::{COLUMNS, Columns, differences, parquet_files, read_rows};
 pub use database::Database;
 pub use dice::Dice;
 pub use environment::environment;
-pub use generator::{Body, Generated, generate};
+pub use generator::{Body, Generated, generate, generate_from};
 pub use moto::Moto;
 pub use postgres_server::PostgresServer;
 pub use process::{Exit, Process, Program, run_to_end};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{JobId, ProjectId, TenantId};
+use towpath_domain::{JobId, ProjectId, TenantId, failpoint};
 use towpath_durable::{Again, Ctx, Lane, Outcome, Verdict, Workflow};
 use towpath_store::segments::replace::{self, Replacement};
 use towpath_store::{self as store, Tx, segments};
@@ -99,12 +99,18 @@ impl Workflow for CompactDay {
             let (objects, refs) = (world.objects.clone(), parts.iter().map(part_ref).collect());
             let of = Day { tenant, project, day };
             let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
-                let intend = async |tenant, id, path: &object_store::path::Path| intend.ask(tenant, id, path).await;
+                let intend = async |tenant, id, path: &object_store::path::Path| {
+                    let asked = intend.ask(tenant, id, path).await;
+                    failpoint::hit("compact.intended");
+                    asked
+                };
                 compact::compact(&objects, &of, refs, intend).await
             });
             let new: Vec<Replacement> = work.await?.retry()?.iter().map(replacement).collect();
+            failpoint::hit("compact.written");
             let replaced = ctx.commit(async |tx| replace::replace(tx, tenant, &parts, &new, compacted).await);
             replaced.await?;
+            failpoint::hit("compact.replaced");
         }
         drop(place);
         ctx.done()

@@ -1,7 +1,7 @@
 //! Threads for work that holds on to a core.
 //!
 //! Decoding and encoding rows would starve whatever shares a runtime with it: renewals, HTTP. So it has a runtime of
-//! its own, one core smaller than the machine.
+//! its own, whose threads may use every core and stand back wherever another thread wants one.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,6 +13,10 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio_util::sync::CancellationToken;
 use towpath_durable::Failure;
 
+/// How far heavy work stands back: where everybody wants to run, one such thread gets a third of what another gets.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 5;
+
 /// A runtime for heavy work. Dropping it lets go of whatever still runs there.
 #[derive(Debug)]
 pub struct Heavy {
@@ -22,13 +26,13 @@ pub struct Heavy {
 }
 
 impl Heavy {
-    /// Starts as many threads as there are cores less one, at least one.
+    /// Starts as many threads as there are cores.
     ///
     /// # Errors
     /// The system gives no threads.
     pub fn new() -> std::io::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::with_threads(cores.saturating_sub(1).max(1))
+        Self::with_threads(cores)
     }
 
     /// Starts this many threads.
@@ -39,17 +43,18 @@ impl Heavy {
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("heavy")
+            .on_thread_start(stand_back)
             .enable_all()
             .build()?;
         Ok(Self {
             handle: runtime.handle().clone(),
             runtime: Some(runtime),
-            places: Arc::new(Semaphore::new(threads + 1)),
+            places: Arc::new(Semaphore::new(threads.max(2))),
         })
     }
 
-    /// A place for work that holds much memory, as writing a file of an export does: one more than there are threads,
-    /// so that one sends while the others encode. Without it, memory would grow with the number of jobs at work.
+    /// A place for work that holds much memory, as writing a file of an export does: one for each thread and at least
+    /// two, so that one sends while another encodes. Without it, memory would grow with the number of jobs at work.
     ///
     /// # Errors
     /// [`Failure::Cancelled`] when the job is to stop while it waits.
@@ -94,6 +99,15 @@ impl Heavy {
                 Ok(None) | Err(Err(_)) => std::future::pending().await,
             }
         })
+    }
+}
+
+/// Makes this thread wait where others want its core, as `nice` does to programs.
+fn stand_back() {
+    // Elsewhere the call would mean the whole process.
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        tracing::debug!(%error, "heavy work runs at the same priority as everything else");
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Content, ExportStatus, Limits, SPAWN_DELAY};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{ExportId, ScheduleId, TenantId, Timestamp};
+use towpath_domain::{ExportId, ScheduleId, TenantId, Timestamp, failpoint};
 use towpath_durable::{Ctx, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::scheduled::{self, NewScheduled};
 use towpath_store::{self as store, Tx, schedules};
@@ -134,8 +134,11 @@ impl Workflow for SpawnExport {
         // The workspace's lane is locked before this job, as everywhere. Neither destination nor project is asked for:
         // the export fails and says which is gone.
         let limits: Limits = world.exports;
-        ctx.settle_with(&[run_export::lane(tenant, &limits)], async |tx| {
+        failpoint::hit("spawn.before_record");
+        let lane = [run_export::lane(tenant, &limits)];
+        let spawned = ctx.settle_with(&lane, async |tx| {
             let spawned = run_export::record(tx, tenant, &limits, &content, range, Some(export)).await?;
+            failpoint::hit("spawn.half_recorded");
             let next = chain.next_at.plus(span(hours));
             let job = towpath_durable::start(tx, self, Start::new(tenant).at(next)).await?;
             if !schedules::advance(tx, schedule, chain.next_at, next, Some(job)).await? {
@@ -144,8 +147,10 @@ impl Workflow for SpawnExport {
             }
             tracing::info!(export.id = %spawned.id, export.source = %export, "spawned the export of an interval");
             Ok(())
-        })
-        .await
+        });
+        let spawned = spawned.await?;
+        failpoint::hit("spawn.recorded");
+        Ok(spawned)
     }
 
     /// A chain whose spawn ended badly is taken up again by the scheduler, which finds it without a job.

@@ -1,12 +1,15 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, objects that nobody reads any more are removed. A chain, so one sweep goes on at a time.
 
+mod beside;
+
 use std::time::Duration;
 
+use chrono::NaiveDate;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{ScheduleId, TenantId, Timestamp};
+use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
 use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::replace::{self, Worth};
@@ -114,6 +117,7 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
         .days
         .map(|days| now.minus(Duration::from_secs(u64::from(days) * 86_400)).day());
     rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
+    failpoint::hit("sweep.retired");
     compact(ctx, world, now).await?;
     let replaced = now.minus(world.keeping.replaced);
     rounds(ctx, async move |tx| {
@@ -129,7 +133,8 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
             .map(|taken| taken.len() as u64)
     })
     .await?;
-    remove(ctx, world, abandoned).await?;
+    failpoint::hit("sweep.collected");
+    remove(ctx, world, abandoned, keep_from).await?;
     let dropped = ctx
         .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
         .await?;
@@ -162,12 +167,18 @@ async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Fai
             towpath_durable::start(tx, &compact, how).await.map(drop)
         })
         .await?;
+        failpoint::hit("sweep.compaction_started");
     }
     Ok(())
 }
 
 /// Removes the objects of segments that are on their way out, then their rows: a crash between the two is made up for.
-async fn remove(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<(), Failure> {
+async fn remove(
+    ctx: &mut Ctx,
+    world: &World,
+    abandoned: Timestamp,
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
     let deleting = world
         .store
         .read(async |tx| segments::deleting(tx, BATCH * 10).await)
@@ -179,9 +190,12 @@ async fn remove(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<()
         if old.rows == 0 && old.changed_at >= abandoned {
             continue;
         }
+        beside::remove(ctx, world, &old, keep_from).await?;
         world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
+        failpoint::hit("sweep.object_removed");
         ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
             .await?;
+        failpoint::hit("sweep.row_removed");
         metrics::counter!(metric::SEGMENTS_REMOVED).increment(1);
     }
     Ok(())

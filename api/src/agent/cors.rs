@@ -64,6 +64,8 @@ pub struct Cors {
 
 #[derive(Clone, Debug)]
 enum Origins {
+    /// Nobody said: all may call, as programs may. It opens nothing that a page must not have done.
+    Unsaid,
     Any,
     Named(Vec<String>, Option<Regex>),
 }
@@ -71,7 +73,7 @@ enum Origins {
 impl Default for Cors {
     fn default() -> Self {
         Self {
-            origins: Origins::Any,
+            origins: Origins::Unsaid,
             methods: METHODS.to_vec(),
             headers: None,
             credentials: true,
@@ -93,7 +95,7 @@ impl Cors {
             Regex::new(&format!("^(?:{pattern})$")).map_err(|error| format!("http.cors.allow_origin_regex: {error}"))
         });
         let origins = match (&file.allow_origins, pattern.transpose()?) {
-            (None, None) => Origins::Any,
+            (None, None) => Origins::Unsaid,
             (Some(origins), _) if any(origins) => Origins::Any,
             (origins, pattern) => Origins::Named(origins.clone().unwrap_or_default(), pattern),
         };
@@ -126,8 +128,24 @@ impl Cors {
     /// Only these pages may call, whatever was said about pages before.
     #[must_use]
     pub fn with_origins(mut self, origins: Vec<String>) -> Self {
-        self.origins = Origins::Named(origins, None);
+        self.origins = if origins.iter().any(|origin| origin == "*") {
+            Origins::Any
+        } else {
+            Origins::Named(origins, None)
+        };
         self
+    }
+
+    /// Whether somebody said that pages of `origin` may call.
+    pub(super) fn names(&self, origin: &str) -> bool {
+        match &self.origins {
+            Origins::Unsaid => false,
+            Origins::Any => true,
+            Origins::Named(origins, pattern) => {
+                origins.iter().any(|named| named.eq_ignore_ascii_case(origin))
+                    || pattern.as_ref().is_some_and(|pattern| pattern.is_match(origin))
+            }
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, whole};
 use crate::platform::names;
+pub(crate) use criteria::position;
 pub use criteria::{Criteria, parse};
 use view::cost;
 use view::{Beside, Dialect, FIELDS, Shown};

@@ -349,3 +349,61 @@ async fn what_callers_named_is_shown_as_text() {
         assert_eq!(answer.status, status, "{path}");
     }
 }
+
+/// Pages of traces, of what was acknowledged and not folded yet.
+#[tokio::test]
+async fn traces_are_shown_as_text_with_mistakes_where_they_are() {
+    for world in World::on_each().await {
+        let cookie = cookie(&sign_in(&world, KEY).await);
+        let page = async |path: String| {
+            world
+                .call(Call::new(Method::GET, &path).header("cookie", &cookie))
+                .await
+        };
+        assert!(page("/ui/traces".to_owned()).await.text.contains("No traces yet"));
+        let root = "0194fdc2-0000-7000-8000-000000000001";
+        let child = "0194fdc2-0000-7000-8000-000000000002";
+        let link = |id: &str| format!("20260301T100000000000Z{id}");
+        let run = |id: &str, order: String, name: &str| {
+            json!({
+                "id": id, "trace_id": root, "dotted_order": order, "session_name": "canal", "run_type": "chain",
+                "name": name, "start_time": "2026-03-01T10:00:00Z", "end_time": "2026-03-01T10:00:02Z",
+                "inputs": {"question": "<i>why</i>"}, "parent_run_id": (id != root).then_some(root),
+            })
+        };
+        let both = [
+            run(root, link(root), "<b>root</b>"),
+            run(child, format!("{}.{}", link(root), link(child)), "leaf"),
+        ];
+        world.post("/runs/batch", &json!({ "post": both })).await.expect(202);
+        let found = world.get("/sessions?name=canal").await.expect(200);
+        let project = format!("/ui/traces/{}", found[0]["id"].as_str().unwrap());
+        assert!(page("/ui/traces?name=ana".to_owned()).await.text.contains(&project));
+
+        let roots = page(project.clone()).await.text;
+        assert!(roots.contains("&#60;b&#62;root") && !roots.contains("<b>root") && !roots.contains("leaf"));
+        assert!(roots.contains("why&#60;/i&#62;") && roots.contains("2.0 s"));
+        let all = page(format!("{project}?runs=all&filter=eq(name,%22leaf%22)"))
+            .await
+            .text;
+        assert!(all.contains("leaf") && !all.contains("root&#60;"));
+        let mistake = page(format!("{project}?filter=eq(nam,%22%3Cx%22)")).await;
+        assert_eq!(mistake.status, 200);
+        assert!(mistake.text.contains("at character 4") && mistake.text.contains("eq(<mark>nam,&#34;&#60;x"));
+
+        let tree = page(format!("{project}/{child}")).await.text;
+        let (above, below) = (
+            tree.find(&format!("t{root}")).unwrap(),
+            tree.find(&format!("t{child}")).unwrap(),
+        );
+        assert!(above < below && tree.contains("branch d1"));
+        for gone in [
+            "/ui/traces/x",
+            &format!("{project}/x"),
+            &format!("{project}/{}", world.tenant),
+        ] {
+            assert_eq!(page(gone.to_owned()).await.status, 404, "{gone}");
+        }
+        assert_eq!(page(format!("{project}?cursor=x")).await.status, 400);
+    }
+}

@@ -57,6 +57,25 @@ fn ids(page: &Value) -> Vec<String> {
     runs.map(|run| run["id"].as_str().unwrap().to_owned()).collect()
 }
 
+/// Who reads page after page of what was just sent has it folded once.
+#[tokio::test]
+async fn open_units_are_folded_once_for_many_pages() {
+    for world in World::on_each().await {
+        let session = sent(&world, 3).await;
+        let asked = json!({"session": [session], "limit": 4});
+        let first = world.post("/runs/query", &asked).await.expect(200);
+        let units = world.folder.path().join("objects");
+        assert!(units.is_dir());
+        std::fs::rename(&units, world.folder.path().join("elsewhere")).unwrap();
+        assert_eq!(world.post("/runs/query", &asked).await.expect(200), first);
+        std::fs::rename(world.folder.path().join("elsewhere"), &units).unwrap();
+        // What comes after is seen all the same.
+        world.post("/runs/batch", &trace(9, 9)).await.expect(202);
+        let next = world.post("/runs/query", &asked).await.expect(200);
+        assert_eq!(ids(&next)[2], id(90).to_string());
+    }
+}
+
 #[tokio::test]
 async fn runs_come_back_newest_first_page_by_page() {
     for world in World::on_each().await {

@@ -1,6 +1,8 @@
 //! All of a workspace at one moment: live segments, and what is not folded into any yet.
 
-use std::sync::Arc;
+mod recent;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chrono::NaiveDate;
@@ -14,6 +16,8 @@ use towpath_traces::fold::{self, FoldError, Place, Unfolded};
 use towpath_traces::objects::Objects;
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
+
+use recent::Recent;
 
 use crate::overlay::Overlay;
 use crate::{Error, Result};
@@ -30,6 +34,7 @@ const PACE: Duration = Duration::from_millis(50);
 pub struct Reader {
     store: Store,
     objects: Objects,
+    recent: Arc<Mutex<Recent>>,
 }
 
 /// A row group of a project.
@@ -45,15 +50,16 @@ pub struct Part {
 pub struct Snapshot {
     tenant: TenantId,
     reader: Reader,
-    open: Unfolded,
+    open: Arc<Unfolded>,
     objects: Arc<dyn ObjectStore>,
 }
 
 impl Reader {
     /// Reads what is in these.
     #[must_use]
-    pub const fn new(store: Store, objects: Objects) -> Self {
-        Self { store, objects }
+    pub fn new(store: Store, objects: Objects) -> Self {
+        let recent = Arc::default();
+        Self { store, objects, recent }
     }
 
     /// The database.
@@ -90,7 +96,17 @@ impl Reader {
     }
 
     async fn unfolded(&self, tenant: TenantId, open: &[Unit]) -> Result<Snapshot> {
-        let open = fold::unfolded(&self.store, &self.objects, tenant, open).await?;
+        let units: Vec<_> = open.iter().map(|unit| unit.id).collect();
+        let known = self.recent().find(tenant, &units);
+        let open = match known {
+            Some(known) => known,
+            None => {
+                let bytes = open.iter().map(|unit| unit.bytes).sum();
+                let folded = Arc::new(fold::unfolded(&self.store, &self.objects, tenant, open).await?);
+                self.recent().keep(tenant, units, bytes, Arc::clone(&folded));
+                folded
+            }
+        };
         Ok(Snapshot {
             tenant,
             objects: Arc::new(Overlay {
@@ -100,6 +116,11 @@ impl Reader {
             reader: self.clone(),
             open,
         })
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        // A panic between two of its steps leaves it whole.
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

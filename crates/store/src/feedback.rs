@@ -266,3 +266,31 @@ pub async fn attachments_of(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunI
         .fetch_all(conn)
         .await)?)
 }
+
+/// Forgets all feedback on `runs`, and that files came with them.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<()> {
+    let ids = id_list(runs.iter().map(|id| id.0));
+    let given = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "DELETE FROM feedback WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "DELETE FROM feedback WHERE tenant_id = $1
+                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
+    let files = sql!(tx,
+        sqlite: "DELETE FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "DELETE FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
+    for text in [given, files] {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(tenant)
+            .bind(&ids)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
+    Ok(())
+}

@@ -1,5 +1,7 @@
 //! Tracing projects. Official clients call them sessions.
 
+pub mod overview;
+
 use serde_json::value::RawValue;
 use towpath_domain::trace::check_project_name;
 use towpath_domain::{ProjectId, TenantId, Timestamp};

@@ -10,9 +10,10 @@
 //! Operations that say neither where nor when their trace run lies (a bare `PATCH /runs/{id}`) are placed by another
 //! operation of the same batch, else by the catalog, else they wait. A trace run that comes later takes them up.
 //!
-//! Memory is bounded by [`Options::flush_bytes`] of rows plus one decoded body and a small entry per trace run of the
+//! Memory is bounded by [`Options::flush_bytes`] of rows plus a few decoded bodies and a small entry per trace run of the
 //! batch, so the caller bounds the batch. Folds must not overlap; their lane sees to that.
 
+mod ahead;
 mod groups;
 mod places;
 mod record;
@@ -25,14 +26,13 @@ use towpath_store::units::Unit;
 use towpath_store::{Store, pending_patches};
 use uuid::Uuid;
 
-use crate::accept::{self, Contents};
-use crate::body::Limits;
+use crate::accept::Contents;
 use crate::columnar;
 use crate::metric;
 use crate::objects::{Objects, ObjectsError};
 use crate::operation::Operation;
 use crate::segment::Written;
-use crate::wal::{self, Frame, unit};
+use ahead::{Ahead, Piece};
 use groups::Groups;
 use places::Places;
 pub use places::{Place, locate};
@@ -133,45 +133,32 @@ pub async fn fold<E>(
     let mut folded = Folded::default();
     let mut places = Places::new(store, objects);
     let mut groups = Groups::default();
+    let mut decoded = Ahead::start(objects, units);
     for unit in units {
-        let path = Path::from(unit.path.as_str());
-        let bytes = match objects.get(&path).await {
-            Ok(bytes) => bytes,
-            Err(error) if error.is_not_found() => {
-                tracing::error!(wal.unit = %unit.id, wal.path = %path, "an accepted unit is not there; it stays open");
-                metrics::counter!(metric::WAL_MISSING).increment(1);
-                folded.missing.push(unit.id);
-                continue;
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let mut index = 0_u32;
         let mut damaged = 0;
-        for frame in unit::read(bytes.clone()) {
-            let base = index;
-            let contents = match frame {
-                Ok(frame) => {
-                    index = index.saturating_add(frame.head.items);
-                    contents(unit, &frame).map(|contents| (frame.head.tenant, contents))
+        let bytes = loop {
+            match decoded.next().await? {
+                Piece::Body {
+                    tenant,
+                    first,
+                    contents,
+                } => {
+                    take_in(&mut folded, &mut places, &mut groups, objects, tenant, first, contents)
+                        .await
+                        .map_err(FoldError::from_inner)?;
+                    if groups.bytes() > options.flush_bytes {
+                        groups.flush(objects, &mut intend, &mut folded).await?;
+                    }
                 }
-                Err(damage) => {
-                    index = index.saturating_add(damage.items.unwrap_or(0));
-                    tracing::error!(wal.unit = %unit.id, error = %damage, "a part of an accepted unit is damaged");
-                    None
-                }
-            };
-            let Some((tenant, contents)) = contents else {
-                damaged += 1;
-                continue;
-            };
-            let first = wal::seq(unit.seq, base);
-            take_in(&mut folded, &mut places, &mut groups, objects, tenant, first, contents)
-                .await
-                .map_err(FoldError::from_inner)?;
-            if groups.bytes() > options.flush_bytes {
-                groups.flush(objects, &mut intend, &mut folded).await?;
+                Piece::Damaged => damaged += 1,
+                Piece::End(bytes) => break bytes,
             }
-        }
+        };
+        let Some(bytes) = bytes else {
+            metrics::counter!(metric::WAL_MISSING).increment(1);
+            folded.missing.push(unit.id);
+            continue;
+        };
         if damaged > 0 {
             objects
                 .put(&Path::from(format!("quarantine/{}.unit", unit.id)), vec![bytes])
@@ -193,17 +180,6 @@ pub async fn fold<E>(
     metrics::counter!(metric::FOLDED_OPERATIONS).increment(folded.operations);
     metrics::counter!(metric::FOLDED_UNITS).increment(folded.units.len() as u64);
     Ok(folded)
-}
-
-/// What a frame holds. It was checked when it was accepted, so an error here is a defect of ours or of the disk.
-fn contents(unit: &Unit, frame: &Frame) -> Option<Contents> {
-    match accept::read(frame, &Limits::NONE) {
-        Ok(contents) => Some(contents),
-        Err(error) => {
-            tracing::error!(wal.unit = %unit.id, tenant.id = %frame.head.tenant, %error, "an accepted body cannot be read");
-            None
-        }
-    }
 }
 
 /// Sorts what a frame holds to where it goes. Its items are numbered from `first`, in the order of the fields of

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use bytes::{Bytes, BytesMut};
 use object_store::path::Path;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::task::JoinSet;
@@ -24,10 +25,10 @@ const PARTS_IN_FLIGHT: usize = 2;
 pub struct Upload {
     store: Arc<dyn ObjectStore>,
     path: Path,
-    buffer: Vec<u8>,
+    buffer: BytesMut,
     part_bytes: usize,
     multipart: Option<Box<dyn MultipartUpload>>,
-    in_flight: JoinSet<object_store::Result<()>>,
+    in_flight: JoinSet<(object_store::Result<()>, Bytes)>,
     bytes: u64,
 }
 
@@ -38,7 +39,7 @@ impl Upload {
         Self {
             store,
             path,
-            buffer: Vec::new(),
+            buffer: BytesMut::new(),
             part_bytes: PART_BYTES,
             multipart: None,
             in_flight: JoinSet::new(),
@@ -72,6 +73,10 @@ impl Upload {
     pub async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.bytes += bytes.len() as u64;
         let mut rest = bytes;
+        if self.buffer.capacity() == 0 && self.multipart.is_some() {
+            // At once, since growing by and by leaves pieces of every size behind.
+            self.buffer.reserve(self.part_bytes);
+        }
         while self.buffer.len() + rest.len() > self.part_bytes {
             let (part, later) = rest.split_at(self.part_bytes - self.buffer.len());
             self.buffer.extend_from_slice(part);
@@ -108,7 +113,7 @@ impl Upload {
         let result = match &mut self.multipart {
             Some(multipart) => multipart.complete().await.map(drop),
             None => {
-                let payload = PutPayload::from(std::mem::take(&mut self.buffer));
+                let payload = PutPayload::from(std::mem::take(&mut self.buffer).freeze());
                 self.store.put(&self.path, payload).await.map(drop)
             }
         };
@@ -133,20 +138,30 @@ impl Upload {
                 Err(source) => return Err(self.failed(source).await),
             }
         }
+        let part = std::mem::take(&mut self.buffer).freeze();
         while self.in_flight.len() >= PARTS_IN_FLIGHT {
             self.wait_for_one().await?;
         }
-        let part = std::mem::take(&mut self.buffer);
         if let Some(multipart) = &mut self.multipart {
-            self.in_flight.spawn(multipart.put_part(part.into()));
+            let sent = multipart.put_part(part.clone().into());
+            self.in_flight.spawn(async move { (sent.await, part) });
         }
         Ok(())
     }
 
     async fn wait_for_one(&mut self) -> Result<()> {
         let source = match self.in_flight.join_next().await {
-            None | Some(Ok(Ok(()))) => return Ok(()),
-            Some(Ok(Err(source))) => source,
+            None => return Ok(()),
+            Some(Ok((Ok(()), part))) => {
+                // Its memory is the next one's: an allocator that is given so much back keeps it for a while, and a
+                // file would need many times what lies here at one moment.
+                if let (true, Ok(mut free)) = (self.buffer.capacity() == 0, part.try_into_mut()) {
+                    free.clear();
+                    self.buffer = free;
+                }
+                return Ok(());
+            }
+            Some(Ok((Err(source), _))) => source,
             Some(Err(source)) => object_store::Error::JoinError { source },
         };
         Err(self.failed(source).await)
@@ -168,35 +183,59 @@ impl Upload {
 /// What an encoder writes into between two awaits: blocks, since one growing buffer would for a moment hold everything
 /// twice. Clones share them, so that what one half-written row group has made so far can be sent already.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Blocks(Arc<Mutex<Shared>>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    full: Vec<Vec<u8>>,
+    /// Sent, and to be filled again.
+    free: Vec<Vec<u8>>,
+}
 
 impl Blocks {
     const BYTES: usize = 1 << 20;
+    /// Of the first, which is all that a small segment needs.
+    const FIRST_BYTES: usize = 64 << 10;
+    /// So many are kept for what comes.
+    const FREE: usize = 4;
 
     /// Hands everything on to an upload, block by block.
     pub(crate) async fn send(&self, upload: &mut Upload) -> Result<()> {
-        let blocks = std::mem::take(&mut *self.lock());
-        for block in blocks {
+        let blocks = std::mem::take(&mut self.lock().full);
+        for mut block in blocks {
             upload.write(&block).await?;
+            let mut shared = self.lock();
+            if shared.free.len() < Self::FREE {
+                block.clear();
+                shared.free.push(block);
+            }
         }
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl std::io::Write for Blocks {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut blocks = self.lock();
-        let full = blocks
+        let mut shared = self.lock();
+        let full = shared
+            .full
             .last()
             .is_none_or(|block| block.len() + bytes.len() > Self::BYTES);
         if full {
-            blocks.push(Vec::with_capacity(Self::BYTES.min(bytes.len().max(64 << 10))));
+            let least = if shared.full.is_empty() {
+                Self::FIRST_BYTES
+            } else {
+                Self::BYTES
+            };
+            let free = shared.free.pop();
+            let block = free.unwrap_or_else(|| Vec::with_capacity(least.max(bytes.len()).min(Self::BYTES)));
+            shared.full.push(block);
         }
-        if let Some(block) = blocks.last_mut() {
+        if let Some(block) = shared.full.last_mut() {
             block.extend_from_slice(bytes);
         }
         Ok(bytes.len())

@@ -9,7 +9,11 @@ use towpath_domain::{Timestamp, TraceRunId};
 use towpath_traces::sample::{Cell, Which};
 use uuid::Uuid;
 
-use crate::home::{DAY_ROWS, FILE_ROWS, Home, time};
+use crate::home::{DAY_ROWS, Database, FILE_ROWS, Home, on_both_databases, time};
+
+on_both_databases! {
+    a_filter_sees_what_came_late_and_leaves_in_only_what_passes,
+}
 
 fn batches(file: &Bytes) -> Vec<RecordBatch> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone())
@@ -149,9 +153,8 @@ async fn a_range_and_a_choice_of_fields_are_kept() {
     assert_eq!(ids, wanted);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes() {
-    let home = Home::empty(1).await;
+async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
     home.send(0..DAY_ROWS, Which::Posts).await;
     // The posts are folded before the patches come, so the two lie in different segments.
     home.export(1).await;

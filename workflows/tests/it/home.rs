@@ -18,7 +18,7 @@ use towpath_store::destinations::{self, NewDestination};
 use towpath_store::exports::runs::ExportRun;
 use towpath_store::exports::{self, Export, runs};
 use towpath_store::sealing::{Keys, Sealer};
-use towpath_store::{Options, Store, jobs, on, projects};
+use towpath_store::{Dialect, Options, Store, jobs, on, projects};
 use towpath_traces::accept::{self, Request, Route};
 use towpath_traces::body::{Encoding, Limits};
 use towpath_traces::objects::Objects;
@@ -36,6 +36,61 @@ pub const FILE_ROWS: u64 = 1024;
 /// Trace runs per day: one whole file and a rest.
 pub const DAY_ROWS: u64 = 1280;
 
+/// Runs each test on both databases.
+macro_rules! on_both_databases {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                super::$name($crate::home::Database::Sqlite).await;
+            })*
+        }
+
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                if let Some(server) = $crate::home::Database::postgres() {
+                    super::$name(server).await;
+                }
+            })*
+        }
+    };
+}
+pub(crate) use on_both_databases;
+
+/// Where the tables of a home lie.
+#[derive(Clone, Debug)]
+pub enum Database {
+    /// A file.
+    Sqlite,
+    /// A fresh database in this server, whose clock is the home's.
+    Postgres { server: String },
+}
+
+impl Database {
+    /// In the server that `TOWPATH_TEST_POSTGRES` names.
+    #[expect(
+        clippy::disallowed_methods,
+        clippy::print_stdout,
+        reason = "tests learn from the environment which servers there are, and say which are not"
+    )]
+    pub fn postgres() -> Option<Self> {
+        let Ok(server) = std::env::var("TOWPATH_TEST_POSTGRES") else {
+            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
+            return None;
+        };
+        Some(Self::Postgres { server })
+    }
+
+    /// Of `all` moments to try, so many at a time: this server is asked over a line, and each moment takes longer.
+    pub fn stride(&self) -> usize {
+        match self {
+            Self::Sqlite => 1,
+            Self::Postgres { .. } => 2,
+        }
+    }
+}
+
 pub struct Home {
     pub world: World,
     pub clock: Clock,
@@ -52,39 +107,65 @@ pub struct Home {
 impl Home {
     /// A workspace with a destination, and trace runs for this many days from 2026-03-01 on.
     pub async fn new(days: u32) -> Self {
-        let home = Self::empty(days).await;
+        Self::new_on(&Database::Sqlite, days).await
+    }
+
+    pub async fn new_on(database: &Database, days: u32) -> Self {
+        let home = Self::empty_on(database, days).await;
         home.send(0..DAY_ROWS * u64::from(days), Which::Both).await;
         home
     }
 
     pub async fn empty(days: u32) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
-        Self::over(&uri, folder, days).await
+        Self::empty_on(&Database::Sqlite, days).await
     }
 
-    /// Over a fresh database in the server that `TOWPATH_TEST_POSTGRES` names. What is due there is due by the
-    /// database's clock, which this one cannot move.
-    #[expect(
-        clippy::disallowed_methods,
-        clippy::print_stdout,
-        reason = "tests learn from the environment which servers there are, and say which are not"
-    )]
-    pub async fn on_postgres(days: u32) -> Option<Self> {
-        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return None;
+    pub async fn empty_on(database: &Database, days: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let Database::Postgres { server: admin } = database else {
+            let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
+            return Self::over(&uri, folder, days).await;
         };
         let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
-        let mut conn = PgConnection::connect(&admin).await.unwrap();
+        let mut conn = PgConnection::connect(admin).await.unwrap();
         let text = AssertSqlSafe(format!("CREATE DATABASE {name}"));
         conn.execute(text).await.unwrap();
-        let (server, query) = admin.split_once('?').unwrap_or((&admin, ""));
+        let (server, query) = admin.split_once('?').unwrap_or((admin, ""));
         let (server, _) = server.rsplit_once('/').unwrap();
-        let uri = format!("{server}/{name}?{query}");
-        let home = Self::over(&uri, tempfile::tempdir().unwrap(), days).await;
-        home.send(0..DAY_ROWS * u64::from(days), Which::Both).await;
-        Some(home)
+        let home = Self::over(&format!("{server}/{name}?{query}"), folder, days).await;
+        // Time stands still there too, until it is told.
+        home.execute("CREATE TABLE clock (at timestamptz NOT NULL)").await;
+        home.execute("INSERT INTO clock VALUES ('epoch')").await;
+        home.execute(
+            "CREATE OR REPLACE FUNCTION towpath_now(known timestamptz DEFAULT NULL) RETURNS timestamptz
+             LANGUAGE sql STABLE AS $$ SELECT coalesce(known, (SELECT at FROM clock)) $$",
+        )
+        .await;
+        home.wait(Duration::ZERO).await;
+        home
+    }
+
+    async fn execute(&self, text: &'static str) {
+        let done = self
+            .store()
+            .write(async |tx| Ok(on!(tx, |conn| sqlx::query(text).execute(conn).await.map(drop))?));
+        done.await.unwrap();
+    }
+
+    /// Lets time pass.
+    pub async fn wait(&self, time: Duration) {
+        self.clock.advance(time);
+        if self.store().dialect() == Dialect::Postgres {
+            let now = self.clock.now();
+            let told = self.store().write(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query("UPDATE clock SET at = $1")
+                    .bind(now)
+                    .execute(conn)
+                    .await
+                    .map(drop))?)
+            });
+            told.await.unwrap();
+        }
     }
 
     async fn over(uri: &str, folder: TempDir, days: u32) -> Self {
@@ -338,7 +419,7 @@ impl Home {
             if self.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await == 0 {
                 return;
             }
-            self.clock.advance(Duration::from_secs(31));
+            self.wait(Duration::from_secs(31)).await;
         }
         panic!("jobs are left");
     }

@@ -3,12 +3,13 @@
 use towpath_domain::export::ExportStatus;
 use towpath_durable::Signal;
 
-use crate::home::{DAY_ROWS, Home};
+use crate::home::{DAY_ROWS, Database, Home};
 use crate::s3::Fault;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn exports_complete_fail_and_are_cancelled() {
-    let Some(home) = Home::on_postgres(2).await else { return };
+    let Some(server) = Database::postgres() else { return };
+    let home = Home::new_on(&server, 2).await;
     let whole = home.export(3).await;
     home.drive().await;
     assert_eq!(home.read(whole).await.status, ExportStatus::Completed);

@@ -8,10 +8,20 @@ use towpath_store::exports::listing::{self, Filter, Listed};
 use towpath_store::exports::runs;
 use towpath_workflows::spawn_export;
 
-use crate::home::Home;
+use crate::home::{Database, Home, on_both_databases};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const MINUTE: Duration = Duration::from_secs(60);
+
+on_both_databases! {
+    each_interval_is_exported_ten_minutes_after_its_end,
+    what_was_missed_is_made_up_for_and_every_row_is_exported_once,
+    killed_anywhere_it_spawns_each_interval_once,
+    a_spawn_that_is_gone_is_recorded_again_and_one_too_many_does_nothing,
+    cancelling_a_schedule_leaves_what_it_spawned,
+    a_cancel_comes_between_a_spawn_and_its_commit,
+    of_a_destination_that_is_gone_the_exports_fail_and_the_schedule_goes_on,
+}
 
 impl Home {
     /// What a schedule has spawned, the first interval first.
@@ -45,9 +55,8 @@ impl Home {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn each_interval_is_exported_ten_minutes_after_its_end() {
-    let home = Home::new(1).await;
+async fn each_interval_is_exported_ten_minutes_after_its_end(on: Database) {
+    let home = Home::new_on(&on, 1).await;
     home.drive().await;
     // The clock stands at noon of the tenth.
     let schedule = home.schedule("2026-03-10T09:00:00Z", 4).await;
@@ -58,13 +67,13 @@ async fn each_interval_is_exported_ten_minutes_after_its_end() {
     );
     home.drive().await;
     assert!(home.spawned(schedule).await.is_empty(), "it ends at 13:00");
-    home.clock.advance(HOUR + 9 * MINUTE);
+    home.wait(HOUR + 9 * MINUTE).await;
     home.drive().await;
     assert!(home.spawned(schedule).await.is_empty(), "not before 13:10");
-    home.clock.advance(MINUTE);
+    home.wait(MINUTE).await;
     home.drive().await;
     assert_eq!(home.starts(schedule).await, ["10 09"]);
-    home.clock.advance(4 * HOUR);
+    home.wait(4 * HOUR).await;
     home.drive().await;
     assert_eq!(home.starts(schedule).await, ["10 09", "10 13"]);
     for export in home.spawned(schedule).await {
@@ -76,9 +85,8 @@ async fn each_interval_is_exported_ten_minutes_after_its_end() {
     assert_eq!(home.show(schedule).await.status, ExportStatus::Running);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_was_missed_is_made_up_for_and_every_row_is_exported_once() {
-    let home = Home::new(2).await;
+async fn what_was_missed_is_made_up_for_and_every_row_is_exported_once(on: Database) {
+    let home = Home::new_on(&on, 2).await;
     let schedule = home.schedule("2026-03-01T00:00:00Z", 36).await;
     // Nothing ran for nine days; the last interval of 36 hours that is over ended at the midnight before this noon.
     home.drive().await;
@@ -96,12 +104,11 @@ async fn what_was_missed_is_made_up_for_and_every_row_is_exported_once() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_anywhere_it_spawns_each_interval_once() {
-    let home = Home::new(1).await;
+async fn killed_anywhere_it_spawns_each_interval_once(on: Database) {
+    let home = Home::new_on(&on, 1).await;
     home.drive().await;
     let mut seen = 0;
-    for polls in 1..400 {
+    for polls in (1..400).step_by(on.stride()) {
         let schedule = home.schedule("2026-03-09T00:00:00Z", 12).await;
         let mut whole = true;
         while let Some(job) = home.claim().await {
@@ -130,9 +137,8 @@ async fn killed_anywhere_it_spawns_each_interval_once() {
     assert!(seen > 2, "it was killed at several moments: {seen}");
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_spawn_that_is_gone_is_recorded_again_and_one_too_many_does_nothing() {
-    let home = Home::new(1).await;
+async fn a_spawn_that_is_gone_is_recorded_again_and_one_too_many_does_nothing(on: Database) {
+    let home = Home::new_on(&on, 1).await;
     home.drive().await;
     let schedule = home.schedule("2026-03-10T09:00:00Z", 2).await;
     // The job of the chain is lost with everything that is known of it.
@@ -168,9 +174,8 @@ async fn a_spawn_that_is_gone_is_recorded_again_and_one_too_many_does_nothing() 
     assert_eq!(home.starts(schedule).await, ["10 09"]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn cancelling_a_schedule_leaves_what_it_spawned() {
-    let home = Home::new(1).await;
+async fn cancelling_a_schedule_leaves_what_it_spawned(on: Database) {
+    let home = Home::new_on(&on, 1).await;
     home.drive().await;
     let schedule = home.schedule("2026-03-01T00:00:00Z", 168).await;
     let spawn = home.until("spawn_export").await;
@@ -186,7 +191,7 @@ async fn cancelling_a_schedule_leaves_what_it_spawned() {
     let shown = home.show(schedule).await;
     assert_eq!(shown.status, ExportStatus::Cancelled);
     assert!(shown.finished_at.is_some());
-    home.clock.advance(400 * HOUR);
+    home.wait(400 * HOUR).await;
     home.drain().await;
     let spawned = home.spawned(schedule).await;
     assert_eq!(spawned.len(), 1);
@@ -199,11 +204,10 @@ async fn cancelling_a_schedule_leaves_what_it_spawned() {
     home.assert_tidy().await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_cancel_comes_between_a_spawn_and_its_commit() {
-    let home = Home::new(1).await;
+async fn a_cancel_comes_between_a_spawn_and_its_commit(on: Database) {
+    let home = Home::new_on(&on, 1).await;
     home.drive().await;
-    for polls in 1..60 {
+    for polls in (1..60).step_by(on.stride()) {
         let schedule = home.schedule("2026-03-09T00:00:00Z", 24).await;
         let spawn = home.until("spawn_export").await;
         let _ = home.perform_for(spawn, polls).await;
@@ -223,9 +227,8 @@ async fn a_cancel_comes_between_a_spawn_and_its_commit() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn of_a_destination_that_is_gone_the_exports_fail_and_the_schedule_goes_on() {
-    let home = Home::new(1).await;
+async fn of_a_destination_that_is_gone_the_exports_fail_and_the_schedule_goes_on(on: Database) {
+    let home = Home::new_on(&on, 1).await;
     home.drive().await;
     let schedule = home.schedule("2026-03-09T00:00:00Z", 12).await;
     let gone = home.store().write(async |tx| {

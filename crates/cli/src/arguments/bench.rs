@@ -35,8 +35,8 @@ pub struct BenchExport {
     /// Trace runs, on 31 days.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     pub rows: u64,
-    /// The share of them that has a late update in another segment.
-    #[arg(long, default_value_t = 0.3, value_parser = share)]
+    /// How many of a hundred have a late update in another segment.
+    #[arg(long, default_value_t = 30.0, value_parser = percent)]
     pub late: f64,
     /// file, or s3://bucket/prefix with the usual AWS variables [default: file, in a temporary folder]
     #[arg(long, value_name = "ADDRESS")]
@@ -89,10 +89,10 @@ impl ExportPhase {
     }
 }
 
-fn share(text: &str) -> Result<f64, String> {
+fn percent(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(share) if (0.0..=1.0).contains(&share) => Ok(share),
-        _ => Err("expected 0 to 1".to_owned()),
+        Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(percent),
+        _ => Err("expected 0 to 100".to_owned()),
     }
 }
 

@@ -31,7 +31,7 @@ struct Seen {
 pub async fn run(options: &BenchExport) -> anyhow::Result<()> {
     if let (Some(phase), Some(folder)) = (options.phase, &options.folder) {
         let seen = match phase {
-            ExportPhase::Prepare => prepare::run(folder, options.rows, options.late).await?,
+            ExportPhase::Prepare => prepare::run(folder, options.rows, options.late / 100.0).await?,
             phase => phase::run(folder, phase, options.destination.as_deref()).await?,
         };
         println!("{}", serde_json::to_string(&seen)?);

@@ -36,6 +36,8 @@ struct Contents {
     faults: Vec<Fault>,
     /// So many objects still to come lose their last byte.
     shortened: usize,
+    /// Numbers that look random, where three calls of ten are answered with an error.
+    storm: Option<u64>,
     /// Calls to let through before one is left without an answer, and whether that one is done all the same.
     hang: Option<(usize, bool)>,
 }
@@ -148,6 +150,12 @@ impl S3 {
         self.0.state.lock().unwrap().shortened = times;
     }
 
+    /// From now on three calls of ten are answered with 500 or 503, every other of these after it was done; or no
+    /// longer.
+    pub fn storm(&self, seed: Option<u64>) {
+        self.0.state.lock().unwrap().storm = seed;
+    }
+
     pub fn fail(&self, fault: Fault) {
         self.0.state.lock().unwrap().faults.push(fault);
     }
@@ -239,6 +247,7 @@ fn answer(
         fault.times -= 1;
         fault.clone()
     });
+    let fault = fault.or_else(|| gust(state.storm.as_mut()?));
     Some(match fault {
         Some(fault) if !fault.done => error(fault.status, fault.code),
         Some(fault) => {
@@ -246,6 +255,19 @@ fn answer(
             error(fault.status, fault.code)
         }
         None => perform(state, method, key, query, body),
+    })
+}
+
+/// What the storm does to a call.
+fn gust(seed: &mut u64) -> Option<Fault> {
+    *seed = seed
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1_442_695_040_888_963_407);
+    let roll = *seed >> 33;
+    let (status, code) = [(500, "InternalError"), (503, "SlowDown")][(roll / 10 % 2) as usize];
+    (roll % 10 < 3).then(|| Fault {
+        done: (roll / 20).is_multiple_of(2),
+        ..Fault::new("", status, code, 1)
     })
 }
 

@@ -1,8 +1,9 @@
 //! Segments that nobody sees any more, on their way out.
 
-use towpath_domain::{SegmentId, Timestamp};
+use chrono::NaiveDate;
+use towpath_domain::{SegmentId, TenantId, Timestamp};
 
-use super::{Segment, id_list};
+use super::{Part, Segment, id_list};
 use crate::{Result, Tx};
 
 /// Those of `segments` that are live and none of whose row groups is seen become `superseded`. The caller has locked
@@ -60,4 +61,30 @@ pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<V
         .bind(now)
         .fetch_all(conn)
         .await)?)
+}
+
+/// Row groups of a segment on its way out whose trace runs are gone with it: of projects that were deleted, and of days
+/// before `keep_from`. What else it held was put elsewhere.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn dead_parts(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    segment: SegmentId,
+    keep_from: Option<NaiveDate>,
+) -> Result<Vec<Part>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT o.* FROM segment_part_past o
+         WHERE o.tenant_id = $1 AND o.segment_id = $2
+           AND (($3 IS NOT NULL AND o.day < $3)
+                OR EXISTS (SELECT 1 FROM project_tombstone t
+                           WHERE t.tenant_id = o.tenant_id AND t.project_id = o.project_id))
+         ORDER BY o.row_group",
+    )
+    .bind(tenant)
+    .bind(segment)
+    .bind(keep_from)
+    .fetch_all(conn)
+    .await)?)
 }

@@ -3,9 +3,13 @@
 use std::time::Duration;
 
 use towpath_domain::export::{Compression, Content, FormatVersion, Partition};
-use towpath_domain::{DestinationId, ExportId, ExportRunId, JobId, ProjectId, ScheduleId, TenantId, UnitId, WorkerId};
+use towpath_domain::{
+    DestinationId, ExportId, ExportRunId, JobId, ProjectId, ScheduleId, SegmentId, TenantId, Timestamp, UnitId,
+    WorkerId,
+};
 use towpath_store::exports::{self, NewExport, overview, runs};
 use towpath_store::schedules::Schedule;
+use towpath_store::segments::{self, Part};
 use towpath_store::workers::Worker;
 use towpath_store::{gauges, lanes, pools, projects, schedules, units, workers};
 
@@ -155,16 +159,71 @@ async fn exports_of_all_workspaces_are_listed(database: Database) {
     store.close().await;
 }
 
+async fn projects_say_what_lies_in_them(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let hour = |hours: i64| Timestamp::from_micros(hours * 3_600_000_000);
+    let made = store.write(async |tx| {
+        let (tenant, segment) = (TenantId::new(), SegmentId::new());
+        let quiet = projects::ensure(tx, TenantId::new(), "Quiet 100%").await?;
+        let busy = projects::ensure(tx, tenant, "busy").await?;
+        segments::intend(tx, tenant, segment, "segments/a", None).await?;
+        let part = |row_group: i64, from: i64| Part {
+            segment_id: segment,
+            tenant_id: tenant,
+            project_id: busy,
+            day: hour(from).day(),
+            row_group,
+            rows: 7,
+            min_sort_time: hour(from),
+            max_sort_time: hour(from + 1),
+            min_seq: 0,
+            max_seq: 1,
+        };
+        // Later than the other project began.
+        segments::publish(tx, tenant, segment, 14, 1, &[part(0, 900_000), part(1, 900_024)]).await?;
+        Ok((tenant, quiet, busy))
+    });
+    let (tenant, quiet, busy) = made.await.unwrap();
+    let list = async |part: &str, limit, offset| {
+        let read = store.read(async |tx| projects::overview::list(tx, part, limit, offset).await);
+        read.await.unwrap()
+    };
+    let all = list("", 10, 0).await;
+    assert_eq!(all.iter().map(|project| project.id).collect::<Vec<_>>(), [busy, quiet]);
+    assert_eq!((all[0].rows, all[0].days), (14, 2));
+    assert_eq!(
+        (all[0].first_run, all[0].last_run),
+        (Some(hour(900_000)), Some(hour(900_025)))
+    );
+    assert_eq!((all[1].rows, all[1].last_run), (0, None));
+    assert_eq!(list("", 1, 1).await[0].id, quiet);
+    // Signs that mean something to the database mean themselves.
+    assert_eq!(list("quiet 100%", 10, 0).await.len(), 1);
+    assert_eq!(list("b_sy", 10, 0).await.len(), 0);
+    let found = store
+        .read(async |tx| projects::overview::any(tx, busy).await)
+        .await
+        .unwrap();
+    assert_eq!(found.map(|project| project.tenant_id), Some(tenant));
+    let missing = store.read(async |tx| projects::overview::any(tx, ProjectId::new()).await);
+    assert!(missing.await.unwrap().is_none());
+    store.close().await;
+}
+
 #[tokio::test]
 async fn overviews_on_sqlite() {
     numbers_are_those_of_the_rows(Database::sqlite().await).await;
     exports_of_all_workspaces_are_listed(Database::sqlite().await).await;
+    projects_say_what_lies_in_them(Database::sqlite().await).await;
 }
 
 #[tokio::test]
 async fn overviews_on_postgres() {
-    if let (Some(one), Some(two)) = (Database::postgres().await, Database::postgres().await) {
+    let (one, two, three) = tokio::join!(Database::postgres(), Database::postgres(), Database::postgres());
+    if let (Some(one), Some(two), Some(three)) = (one, two, three) {
         numbers_are_those_of_the_rows(one).await;
         exports_of_all_workspaces_are_listed(two).await;
+        projects_say_what_lies_in_them(three).await;
     }
 }

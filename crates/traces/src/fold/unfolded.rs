@@ -12,9 +12,10 @@ use towpath_store::Store;
 use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 
+use super::ahead::contents;
 use super::groups::Groups;
 use super::places::Places;
-use super::{FoldError, Folded, contents, settle_places, take_in};
+use super::{FoldError, Folded, settle_places, take_in};
 use crate::objects::Objects;
 use crate::scan::PartRef;
 use crate::wal::{self, unit};

@@ -62,6 +62,32 @@ impl Segment {
         self.search(row_group, wanted).await
     }
 
+    /// The trace runs of a row group.
+    ///
+    /// # Errors
+    /// The object can't be read.
+    pub async fn ids(&self, row_group: usize) -> Result<Vec<TraceRunId>> {
+        let schema = self.metadata().file_metadata().schema_descr_ptr();
+        let mut batches = self
+            .builder()
+            .with_row_groups(vec![row_group])
+            .with_projection(ProjectionMask::roots(&schema, [at::ID]))
+            .build()
+            .map_err(|error| Error::reading(self.path(), error))?;
+        let mut ids = Vec::new();
+        while let Some(batch) = batches
+            .try_next()
+            .await
+            .map_err(|error| Error::reading(self.path(), error))?
+        {
+            for id in batch.column(0).as_string::<i32>().iter().flatten() {
+                let parsed = id.parse().map_err(|_| Error::Columns(format!("`{id}` is no id")))?;
+                ids.push(TraceRunId(parsed));
+            }
+        }
+        Ok(ids)
+    }
+
     /// Those of `ids` that the bloom filter doesn't rule out.
     async fn perhaps(&self, row_group: usize, ids: &[TraceRunId]) -> Result<HashSet<String>> {
         let filter = self

@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use chrono::NaiveDate;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use parquet::arrow::ArrowWriter;
 use parquet::file::properties::WriterProperties;
 use parquet::schema::types::ColumnPath;
+use tokio::sync::mpsc;
+use tokio::task::{JoinError, JoinHandle};
 use towpath_domain::{ProjectId, TenantId};
 
 use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties};
@@ -46,12 +49,45 @@ pub async fn write(
     writer.finish().await.map(Some)
 }
 
-/// Writes a segment group by group, so that only one group has to lie in memory.
+/// Columns that wait to be encoded.
+const BATCHES_AHEAD: usize = 1;
+
+/// Writes a segment group by group, so that only one group has to lie in memory. Columns are encoded and compressed by
+/// a task beside, while the next ones are made.
 pub struct SegmentWriter {
     tenant: TenantId,
-    file: ArrowWriter<Blocks>,
-    upload: Upload,
+    path: Path,
+    encode: mpsc::Sender<Encode>,
+    encoder: JoinHandle<Result<u64>>,
     parts: Vec<Part>,
+}
+
+/// What the encoding task is told. Told nothing more, it gives the segment up.
+enum Encode {
+    Rows(RecordBatch),
+    EndGroup,
+    Finish,
+}
+
+async fn encode(mut file: ArrowWriter<Blocks>, mut upload: Upload, mut told: mpsc::Receiver<Encode>) -> Result<u64> {
+    loop {
+        match told.recv().await {
+            Some(Encode::Rows(rows)) => file.write(&rows)?,
+            Some(Encode::EndGroup) => {
+                file.flush()?;
+                file.inner_mut().send(&mut upload).await?;
+            }
+            Some(Encode::Finish) => {
+                file.finish()?;
+                file.inner_mut().send(&mut upload).await?;
+                return upload.complete().await;
+            }
+            None => {
+                upload.abort().await;
+                return Ok(0);
+            }
+        }
+    }
 }
 
 impl SegmentWriter {
@@ -61,10 +97,12 @@ impl SegmentWriter {
     /// Never in practice: the schema is fixed.
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, tenant: TenantId) -> Result<Self> {
         let file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        let (tell, told) = mpsc::channel(BATCHES_AHEAD);
         Ok(Self {
             tenant,
-            file,
-            upload: Upload::new(store, path),
+            path: path.clone(),
+            encode: tell,
+            encoder: tokio::spawn(encode(file, Upload::new(store, path), told)),
             parts: Vec::new(),
         })
     }
@@ -88,7 +126,7 @@ impl SegmentWriter {
                 )));
             }
             if group.rows > 0 && (group.rows >= GROUP_ROWS || group.bytes + weight > GROUP_BYTES) {
-                self.file.write(&batch.finish()?)?;
+                self.tell(Encode::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
                 self.close_group(project, std::mem::take(&mut group)).await?;
             }
@@ -96,11 +134,11 @@ impl SegmentWriter {
             batch_bytes += weight;
             group.add(key, &row, weight);
             if batch.len() >= BATCH_ROWS || batch_bytes >= BATCH_BYTES {
-                self.file.write(&batch.finish()?)?;
+                self.tell(Encode::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
             }
         }
-        self.file.write(&batch.finish()?)?;
+        self.tell(Encode::Rows(batch.finish()?)).await?;
         self.close_group(project, group).await
     }
 
@@ -109,12 +147,10 @@ impl SegmentWriter {
     /// # Errors
     /// The store refused; then nothing is visible.
     pub async fn finish(mut self) -> Result<Written> {
-        self.file.finish()?;
-        self.file.inner_mut().send(&mut self.upload).await?;
-        let path = self.upload.path().clone();
-        let bytes = self.upload.complete().await?;
+        self.tell(Encode::Finish).await?;
+        let bytes = joined(&mut self.encoder).await?;
         Ok(Written {
-            path,
+            path: self.path,
             bytes,
             rows: self.parts.iter().map(|part| part.rows).sum(),
             parts: self.parts,
@@ -125,8 +161,7 @@ impl SegmentWriter {
         let (Some(day), Some((first, last))) = (group.day, group.keys) else {
             return Ok(());
         };
-        self.file.flush()?;
-        self.file.inner_mut().send(&mut self.upload).await?;
+        self.tell(Encode::EndGroup).await?;
         self.parts.push(Part {
             row_group: self.parts.len(),
             project,
@@ -138,6 +173,24 @@ impl SegmentWriter {
             max_seq: group.seqs.1,
         });
         Ok(())
+    }
+
+    async fn tell(&mut self, what: Encode) -> Result<()> {
+        if self.encode.send(what).await.is_err() {
+            // It ended before its time, and says why.
+            joined(&mut self.encoder).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What a task answers; its panic is this one's.
+async fn joined<T>(task: &mut JoinHandle<Result<T>>) -> Result<T> {
+    match task.await.map_err(JoinError::try_into_panic) {
+        Ok(answer) => answer,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime is going down, and whoever asks with it.
+        Err(Err(_)) => std::future::pending().await,
     }
 }
 

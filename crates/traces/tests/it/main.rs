@@ -1,4 +1,5 @@
 //! The traces crate as a whole.
 
 mod columns;
+mod fuzzed;
 mod ingest;

@@ -1,0 +1,209 @@
+//! What ran in a project: the newest first, and whatever passes a filter.
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
+use towpath_domain::filter::{Filter, FilterError};
+use towpath_domain::{ProjectId, Timestamp};
+use towpath_query::{Direction, Position, Question};
+use towpath_traces::derive::derive;
+use towpath_traces::row::Row;
+
+use super::content::preview;
+use super::{latency, project, still, tokens, tone};
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::platform::runs::Criteria;
+use crate::ui::{Asked, Shown, show};
+
+/// Trace runs of a page.
+const LIMIT: usize = 50;
+/// Filters to begin with, each under a word for it.
+const IDEAS: [(&str, &str); 5] = [
+    ("Failed", "neq(error, null)"),
+    ("Slower than 5 s", r#"gt(latency, "5s")"#),
+    ("Still open", r#"eq(status, "pending")"#),
+    ("Calls of a model", r#"eq(run_type, "llm")"#),
+    ("Much text", "gt(total_tokens, 10000)"),
+];
+
+/// Which trace runs.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(in crate::ui) struct Which {
+    filter: String,
+    /// `all`, or only the roots of traces.
+    runs: String,
+    cursor: String,
+}
+
+#[derive(Template)]
+#[template(path = "ui/project.html")]
+struct Page {
+    id: String,
+    name: String,
+    filter: String,
+    all: bool,
+    any: bool,
+    ideas: [(&'static str, &'static str); 5],
+    mistake: Option<Mistake>,
+    rows: Vec<Line>,
+    next: Option<String>,
+    later: bool,
+}
+
+/// Where a filter stops making sense.
+struct Mistake {
+    before: String,
+    /// From the character it is about on; a blank where that is the end.
+    at: String,
+    position: usize,
+    text: String,
+}
+
+impl Mistake {
+    fn new(filter: &str, error: FilterError) -> Self {
+        let split = filter.char_indices().nth(error.position.saturating_sub(1));
+        let (before, at) = filter.split_at(split.map_or(filter.len(), |(at, _)| at));
+        Self {
+            before: before.to_owned(),
+            at: if at.is_empty() { " ".to_owned() } else { at.to_owned() },
+            position: error.position,
+            text: error.message,
+        }
+    }
+}
+
+struct Line {
+    id: String,
+    name: String,
+    kind: String,
+    status: String,
+    tone: &'static str,
+    input: String,
+    outcome: String,
+    failed: bool,
+    latency: Option<String>,
+    tokens: Option<String>,
+    started: String,
+    age: String,
+}
+
+/// The list.
+pub(in crate::ui) async fn page(
+    State(app): State<App>,
+    asked: Asked,
+    Path(id): Path<String>,
+    Query(which): Query<Which>,
+) -> Shown {
+    let project = project(&app, &id).await?;
+    let filter = which.filter.trim().to_owned();
+    let all = which.runs == "all";
+    let mistake = match filter.as_str() {
+        "" => None,
+        text => Filter::parse(text).err().map(|error| Mistake::new(text, error)),
+    };
+    let after = (!which.cursor.is_empty()).then(|| which.cursor.parse::<Position>());
+    let after = after
+        .transpose()
+        .map_err(|error| ApiError::bad_request(format!("cursor: {error}")))?;
+    let (mut rows, mut next) = (Vec::new(), None);
+    if mistake.is_none() {
+        let criteria = Criteria {
+            projects: vec![project.id],
+            is_root: (!all).then_some(true),
+            filter: Some(filter.clone()),
+            ..Criteria::default()
+        };
+        let tenant = project.tenant_id;
+        let read = app.reading.run(move |reader| async move {
+            let snapshot = reader.snapshot(tenant).await?;
+            let resolved = criteria.resolve(&snapshot).await?;
+            let question = Question {
+                projects: resolved.projects,
+                range: resolved.range,
+                predicate: resolved.predicate,
+                direction: Direction::Newest,
+                after,
+                limit: LIMIT,
+            };
+            Ok(snapshot.page(&question).await?)
+        });
+        let page = read.await?;
+        let now = app.clock.now();
+        rows = page.rows.iter().map(|found| line(found, now)).collect();
+        next = page.next.map(|next| next.to_string());
+    }
+    let content = Page {
+        id: project.id.to_string(),
+        name: project.name,
+        any: all || !filter.is_empty(),
+        filter,
+        all,
+        ideas: IDEAS,
+        mistake,
+        rows,
+        next,
+        later: after.is_some(),
+    };
+    still(&asked, "Traces", &content)
+}
+
+fn line((_, row): &(ProjectId, Row), now: Timestamp) -> Line {
+    let said = row.fields();
+    let derived = derive(row);
+    let error = said.error.as_deref().filter(|error| !error.is_empty());
+    Line {
+        id: row.id().to_string(),
+        name: said
+            .name
+            .clone()
+            .filter(|name| !name.is_empty())
+            .unwrap_or_else(|| "without a name".to_owned()),
+        kind: said.run_type.clone().unwrap_or_else(|| "chain".to_owned()),
+        tone: tone(&derived.status),
+        input: preview(said.inputs.as_deref()),
+        outcome: error.map_or_else(
+            || preview(said.outputs.as_deref()),
+            |error| first_line(error).to_owned(),
+        ),
+        failed: error.is_some(),
+        latency: latency(derived.start_time, said.end_time),
+        tokens: tokens(&derived),
+        started: derived.start_time.map(show::moment).unwrap_or_default(),
+        age: derived
+            .start_time
+            .map(|start| show::relative(start, now))
+            .unwrap_or_default(),
+        status: derived.status.into_owned(),
+    }
+}
+
+fn first_line(text: &str) -> &str {
+    let line = text.trim_start().lines().next().unwrap_or_default();
+    line.char_indices().nth(200).map_or(line, |(end, _)| &line[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_shown_where_it_is() {
+        for (filter, before, at) in [
+            (r#"eq(nam, "x")"#, "eq(", r#"nam, "x")"#),
+            ("and(eq(name, \"é\"), ", "and(eq(name, \"é\"), ", " "),
+        ] {
+            let mistake = Mistake::new(filter, Filter::parse(filter).unwrap_err());
+            assert_eq!(
+                (mistake.before.as_str(), mistake.at.as_str()),
+                (before, at),
+                "{}",
+                mistake.text
+            );
+        }
+        for (_, idea) in IDEAS {
+            Filter::parse(idea).unwrap();
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! A trace as a tree of its runs, each against the time the whole took, and one of them from near.
+
+use std::collections::{HashMap, HashSet};
+
+use askama::Template;
+use axum::extract::{Path, State};
+use towpath_domain::{Timestamp, TraceRunId};
+use towpath_query::{Direction, Question, Snapshot};
+use towpath_store::feedback::{self, Attachment, Feedback};
+use towpath_traces::derive::derive;
+use towpath_traces::row::Row;
+use uuid::Uuid;
+
+use super::content::Content;
+use super::{dollars, latency, project, still, tokens, tone};
+use crate::app::App;
+use crate::errors::ApiError;
+use crate::platform::attachments;
+use crate::platform::runs::{Criteria, position};
+use crate::ui::{Asked, Shown, Trouble, show};
+
+/// Runs of a trace that the page shows.
+const MOST: usize = 1000;
+/// Steps to the right at most.
+const DEEPEST: usize = 14;
+/// How wide the time of a whole trace is drawn.
+const WIDTH: i64 = 1000;
+
+#[derive(Template)]
+#[template(path = "ui/trace.html")]
+struct Page {
+    project_id: String,
+    project: String,
+    trace: String,
+    title: String,
+    count: usize,
+    more: bool,
+    tree: Vec<Branch>,
+    run: One,
+}
+
+/// A run in the tree.
+struct Branch {
+    id: String,
+    depth: usize,
+    name: String,
+    kind: String,
+    tone: &'static str,
+    status: String,
+    latency: String,
+    tokens: Option<String>,
+    chosen: bool,
+    /// From the start of the trace, in parts of [`WIDTH`].
+    from: i64,
+    width: i64,
+}
+
+/// A run from near.
+struct One {
+    id: String,
+    name: String,
+    kind: String,
+    status: String,
+    tone: &'static str,
+    error: Option<String>,
+    facts: Vec<(&'static str, String)>,
+    tags: Vec<String>,
+    parts: Vec<(&'static str, Content, bool)>,
+    feedback: Vec<Given>,
+    attachments: Vec<(String, String, String)>,
+}
+
+struct Given {
+    key: String,
+    value: String,
+    comment: Option<String>,
+}
+
+/// What is read for the page.
+struct Read {
+    run: Row,
+    rows: Vec<Row>,
+    more: bool,
+    feedback: Vec<Feedback>,
+    attachments: Vec<Attachment>,
+}
+
+/// The page.
+pub(in crate::ui) async fn page(
+    State(app): State<App>,
+    asked: Asked,
+    Path((project_id, run)): Path<(String, String)>,
+) -> Shown {
+    let project = project(&app, &project_id).await?;
+    let missing = || ApiError::not_found("run");
+    let id: TraceRunId = run.parse().map_err(|_| Trouble::from(missing()))?;
+    let (tenant, of) = (project.tenant_id, project.id);
+    let read = app.reading.run(move |reader| async move {
+        let snapshot = reader.snapshot(tenant).await?;
+        let mut places = snapshot.locate(&[id]).await?;
+        places.retain(|(_, place)| place.project == of);
+        let places: Vec<_> = places.into_iter().take(1).map(position).collect();
+        let (_, run) = snapshot
+            .rows(&places)
+            .await?
+            .pop()
+            .ok_or_else(|| ApiError::not_found("run"))?;
+        let trace = derive(&run).trace_id.unwrap_or(run.id().0);
+        let criteria = Criteria {
+            projects: vec![of],
+            trace: Some(trace),
+            ..Criteria::default()
+        };
+        let resolved = criteria.resolve(&snapshot).await?;
+        let question = Question {
+            projects: resolved.projects,
+            range: resolved.range,
+            predicate: resolved.predicate,
+            direction: Direction::Oldest,
+            after: None,
+            limit: MOST,
+        };
+        let page = snapshot.page(&question).await?;
+        let mut rows: Vec<Row> = page.rows.into_iter().map(|(_, row)| row).collect();
+        // Of a trace without end: what was asked for is shown whatever comes before it.
+        if !rows.iter().any(|row| row.id() == id) {
+            rows.push(run.clone());
+        }
+        Ok(Read {
+            feedback: snapshot.feedback(&[id]).await?,
+            attachments: attached(&snapshot, id).await?,
+            more: page.next.is_some(),
+            rows,
+            run,
+        })
+    });
+    let read = read.await?;
+    let derived = derive(&read.run);
+    let content = Page {
+        project_id: project.id.to_string(),
+        project: project.name,
+        trace: derived.trace_id.unwrap_or(read.run.id().0).to_string(),
+        title: name(&read.rows.first().map_or_else(String::new, name_of)),
+        count: read.rows.len(),
+        more: read.more,
+        tree: tree(&read.rows, id),
+        run: one(&app, &read),
+    };
+    still(&asked, "Trace", &content)
+}
+
+async fn attached(snapshot: &Snapshot, run: TraceRunId) -> Result<Vec<Attachment>, ApiError> {
+    let tenant = snapshot.tenant();
+    let stored = snapshot
+        .store()
+        .read(async |tx| feedback::attachments_of(tx, tenant, &[run]).await);
+    let open = snapshot
+        .open_attachments()
+        .iter()
+        .filter(|file| file.run_id == run)
+        .cloned();
+    let mut latest: HashMap<String, Attachment> = HashMap::new();
+    for file in stored.await?.into_iter().chain(open) {
+        match latest.get(&file.name) {
+            Some(known) if known.seq >= file.seq => {}
+            _ => drop(latest.insert(file.name.clone(), file)),
+        }
+    }
+    let mut files: Vec<_> = latest.into_values().collect();
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
+}
+
+fn name_of(row: &Row) -> String {
+    row.fields().name.clone().unwrap_or_default()
+}
+
+fn name(text: &str) -> String {
+    if text.is_empty() {
+        "without a name".to_owned()
+    } else {
+        text.to_owned()
+    }
+}
+
+/// The runs below each other as they were called, those of one parent in the order of their starts.
+fn tree(rows: &[Row], chosen: TraceRunId) -> Vec<Branch> {
+    let there: HashSet<Uuid> = rows.iter().map(|row| row.id().0).collect();
+    let mut below: HashMap<Option<Uuid>, Vec<&Row>> = HashMap::new();
+    let times = rows.iter().filter_map(|row| derive(row).start_time);
+    let begin = times.clone().min();
+    let end = rows
+        .iter()
+        .filter_map(|row| row.fields().end_time)
+        .chain(times.max())
+        .max();
+    for row in rows {
+        // One whose parent is not here stands by itself.
+        let parent = derive(row)
+            .parent_run_id
+            .filter(|parent| there.contains(parent) && *parent != row.id().0);
+        below.entry(parent).or_default().push(row);
+    }
+    let whole = begin
+        .zip(end)
+        .map(|(begin, end)| (begin, (end.micros() - begin.micros()).max(1)));
+    let mut branches = Vec::with_capacity(rows.len());
+    let mut open: Vec<(&Row, usize)> = Vec::new();
+    let mut push = |open: &mut Vec<_>, parent: Option<Uuid>, depth: usize| {
+        // Taken out, so that parents that are their own ancestors end.
+        open.extend(
+            below
+                .remove(&parent)
+                .into_iter()
+                .flatten()
+                .rev()
+                .map(|row| (row, depth)),
+        );
+    };
+    push(&mut open, None, 0);
+    loop {
+        while let Some((row, depth)) = open.pop() {
+            branches.push(branch(row, depth, chosen, whole));
+            push(&mut open, Some(row.id().0), depth + 1);
+        }
+        // What is left only points at itself in a circle.
+        let Some(seen) =
+            (branches.len() < rows.len()).then(|| branches.iter().map(|b| b.id.clone()).collect::<HashSet<_>>())
+        else {
+            return branches;
+        };
+        let stray = rows.iter().find(|row| !seen.contains(&row.id().to_string()));
+        let Some(parent) = stray.and_then(|row| derive(row).parent_run_id) else {
+            return branches;
+        };
+        push(&mut open, Some(parent), 0);
+        if open.is_empty() {
+            return branches;
+        }
+    }
+}
+
+fn branch(row: &Row, depth: usize, chosen: TraceRunId, whole: Option<(Timestamp, i64)>) -> Branch {
+    let said = row.fields();
+    let derived = derive(row);
+    let (from, width) = match (whole, derived.start_time) {
+        (Some((begin, length)), Some(start)) => {
+            let part = |micros: i64| (micros.clamp(0, length) as i128 * i128::from(WIDTH) / i128::from(length)) as i64;
+            let from = part(start.micros() - begin.micros());
+            let until = said.end_time.map_or(WIDTH, |end| part(end.micros() - begin.micros()));
+            // Something is always to be seen.
+            (from.min(WIDTH - 6), (until - from).max(6))
+        }
+        _ => (0, 0),
+    };
+    Branch {
+        id: row.id().to_string(),
+        depth: depth.min(DEEPEST),
+        name: name(&name_of(row)),
+        kind: said.run_type.clone().unwrap_or_else(|| "chain".to_owned()),
+        tone: tone(&derived.status),
+        latency: latency(derived.start_time, said.end_time).unwrap_or_else(|| "open".to_owned()),
+        tokens: tokens(&derived),
+        chosen: row.id() == chosen,
+        from,
+        width,
+        status: derived.status.into_owned(),
+    }
+}
+
+fn one(app: &App, read: &Read) -> One {
+    let row = &read.run;
+    let said = row.fields();
+    let derived = derive(row);
+    let usage = &derived.usage;
+    let extra = |name: &str| {
+        said.extra
+            .iter()
+            .flatten()
+            .find(|(key, _)| key == name)
+            .map(|(_, text)| text.as_str())
+    };
+    let sides = usage.prompt_tokens.zip(usage.completion_tokens);
+    let counted = usage.total_tokens.map(|total| match sides {
+        Some((went_in, came_out)) => {
+            format!(
+                "{} ({} in, {} out)",
+                show::count(total),
+                show::count(went_in),
+                show::count(came_out)
+            )
+        }
+        None => show::count(total),
+    });
+    let first_token = latency(derived.start_time, derived.first_token_time);
+    let facts = [
+        ("Started", derived.start_time.map(show::moment)),
+        ("Latency", latency(derived.start_time, said.end_time)),
+        ("First token after", first_token),
+        ("Tokens", counted),
+        ("Cost", usage.total_cost.map(dollars)),
+        ("Run", Some(row.id().to_string())),
+        ("Parent", derived.parent_run_id.map(|id| id.to_string())),
+        ("Example", said.reference_example_id.map(|id| id.to_string())),
+    ];
+    let parts = [
+        ("Inputs", said.inputs.as_deref(), true),
+        ("Outputs", said.outputs.as_deref(), true),
+        ("Metadata", extra("metadata"), false),
+        ("Events", said.events.as_deref(), false),
+        ("Invocation", extra("invocation_params"), false),
+        ("Runtime", extra("runtime"), false),
+        ("Serialized", said.serialized.as_deref(), false),
+    ];
+    One {
+        id: row.id().to_string(),
+        name: name(&name_of(row)),
+        kind: said.run_type.clone().unwrap_or_else(|| "chain".to_owned()),
+        tone: tone(&derived.status),
+        error: said.error.clone().filter(|error| !error.is_empty()),
+        facts: facts
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect(),
+        tags: said.tags.clone().unwrap_or_default(),
+        parts: parts
+            .into_iter()
+            .filter_map(|(name, json, open)| Some((name, Content::of(json)?, open)))
+            .collect(),
+        feedback: read.feedback.iter().map(given).collect(),
+        attachments: read
+            .attachments
+            .iter()
+            .map(|file| (file.name.clone(), attachments::link(app, file), show::bytes(file.bytes)))
+            .collect(),
+        status: derived.status.into_owned(),
+    }
+}
+
+fn given(feedback: &Feedback) -> Given {
+    let body: serde_json::Value = serde_json::from_str(&feedback.body).unwrap_or_default();
+    let shown = ["score", "value"]
+        .iter()
+        .map(|key| &body[*key])
+        .find(|value| !value.is_null());
+    Given {
+        key: feedback.key.clone(),
+        value: match shown {
+            Some(serde_json::Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => String::new(),
+        },
+        comment: body["comment"].as_str().map(str::to_owned),
+    }
+}

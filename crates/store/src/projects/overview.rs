@@ -1,0 +1,74 @@
+//! Tracing projects of all workspaces, for operators: how much lies in each and since when.
+
+use sqlx::FromRow;
+use towpath_domain::{ProjectId, TenantId, Timestamp};
+
+use super::Project;
+use crate::error::Result;
+use crate::tx::Tx;
+
+/// A project as operators see it.
+#[derive(Clone, Debug, FromRow)]
+pub struct Overview {
+    /// Id.
+    pub id: ProjectId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Name.
+    pub name: String,
+    /// When it began.
+    pub start_time: Timestamp,
+    /// Rows in segments. A trace run of which more was said later may be counted more than once until its day is
+    /// compacted; what was not folded yet is not counted.
+    pub rows: i64,
+    /// UTC days on which any started.
+    pub days: i64,
+    /// Start of the first that lies in a segment.
+    pub first_run: Option<Timestamp>,
+    /// Start of the last one.
+    pub last_run: Option<Timestamp>,
+}
+
+/// Projects whose name contains `part` in upper or lower case, those with the latest trace runs first.
+///
+/// # Errors
+/// As every statement.
+pub async fn list(tx: &mut Tx<'_>, part: &str, limit: i64, offset: i64) -> Result<Vec<Overview>> {
+    let part = part
+        .to_lowercase()
+        .replace('\\', "\\\\")
+        .replace('%', "\\%")
+        .replace('_', "\\_");
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+            "SELECT p.id, p.tenant_id, p.name, p.start_time, CAST(coalesce(sum(s.rows), 0) AS bigint) AS rows,
+                    count(DISTINCT s.day) AS days, min(s.min_sort_time) AS first_run, max(s.max_sort_time) AS last_run
+             FROM project p LEFT JOIN segment_part s ON s.tenant_id = p.tenant_id AND s.project_id = p.id
+             WHERE lower(p.name) LIKE $1 ESCAPE '\\'
+             GROUP BY p.id, p.tenant_id, p.name, p.start_time
+             ORDER BY coalesce(max(s.max_sort_time), p.start_time) DESC, p.id LIMIT $2 OFFSET $3",
+        )
+        .bind(format!("%{part}%"))
+        .bind(limit)
+        .bind(offset)
+        .fetch_all(conn)
+        .await
+    })?)
+}
+
+/// A project, whoever owns it.
+///
+/// # Errors
+/// As every statement.
+pub async fn any(tx: &mut Tx<'_>, id: ProjectId) -> Result<Option<Project>> {
+    let owner: Option<TenantId> = on!(tx, |conn| {
+        sqlx::query_scalar("SELECT tenant_id FROM project WHERE id = $1")
+            .bind(id)
+            .fetch_optional(conn)
+            .await
+    })?;
+    match owner {
+        Some(tenant) => super::get(tx, tenant, id).await.map(Some),
+        None => Ok(None),
+    }
+}

@@ -1,0 +1,92 @@
+//! What has to hold of every decoder whatever bytes it is given: the bodies of the fuzz targets in `fuzz/`, and of the
+//! property tests beside this file.
+
+use bytes::Bytes;
+use towpath_domain::filter::Filter;
+use towpath_domain::{TenantId, Timestamp, trace};
+use towpath_traces::accept::{self, Request, Route};
+use towpath_traces::body::Limits;
+use towpath_traces::otlp::{self, Format};
+
+/// Of the boundary of every multipart body here.
+pub const CONTENT_TYPE: &str = "multipart/form-data; boundary=b";
+
+/// A filter is understood, twice alike, or refused at one of its characters.
+pub fn filter(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    match Filter::parse(&text) {
+        Ok(filter) => {
+            let (first, last) = filter.start_bounds();
+            assert!(first.is_none_or(|first| first.micros() > i64::MIN) || last.is_some());
+            let _ = filter.needs_feedback();
+            assert_eq!(Filter::parse(&text).as_ref(), Ok(&filter));
+        }
+        Err(error) => {
+            let end = text.chars().count() + 1;
+            assert!(
+                (1..=end).contains(&error.position),
+                "{} of {end}: {}",
+                error.position,
+                error.message
+            );
+            assert!(!error.message.is_empty());
+        }
+    }
+}
+
+/// A link that is read is written so that it reads the same.
+pub fn dotted_order(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for link in trace::links(&text).flatten() {
+        assert_eq!(trace::own_link(&trace::format_link(&link)), Some(link));
+    }
+}
+
+/// What is accepted can be read again, whole: after that nobody is there to be told that it cannot.
+pub fn multipart(data: &[u8]) {
+    for (content_type, encoding) in [
+        (CONTENT_TYPE, None),
+        (CONTENT_TYPE, Some("zstd")),
+        (CONTENT_TYPE, Some("gzip")),
+    ] {
+        accepted(Route::Multipart, content_type, encoding, data);
+    }
+    accepted(Route::Batch, "application/json", None, data);
+    accepted(Route::Run, "application/json", None, data);
+    accepted(Route::Feedback, "application/json", None, data);
+}
+
+/// Spans that are read become posts that are accepted, each of them.
+pub fn otlp(data: &[u8]) {
+    for format in [Format::Protobuf, Format::Json] {
+        if let Ok((batch, spans)) = otlp::to_batch(data, format, Some("spans"))
+            && let Some(operations) = accepted(Route::Batch, "application/json", None, &batch)
+        {
+            assert_eq!(operations, spans);
+        }
+    }
+}
+
+/// Operations of a body that is accepted.
+fn accepted(route: Route, content_type: &str, content_encoding: Option<&str>, data: &[u8]) -> Option<usize> {
+    let limits = Limits {
+        decoded_bytes: 1 << 22,
+        ..Limits::default()
+    };
+    let request = Request {
+        tenant: TenantId::nil(),
+        route,
+        content_type,
+        content_encoding,
+        body: Bytes::copy_from_slice(data),
+        received_at: Timestamp::from_micros(0),
+    };
+    let accepted = accept::accept(request, &limits).ok()?;
+    let contents = accept::read(&accepted.frame, &Limits::NONE).expect("what was accepted can be read");
+    assert_eq!(contents.operations.len(), accepted.operations);
+    assert_eq!(contents.feedback.len(), accepted.feedback);
+    assert_eq!(contents.attachments.len(), accepted.attachments);
+    let items = accepted.operations + accepted.feedback + accepted.attachments;
+    assert_eq!(u32::try_from(items), Ok(accepted.frame.head.items));
+    Some(accepted.operations)
+}

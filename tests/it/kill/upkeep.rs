@@ -1,0 +1,244 @@
+//! The drill of what goes on beside ingest and exports: processes die at every named point of compaction, of the sweep
+//! of old segments and of a schedule's spawns, in one walk. Afterwards every trace run is in every export once, with
+//! every value, and no object lies there that no row names.
+//!
+//! Time is not waited for: a sweep that is due in a minute, and a segment that has to lie for a while, are made older.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use towpath_tests::{Api, Dice, Generated, Layout, World, generate_from, until};
+
+use super::{LEASE_SECONDS, bury, restart};
+use crate::tables::Tables;
+use crate::{aftermath, load};
+
+const DAYS: i64 = 3;
+const TREES: usize = 24;
+/// As many segments as make a closed day worth compacting.
+const PIECES: usize = 4;
+const COMPACTION: [&str; 3] = ["compact.intended", "compact.written", "compact.replaced"];
+const SWEEP: [&str; 5] = [
+    "sweep.retired",
+    "sweep.compaction_started",
+    "sweep.collected",
+    "sweep.object_removed",
+    "sweep.row_removed",
+];
+const SPAWN: [&str; 3] = ["spawn.before_record", "spawn.half_recorded", "spawn.recorded"];
+/// Longer than a day, shorter than the days there are: the last interval of them ends with them.
+const INTERVAL_HOURS: i64 = 36;
+
+const SCATTERED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND NOT compacted";
+const WASTE: &str = "SELECT count(*) FROM segment WHERE state <> 'live'";
+const OBJECTS: &str = "SELECT path FROM segment";
+
+#[tokio::test]
+async fn embedded_survives_kills_of_compaction_sweeps_and_spawns() {
+    println!("{}", drill(Layout::Embedded).await.unwrap_or_default());
+}
+
+#[tokio::test]
+async fn a_cluster_survives_kills_of_compaction_sweeps_and_spawns() {
+    println!("{}", drill(Layout::Cluster { workers: 2 }).await.unwrap_or_default());
+}
+
+/// What happened, to be printed; `None` without servers.
+async fn drill(layout: Layout) -> Option<String> {
+    let plan = World::plan(layout).env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS.to_string());
+    let world = plan.start().await?;
+    let destination = world.api.file_destination("upkeep").await;
+    let tables = Tables::of(&world).await;
+    let today = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("it is after 1970")
+        .as_secs()
+        / 86_400;
+    let mut drill = Drill {
+        first_day: i64::try_from(today).expect("days fit") - DAYS - 2,
+        world,
+        tables,
+        destination,
+        dice: Dice::new(3),
+        deaths: Vec::new(),
+    };
+    drill.walk().await;
+    aftermath::settles(&drill.world).await;
+    drill.world.stop().await;
+    Some(format!(
+        "kill drill of upkeep, {layout:?}: died at {}",
+        drill.deaths.join(", ")
+    ))
+}
+
+struct Drill {
+    world: World,
+    tables: Tables,
+    destination: String,
+    dice: Dice,
+    first_day: i64,
+    deaths: Vec<&'static str>,
+}
+
+/// A project with everything that was sent to it.
+struct Sent {
+    project: String,
+    generated: Generated,
+}
+
+impl Drill {
+    async fn walk(&mut self) {
+        let compacted = self.scatter().await;
+        self.through(&COMPACTION, async |tables, _| {
+            tables
+                .age("job", "run_at", "kind = 'sweep_traces' AND state = 'scheduled'")
+                .await;
+            (tables.count(SCATTERED).await == 0).then_some(())
+        })
+        .await;
+        self.check(&compacted).await;
+
+        let swept = self.scatter().await;
+        let segments = self.world.data().join("objects/segments");
+        self.through(&SWEEP, async |tables, _| {
+            tables
+                .age("job", "run_at", "kind = 'sweep_traces' AND state = 'scheduled'")
+                .await;
+            tables
+                .age("segment", "changed_at", "state IN ('superseded', 'deleting')")
+                .await;
+            let done = tables.count(SCATTERED).await == 0 && tables.count(WASTE).await == 0;
+            (done && objects(&segments) == tables.texts(OBJECTS).await.into_iter().collect()).then_some(())
+        })
+        .await;
+        self.check(&compacted).await;
+        self.check(&swept).await;
+
+        let schedule = json!({
+            "bulk_export_destination_id": self.destination, "session_id": compacted.project,
+            "start_time": compacted.generated.start, "interval_hours": INTERVAL_HOURS,
+        });
+        let mut made = None;
+        let spawned = self
+            .through(&SPAWN, async |_, api| {
+                // Only now, so that no spawn comes before somebody is there to die of it.
+                if made.is_none() {
+                    made = asked(api, &schedule).await;
+                }
+                let path = format!("/api/v1/bulk-exports?source_bulk_export_id={}", made.as_deref()?);
+                let reply = api.request(Method::GET, &path, None).await.ok()?;
+                let spawned = reply.body.as_array()?.clone();
+                let done = spawned.iter().all(|export| export["status"] == "COMPLETED");
+                // Two intervals of what was sent, and one that ended after it.
+                (done && spawned.len() >= 3).then_some(spawned)
+            })
+            .await;
+        let starts: BTreeSet<&str> = spawned
+            .iter()
+            .filter_map(|export| export["start_time"].as_str())
+            .collect();
+        assert_eq!(
+            starts.len(),
+            spawned.len(),
+            "an interval was spawned twice: {spawned:?}"
+        );
+        let ids: Vec<&str> = spawned.iter().filter_map(|export| export["id"].as_str()).collect();
+        self.compare(&compacted, &ids);
+        let cancelled = json!({ "status": "Cancelled" });
+        let path = format!("/api/v1/bulk-exports/{}", made.expect("a schedule"));
+        load::ask(&self.world.api, Method::PATCH, &path, Some(cancelled)).await;
+    }
+
+    /// A project whose days lie in several segments each.
+    async fn scatter(&mut self) -> Sent {
+        restart(&mut self.world, None).await;
+        let generated = generate_from(self.first_day, self.dice.roll(), TREES, DAYS);
+        let mut project = None;
+        for bodies in generated.bodies.chunks(generated.bodies.len().div_ceil(PIECES)) {
+            load::send(&self.world.api, bodies).await;
+            let id = load::project(&self.world.api, &generated.project).await;
+            // An export has folded what was sent before it.
+            self.export(&id, &generated).await;
+            project = Some(id);
+        }
+        Sent {
+            project: project.expect("something was sent"),
+            generated,
+        }
+    }
+
+    /// Lets a process die at each of `points`, one after another, and goes on until `over` answers after the last.
+    async fn through<T>(
+        &mut self,
+        points: &[&'static str],
+        mut over: impl AsyncFnMut(&mut Tables, &Api) -> Option<T>,
+    ) -> T {
+        let mut left = points.iter().copied();
+        let mut armed = left.next();
+        restart(&mut self.world, armed.map(str::to_owned)).await;
+        let what = format!("the end of {points:?}");
+        until(&what, load::PATIENCE, async || {
+            if bury(&mut self.world, armed.is_some()) > 0 {
+                self.deaths.extend(armed);
+                armed = left.next();
+                restart(&mut self.world, armed.map(str::to_owned)).await;
+            }
+            let answer = over(&mut self.tables, &self.world.api).await;
+            answer.filter(|_| armed.is_none())
+        })
+        .await
+    }
+
+    async fn export(&self, project: &str, generated: &Generated) -> String {
+        let export = load::export(&self.world.api, &self.destination, project, generated).await;
+        let record: Value = self.world.api.export_ended(&export, load::PATIENCE).await;
+        assert_eq!(record["status"], "COMPLETED", "{record}");
+        export
+    }
+
+    async fn check(&self, sent: &Sent) {
+        let export = self.export(&sent.project, &sent.generated).await;
+        self.compare(sent, &[&export]);
+    }
+
+    fn compare(&self, sent: &Sent, exports: &[&str]) {
+        let folder = self.world.exports().join("upkeep");
+        let tenant = self.world.tenant.to_string();
+        let compared = load::compare_all(&folder, exports, &tenant, &sent.project, &sent.generated);
+        if let Err(wrong) = compared {
+            panic!("after deaths at {:?}, exports {exports:?}:\n{wrong}", self.deaths);
+        }
+    }
+}
+
+/// Asks for a schedule; `None` while the answer is lost. Under one key it is made once.
+async fn asked(api: &Api, schedule: &Value) -> Option<String> {
+    let headers = [("content-type", "application/json"), ("idempotency-key", "upkeep")];
+    let reply = api
+        .send("/api/v1/bulk-exports", &headers, schedule.to_string().into())
+        .await
+        .ok()?;
+    let made = (!reply.status.is_server_error()).then(|| reply.expect(200))?;
+    made["id"].as_str().map(str::to_owned)
+}
+
+/// Every file below the folder of segments, named as rows name it.
+fn objects(segments: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders = vec![segments.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.expect("a readable folder").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else {
+                let below = path.strip_prefix(segments).expect("a file below the folder");
+                found.insert(format!("segments/{}", below.display()));
+            }
+        }
+    }
+    found
+}

@@ -1,0 +1,72 @@
+//! The tables of a world, looked at past the product.
+
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection, SqliteConnection};
+use towpath_tests::World;
+
+/// A connection of the test's own.
+pub enum Tables {
+    Sqlite(SqliteConnection),
+    Postgres(PgConnection),
+}
+
+impl Tables {
+    /// Those of `world`.
+    ///
+    /// # Panics
+    /// If they cannot be reached.
+    pub async fn of(world: &World) -> Self {
+        if let Some(database) = &world.database {
+            return Self::Postgres(database.connect().await);
+        }
+        Self::file(world, "towpath.db").await
+    }
+
+    /// Those of `world` and of the agent server of `dev`, which has a database of its own; each with its name.
+    ///
+    /// # Panics
+    /// If they cannot be reached.
+    pub async fn all(world: &World) -> Vec<(&'static str, Self)> {
+        if world.database.is_some() {
+            return vec![("the database", Self::of(world).await)];
+        }
+        let mut all = Vec::new();
+        for name in ["towpath.db", "agent.db"] {
+            all.push((name, Self::file(world, name).await));
+        }
+        all
+    }
+
+    async fn file(world: &World, name: &str) -> Self {
+        let uri = format!("sqlite://{}", world.data().join(name).display());
+        let opened = SqliteConnection::connect(&uri).await;
+        Self::Sqlite(opened.expect("the world's database is there"))
+    }
+
+    /// The answer to a question that both databases understand.
+    pub async fn count(&mut self, question: &'static str) -> i64 {
+        let counted = match self {
+            Self::Sqlite(tables) => sqlx::query_scalar(question).fetch_one(tables).await,
+            Self::Postgres(tables) => sqlx::query_scalar(question).fetch_one(tables).await,
+        };
+        counted.unwrap_or_else(|error| panic!("{question}: {error}"))
+    }
+
+    /// A column of texts.
+    pub async fn texts(&mut self, question: &'static str) -> Vec<String> {
+        let read = match self {
+            Self::Sqlite(tables) => sqlx::query_scalar(question).fetch_all(tables).await,
+            Self::Postgres(tables) => sqlx::query_scalar(question).fetch_all(tables).await,
+        };
+        read.unwrap_or_else(|error| panic!("{question}: {error}"))
+    }
+
+    /// Moves the times of some rows to long ago: `column` in the rows of `table` for which `rows` holds.
+    pub async fn age(&mut self, table: &str, column: &str, rows: &str) {
+        let update = |then: &str| AssertSqlSafe(format!("UPDATE {table} SET {column} = {then} WHERE {rows}"));
+        let done = match self {
+            Self::Sqlite(tables) => tables.execute(update("0")).await.map(drop),
+            Self::Postgres(tables) => tables.execute(update("'1970-01-02'")).await.map(drop),
+        };
+        done.unwrap_or_else(|error| panic!("{table}.{column}: {error}"));
+    }
+}

@@ -1,0 +1,72 @@
+//! What lay beside trace runs that are gone: feedback on them, and files that came with them.
+
+use chrono::NaiveDate;
+use object_store::path::Path;
+use towpath_domain::TraceRunId;
+use towpath_durable::{Ctx, Failure, Verdict};
+use towpath_store::feedback;
+use towpath_store::segments::{self, waste};
+use towpath_traces::fold;
+use towpath_traces::segment::Segment;
+
+use crate::World;
+
+/// Trace runs looked up at once.
+const RUNS: usize = 1000;
+
+/// Removes it for the trace runs that go with `old` for good. Their segment must be there still: a crash in between is
+/// made up for by the next sweep, which finds them in it again.
+pub async fn remove(
+    ctx: &mut Ctx,
+    world: &World,
+    old: &segments::Segment,
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
+    let tenant = old.tenant_id;
+    let parts = world
+        .store
+        .read(async |tx| waste::dead_parts(tx, tenant, old.id, keep_from).await)
+        .await
+        .retry()?;
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let path = Path::from(old.path.as_str());
+    let segment = match Segment::open(world.objects.store().clone(), path).await {
+        // An earlier sweep died behind this, and before it had forgotten the row.
+        Err(error) if matches!(error.object_store(), Some(object_store::Error::NotFound { .. })) => return Ok(()),
+        opened => opened.retry()?,
+    };
+    for part in parts {
+        let row_group = usize::try_from(part.row_group).unwrap_or_default();
+        for runs in segment.ids(row_group).await.retry()?.chunks(RUNS) {
+            remove_of(ctx, world, old, runs).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: &[TraceRunId]) -> Result<(), Failure> {
+    let tenant = old.tenant_id;
+    let read = world.store.read(async |tx| {
+        let given = feedback::of_runs(tx, tenant, runs).await?;
+        Ok((given, feedback::attachments_of(tx, tenant, runs).await?))
+    });
+    let (given, files) = read.await.retry()?;
+    let mut gone: Vec<TraceRunId> = given.iter().filter_map(|row| row.run_id).collect();
+    gone.extend(files.iter().map(|file| file.run_id));
+    gone.sort_unstable();
+    gone.dedup();
+    if gone.is_empty() {
+        return Ok(());
+    }
+    // Sent again since, into another project: they are its by now.
+    let live = fold::locate(&world.store, &world.objects, tenant, &gone)
+        .await
+        .retry()?;
+    gone.retain(|run| live.iter().all(|(id, _)| id != run));
+    for file in files.iter().filter(|file| gone.contains(&file.run_id)) {
+        world.objects.delete(&Path::from(file.path.as_str())).await.retry()?;
+    }
+    ctx.commit(async |tx| feedback::forget(tx, tenant, &gone).await).await
+}
