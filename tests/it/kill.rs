@@ -2,7 +2,8 @@
 //! lease. Afterwards every acknowledged trace run is in its export once, with every value.
 //!
 //! Named points are `failpoint::hit("…")` in the source; the list is read from there, so a new point is drilled from
-//! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`.) The printed table has a row per point; a point that was never hit fails the drill.
+//! the day it is written. (Those of deployments, `deploy.…`, are drilled by `deployments`, those of an agent server's runs,
+//! `run.…`, by `tests/python/agent/test_kills.py`.) The printed table has a row per point; a point that was never hit fails the drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
 //! `kill` of `scripts/test` asks for 110, so 220 in all).
@@ -90,7 +91,7 @@ fn points() -> BTreeSet<String> {
         for (at, mark) in source.match_indices("failpoint::hit(\"") {
             let rest = &source[at + mark.len()..];
             let name = &rest[..rest.find('"').expect("a literal ends")];
-            if !name.starts_with("deploy.") {
+            if !name.starts_with("deploy.") && !name.starts_with("run.") {
                 found.insert(name.to_owned());
             }
         }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::{EventId, Kwargs};
-use towpath_domain::{RunId, TenantId, ThreadId};
+use towpath_domain::{RunId, TenantId, ThreadId, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_runtime::{
     At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
@@ -262,6 +262,9 @@ impl<'a> RunHost<'a> {
             Ok(())
         })
         .await?;
+        if !saves.is_empty() {
+            failpoint::hit("run.saved");
+        }
         self.saver.written(saves.len());
         self.stream.written(&log);
         Ok(())
