@@ -255,7 +255,7 @@ impl<'a> RunHost<'a> {
         // Before it is known: this may be dropped in the middle, and be committed all the same.
         self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
         ctx.commit(async |tx| {
-            write_all(tx, thread, &saves).await?;
+            write_all(tx, thread, Some(run), &saves).await?;
             if !log.is_empty() {
                 run_events::append(tx, tenant, thread, &log.batch(run, fence)).await?;
             }

@@ -38,6 +38,10 @@ const GRAPHS: &str = r#"{"graphs": {
         "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
         "edges": [["__start__", "one"], ["one", "two"]]}},
+    "asks": {"native": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
+        "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "go on?", "into": "answer"}, {"append": {"log": "asked"}}]},
+                  "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
+        "edges": [["__start__", "ask"], ["ask", "two"]]}},
     "broken": {"native": {"kind": "script", "channels": {"log": "append"},
         "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;
@@ -175,6 +179,28 @@ impl Server {
         tokio::select! {
             () = work => {}
             () = told_off => {}
+        }
+    }
+
+    /// Performs a run, and cancels it once this text was streamed.
+    async fn cancel_at_work(&self, run: &Run, events: &mut Events, text: &str, action: CancelAction) {
+        let job = self.claim().await.expect("a run is ready");
+        let (tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        let cancel = async {
+            loop {
+                if let Event::Frame(frame) = events.next().await
+                    && frame.contains(text)
+                {
+                    self.cancel(run, action).await;
+                    tell.send_replace(Signal::Cancel);
+                    return std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = cancel => {}
         }
     }
 
@@ -380,24 +406,9 @@ async fn a_run_at_work_is_interrupted_and_keeps_what_it_did() {
     let server = Server::new().await;
     let thread = ThreadId::new();
     let (run, mut events) = server.start(Target::On(thread), "slow", json!({})).await;
-    let job = server.claim().await.unwrap();
-    let (tell, told) = watch::channel(Signal::Run);
-    let work = towpath_durable::perform(&server.engine, &server.registry, &server.world, job, told);
-    let cancel = async {
-        loop {
-            if let Event::Frame(frame) = events.next().await
-                && frame.contains(r#"["one"]"#)
-            {
-                server.cancel(&run, CancelAction::Interrupt).await;
-                tell.send_replace(Signal::Cancel);
-                return std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = cancel => {}
-    }
+    server
+        .cancel_at_work(&run, &mut events, r#"["one"]"#, CancelAction::Interrupt)
+        .await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Interrupted);
     let row = server.thread(thread).await;
     assert_eq!(row.status, ThreadStatus::Interrupted, "a step is left");
@@ -416,24 +427,9 @@ async fn a_run_that_is_rolled_back_was_never_there() {
     let (run, mut events) = server
         .start(Target::On(thread), "slow", json!({"durability": "sync"}))
         .await;
-    let job = server.claim().await.unwrap();
-    let (tell, told) = watch::channel(Signal::Run);
-    let work = towpath_durable::perform(&server.engine, &server.registry, &server.world, job, told);
-    let cancel = async {
-        loop {
-            if let Event::Frame(frame) = events.next().await
-                && frame.contains(r#""two","one"]"#)
-            {
-                server.cancel(&run, CancelAction::Rollback).await;
-                tell.send_replace(Signal::Cancel);
-                return std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = cancel => {}
-    }
+    server
+        .cancel_at_work(&run, &mut events, r#""two","one"]"#, CancelAction::Rollback)
+        .await;
     assert!(server.run(run.id).await.is_none());
     assert_eq!(server.count("SELECT count(*) FROM checkpoints").await, before);
     let row = server.thread(thread).await;
@@ -441,6 +437,33 @@ async fn a_run_that_is_rolled_back_was_never_there() {
         (row.status, values(&row)),
         (ThreadStatus::Idle, json!({"log": ["one", "two"]}))
     );
+}
+
+/// What a run writes on the checkpoint it begins at is taken back with it: here the answer to what was asked there.
+#[tokio::test]
+async fn an_answer_that_is_rolled_back_was_never_given() {
+    let server = Server::new().await;
+    let thread = ThreadId::new();
+    server.start(Target::On(thread), "asks", json!({})).await;
+    server.perform().await;
+    assert_eq!(server.thread(thread).await.status, ThreadStatus::Interrupted);
+    let written = async || server.count("SELECT count(*) FROM checkpoint_writes").await;
+    let before = written().await;
+    let answer = |text: &str| json!({"input": null, "command": {"resume": text}, "durability": "sync"});
+    let (run, mut events) = server.start(Target::On(thread), "asks", answer("no")).await;
+    server
+        .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Rollback)
+        .await;
+    assert!(server.run(run.id).await.is_none());
+    assert_eq!(written().await, before);
+    // The question is open again, and another answer is the one that counts.
+    let (run, mut events) = server.start(Target::On(thread), "asks", answer("yes")).await;
+    server
+        .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Interrupt)
+        .await;
+    assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Interrupted);
+    let row = server.thread(thread).await;
+    assert_eq!(values(&row), json!({"answer": "yes", "log": ["asked"]}));
 }
 
 #[tokio::test]
