@@ -455,6 +455,10 @@ pub struct BenchAgent {
     /// Length of each phase.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
+    /// In place of the phases: so many runs, and the memory of the server after each tenth of them [default: phases]
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["server", "graph", "seconds"],
+          value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
+    pub runs: Option<u64>,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

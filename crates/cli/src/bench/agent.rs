@@ -2,6 +2,8 @@
 //!
 //! The clients share the machine with the server, and each waits for an answer before it asks again.
 
+mod memory;
+
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,8 +62,14 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
         }
     };
     memory(&mut report, "memory, idle");
-    let measured = bench.measure(&mut report).await;
-    memory(&mut report, "memory, after");
+    let measured = match (options.runs, &child) {
+        (Some(runs), Some(child)) => memory::measure(&bench, child, runs, &mut report).await,
+        _ => {
+            let measured = bench.measure(&mut report).await;
+            memory(&mut report, "memory, after");
+            measured
+        }
+    };
     if let Some(child) = child {
         child.stop().await?;
     }
