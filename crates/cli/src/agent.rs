@@ -78,6 +78,7 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         store: storage.store,
         data: storage.data,
         tenant,
+        public_url: settings.public_url.clone(),
         keys,
         redis: settings.redis_uri.clone(),
         loopback: false,

@@ -30,7 +30,7 @@ use crate::storage::Storage;
 use crate::telemetry;
 use parts::Shared;
 
-pub use agent::{AgentParts, AgentServer, offer};
+pub use agent::{AgentParts, AgentServer, offer, reachable};
 pub use roles::Roles;
 
 /// A process at work.

@@ -39,6 +39,22 @@ def test_keys_below_a_prefix(guarded):
                 client.assistants.search()
 
 
+def test_runs_say_where_their_server_is(guarded):
+    def told(url, key=None):
+        with get_sync_client(url=url, api_key=key) as client:
+            thread = client.threads.create()["thread_id"]
+            client.runs.wait(thread, "agent", input={"messages": []})
+            return client.threads.get_state(thread)["metadata"]["langgraph_api_url"]
+
+    assert told(f"{guarded.url}/agents/one", KEY) == f"{guarded.url}/agents/one"
+    behind = Server("embedded", env={"TOWPATH_PUBLIC_URL": "https://agents.example"})
+    try:
+        assert told(behind.url) == "https://agents.example"
+        behind.stop()
+    finally:
+        behind.drop()
+
+
 def test_what_is_open_without_a_key(guarded):
     for path in ("/", "/ok", "/info", "/metrics", "/docs", "/openapi.json", "/livez", "/readyz"):
         assert httpx.get(f"{guarded.url}/agents/one{path}").status_code == 200, path

@@ -46,6 +46,8 @@ pub struct AgentParts {
     pub data: Option<DataDir>,
     /// Whose it is.
     pub tenant: TenantId,
+    /// Where others reach it, where that is not where it listens.
+    pub public_url: Option<String>,
     /// Where API keys are kept, where callers need one.
     pub keys: Option<Store>,
     /// Redis between the processes of one server.
@@ -154,6 +156,14 @@ impl AgentServer {
         } else {
             None
         };
+        // Of several processes, only those that serve know an address, and theirs may be one of many.
+        let listening = roles.api.then(|| {
+            format!(
+                "http://{}{}",
+                reachable(address),
+                surface(settings, &server).mount_prefix
+            )
+        });
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
             let options = parts::pools(settings, &registry.pools());
@@ -170,7 +180,7 @@ impl AgentServer {
                     log_all: given.redis.is_none() && roles != Roles::ALL,
                     webhook_secret: settings.agent.webhook_secret.clone(),
                     webhooks: webhooks.clone(),
-                    api_url: None,
+                    api_url: given.public_url.or(listening),
                     thread_ttl: server.thread_ttl(),
                     keep_checkpoints: settings.agent.keep_checkpoints,
                     checkpoints_kept: settings.agent.checkpoints_kept,
@@ -319,6 +329,14 @@ pub async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::
         })
         .await
         .context("the graphs' assistants")
+}
+
+/// Where this machine finds an address that may mean all of its own.
+pub fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    address
 }
 
 fn surface(settings: &Settings, server: &crate::graph_file::Server) -> Surface {
