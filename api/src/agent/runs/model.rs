@@ -38,7 +38,7 @@ pub(crate) struct Run {
 }
 
 /// Fields of a run that can be selected.
-pub(super) const FIELDS: [&str; 10] = [
+pub(crate) const FIELDS: [&str; 10] = [
     "run_id",
     "thread_id",
     "assistant_id",
