@@ -96,6 +96,7 @@ impl Server {
                 queue,
                 graphs: graphs.into(),
                 guard: Guard::new(Policy::development()),
+                tracer: None,
                 settings: agent::Settings::default(),
             },
             registry,

@@ -21,6 +21,7 @@ use towpath_store::Store;
 use towpath_store::assistants::{self, Content};
 use towpath_workers::Workers;
 use towpath_workflows::agent::{self, AgentWorld};
+use towpath_workflows::tracer::Tracer;
 
 use super::{Roles, parts};
 use crate::config::{Config, Settings};
@@ -35,6 +36,9 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 /// How long processes of users' graphs may take to end, once nothing runs on them.
 const HOST_GRACE: Duration = Duration::from_secs(2);
+
+/// How long the last traces may take to be sent.
+const TRACE_GRACE: Duration = Duration::from_secs(2);
 
 /// What an agent server is made of, beside the settings.
 pub struct AgentParts {
@@ -77,6 +81,7 @@ pub struct AgentServer {
     upkeep: JoinHandle<()>,
     graphs: GraphSet,
     reload: Option<Reload>,
+    tracer: Option<Tracer>,
     /// Its folder of sockets.
     _hosting: Arc<Hosting>,
     /// The folder's lock, given back last.
@@ -164,6 +169,7 @@ impl AgentServer {
                 surface(settings, &server).mount_prefix
             )
         });
+        let tracer = hosting.tracer(&given.file, &guard);
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
             let options = parts::pools(settings, &registry.pools());
@@ -171,6 +177,7 @@ impl AgentServer {
                 store: store.clone(),
                 queue: queue.clone(),
                 graphs: graphs.clone(),
+                tracer: tracer.clone(),
                 guard,
                 settings: agent::Settings {
                     max_attempts: settings.agent.run_attempts,
@@ -220,6 +227,7 @@ impl AgentServer {
             upkeep,
             graphs,
             reload,
+            tracer,
             _hosting: hosting,
             _data: given.data,
         })
@@ -283,6 +291,9 @@ impl AgentServer {
         // Together: both have the same grace.
         let ((), served) = tokio::join!(workers, self.http);
         hosting::close(&self.graphs.current(), HOST_GRACE).await;
+        if let Some(tracer) = &self.tracer {
+            tracer.flush(TRACE_GRACE).await;
+        }
         if let Some(scheduler) = self.scheduler {
             scheduler.stop().await;
         }
