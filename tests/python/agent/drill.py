@@ -70,7 +70,7 @@ class Receiver:
             answers = self.answers.get((step, name))
             status = answers.pop(0) if answers else 200
         if gate is not None:
-            gate.wait(60)
+            gate.wait(240)
         if then is not None:
             then()
         return status, json.dumps({"did": step}).encode()
@@ -109,7 +109,8 @@ class Receiver:
 
 
 def graphs(url):
-    """Walks whose steps call the receiver; `asks` stops for an answer between the first and the last."""
+    """Walks whose steps call the receiver; `asks` stops for an answer between the first and the last, `ticks` says
+    something 20 times before its call and 20 times after it."""
 
     def call(step):
         return {"kind": "http", "url": f"{url}/{step}", "body": {"name": {"$": "/name"}}, "map": {"log": "/did"}}
@@ -136,7 +137,17 @@ def graphs(url):
         "channels": {"log": "append"},
         "steps": [{"emit": {"n": n}} for n in range(20)] + [{"append": {"log": "said"}}],
     }
-    ticks = {"kind": "bench", "steps": 150, "sleep_ms": 100}
+    ticking = [part for n in range(20) for part in ({"emit": {"n": n}}, {"sleep_ms": 20})]
+    ticks = {
+        "kind": "workflow",
+        "channels": channels,
+        "nodes": {
+            "before": {"kind": "script", "steps": ticking},
+            "gate": call("gate"),
+            "after": {"kind": "script", "steps": ticking},
+        },
+        "edges": [["__start__", "before"], ["before", "gate"], ["gate", "after"]],
+    }
     heavy = {"kind": "bench", "steps": 160, "payload_bytes": 200_000}
     every = {"walk": walk, "asks": asks, "talk": talk, "ticks": ticks, "heavy": heavy}
     return {"graphs": {name: {"native": graph} for name, graph in every.items()}}
