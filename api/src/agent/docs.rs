@@ -80,6 +80,23 @@ fn finish(document: &mut Value) {
         document["components"]["schemas"][schema]["properties"]["select"]["items"]["enum"] = json!(fields);
     }
     let named = document["components"]["schemas"].clone();
+    for (path, method, name) in [
+        ("/assistants/search", "post", "Assistant"),
+        ("/runs/crons/search", "post", "Cron"),
+        ("/runs/search", "post", "Run"),
+        ("/threads/search", "post", "Thread"),
+        ("/threads/{thread_id}/runs", "get", "Run"),
+    ] {
+        // Only the fields that were selected are answered.
+        let mut selected = named[name].clone();
+        if let Some(schema) = selected.as_object_mut() {
+            schema.remove("required");
+        }
+        let selected_name = format!("Selected{name}");
+        let answer = &mut document["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"];
+        answer["items"] = json!({"$ref": format!("#/components/schemas/{selected_name}")});
+        document["components"]["schemas"][selected_name] = selected;
+    }
     let paths = document["paths"].as_object_mut().expect("a document has paths");
     let operations = paths.values_mut().filter_map(Value::as_object_mut);
     for operation in operations.flat_map(|item| item.values_mut()) {
