@@ -43,8 +43,9 @@ pub(crate) fn is_called_by_own_name(headers: &HeaderMap, uri: &Uri, public: Opti
     })
 }
 
-/// Whether a page may have a server of this machine do something: pages of this machine, the studio, and `allowed`.
-pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: impl Fn(&str) -> bool) -> bool {
+/// Whether a page may have a server of this machine do something: pages of this machine, and those that `allowed` says
+/// somebody named. Where nobody named any (`None`) the hosted studio may, too.
+pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: impl Fn(&str) -> Option<bool>) -> bool {
     if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
         return true;
     }
@@ -53,7 +54,8 @@ pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: impl Fn(&st
         return true;
     };
     let origin = origin.to_str().unwrap_or_default();
-    if allowed(origin) {
+    let allowed = allowed(origin);
+    if allowed == Some(true) {
         return true;
     }
     let Some(from) = origin.parse::<Uri>().ok().filter(|from| from.scheme().is_some()) else {
@@ -62,7 +64,7 @@ pub(crate) fn may_act(method: &Method, headers: &HeaderMap, allowed: impl Fn(&st
     let host = from.host().unwrap_or_default();
     let of_studio = from.scheme_str() == Some("https")
         && (host == STUDIO || host.strip_suffix(STUDIO).is_some_and(|sub| sub.ends_with('.')));
-    is_local(host) || (of_studio && allowed.is_empty())
+    is_local(host) || (of_studio && allowed.is_none())
 }
 
 /// Names that nobody on the network can point elsewhere.
@@ -156,8 +158,10 @@ mod tests {
 
     #[test]
     fn pages_of_elsewhere_have_nothing_done() {
-        let act =
-            |origin: &'static str, allowed: &[String]| may_act(&Method::POST, &headers(&[("origin", origin)]), allowed);
+        let act = |origin: &'static str, named: Option<&str>| {
+            let said = |origin: &str| named.map(|named| named == origin);
+            may_act(&Method::POST, &headers(&[("origin", origin)]), said)
+        };
         for ours in [
             "http://localhost:3000",
             "http://127.0.0.1:8123",
@@ -165,7 +169,7 @@ mod tests {
             "https://smith.langchain.com",
             "https://eu.smith.langchain.com",
         ] {
-            assert!(act(ours, &[]), "{ours}");
+            assert!(act(ours, None), "{ours}");
         }
         for foreign in [
             "https://evil.example",
@@ -176,20 +180,16 @@ mod tests {
             "https://smith.langchain.com.evil.example",
             "http://192.168.1.2:3000",
         ] {
-            assert!(!act(foreign, &[]), "{foreign}");
+            assert!(!act(foreign, None), "{foreign}");
         }
-        let named = ["https://chat.example".to_owned()];
-        assert!(act("https://chat.example", &named) && act("http://localhost:3000", &named));
+        let named = Some("https://chat.example");
+        assert!(act("https://chat.example", named) && act("http://localhost:3000", named));
         assert!(
-            !act("https://smith.langchain.com", &named),
+            !act("https://smith.langchain.com", named),
             "who names some has named all"
         );
-        assert!(act("https://evil.example", &["*".to_owned()]));
-        assert!(may_act(&Method::POST, &headers(&[]), &[]), "no browser");
-        assert!(may_act(
-            &Method::GET,
-            &headers(&[("origin", "https://evil.example")]),
-            &[]
-        ));
+        assert!(may_act(&Method::POST, &headers(&[]), |_| None), "no browser");
+        let foreign = headers(&[("origin", "https://evil.example")]);
+        assert!(may_act(&Method::GET, &foreign, |_| None));
     }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde_json::Value;
 
-pub(crate) use complete::complete;
+pub(crate) use complete::{complete, not_null, plain_nullables};
 
 /// The two routes over a finished document.
 pub(crate) fn routes(document: &Value) -> Router {

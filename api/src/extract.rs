@@ -185,7 +185,7 @@ pub(crate) fn expect_json<B>(request: &http::Request<B>) -> Result<(), ApiError>
 /// A value that stands as an object in the body. serde also takes an array of a struct's values for the struct, which
 /// nobody means to send and the API description does not promise; use it for every struct inside of a body too, by
 /// `#[serde(deserialize_with = "object")]` or `"optional_object"`.
-struct Object<T>(T);
+pub(crate) struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -265,6 +265,11 @@ pub(crate) fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i64>, D
         }
     }
     Ok(Option::<Number>::deserialize(from)?.map(|Number(number)| number))
+}
+
+/// As [`whole`], where null is no answer.
+pub(crate) fn whole_number<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
+    whole(from)?.ok_or_else(|| D::Error::invalid_type(Unexpected::Unit, &"a whole number"))
 }
 
 /// Whether the body says it is JSON (`application/json` or `…+json`).

@@ -92,11 +92,16 @@ where
         .routes(routes!(jobs::retry_dead))
         .routes(routes!(workers::list))
         .routes(routes!(workers::drain))
-        .routes(routes!(keys::list, keys::create))
-        .routes(routes!(keys::revoke))
         .routes(routes!(schedules::list))
         .routes(routes!(schedules::pause))
         .routes(routes!(schedules::resume))
+}
+
+/// The routes that only the platform has: keys are kept there, for agent servers too.
+pub(crate) fn platform_routes() -> OpenApiRouter<App> {
+    routes()
+        .routes(routes!(keys::list, keys::create))
+        .routes(routes!(keys::revoke))
 }
 
 /// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.

@@ -53,7 +53,7 @@ fn described(app: &App) -> (Router<App>, Value) {
         .merge(below_api_host(control_plane()));
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
-    let operators = internal::routes().route_layer(from_fn_with_state(app.clone(), auth::require_operator));
+    let operators = internal::platform_routes().route_layer(from_fn_with_state(app.clone(), auth::require_operator));
     let open = OpenApiRouter::default()
         .routes(routes!(info::get))
         .routes(routes!(attachments::get));

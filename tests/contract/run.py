@@ -1,9 +1,10 @@
-"""Holds a running server to its own API description, with generated requests (schemathesis).
+"""Holds running servers to their own API descriptions, with generated requests (schemathesis).
 
-    run.py [--cases N] [--seed N] [--layout embedded|cluster]…
+    run.py [--cases N] [--seed N] [--surface platform|agent]… [--layout embedded|cluster]…
 
-`--cases` is how many requests are generated for each operation in the fuzzing and stateful phases; the coverage phase
-adds what the schemas suggest. Prints one line per layout with the number of cases; any failure ends with 1.
+The platform and the agent server have a document each. `--cases` is how many requests are generated for each operation
+in the fuzzing and stateful phases; the coverage phase adds what the schemas suggest. Prints one line per surface and
+layout with the number of cases; any failure ends with 1.
 """
 
 import argparse
@@ -16,13 +17,17 @@ import sys
 import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "python"))
+sys.path[:0] = [str(HERE.parent / "python"), str(HERE.parent / "python" / "agent")]
 
 import harness  # noqa: E402
+import world as agent  # noqa: E402
+
+
+CASES = {"platform": 10, "agent": 3}
 
 
 class Everything(http.server.BaseHTTPRequestHandler):
-    """An S3 that takes everything: what is under test is the API in front of it."""
+    """An S3, and a webhook, that takes everything: what is under test is the API in front of it."""
 
     protocol_version = "HTTP/1.1"
 
@@ -39,17 +44,22 @@ class Everything(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def check(layout, endpoint, cases, seed) -> bool:
-    world = harness.World(layout)
+def check(surface, layout, endpoint, cases, seed) -> bool:
+    if surface == "platform":
+        world = harness.World(layout)
+        url, key = f"http://{world.api}", harness.KEY
+    else:
+        world = agent.Server(layout, env={"TOWPATH_API_KEY": harness.KEY}, args=("--agent-auth",))
+        url, key = world.url, harness.KEY
     try:
         command = [
             str(pathlib.Path(sys.executable).parent / "schemathesis"),
-            *("--config-file", str(HERE / "schemathesis.toml")),
-            *("run", f"http://{world.api}/openapi.json"),
-            *("--header", f"X-API-Key: {harness.KEY}", "--header", f"X-Tenant-Id: {world.tenant}"),
+            *("--config-file", str(HERE / f"{surface}.toml")),
+            *("run", f"{url}/openapi.json"),
+            *("--header", f"X-API-Key: {key}", "--header", f"X-Tenant-Id: {world.tenant}"),
             *("--seed", str(seed), "--max-examples", str(cases)),
         ]
-        environment = os.environ | {"TOWPATH_CONTRACT_S3": endpoint, "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
+        environment = os.environ | {"TOWPATH_CONTRACT_STAND_IN": endpoint, "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
         done = subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True)
         output = done.stdout + done.stderr
         generated = re.search(r"(\d+) generated", output)
@@ -61,8 +71,8 @@ def check(layout, endpoint, cases, seed) -> bool:
             print(output)
             print(world.logs())
         print(
-            f"contract, {layout}: {generated[1] if generated else 0} cases over {operations[1] if operations else 0}"
-            f" operations, {failed if fine or failed else 'broken,'} failures (seed {seed})",
+            f"contract, {surface}, {layout}: {generated[1] if generated else 0} cases over"
+            f" {operations[1] if operations else 0} operations, {failed if fine or failed else 'broken,'} failures (seed {seed})",
             flush=True,
         )
         # A server that did not survive the requests says so by how it ends.
@@ -74,8 +84,9 @@ def check(layout, endpoint, cases, seed) -> bool:
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--cases", type=int, default=10)
+    arguments.add_argument("--cases", type=int, help="default: 10 of the platform, 3 of the agent server")
     arguments.add_argument("--seed", type=int, default=20260301)
+    arguments.add_argument("--surface", action="append", choices=["platform", "agent"])
     arguments.add_argument("--layout", action="append", choices=["embedded", "cluster"])
     given = arguments.parse_args()
     layouts = given.layout
@@ -88,7 +99,8 @@ def main():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Everything)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    fine = [check(layout, endpoint, given.cases, given.seed) for layout in layouts]
+    surfaces = given.surface or ["platform", "agent"]
+    fine = [check(surface, layout, endpoint, given.cases or CASES[surface], given.seed) for surface in surfaces for layout in layouts]
     server.shutdown()
     sys.exit(0 if all(fine) else 1)
 

@@ -55,13 +55,12 @@ fn orphans() -> Vec<(&'static str, &'static str)> {
 /// # Panics
 /// With the questions that are not, when time is up.
 pub async fn settles(world: &World) {
-    let mut tables = Tables::of(world).await;
     let mut last = Vec::new();
     let limit = Duration::from_secs(60);
     let quiet = tokio::time::timeout(
         limit,
         until("the tables to come to rest", limit * 2, async || {
-            last = open_questions(&mut tables).await;
+            last = open_questions(world).await;
             last.is_empty().then_some(())
         }),
     )

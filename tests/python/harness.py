@@ -288,9 +288,9 @@ def create_database() -> str:
     return os.environ["TOWPATH_TEST_POSTGRES"].rsplit("/", 1)[0] + f"/{name}"
 
 
-def start_redis(folder):
-    """A Redis of this world's own: (process, address)."""
-    address = free_address()
+def start_redis(folder, address=None):
+    """A Redis of this world's own, where it was before or elsewhere: (process, address)."""
+    address = address or free_address()
     host, port = address.split(":")
     command = ["redis-server", "--bind", host, "--port", port, "--save", "", "--appendonly", "no"]
     with (folder / "redis.log").open("wb") as log:
@@ -305,3 +305,28 @@ def start_redis(folder):
 
     until("redis to answer", ask, 10)
     return child, address
+
+
+class FaultProxy:
+    """The fault proxy of the Rust harness as a process of its own."""
+
+    def __init__(self, upstream: str):
+        command = [str(pathlib.Path(binary()).with_name("fault-proxy")), upstream]
+        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.address = self.child.stdout.readline().strip()
+        assert self.address, "the fault proxy did not start"
+        self.url = f"http://{self.address}"
+
+    def set(self, mode) -> int:
+        """Changes the mode (`?` does not) and gives how often harm was done so far."""
+        self.child.stdin.write(f"{mode}\n")
+        word, count = self.child.stdout.readline().split()
+        assert word == "harmed"
+        return int(count)
+
+    def harmed(self) -> int:
+        return self.set("?")
+
+    def stop(self):
+        self.child.kill()
+        self.child.wait()

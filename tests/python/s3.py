@@ -122,28 +122,3 @@ class Stand:
     def stop(self):
         self.child.kill()
         self.child.wait()
-
-
-class FaultProxy:
-    """The fault proxy of the Rust harness as a process of its own."""
-
-    def __init__(self, upstream: str):
-        command = [str(pathlib.Path(harness.binary()).with_name("fault-proxy")), upstream]
-        self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-        self.address = self.child.stdout.readline().strip()
-        assert self.address, "the fault proxy did not start"
-        self.url = f"http://{self.address}"
-
-    def set(self, mode) -> int:
-        """Changes the mode (`?` does not) and gives how often harm was done so far."""
-        self.child.stdin.write(f"{mode}\n")
-        word, count = self.child.stdout.readline().split()
-        assert word == "harmed"
-        return int(count)
-
-    def harmed(self) -> int:
-        return self.set("?")
-
-    def stop(self):
-        self.child.kill()
-        self.child.wait()

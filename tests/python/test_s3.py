@@ -31,7 +31,7 @@ def stand(tmp_path_factory):
 
 @pytest.fixture
 def proxy(stand):
-    running = s3.FaultProxy(stand.address)
+    running = harness.FaultProxy(stand.address)
     yield running
     running.stop()
 

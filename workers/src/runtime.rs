@@ -24,7 +24,7 @@ use apalis_core::worker::context::WorkerContext;
 use futures::FutureExt as _;
 use tokio::sync::mpsc;
 use tower::layer::util::Identity;
-use towpath_durable::{Engine, Performed, Registry, perform};
+use towpath_durable::{Engine, Performed, Registry, attempt};
 
 use crate::{Assignment, Finished};
 
@@ -44,7 +44,7 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
             // A task of its own: apalis drives all handlers of a worker from one task.
             tokio::spawn(async move {
                 let Assignment { job, signal, place } = assignment;
-                let performed = AssertUnwindSafe(perform(&engine, &registry, &*world, job, signal)).catch_unwind();
+                let performed = AssertUnwindSafe(attempt(&engine, &registry, &*world, job, signal)).catch_unwind();
                 match performed.await {
                     Ok(Performed::Written) => {}
                     Ok(Performed::Bare(bare)) => {

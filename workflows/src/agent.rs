@@ -14,6 +14,8 @@ use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 
+use crate::tracer::Tracer;
+
 pub use crate::send_webhook::Rules;
 pub use crate::sweep_agent::ensure as ensure_sweeps;
 
@@ -27,6 +29,8 @@ pub struct AgentWorld {
     pub graphs: GraphSet,
     /// Judges addresses that users gave.
     pub guard: Guard,
+    /// Traces runs of graphs that are declared as data, where a platform wants that.
+    pub tracer: Option<Tracer>,
     /// Times and limits.
     pub settings: Settings,
 }

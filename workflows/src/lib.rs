@@ -48,6 +48,7 @@ pub mod spawn_export;
 pub mod sweep_agent;
 pub mod sweep_traces;
 pub mod thread_state;
+pub mod tracer;
 pub mod world;
 
 use towpath_durable::Registry;

@@ -19,6 +19,7 @@ mod items;
 mod start;
 mod stop;
 mod stream;
+mod trace;
 mod typed;
 
 pub mod saver;
@@ -31,7 +32,7 @@ use towpath_domain::agent::{Durability, Kwargs, Nodes};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Verdict, Workflow};
-use towpath_runtime::Execution;
+use towpath_runtime::{Execution, Graph, StreamMode};
 use towpath_store::runs::{self, Run};
 use towpath_store::{self as store, Tx, attempts};
 
@@ -39,6 +40,7 @@ use crate::agent::AgentWorld;
 
 use self::conclude::{Conclusion, Ending};
 use self::host::RunHost;
+use self::trace::Trace;
 
 pub use self::start::{NewRun, Target, start};
 pub use self::stop::{cancel, delete_run, delete_thread};
@@ -140,7 +142,7 @@ impl RunAgent {
         let Some(graph) = graphs.get(graph_id) else {
             return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
         };
-        let execution = match self.execution(world, run, kwargs, attempt, host.fresh()) {
+        let mut execution = match self.execution(world, run, kwargs, attempt, host.fresh()) {
             Ok(execution) => execution,
             Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
         };
@@ -148,7 +150,26 @@ impl RunAgent {
             .started_at
             .map_or(Duration::ZERO, |started| world.store.clock().now().since(started));
         let limit = world.settings.timeout.saturating_sub(spent);
-        host.run(graph, &execution, limit).await
+        let native = matches!(graph, Graph::Native(_));
+        let Some(tracer) = world.tracer.as_ref().filter(|_| native) else {
+            return host.run(graph, &execution, limit).await;
+        };
+        let streamed = execution.modes.contains(&StreamMode::Tasks);
+        if !streamed {
+            execution.modes.push(StreamMode::Tasks);
+        }
+        let trace = Trace::begin(world.store.clock().clone(), &execution, streamed);
+        let trace = host.follow(trace);
+        let ending = host.run(graph, &execution, limit).await?;
+        let name = graph.name().unwrap_or(graph_id);
+        tracer.take(trace.end(
+            name,
+            &execution,
+            &ending,
+            kwargs.langsmith_tracer.as_ref(),
+            tracer.project(),
+        ));
+        Ok(ending)
     }
 
     fn execution(
@@ -163,6 +184,20 @@ impl RunAgent {
         metadata.extend(own_metadata(world, attempt));
         let mut config = kwargs.config.clone();
         config.insert("metadata".to_owned(), Value::Object(metadata.clone()));
+        if let (Some(tracing), Some(Value::Object(configurable))) =
+            (&kwargs.langsmith_tracer, config.get_mut("configurable"))
+        {
+            // Under the names that hosts of graphs in code look for.
+            let told = [
+                ("__langsmith_project__", &tracing.project_name),
+                ("__langsmith_example_id__", &tracing.example_id),
+            ];
+            for (name, value) in told {
+                if let Some(value) = value {
+                    configurable.insert(name.to_owned(), json!(value));
+                }
+            }
+        }
         let command = kwargs.command.clone().map(Value::Object);
         Ok(Execution {
             input: kwargs.input.clone(),

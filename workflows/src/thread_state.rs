@@ -160,7 +160,7 @@ async fn record(
     if now.as_ref().map(|row| row.checkpoint_id.as_str()) != base {
         return Err(store::Error::Stale);
     }
-    write_all(tx, thread, &host.0.take()).await?;
+    write_all(tx, thread, None, &host.0.take()).await?;
     let Some(state) = state else { return Ok(()) };
     let interrupts: Map<String, Value> = state
         .tasks

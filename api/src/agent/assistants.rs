@@ -24,6 +24,7 @@ use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Path, Query};
+use crate::extract::{whole, whole_number};
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {
     OpenApiRouter::default()
@@ -60,7 +61,7 @@ pub(crate) struct Assistant {
     description: Option<String>,
 }
 
-const FIELDS: [&str; 10] = [
+pub(super) const FIELDS: [&str; 10] = [
     "assistant_id",
     "graph_id",
     "name",
@@ -138,7 +139,11 @@ pub(crate) struct AssistantSearch {
     /// Part of the name, whatever its case.
     name: Option<String>,
     /// 1 to 1000, 10 unless said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
     sort_by: Option<SortBy>,
     #[serde(default)]
@@ -163,13 +168,18 @@ pub(crate) enum SortBy {
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct VersionSearch {
     metadata: Option<Map<String, Value>>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
 }
 
 /// Which version shall be the current one.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct Latest {
+    #[serde(deserialize_with = "whole_number")]
     version: i64,
 }
 
@@ -238,11 +248,15 @@ pub(crate) async fn search(
 
 /// How many assistants match.
 #[utoipa::path(post, path = "/assistants/count", tag = "assistants", request_body = AssistantSearch,
-    responses((status = 200, description = "How many", body = i64), AgentError))]
+    responses((status = 200, description = "How many", body = i64, content_type = "application/json"),
+              (status = 404, description = "No such graph"), AgentError))]
 pub(crate) async fn count(
     State(app): State<AgentApp>,
     Body(search): Body<AssistantSearch>,
 ) -> Result<Json<i64>, AgentError> {
+    // It counts what a search would find, and refuses what a search would.
+    Page::of(search.limit, search.offset)?;
+    Select::of(search.select, &FIELDS)?;
     let which = which(&app, search.metadata, search.graph_id, search.name)?;
     let count = app
         .store
@@ -316,7 +330,7 @@ pub(crate) async fn update(
 pub(crate) struct Deletion {
     /// Also the threads that were last used with it.
     #[serde(default)]
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     delete_threads: Flag,
 }
 
@@ -374,6 +388,7 @@ async fn delete_threads(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> t
 #[into_params(parameter_in = Query)]
 pub(crate) struct Drawn {
     /// Whether to open subgraphs: true, false, or how deep.
+    #[param(pattern = "^([Tt]rue|[Ff]alse|[1-9][0-9]{0,8})$")]
     xray: Option<String>,
 }
 
@@ -424,7 +439,7 @@ pub(crate) async fn schemas(
 pub(crate) struct Depth {
     /// Also subgraphs of subgraphs.
     #[serde(default)]
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     recurse: Flag,
 }
 

@@ -33,7 +33,9 @@ pub(super) async fn neighbours(State(app): State<AgentApp>, request: Request, ne
                     127.0.0.1 or localhost, or start it with --agent-auth";
         return AgentError::new(StatusCode::MISDIRECTED_REQUEST, text).into_response();
     }
-    if !may_act(request.method(), request.headers(), |origin| settings.cors.names(origin)) {
+    if !may_act(request.method(), request.headers(), |origin| {
+        settings.cors.names(origin)
+    }) {
         let text = "this server asks for no key, and takes nothing from pages of elsewhere: name the page's origin in \
                     CORS_ALLOW_ORIGINS";
         return AgentError::new(StatusCode::FORBIDDEN, text).into_response();

@@ -136,15 +136,15 @@ impl Cors {
         self
     }
 
-    /// Whether somebody said that pages of `origin` may call.
-    pub(super) fn names(&self, origin: &str) -> bool {
+    /// Whether pages of `origin` are among those that somebody named; `None` when nobody named any.
+    pub(super) fn names(&self, origin: &str) -> Option<bool> {
         match &self.origins {
-            Origins::Unsaid => false,
-            Origins::Any => true,
-            Origins::Named(origins, pattern) => {
+            Origins::Unsaid => None,
+            Origins::Any => Some(true),
+            Origins::Named(origins, pattern) => Some(
                 origins.iter().any(|named| named.eq_ignore_ascii_case(origin))
-                    || pattern.as_ref().is_some_and(|pattern| pattern.is_match(origin))
-            }
+                    || pattern.as_ref().is_some_and(|pattern| pattern.is_match(origin)),
+            ),
         }
     }
 }

@@ -19,6 +19,7 @@ use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Path, read_value};
+use crate::extract::whole;
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {
     OpenApiRouter::default()
@@ -57,7 +58,7 @@ pub(crate) struct Cron {
     updated_at: Time,
 }
 
-const FIELDS: [&str; 14] = [
+pub(super) const FIELDS: [&str; 14] = [
     "cron_id",
     "assistant_id",
     "thread_id",
@@ -148,7 +149,11 @@ pub(crate) struct CronSearch {
     enabled: Option<bool>,
     metadata: Option<Map<String, Value>>,
     /// 1 to 1000, 10 unless said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
     sort_by: Option<SortBy>,
     #[serde(default)]
@@ -292,11 +297,14 @@ pub(crate) async fn search(
 
 /// How many crons match.
 #[utoipa::path(post, path = "/runs/crons/count", tag = "crons", request_body = CronSearch,
-    responses((status = 200, description = "How many", body = i64), AgentError))]
+    responses((status = 200, description = "How many", body = i64, content_type = "application/json"), AgentError))]
 pub(crate) async fn count(
     State(app): State<AgentApp>,
     Body(search): Body<CronSearch>,
 ) -> Result<Json<i64>, AgentError> {
+    // It counts what a search would find, and refuses what a search would.
+    Page::of(search.limit, search.offset)?;
+    Select::of(search.select.clone(), &FIELDS)?;
     let which = which(search);
     let count = app
         .store

@@ -11,6 +11,8 @@ use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme};
 
+use super::{assistants, crons, runs, threads};
+
 /// Gives the collected paths their head.
 pub(super) fn complete(mut document: OpenApi) -> OpenApi {
     document.merge(super::errors::Described::openapi());
@@ -53,7 +55,8 @@ fn name_operations(document: &mut OpenApi) {
 
 /// The two routes over a finished document.
 pub(super) fn routes(document: &OpenApi) -> Router {
-    let json = serde_json::to_value(document).expect("the document is plain data with text keys");
+    let mut json = serde_json::to_value(document).expect("the document is plain data with text keys");
+    finish(&mut json);
     let page = crate::docs::page_route(&json);
     let json = Arc::new(json);
     let described = get(async move |headers: HeaderMap| {
@@ -64,6 +67,55 @@ pub(super) fn routes(document: &OpenApi) -> Router {
         ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], text)
     });
     Router::new().route("/openapi.json", described).route("/docs", page)
+}
+
+/// Says what the types of the code cannot.
+fn finish(document: &mut Value) {
+    for (schema, fields) in [
+        ("AssistantSearch", &assistants::FIELDS[..]),
+        ("CronSearch", &crons::FIELDS),
+        ("RunSearch", &runs::FIELDS),
+        ("ThreadSearch", &threads::FIELDS),
+    ] {
+        document["components"]["schemas"][schema]["properties"]["select"]["items"]["enum"] = json!(fields);
+    }
+    let named = document["components"]["schemas"].clone();
+    for (path, method, name) in [
+        ("/assistants/search", "post", "Assistant"),
+        ("/runs/crons/search", "post", "Cron"),
+        ("/runs/search", "post", "Run"),
+        ("/threads/search", "post", "Thread"),
+        ("/threads/{thread_id}/runs", "get", "Run"),
+    ] {
+        // Only the fields that were selected are answered.
+        let mut selected = named[name].clone();
+        if let Some(schema) = selected.as_object_mut() {
+            schema.remove("required");
+        }
+        let selected_name = format!("Selected{name}");
+        let answer = &mut document["paths"][path][method]["responses"]["200"]["content"]["application/json"]["schema"];
+        answer["items"] = json!({"$ref": format!("#/components/schemas/{selected_name}")});
+        document["components"]["schemas"][selected_name] = selected;
+    }
+    let paths = document["paths"].as_object_mut().expect("a document has paths");
+    let operations = paths.values_mut().filter_map(Value::as_object_mut);
+    for operation in operations.flat_map(|item| item.values_mut()) {
+        let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
+        for parameter in parameters.into_iter().flatten() {
+            crate::docs::not_null(&mut parameter["schema"]);
+            if parameter["name"] == "select" {
+                parameter["schema"]["items"]["enum"] = json!(runs::FIELDS);
+            }
+        }
+        if let Some(body) = operation.get_mut("requestBody") {
+            // None at all is read as an object without fields.
+            let schema = &body["content"]["application/json"]["schema"];
+            let name = schema["$ref"].as_str().and_then(|place| place.rsplit('/').next());
+            let optional = name.is_some_and(|name| named[name].get("required").is_none());
+            body["required"] = json!(!optional);
+        }
+    }
+    crate::docs::plain_nullables(document);
 }
 
 /// Where a proxy says this surface stands, if that looks like a path.

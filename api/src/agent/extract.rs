@@ -2,6 +2,7 @@
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use bytes::Bytes;
 use http::StatusCode;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
@@ -15,13 +16,13 @@ use uuid::Uuid;
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
-use crate::extract::explain;
+use crate::extract::{Object, explain};
 
 /// A body that takes longer holds a place others could use.
 const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 
-/// A JSON body, under any content type: browsers send text/plain to save a preflight. No body at all counts as `{}`.
-/// Nesting deeper than 128 is refused.
+/// A JSON object as the body, under any content type: browsers send text/plain to save a preflight. No body at all
+/// counts as `{}`. Nesting deeper than 128 is refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Body<T>(pub T);
 
@@ -29,27 +30,45 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for Body<T> {
     type Rejection = AgentError;
 
     async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
-        let limit = app.settings.body_bytes;
-        let read = Limited::new(request.into_body(), limit).collect();
-        let body = match tokio::time::timeout(BODY_PATIENCE, read).await {
-            Ok(Ok(body)) => body.to_bytes(),
-            Ok(Err(problem)) if problem.is::<LengthLimitError>() => {
-                return Err(AgentError::new(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    format!("Request body is larger than {limit} bytes"),
-                ));
-            }
-            Ok(Err(_)) => return Err(AgentError::bad_request("Request body broke off before its end")),
-            Err(_) => {
-                return Err(AgentError::new(
-                    StatusCode::REQUEST_TIMEOUT,
-                    "Request body came too slowly",
-                ));
-            }
-        };
-        // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
-        read_json(&without_nul(body)).map(Self)
+        let Object(value) = read_json(&bytes_of(request, app).await?)?;
+        Ok(Self(value))
     }
+}
+
+/// A list of JSON objects as the body, otherwise as [`Body`].
+#[derive(Clone, Debug)]
+pub(crate) struct ListBody<T>(pub Vec<T>);
+
+impl<T: DeserializeOwned> FromRequest<AgentApp> for ListBody<T> {
+    type Rejection = AgentError;
+
+    async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
+        let read: Vec<Object<T>> = read_json(&bytes_of(request, app).await?)?;
+        Ok(Self(read.into_iter().map(|Object(value)| value).collect()))
+    }
+}
+
+async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError> {
+    let limit = app.settings.body_bytes;
+    let read = Limited::new(request.into_body(), limit).collect();
+    let body = match tokio::time::timeout(BODY_PATIENCE, read).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(problem)) if problem.is::<LengthLimitError>() => {
+            return Err(AgentError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                format!("Request body is larger than {limit} bytes"),
+            ));
+        }
+        Ok(Err(_)) => return Err(AgentError::bad_request("Request body broke off before its end")),
+        Err(_) => {
+            return Err(AgentError::new(
+                StatusCode::REQUEST_TIMEOUT,
+                "Request body came too slowly",
+            ));
+        }
+    };
+    // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
+    Ok(without_nul(body))
 }
 
 /// Reads JSON into `T`.
@@ -238,6 +257,10 @@ mod tests {
             refused(r#"{"graph_id":"a","config":{"tags":[1]}}"#),
             "config.tags.0: expected a string"
         );
+        let Err(listed) = read_json::<Object<Wish>>(br#"["agent", null]"#) else {
+            panic!("values of an object are no object");
+        };
+        assert_eq!(listed.detail(), "Request body: expected an object");
         let deep = read_json::<Value>("[".repeat(500).as_bytes()).unwrap_err();
         assert_eq!(deep.detail(), "Request body is nested too deeply");
     }

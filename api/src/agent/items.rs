@@ -14,6 +14,7 @@ use super::answer::{Json, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Query};
+use crate::extract::whole;
 
 /// The most bytes a key may have.
 const KEY_BYTES: usize = 2048;
@@ -69,15 +70,23 @@ pub(crate) struct FoundItems {
     items: Vec<FoundItem>,
 }
 
+/// Part of a namespace.
+#[derive(utoipa::ToSchema)]
+#[schema(min_length = 1, pattern = r"^[^.]+$")]
+#[expect(dead_code, reason = "described only")]
+pub(crate) struct Label(String);
+
 /// An item to be written.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct NewItem {
+    #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
+    #[schema(min_length = 1, max_length = 2048)]
     key: String,
     value: Map<String, Value>,
     /// Minutes it lives; without one the server's default, null for ever.
     #[serde(default, deserialize_with = "said")]
-    #[schema(value_type = Option<f64>)]
+    #[schema(value_type = Option<f64>, exclusive_minimum = 0)]
     ttl: Option<Option<f64>>,
 }
 
@@ -91,30 +100,38 @@ fn said<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
     /// Its key.
+    #[param(required = true, min_length = 1)]
     key: Option<String>,
     /// Its labels, joined by dots.
+    #[param(required = true, pattern = r"^[^.]+(\.[^.]+)*$")]
     namespace: Option<String>,
     /// Whether its time to live begins anew.
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     refresh_ttl: Option<Flag>,
 }
 
 /// Which item goes.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct GoneItem {
-    #[serde(default)]
+    #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
+    #[schema(min_length = 1, max_length = 2048)]
     key: String,
 }
 
 /// Which items.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct ItemSearch {
+    #[schema(value_type = Vec<Label>, max_items = 100)]
     namespace_prefix: Vec<String>,
     /// Equality by key, or operators: `$eq $ne $gt $gte $lt $lte`.
     filter: Option<Map<String, Value>>,
     /// 10 unless said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 10000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
     /// Natural language; ranks only where the server has an index, and this one has none.
     query: Option<String>,
@@ -124,12 +141,20 @@ pub(crate) struct ItemSearch {
 /// Which namespaces.
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 pub(crate) struct NamespaceSearch {
+    #[schema(value_type = Option<Vec<Label>>, max_items = 100)]
     prefix: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<Label>>, max_items = 100)]
     suffix: Option<Vec<String>>,
     /// Longer ones are cut to so many labels.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1)]
     max_depth: Option<i64>,
     /// 100 unless said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 10000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
 }
 

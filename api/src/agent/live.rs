@@ -22,6 +22,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const TAIL: Duration = Duration::from_millis(200);
 /// How long a gap is waited for: the log is a little behind what is published.
 const GAP: Duration = Duration::from_secs(1);
+/// Looks into the log that follow the first one, for who reads from there. What was published just before a reader came
+/// may be written just after it looked, and no later frame need show the gap.
+const LOOKS_AFTER: u8 = 3;
 /// Batches of the log read at once.
 const BATCHES: i64 = 200;
 
@@ -53,6 +56,8 @@ pub(crate) struct Reader {
     place: Option<(i64, i64)>,
     /// The id a reader came back with, until the log has said which place that is.
     anchor: Option<EventId>,
+    /// How often the log is still to be looked into.
+    looks: u8,
     over: bool,
 }
 
@@ -99,6 +104,7 @@ impl Reader {
             last: EventId::default(),
             place: None,
             anchor: None,
+            looks: 0,
             over: false,
         }
     }
@@ -116,11 +122,13 @@ impl Reader {
             Since::Beginning => {
                 // Frames that were published before, and are not in the log yet, must show as a gap.
                 self.place = (self.run.is_some() && self.logged).then_some((0, 0));
+                self.looks = LOOKS_AFTER;
                 self.refill().await?;
             }
             Since::After(id) => {
                 self.last = id;
                 self.anchor = (self.run.is_some() && self.logged).then_some(id);
+                self.looks = LOOKS_AFTER;
                 self.refill().await?;
             }
         }
@@ -276,7 +284,8 @@ impl Reader {
 
     /// Looks whether the run is over, for when nobody says so.
     async fn look(&mut self) -> Result<(), AgentError> {
-        if self.tails() {
+        if self.tails() || self.looks > 0 {
+            self.looks = self.looks.saturating_sub(1);
             self.refill().await?;
         }
         let Some(run) = self.run.filter(|_| !self.over) else {

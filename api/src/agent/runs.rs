@@ -11,6 +11,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 use super::app::AgentApp;
 
+pub(super) use model::FIELDS;
 pub(super) use on_thread::since;
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {

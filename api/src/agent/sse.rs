@@ -88,6 +88,18 @@ pub(crate) fn respond(
     response
 }
 
+/// One event of a stream, as its fields stand on the wire.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described only")]
+pub(crate) struct Event {
+    /// A mode, perhaps with a namespace after `|`; `metadata`; `error`.
+    event: String,
+    /// JSON.
+    data: String,
+    /// Where a reader may come back to, in streams that can be resumed.
+    id: Option<String>,
+}
+
 struct Streaming {
     reader: Reader,
     show: Show,

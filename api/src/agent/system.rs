@@ -62,7 +62,7 @@ pub(super) const OPEN: [&str; 8] = [
 pub(crate) struct Asked {
     /// Also ask what this server depends on.
     #[serde(default)]
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     check_db: Flag,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct Ok {
 /// Alive.
 #[utoipa::path(get, path = "/ok", tag = "system", params(Asked), security(()),
     responses((status = 200, description = "Alive", body = Ok),
-              (status = 500, description = "A dependency that it cannot do without is away", body = Ok)))]
+              (status = 500, description = "A dependency that it cannot do without is away", body = Ok), AgentError))]
 pub(crate) async fn ok(State(app): State<AgentApp>, Query(asked): Query<Asked>) -> Response {
     let mut services = BTreeMap::new();
     let mut ok = true;
@@ -98,7 +98,8 @@ pub(crate) async fn ok(State(app): State<AgentApp>, Query(asked): Query<Asked>) 
 
 /// Alive, as [`ok`].
 #[utoipa::path(get, path = "/", tag = "system", params(Asked), security(()),
-    responses((status = 200, description = "Alive", body = Ok)))]
+    responses((status = 200, description = "Alive", body = Ok),
+              (status = 500, description = "A dependency that it cannot do without is away", body = Ok), AgentError))]
 pub(crate) async fn root(app: State<AgentApp>, asked: Query<Asked>) -> Response {
     ok(app, asked).await
 }
@@ -157,6 +158,7 @@ pub(crate) async fn info() -> Json<Value> {
 #[into_params(parameter_in = Query)]
 pub(crate) struct Format {
     /// `prometheus`, or `json`.
+    #[param(pattern = "^(prometheus|json)$")]
     format: Option<String>,
 }
 

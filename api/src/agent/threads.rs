@@ -19,12 +19,14 @@ use towpath_workflows::thread_state::{self, StateUpdate};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use self::model::{FIELDS, Thread, extracted};
+pub(super) use self::model::FIELDS;
+use self::model::{Thread, extracted};
 use self::state::StateUpdates;
 use super::answer::{Ascending, Json, Page, Select};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Path, Query};
+use crate::extract::{objects, optional_objects, whole};
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {
     OpenApiRouter::default()
@@ -48,6 +50,7 @@ pub(crate) struct NewThreadBody {
     if_exists: Option<IfThere>,
     ttl: Option<TtlBody>,
     /// States to begin with: one checkpoint for each.
+    #[serde(default, deserialize_with = "optional_objects")]
     supersteps: Option<Vec<Superstep>>,
 }
 
@@ -65,20 +68,26 @@ pub(crate) enum IfThere {
 /// Updates that make one checkpoint together.
 #[derive(Clone, Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct Superstep {
+    #[serde(deserialize_with = "objects")]
     updates: Vec<StateUpdates>,
 }
+
+/// Minutes, at most 100 years of them.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+#[schema(exclusive_minimum = 0, maximum = 52_560_000)]
+pub(crate) struct Minutes(f64);
 
 /// How long a thread lives.
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(untagged)]
 pub(crate) enum TtlBody {
     /// Minutes.
-    Minutes(f64),
+    Minutes(Minutes),
     /// What happens after how long.
     Both {
         /// Minutes.
-        ttl: Option<f64>,
-        #[schema(value_type = Option<String>)]
+        ttl: Option<Minutes>,
+        #[schema(value_type = Option<TtlChoice>)]
         strategy: Option<TtlStrategy>,
     },
 }
@@ -89,8 +98,9 @@ impl TtlBody {
             Self::Minutes(minutes) => (Some(minutes), None),
             Self::Both { ttl, strategy } => (ttl, strategy),
         };
-        let Some(minutes) = minutes else { return Ok(None) };
-        // 100 years.
+        let Some(Minutes(minutes)) = minutes else {
+            return Ok(None);
+        };
         if !(minutes > 0.0 && minutes <= 52_560_000.0) {
             return Err(AgentError::invalid(
                 "ttl: expected minutes greater than 0, at most 52560000",
@@ -101,6 +111,17 @@ impl TtlBody {
             minutes,
         }))
     }
+}
+
+/// What happens when the time of a thread is over.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "snake_case")]
+#[expect(dead_code, reason = "described only")]
+pub(crate) enum TtlChoice {
+    /// It goes.
+    Delete,
+    /// Its latest checkpoint stays.
+    KeepLatest,
 }
 
 /// Make a thread.
@@ -192,7 +213,11 @@ pub(crate) struct ThreadSearch {
     values: Option<Map<String, Value>>,
     status: Option<Standing>,
     /// 1 to 1000, 10 unless said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
     sort_by: Option<Order>,
     #[serde(default)]
@@ -286,11 +311,15 @@ pub(crate) async fn search(
 
 /// How many threads match.
 #[utoipa::path(post, path = "/threads/count", tag = "threads", request_body = ThreadSearch,
-    responses((status = 200, description = "How many", body = i64), AgentError))]
+    responses((status = 200, description = "How many", body = i64, content_type = "application/json"), AgentError))]
 pub(crate) async fn count(
     State(app): State<AgentApp>,
     Body(mut body): Body<ThreadSearch>,
 ) -> Result<Json<i64>, AgentError> {
+    // It counts what a search would find, and refuses what a search would.
+    Page::of(body.limit, body.offset)?;
+    Select::of(body.select.take(), &FIELDS)?;
+    model::Extract::of(body.extract.take())?;
     let filter = body.filter();
     let count = app
         .store
@@ -305,20 +334,19 @@ pub(crate) struct Prune {
     #[schema(value_type = Vec<Uuid>)]
     thread_ids: Vec<ThreadId>,
     /// `delete`, or `keep_latest` to delete all but the latest checkpoint.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    strategy: TtlStrategy,
+    #[schema(value_type = Option<TtlChoice>)]
+    strategy: Option<TtlStrategy>,
 }
 
 /// Delete threads, or all but their latest state. Those that are not there are passed over.
 #[utoipa::path(post, path = "/threads/prune", tag = "threads", request_body = Prune,
     responses((status = 200, description = "`{pruned_count}`", body = Object), AgentError))]
 pub(crate) async fn prune(State(app): State<AgentApp>, Body(body): Body<Prune>) -> Result<Json<Value>, AgentError> {
-    let mut pruned = 0;
+    let (strategy, mut pruned) = (body.strategy.unwrap_or_default(), 0);
     for id in body.thread_ids {
         let done = app
             .store
-            .write(async |tx| match body.strategy {
+            .write(async |tx| match strategy {
                 TtlStrategy::Delete => run_agent::delete_thread(tx, app.tenant, id).await,
                 TtlStrategy::KeepLatest => {
                     rows::get(tx, app.tenant, id).await?;

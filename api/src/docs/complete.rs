@@ -141,7 +141,7 @@ fn named(schema: &str) -> Value {
 }
 
 /// A parameter that may be left out cannot be null all the same.
-fn not_null(schema: &mut Value) {
+pub(crate) fn not_null(schema: &mut Value) {
     if let Some(kinds) = schema["type"].as_array() {
         let kinds: Vec<Value> = kinds.iter().filter(|kind| *kind != "null").cloned().collect();
         if let [kind] = &kinds[..] {
@@ -152,7 +152,7 @@ fn not_null(schema: &mut Value) {
 
 /// Writes `{"type": ["string", "null"], "format": …}` as a choice between the two: what is said about the text says
 /// nothing about null, and not every reader knows.
-fn plain_nullables(value: &mut Value) {
+pub(crate) fn plain_nullables(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             split(fields);

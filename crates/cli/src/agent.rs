@@ -103,6 +103,7 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         store: storage.store,
         data: storage.data,
         tenant,
+        public_url: settings.public_url.clone(),
         keys,
         // A gateway in front has asked for keys, and says so by its hold on standard input.
         this_machine_only: !auth && settings.agent.auth == AgentAuth::Auto && !command.while_stdin_is_open,

@@ -17,7 +17,7 @@ use crate::hosting::Tracing;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{AgentParts, AgentServer, Roles, Server};
+use crate::wiring::{AgentParts, AgentServer, Roles, Server, reachable};
 
 /// Runs until it is asked to stop.
 ///
@@ -88,14 +88,6 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     ran
 }
 
-/// Where this machine finds an address that may mean all of its own.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    if address.ip().is_unspecified() {
-        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
-    }
-    address
-}
-
 /// The graphs of dev's agent server. A file that lies in the current folder may be meant for another server, such as
 /// one of Python graphs: that is said, and keeps nobody from using the platform.
 fn graphs(config: &Config) -> anyhow::Result<GraphFile> {
@@ -142,6 +134,8 @@ async fn agent(
         // The folder is the platform's already.
         data: None,
         tenant,
+        // That of the platform is another one.
+        public_url: None,
         keys: auth.then_some(keys),
         this_machine_only: !auth && settings.agent.auth == AgentAuth::Auto,
         redis: None,

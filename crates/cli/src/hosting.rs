@@ -10,6 +10,7 @@ use towpath_domain::Secret;
 use towpath_outbound::Guard;
 use towpath_runtime::Graphs;
 use towpath_runtime::hosted::{Launch, Options, Pool, environment, package};
+use towpath_workflows::tracer::{Platform, Tracer};
 
 use crate::config::{self, Config};
 use crate::graph_file::GraphFile;
@@ -200,13 +201,34 @@ impl Hosting {
         found.into_iter().find(|path| path.is_file()).ok_or_else(missing)
     }
 
+    /// What traces native graphs, under the same rule as users' own.
+    pub fn tracer(&self, file: &GraphFile, guard: &Guard) -> Option<Tracer> {
+        let tracing = self.tracing.as_ref()?;
+        let own = |name: &&str| self.process.contains_key(*name) || file.env().contains_key(*name);
+        if TRACING.iter().any(|name| own(&name)) {
+            return None;
+        }
+        let folder = file.folder();
+        let named = file
+            .env()
+            .get("LANGSMITH_PROJECT")
+            .or_else(|| self.process.get("LANGSMITH_PROJECT"));
+        let platform = Platform {
+            endpoint: tracing.endpoint.clone(),
+            key: tracing.key.clone(),
+            workspace: tracing.workspace.clone(),
+            project: named.map_or_else(|| project_of(&folder).to_owned(), |name| name.reveal().to_owned()),
+        };
+        Some(Tracer::start(platform, guard.clone()))
+    }
+
     /// Runs are traced into the platform, unless their author traces them himself.
     fn trace(&self, environment: &mut BTreeMap<String, Secret>, folder: &Path) {
         let Some(tracing) = &self.tracing else { return };
         if TRACING.iter().any(|name| environment.contains_key(*name)) {
             return;
         }
-        let project = folder.file_name().and_then(|name| name.to_str()).unwrap_or("default");
+        let project = project_of(folder);
         for (name, value) in [
             ("LANGSMITH_TRACING", "true"),
             ("LANGSMITH_ENDPOINT", &tracing.endpoint),
@@ -224,6 +246,11 @@ impl Hosting {
 /// Whether a process has to run it.
 fn has_code(file: &GraphFile, graphs: &Graphs) -> bool {
     !graphs.code().is_empty() || file.server.auth().path.is_some() || file.server.own_routes()
+}
+
+/// The project of graphs that name none.
+fn project_of(folder: &Path) -> &str {
+    folder.file_name().and_then(|name| name.to_str()).unwrap_or("default")
 }
 
 /// A setting of the server, which is none of the graphs' business and may be a secret.

@@ -31,7 +31,7 @@ use crate::storage::Storage;
 use crate::telemetry;
 use parts::Shared;
 
-pub use agent::{AgentParts, AgentServer, Loaded, offer};
+pub use agent::{AgentParts, AgentServer, Loaded, offer, reachable};
 pub use roles::Roles;
 pub use surface::Surface;
 

@@ -14,6 +14,7 @@ pub use frame::Frame;
 pub use merge::{Layers, Merged, Object, merge};
 pub use request::{
     AdmittedRun, Durability, IfNotExists, Kwargs, Nodes, OnCompletion, OnDisconnect, OneOrMany, RunRequest,
+    TracerChoice,
 };
 pub use state::{CancelAction, InTheWay, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
 pub use stream::{EventId, Since, StreamMode};

@@ -31,7 +31,7 @@ pub use engine::{Engine, Settings};
 pub use explain::{Explanation, Why, explain};
 pub use failure::{Done, Failure, Outcome, Verdict};
 pub use lane::Lane;
-pub use perform::{Bare, Performed, Signal, perform};
+pub use perform::{Bare, Performed, Signal, attempt, perform};
 pub use retry::{has_pool, knows, retry};
 pub use start::{Start, start, start_raw};
 pub use sweep::{end_overdue, ready_due, ready_earlier_boots, rescue, respawn};

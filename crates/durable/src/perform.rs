@@ -91,8 +91,23 @@ impl Bare {
     }
 }
 
-/// Performs a claimed job and writes down how the attempt ended, unless there is nothing but its own row to write.
+/// Performs a claimed job and writes down how the attempt ended. Returns when the row is written, or when it no
+/// longer is this worker's to write.
 pub async fn perform<World: Send + Sync + 'static>(
+    engine: &Engine,
+    registry: &Registry<World>,
+    world: &World,
+    job: Claimed,
+    signal: watch::Receiver<Signal>,
+) {
+    match attempt(engine, registry, world, job, signal).await {
+        Performed::Written => {}
+        Performed::Bare(bare) => bare.complete(engine).await,
+    }
+}
+
+/// As [`perform`], but for a row that has nothing beside it to be written: that is left to the caller.
+pub async fn attempt<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
@@ -101,11 +116,11 @@ pub async fn perform<World: Send + Sync + 'static>(
 ) -> Performed {
     let (span, place) = trace::attempt(&job);
     let started = std::time::Instant::now();
-    let attempt = attempt(engine, registry, world, job, signal, started);
-    trace::scope(place, attempt).instrument(span).await
+    let run = run(engine, registry, world, job, signal, started);
+    trace::scope(place, run).instrument(span).await
 }
 
-async fn attempt<World: Send + Sync + 'static>(
+async fn run<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,

@@ -8,7 +8,7 @@ mod read;
 mod retain;
 
 use sqlx::FromRow;
-use towpath_domain::ThreadId;
+use towpath_domain::{RunId, ThreadId};
 
 use crate::error::Result;
 use crate::query::{Arg, Query};
@@ -67,6 +67,8 @@ pub struct Write {
 /// What is saved at once.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
+    /// The run that saves them, if it is one.
+    pub run: Option<RunId>,
     /// Checkpoints.
     pub checkpoints: Vec<Checkpoint>,
     /// Blobs that are new with them, each with its namespace.
@@ -84,7 +86,7 @@ const ROWS: usize = 16;
 /// # Errors
 /// As every statement.
 pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()> {
-    let thread = thread.to_string();
+    let (thread, run) = (thread.to_string(), batch.run.map(|run| run.to_string()));
     for rows in batch.blobs.chunks(ROWS) {
         let mut query = Query::new(
             tx,
@@ -136,7 +138,7 @@ pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()
         let mut query = Query::new(
             tx,
             "INSERT INTO checkpoint_writes (thread_id, checkpoint_ns, checkpoint_id, task_id, task_path, idx, channel,
-                                            type, blob)
+                                            type, blob, run_id)
              VALUES ",
         );
         for (index, (ns, row)) in rows.iter().enumerate() {
@@ -151,11 +153,13 @@ pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()
             query.push(", ").bind(Arg::Int4(row.idx));
             query.push(", ").bind(Arg::Text(row.channel.clone()));
             query.push(", ").bind(Arg::MaybeText(row.r#type.clone()));
-            query.push(", ").bind(Arg::Bytes(Some(row.blob.clone()))).push(")");
+            query.push(", ").bind(Arg::Bytes(Some(row.blob.clone())));
+            query.push(", ").bind(Arg::MaybeText(run.clone())).push(")");
         }
         query.push(
             " ON CONFLICT (thread_id, checkpoint_ns, checkpoint_id, task_id, idx)
-             DO UPDATE SET channel = excluded.channel, type = excluded.type, blob = excluded.blob
+             DO UPDATE SET channel = excluded.channel, type = excluded.type, blob = excluded.blob,
+                           run_id = excluded.run_id
              WHERE checkpoint_writes.idx < 0",
         );
         query.execute(tx).await?;

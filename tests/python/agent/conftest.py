@@ -47,10 +47,34 @@ async def http(server):
         yield http
 
 
+TABLE = pytest.StashKey[list]()
+
+
+def pytest_configure(config):
+    config.stash[TABLE] = []
+
+
+@pytest.fixture(scope="session")
+def table(request):
+    """Rows of figures, printed when all is over: each begins with its headline where that is another one."""
+    return request.config.stash[TABLE]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    last = None
+    for head, cells in config.stash[TABLE]:
+        if head != last:
+            terminalreporter.write_line(f"| {' | '.join(head)} |")
+            terminalreporter.write_line("|---" * len(head) + "|")
+            last = head
+        terminalreporter.write_line(f"| {' | '.join(map(str, cells))} |")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """A failing test shows the ends of its server's logs."""
     report = yield
-    if report.failed and (running := getattr(item, "funcargs", {}).get("server")):
+    running = getattr(item, "funcargs", {}).get("server")
+    if report.failed and running and running.folder.exists():
         report.sections.append(("logs of the server", running.logs()))
     return report

@@ -1,5 +1,6 @@
 """What an operator can say: keys, a prefix, limits; and the agent server inside of `towpath dev`."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ import pytest
 from langgraph_sdk import get_sync_client
 from langgraph_sdk.errors import AuthenticationError
 
-from harness import Process, binary, free_address
+from harness import Process, binary, free_address, until
 from world import GRAPHS, PYTHON, Server
 
 KEY = "agent-suite-key-0123456789abcdef0123456789"
@@ -37,6 +38,22 @@ def test_keys_below_a_prefix(guarded):
         with get_sync_client(url=f"{guarded.url}/agents/one", api_key=key) as client:
             with pytest.raises(AuthenticationError):
                 client.assistants.search()
+
+
+def test_runs_say_where_their_server_is(guarded):
+    def told(url, key=None):
+        with get_sync_client(url=url, api_key=key) as client:
+            thread = client.threads.create()["thread_id"]
+            client.runs.wait(thread, "agent", input={"messages": []})
+            return client.threads.get_state(thread)["metadata"]["langgraph_api_url"]
+
+    assert told(f"{guarded.url}/agents/one", KEY) == f"{guarded.url}/agents/one"
+    behind = Server("embedded", env={"TOWPATH_PUBLIC_URL": "https://agents.example"})
+    try:
+        assert told(behind.url) == "https://agents.example"
+        behind.stop()
+    finally:
+        behind.drop()
 
 
 def test_what_is_open_without_a_key(guarded):
@@ -95,3 +112,74 @@ def test_dev_has_an_agent_server():
         if process.child.poll() is None:
             process.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_dev_traces_native_runs_into_its_platform(tmp_path):
+    project = tmp_path / "my-agent"
+    project.mkdir()
+    walk = {
+        "kind": "workflow",
+        "channels": {"log": "append", "fail": "last-value"},
+        "nodes": {
+            "one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
+            "sub": {
+                "kind": "workflow",
+                "channels": {"log": "append"},
+                "nodes": {"inner": {"kind": "script", "steps": [{"append": {"log": "inner"}}]}},
+                "edges": [["__start__", "inner"]],
+            },
+            "bad": {"kind": "script", "steps": [{"fail": {"type": "ValueError", "message": "no"}}]},
+        },
+        "edges": [
+            ["__start__", "one"],
+            ["one", "sub"],
+            {"from": "sub", "if": {"at": "/fail"}, "to": "bad", "else": "__end__"},
+        ],
+    }
+    (project / "langgraph.json").write_text(json.dumps({"graphs": {"walk": {"native": walk}}}))
+    platform, agent, key = free_address(), free_address(), "traced-agent-key-0123456789abcdef0123456789"
+    command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--data-dir", str(tmp_path / "data")]
+    env = {"TOWPATH_API_KEY": key}
+    process = Process("dev", [*command, "--graphs", str(project / "langgraph.json")], env, tmp_path, agent)
+    headers = {"x-api-key": key}
+
+    def traced(name, count):
+        """The trace runs of a project, once there are so many."""
+        found = httpx.get(f"http://{platform}/api/v1/sessions?name={name}", headers=headers).json()
+        if not found:
+            return None
+        asked = {"session": [found[0]["id"]], "limit": 100}
+        runs = httpx.post(f"http://{platform}/api/v1/runs/query", json=asked, headers=headers).json()["runs"]
+        return sorted(runs, key=lambda run: run["dotted_order"]) if len(runs) >= count else None
+
+    try:
+        process.ready()
+        with get_sync_client(url=f"http://{agent}", api_key=None) as client:
+            thread = client.threads.create()["thread_id"]
+            modes = ["updates"]
+            parts = list(client.runs.stream(thread, "walk", input={"log": []}, stream_mode=modes, stream_subgraphs=True))
+            assert {part.event.split("|")[0] for part in parts} == {"metadata", "updates"}, "tasks are for the trace alone"
+            run_id = parts[0].data["run_id"]
+            root, one, sub, inner = until("the trace", lambda: traced("my-agent", 4))
+            assert (root["id"], root["name"], root["run_type"], root["status"]) == (run_id, "walk", "chain", "success")
+            assert root["inputs"] == {"log": []} and root["outputs"]["log"][-1] == "inner"
+            assert root["extra"]["metadata"]["thread_id"] == thread
+            assert [one["name"], sub["name"], inner["name"]] == ["one", "sub", "inner"]
+            assert one["parent_run_id"] == sub["parent_run_id"] == root["id"] and inner["parent_run_id"] == sub["id"]
+            assert all(run["trace_id"] == run_id and run["end_time"] >= run["start_time"] for run in (one, sub, inner))
+            # Elsewhere when the run says so, and with its error.
+            failed = client.runs.create(
+                thread, "walk", input={"log": [], "fail": True}, langsmith_tracing={"project_name": "elsewhere"}
+            )
+            assert failed["langsmith_session_name"] == "elsewhere"
+            client.runs.join(thread, failed["run_id"])
+            root, *tasks = until("the other trace", lambda: traced("elsewhere", 4))
+            assert root["status"] == "error" and "no" in root["error"], root["error"]
+            assert [task["name"] for task in tasks] == ["one", "sub", "bad"] and tasks[-1]["status"] == "error"
+            assert len(traced("my-agent", 4)) == 4
+            # Who goes down sends what it has.
+            client.runs.wait(None, "walk", input={"log": []})
+        process.terminate()
+    finally:
+        if process.child.poll() is None:
+            process.kill()

@@ -41,6 +41,30 @@ async def test_messages_in_both_forms(client):
     assert partial[-1] == text and all(later.startswith(earlier) for earlier, later in zip(partial, partial[1:]))
 
 
+async def test_both_forms_of_messages_at_once(client):
+    """Each as if it were alone: nobody has to know what else was asked for."""
+    both = await collect(client.runs.stream(None, "agent", input=HI, stream_mode=["messages-tuple", "messages"]))
+    alone = {
+        mode: await collect(client.runs.stream(None, "agent", input=HI, stream_mode=mode))
+        for mode in ("messages-tuple", "messages")
+    }
+
+    def shown(parts):
+        """Event and text; ids and metadata are of each run."""
+        texts = []
+        for part in parts:
+            if part.event in ("messages", "messages/partial", "messages/complete"):
+                texts.append((part.event, part.data[0]["content"]))
+            elif part.event != "metadata":
+                texts.append((part.event, len(part.data)))
+        return texts
+
+    for mode, parts in alone.items():
+        names = {part.event for part in parts}
+        assert shown(part for part in both if part.event in names) == shown(parts), mode
+    assert len(shown(both)) == sum(len(shown(parts)) for parts in alone.values())
+
+
 async def test_subgraphs_have_a_namespace(client):
     parts = await collect(
         client.runs.stream(None, "nested", input={"log": []}, stream_mode=["updates", "values"], stream_subgraphs=True)

@@ -113,6 +113,8 @@ async def test_pruning(sdk, http):
     gone = (await http.post("/threads/prune", json={"thread_ids": [threads[1], missing]})).json()
     assert gone == {"pruned_count": 1}
     assert (await http.get(f"/threads/{threads[1]}")).status_code == 404
+    missed = {"thread_ids": [missing], "strategy": None}
+    assert (await http.post("/threads/prune", json=missed)).json() == {"pruned_count": 0}
     assert (await http.post("/threads/prune", json={"thread_ids": []})).json() == {"pruned_count": 0}
 
 

@@ -158,7 +158,7 @@ impl Conclusion<'_> {
             self.drop_thread(tx).await?;
         } else {
             runs::finish(tx, tenant, run, status).await?;
-            write_all(tx, thread, &self.rest.saves).await?;
+            write_all(tx, thread, Some(run), &self.rest.saves).await?;
             let texts = self
                 .ending
                 .left()

@@ -1,7 +1,7 @@
 //! What a graph may ask for while it runs, over the job that performs it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,11 +9,11 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::{EventId, Kwargs};
-use towpath_domain::{RunId, TenantId, ThreadId};
+use towpath_domain::{RunId, TenantId, ThreadId, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_runtime::{
     At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
-    TypedSaved,
+    StreamMode, TypedSaved,
 };
 use towpath_store::{Store, run_events};
 
@@ -22,6 +22,7 @@ use super::conclude::{Ending, Left};
 use super::items;
 use super::saver::{Saver, write_all};
 use super::stream::Stream;
+use super::trace::Trace;
 use crate::agent::AgentWorld;
 
 /// How long checkpoints that need not be durable at once wait for company. A short run is over by then, and they are
@@ -52,6 +53,8 @@ pub struct RunHost<'a> {
     wrote: AtomicBool,
     /// Something waits to be written.
     work: Notify,
+    /// What its trace will say, where it is traced.
+    trace: OnceLock<Trace>,
 }
 
 impl<'a> RunHost<'a> {
@@ -102,6 +105,7 @@ impl<'a> RunHost<'a> {
             ctx: Mutex::new(ctx),
             wrote: AtomicBool::new(false),
             work: Notify::new(),
+            trace: OnceLock::new(),
         })
     }
 
@@ -113,6 +117,11 @@ impl<'a> RunHost<'a> {
     /// Which attempt this is, from 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Tells a trace what the graph does from now on.
+    pub fn follow(&self, trace: Trace) -> &Trace {
+        self.trace.get_or_init(|| trace)
     }
 
     /// Tells readers that the attempt began.
@@ -255,13 +264,16 @@ impl<'a> RunHost<'a> {
         // Before it is known: this may be dropped in the middle, and be committed all the same.
         self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
         ctx.commit(async |tx| {
-            write_all(tx, thread, &saves).await?;
+            write_all(tx, thread, Some(run), &saves).await?;
             if !log.is_empty() {
                 run_events::append(tx, tenant, thread, &log.batch(run, fence)).await?;
             }
             Ok(())
         })
         .await?;
+        if !saves.is_empty() {
+            failpoint::hit("run.saved");
+        }
         self.saver.written(saves.len());
         self.stream.written(&log);
         Ok(())
@@ -384,6 +396,12 @@ impl Host for RunHost<'_> {
     async fn emit(&self, chunks: Vec<Chunk>) -> Result<(), HostError> {
         let mut waiting = 0;
         for chunk in chunks {
+            if let Some(trace) = self.trace.get().filter(|_| chunk.mode == StreamMode::Tasks.as_str()) {
+                trace.task(&chunk);
+                if !trace.streamed() {
+                    continue;
+                }
+            }
             waiting = self.send(&chunk.event(), &chunk.data);
         }
         if waiting > LOG_WAITING {

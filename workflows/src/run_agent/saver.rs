@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value};
-use towpath_domain::ThreadId;
+use towpath_domain::{RunId, ThreadId};
 use towpath_runtime::{Checkpoint, HistoryQuery, HostError, Put, Save, Saved, Shared, Write};
 
 use super::typed;
@@ -185,11 +185,19 @@ impl Saver {
 ///
 /// # Errors
 /// As every statement.
-pub async fn write_all(tx: &mut Tx<'_>, thread: ThreadId, saves: &[Arc<Save>]) -> store::Result<()> {
+pub async fn write_all(
+    tx: &mut Tx<'_>,
+    thread: ThreadId,
+    run: Option<RunId>,
+    saves: &[Arc<Save>],
+) -> store::Result<()> {
     if saves.is_empty() {
         return Ok(());
     }
-    let mut batch = Batch::default();
+    let mut batch = Batch {
+        run,
+        ..Batch::default()
+    };
     for save in saves {
         match &**save {
             Save::Checkpoint(put) => encode(put, &mut batch).map_err(|_| corrupt(thread))?,

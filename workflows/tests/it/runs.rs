@@ -169,24 +169,9 @@ async fn a_run_at_work_is_interrupted_and_keeps_what_it_did() {
     let server = Server::new().await;
     let thread = ThreadId::new();
     let (run, mut events) = server.start(Target::On(thread), "slow", json!({})).await;
-    let job = server.claim().await.unwrap();
-    let (tell, told) = watch::channel(Signal::Run);
-    let work = towpath_durable::perform(&server.engine, &server.registry, &server.world, job, told);
-    let cancel = async {
-        loop {
-            if let Event::Frame(frame) = events.next().await
-                && frame.contains(r#"["one"]"#)
-            {
-                server.cancel(&run, CancelAction::Interrupt).await;
-                tell.send_replace(Signal::Cancel);
-                return std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = cancel => {}
-    }
+    server
+        .cancel_at_work(&run, &mut events, r#"["one"]"#, CancelAction::Interrupt)
+        .await;
     assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Interrupted);
     let row = server.thread(thread).await;
     assert_eq!(row.status, ThreadStatus::Interrupted, "a step is left");
@@ -205,24 +190,9 @@ async fn a_run_that_is_rolled_back_was_never_there() {
     let (run, mut events) = server
         .start(Target::On(thread), "slow", json!({"durability": "sync"}))
         .await;
-    let job = server.claim().await.unwrap();
-    let (tell, told) = watch::channel(Signal::Run);
-    let work = towpath_durable::perform(&server.engine, &server.registry, &server.world, job, told);
-    let cancel = async {
-        loop {
-            if let Event::Frame(frame) = events.next().await
-                && frame.contains(r#""two","one"]"#)
-            {
-                server.cancel(&run, CancelAction::Rollback).await;
-                tell.send_replace(Signal::Cancel);
-                return std::future::pending::<()>().await;
-            }
-        }
-    };
-    tokio::select! {
-        () = work => {}
-        () = cancel => {}
-    }
+    server
+        .cancel_at_work(&run, &mut events, r#""two","one"]"#, CancelAction::Rollback)
+        .await;
     assert!(server.run(run.id).await.is_none());
     assert_eq!(server.count("SELECT count(*) FROM checkpoints").await, before);
     let row = server.thread(thread).await;
@@ -230,6 +200,33 @@ async fn a_run_that_is_rolled_back_was_never_there() {
         (row.status, values(&row)),
         (ThreadStatus::Idle, json!({"log": ["one", "two"]}))
     );
+}
+
+/// What a run writes on the checkpoint it begins at is taken back with it: here the answer to what was asked there.
+#[tokio::test]
+async fn an_answer_that_is_rolled_back_was_never_given() {
+    let server = Server::new().await;
+    let thread = ThreadId::new();
+    server.start(Target::On(thread), "asks", json!({})).await;
+    server.perform().await;
+    assert_eq!(server.thread(thread).await.status, ThreadStatus::Interrupted);
+    let written = async || server.count("SELECT count(*) FROM checkpoint_writes").await;
+    let before = written().await;
+    let answer = |text: &str| json!({"input": null, "command": {"resume": text}, "durability": "sync"});
+    let (run, mut events) = server.start(Target::On(thread), "asks", answer("no")).await;
+    server
+        .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Rollback)
+        .await;
+    assert!(server.run(run.id).await.is_none());
+    assert_eq!(written().await, before);
+    // The question is open again, and another answer is the one that counts.
+    let (run, mut events) = server.start(Target::On(thread), "asks", answer("yes")).await;
+    server
+        .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Interrupt)
+        .await;
+    assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Interrupted);
+    let row = server.thread(thread).await;
+    assert_eq!(values(&row), json!({"answer": "yes", "log": ["asked"]}));
 }
 
 #[tokio::test]

@@ -37,6 +37,10 @@ const GRAPHS: &str = r#"{"graphs": {
         "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
         "edges": [["__start__", "one"], ["one", "two"]]}},
+    "asks": {"native": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
+        "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "go on?", "into": "answer"}, {"append": {"log": "asked"}}]},
+                  "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
+        "edges": [["__start__", "ask"], ["ask", "two"]]}},
     "broken": {"native": {"kind": "script", "channels": {"log": "append"},
         "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;
@@ -91,6 +95,7 @@ impl Server {
                 queue,
                 graphs: graphs.into(),
                 guard: Guard::new(Policy::development()),
+                tracer: None,
                 settings: agent::Settings::default(),
             },
             registry,
@@ -174,6 +179,28 @@ impl Server {
         tokio::select! {
             () = work => {}
             () = told_off => {}
+        }
+    }
+
+    /// Performs a run, and cancels it once this text was streamed.
+    pub async fn cancel_at_work(&self, run: &Run, events: &mut Events, text: &str, action: CancelAction) {
+        let job = self.claim().await.expect("a run is ready");
+        let (tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        let cancel = async {
+            loop {
+                if let Event::Frame(frame) = events.next().await
+                    && frame.contains(text)
+                {
+                    self.cancel(run, action).await;
+                    tell.send_replace(Signal::Cancel);
+                    return std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            () = work => {}
+            () = cancel => {}
         }
     }
 

@@ -18,7 +18,8 @@ use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Path, Query};
-use crate::agent::sse::{locations, prefix};
+use crate::agent::sse::{Event, locations, prefix};
+use crate::extract::whole;
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {
     OpenApiRouter::default()
@@ -49,7 +50,7 @@ pub(crate) async fn create(
 
 /// Start a run on a thread of its own and stream what it does.
 #[utoipa::path(post, path = "/runs/stream", tag = "runs", request_body = RunCreate,
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = Event),
               (status = 404, description = "No such assistant"), AgentError))]
 pub(crate) async fn create_streaming(
     State(app): State<AgentApp>,
@@ -84,7 +85,11 @@ pub(crate) struct RunSearch {
     #[schema(value_type = Option<Uuid>)]
     assistant_id: Option<AssistantId>,
     /// 1 to 1000, 10 unless said.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 1000)]
     limit: Option<i64>,
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0)]
     offset: Option<i64>,
     select: Option<Vec<String>>,
 }
@@ -145,8 +150,8 @@ pub(crate) async fn get(State(app): State<AgentApp>, Path(run): Path<RunId>) -> 
 /// Stream what a run does from now on, or from where the reader was.
 #[utoipa::path(get, path = "/runs/{run_id}/stream", tag = "runs",
     params(("run_id" = Uuid, Path, description = "The run"), Joining,
-           ("Last-Event-ID" = Option<String>, Header, description = "The last event seen; -1 for all")),
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+           ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "The last event seen; -1 for all")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = Event),
               (status = 404, description = "No such run"), AgentError))]
 pub(crate) async fn stream(
     State(app): State<AgentApp>,
@@ -155,7 +160,7 @@ pub(crate) async fn stream(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    stream_run(&app, &headers, &found, Joining::of(query), None).await
+    stream_run(&app, &headers, &found, Joining::of(query)?, None).await
 }
 
 /// Wait for a run and answer the state it leaves.
@@ -170,7 +175,7 @@ pub(crate) async fn join(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    join_run(&app, &headers, &found, Joining::of(query)).await
+    join_run(&app, &headers, &found, Joining::of(query)?).await
 }
 
 /// Wait for a run and answer the state it leaves.
@@ -185,5 +190,5 @@ pub(crate) async fn wait(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, None, run).await?;
-    join_run(&app, &headers, &found, Joining::of(query)).await
+    join_run(&app, &headers, &found, Joining::of(query)?).await
 }

@@ -11,7 +11,7 @@ use super::model::{Run, RunCreate};
 use crate::agent::answer::Json;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
-use crate::agent::extract::Body;
+use crate::agent::extract::ListBody;
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {
     OpenApiRouter::default().routes(routes!(create))
@@ -27,7 +27,7 @@ const MOST: usize = 1000;
 pub(crate) async fn create(
     State(app): State<AgentApp>,
     headers: HeaderMap,
-    Body(requests): Body<Vec<RunRequest>>,
+    ListBody(requests): ListBody<RunRequest>,
 ) -> Result<Json<Vec<Run>>, AgentError> {
     if requests.is_empty() || requests.len() > MOST {
         return Err(AgentError::invalid(format!("Request body: expected 1 to {MOST} runs")));

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
-use towpath_domain::agent::{MultitaskStrategy, RunStatus, StreamMode};
+use towpath_domain::agent::{MultitaskStrategy, RunStatus, StreamMode, TracerChoice};
 use towpath_domain::{AssistantId, RunId, ThreadId};
 use towpath_store::runs as rows;
 
@@ -38,7 +38,7 @@ pub(crate) struct Run {
 }
 
 /// Fields of a run that can be selected.
-pub(super) const FIELDS: [&str; 10] = [
+pub(crate) const FIELDS: [&str; 10] = [
     "run_id",
     "thread_id",
     "assistant_id",
@@ -65,9 +65,22 @@ impl TryFrom<rows::Run> for Run {
             multitask_strategy: row.multitask_strategy,
             created_at: Time(row.created_at),
             updated_at: Time(row.updated_at),
-            langsmith_session_name: None,
+            langsmith_session_name: session(&row.kwargs)?,
         })
     }
+}
+
+/// The project a run asked to be traced to. Few do, so that the others are not read for it.
+fn session(kwargs: &str) -> Result<Option<String>, AgentError> {
+    #[derive(serde::Deserialize)]
+    struct Traced {
+        langsmith_tracer: Option<TracerChoice>,
+    }
+    if !kwargs.contains("\"langsmith_tracer\"") {
+        return Ok(None);
+    }
+    let kwargs: Traced = serde_json::from_str(kwargs).map_err(|error| AgentError::internal(&error))?;
+    Ok(kwargs.langsmith_tracer.and_then(|choice| choice.project_name))
 }
 
 /// What a request for a run may say. Unknown fields are ignored.
@@ -112,6 +125,17 @@ pub(super) struct RunCreate {
     durability: Option<Saves>,
     /// Older form of `durability`: false is `exit`.
     checkpoint_during: Option<bool>,
+    /// Where it is traced to, if not to where its server traces to.
+    langsmith_tracer: Option<TracerRequest>,
+}
+
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described only")]
+pub(super) struct TracerRequest {
+    /// The tracing project.
+    project_name: Option<String>,
+    /// The example of a dataset that the run answers.
+    example_id: Option<String>,
 }
 
 #[derive(utoipa::ToSchema)]

@@ -56,7 +56,7 @@ pub(crate) async fn create(
 /// Start a run and stream what it does.
 #[utoipa::path(post, path = "/threads/{thread_id}/runs/stream", tag = "runs", request_body = RunCreate,
     params(("thread_id" = Uuid, Path, description = "The thread")),
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = sse::Event),
               (status = 404, description = "No such thread or assistant"),
               (status = 409, description = "The thread is busy, and the run wants none of that"), AgentError))]
 pub(crate) async fn create_streaming(
@@ -118,9 +118,9 @@ pub(super) async fn begin_wait(app: &AgentApp, headers: &HeaderMap, ready: Ready
 /// Runs of a thread, newest first.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"),
-           ("limit" = Option<i64>, Query, description = "1 to 1000, 10 unless said"),
-           ("offset" = Option<i64>, Query, description = "After so many"),
-           ("status" = Option<String>, Query, description = "Only those that stand there"),
+           ("limit" = Option<i64>, Query, minimum = 1, maximum = 1000, description = "1 to 1000, 10 unless said"),
+           ("offset" = Option<i64>, Query, minimum = 0, description = "After so many"),
+           ("status" = Option<super::alone::RunStanding>, Query, description = "Only those that stand there"),
            ("select" = Option<Vec<String>>, Query, description = "Only these fields")),
     responses((status = 200, description = "Runs", body = Vec<Run>),
               (status = 404, description = "No such thread"), AgentError))]
@@ -228,7 +228,7 @@ pub(crate) async fn delete(
 #[into_params(parameter_in = Query)]
 pub(crate) struct Joining {
     /// Whether to stop the run when the caller goes away.
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     cancel_on_disconnect: bool,
     /// Only these modes: names, or a list as JSON.
     #[param(value_type = Option<Vec<String>>)]
@@ -239,16 +239,20 @@ pub(crate) struct Joining {
 pub(crate) type Pairs = Vec<(String, String)>;
 
 impl Joining {
-    pub fn of(query: Pairs) -> Self {
+    pub fn of(query: Pairs) -> Result<Self, AgentError> {
         let mut how = Self::default();
+        let mut said = false;
         for (name, value) in query {
             match name.as_str() {
-                "cancel_on_disconnect" => how.cancel_on_disconnect = yes(&value),
+                "cancel_on_disconnect" if said => {
+                    return Err(AgentError::invalid("cancel_on_disconnect: the field was sent twice"));
+                }
+                "cancel_on_disconnect" => (said, how.cancel_on_disconnect) = (true, yes(&value)),
                 "stream_mode" if !value.is_empty() => how.stream_mode.extend(one_or_list(&value)),
                 _ => {}
             }
         }
-        how
+        Ok(how)
     }
 }
 
@@ -269,7 +273,7 @@ pub(crate) async fn join(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    join_run(&app, &headers, &found, Joining::of(query)).await
+    join_run(&app, &headers, &found, Joining::of(query)?).await
 }
 
 /// Waits for a run that is recorded.
@@ -288,8 +292,8 @@ pub(super) async fn join_run(
 /// Stream what a run does from now on, or from where the reader was.
 #[utoipa::path(get, path = "/threads/{thread_id}/runs/{run_id}/stream", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run"),
-           Joining, ("Last-Event-ID" = Option<String>, Header, description = "The last event seen; -1 for all")),
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+           Joining, ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "The last event seen; -1 for all")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = sse::Event),
               (status = 404, description = "No such run"), AgentError))]
 pub(crate) async fn stream(
     State(app): State<AgentApp>,
@@ -298,7 +302,7 @@ pub(crate) async fn stream(
     Query(query): Query<Pairs>,
 ) -> Result<Response, AgentError> {
     let found = run_of(&app, Some(thread), run).await?;
-    stream_run(&app, &headers, &found, Joining::of(query), Some(thread)).await
+    stream_run(&app, &headers, &found, Joining::of(query)?, Some(thread)).await
 }
 
 /// Streams a run that is recorded.

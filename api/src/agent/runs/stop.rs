@@ -86,7 +86,7 @@ async fn stop(app: &AgentApp, id: RunId, action: CancelAction) -> Result<bool, A
 pub(crate) struct How {
     /// Whether to wait until it has stopped.
     #[serde(default)]
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     wait: Flag,
     /// `interrupt` keeps what it did, `rollback` takes it back.
     action: Option<String>,

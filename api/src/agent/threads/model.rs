@@ -53,7 +53,7 @@ pub(crate) struct ThreadTtl {
 }
 
 /// Fields of a thread that can be selected.
-pub(super) const FIELDS: [&str; 10] = [
+pub(crate) const FIELDS: [&str; 10] = [
     "thread_id",
     "created_at",
     "updated_at",

@@ -15,6 +15,7 @@ use crate::agent::answer::{Json, Time};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Flag, Path, Query, read_value};
+use crate::extract::{object, optional_object, whole};
 
 pub(super) fn routes() -> OpenApiRouter<AgentApp> {
     OpenApiRouter::default()
@@ -62,7 +63,7 @@ fn graph_error(error: &GraphError) -> AgentError {
 pub(crate) struct Opened {
     /// Whether states of subgraphs are part of their tasks.
     #[serde(default)]
-    #[param(value_type = Option<bool>)]
+    #[param(value_type = Option<String>)]
     subgraphs: Flag,
 }
 
@@ -124,6 +125,7 @@ impl CheckpointName {
 /// Which state.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct StateAt {
+    #[serde(deserialize_with = "object")]
     checkpoint: CheckpointName,
     subgraphs: Option<bool>,
 }
@@ -286,12 +288,14 @@ pub(crate) async fn history(
 pub(crate) struct HistorySearch {
     /// 1 to 1000, 1 unless said.
     #[schema(minimum = 1, maximum = 1000)]
+    #[serde(default, deserialize_with = "whole")]
     limit: Option<i64>,
     /// A checkpoint, or its id.
     before: Option<Before>,
     /// Contained in the checkpoint's.
     metadata: Option<Map<String, Value>>,
     /// Whose: a subgraph's, by its namespace.
+    #[serde(default, deserialize_with = "optional_object")]
     checkpoint: Option<CheckpointName>,
 }
 

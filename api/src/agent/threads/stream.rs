@@ -22,9 +22,9 @@ pub(super) fn routes() -> OpenApiRouter<AgentApp> {
 /// Events of all runs of a thread, and of its state.
 #[utoipa::path(get, path = "/threads/{thread_id}/stream", tag = "threads",
     params(("thread_id" = Uuid, Path, description = "The thread"),
-           ("stream_modes" = Option<String>, Query, description = "run_modes, lifecycle, state_update; several by commas"),
-           ("Last-Event-ID" = Option<String>, Header, description = "The last event seen; - for all that is kept")),
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = String),
+           ("stream_modes" = Option<String>, Query, pattern = "^((run_modes|lifecycle|state_update)(,(run_modes|lifecycle|state_update))*)?$", description = "run_modes, lifecycle, state_update; several by commas"),
+           ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$", description = "The last event seen; - for all that is kept")),
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = sse::Event),
               (status = 404, description = "No such thread"), AgentError))]
 pub(crate) async fn stream(
     State(app): State<AgentApp>,

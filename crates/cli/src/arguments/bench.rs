@@ -128,7 +128,7 @@ pub struct BenchAgent {
     /// A Python that has `langgraph-cli[inmem]`: its development server on the same graph, in the same run [default: none]
     #[arg(long, value_name = "PYTHON")]
     pub official: Option<PathBuf>,
-    /// The Python graph so many times, and what memory it leaves taken, in place of all else.
+    /// So many runs, and the memory they leave taken, in place of all else.
     #[arg(long, value_name = "N", conflicts_with = "official", value_parser = clap::value_parser!(u64).range(1..))]
     pub runs: Option<u64>,
     /// Length of each phase.

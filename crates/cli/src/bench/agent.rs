@@ -2,9 +2,11 @@
 //!
 //! The clients share the machine with the server, and each waits for an answer before it asks again.
 
+mod memory;
+
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::json;
 
 use super::client::Client;
@@ -25,10 +27,7 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
     if options.graph == BenchGraph::Python {
         return python::run(options).await;
     }
-    ensure!(
-        options.official.is_none() && options.runs.is_none(),
-        "--official and --runs are about --graph python"
-    );
+    ensure!(options.official.is_none(), "--official is about --graph python");
     let child = match options.server {
         Some(_) => None,
         None => Some(Child::agent().await.context("starting a server of its own")?),
@@ -47,8 +46,15 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
         }
     };
     memory(&mut report, "memory, idle");
-    let measured = measure(&client, Duration::from_secs(options.seconds), &mut report).await;
-    memory(&mut report, "memory, after");
+    let measured = match (options.runs, &child) {
+        (Some(runs), Some(child)) => memory::measure(&client, child, runs, &mut report).await,
+        (Some(_), None) => bail!("--runs looks at the memory of a server of its own, so it goes without --server"),
+        (None, _) => {
+            let measured = measure(&client, Duration::from_secs(options.seconds), &mut report).await;
+            memory(&mut report, "memory, after");
+            measured
+        }
+    };
     if let Some(child) = child {
         child.stop().await?;
     }

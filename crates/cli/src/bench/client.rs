@@ -43,6 +43,27 @@ impl Client {
         Ok(())
     }
 
+    /// A run without a thread, streamed to its end.
+    ///
+    /// # Errors
+    /// The server refuses it, or the stream breaks off.
+    pub async fn stream(self) -> anyhow::Result<()> {
+        let stream = self.post("/runs/stream", &self.question).await?.bytes().await?;
+        ensure!(stream.ends_with(b"\r\n\r\n"), "a stream broke off");
+        Ok(())
+    }
+
+    /// A run on a thread that is made for it and kept, waited for.
+    ///
+    /// # Errors
+    /// The server refuses it, or it fails.
+    pub async fn on_a_thread(&self) -> anyhow::Result<()> {
+        let path = format!("/threads/{}/runs/wait", self.thread().await?);
+        let answer: Value = self.post(&path, &self.question).await?.json().await?;
+        ensure!(answer.get("__error__").is_none(), "a run failed: {answer}");
+        Ok(())
+    }
+
     /// A run without a thread, until the first event of its stream.
     ///
     /// # Errors

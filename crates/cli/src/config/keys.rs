@@ -122,7 +122,7 @@ pub const KEYS: &[Key] = &[
         environment: &["TOWPATH_PUBLIC_URL"],
         default: Fallback::Absent,
         kind: Kind::Uri(&["http", "https"]),
-        about: "where others reach the platform: what the addresses of deployments, uploads and webhooks begin with; absent: where it listens",
+        about: "where others reach the platform: what the addresses of deployments, uploads and webhooks begin with; of towpath agent, where others reach that, as the metadata of its runs say; absent: where it listens",
     },
     Key {
         name: "agent_listen",

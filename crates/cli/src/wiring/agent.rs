@@ -21,8 +21,9 @@ use towpath_store::Store;
 use towpath_store::assistants::{self, Content};
 use towpath_workers::Workers;
 use towpath_workflows::agent::{self, AgentWorld, Live};
+use towpath_workflows::tracer::Tracer;
 
-use super::surface::Surface;
+use super::surface::{Surface, mount_prefix};
 use super::{Roles, parts};
 use crate::config::{Config, Settings};
 use crate::data_dir::DataDir;
@@ -37,6 +38,9 @@ const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 /// How long processes of users' graphs may take to end, once nothing runs on them.
 const HOST_GRACE: Duration = Duration::from_secs(2);
 
+/// How long the last traces may take to be sent.
+const TRACE_GRACE: Duration = Duration::from_secs(2);
+
 /// What an agent server is made of, beside the settings.
 pub struct AgentParts {
     /// Where it listens.
@@ -47,6 +51,8 @@ pub struct AgentParts {
     pub data: Option<DataDir>,
     /// Whose it is.
     pub tenant: TenantId,
+    /// Where others reach it, where that is not where it listens.
+    pub public_url: Option<String>,
     /// Where API keys are kept, where callers need one.
     pub keys: Option<Store>,
     /// Whether it asks for no key because only this machine reaches it, so that browsers have to be watched.
@@ -103,6 +109,7 @@ pub struct AgentServer {
     upkeep: JoinHandle<()>,
     graphs: GraphSet,
     reload: Option<Reload>,
+    tracer: Option<Tracer>,
     /// Its folder of sockets.
     _hosting: Arc<Hosting>,
     /// The folder's lock, given back last.
@@ -183,6 +190,12 @@ impl AgentServer {
         } else {
             None
         };
+        // Of several processes, only those that serve know an address, and theirs may be one of many.
+        let listening = roles.api.then(|| {
+            let prefix = mount_prefix(settings, &given.file.server);
+            format!("http://{}{prefix}", reachable(address))
+        });
+        let tracer = hosting.tracer(&given.file, &guard);
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
             let options = parts::pools(settings, &registry.pools());
@@ -190,6 +203,7 @@ impl AgentServer {
                 store: store.clone(),
                 queue: queue.clone(),
                 graphs: graphs.clone(),
+                tracer: tracer.clone(),
                 guard,
                 settings: agent::Settings {
                     max_attempts: settings.agent.run_attempts,
@@ -199,7 +213,7 @@ impl AgentServer {
                     log_all: given.redis.is_none() && roles != Roles::ALL,
                     webhook_secret: settings.agent.webhook_secret.clone(),
                     authored: authored.clone(),
-                    api_url: None,
+                    api_url: given.public_url.or(listening),
                     keep_checkpoints: settings.agent.keep_checkpoints,
                     checkpoints_kept: settings.agent.checkpoints_kept,
                 },
@@ -239,6 +253,7 @@ impl AgentServer {
             upkeep,
             graphs,
             reload,
+            tracer,
             _hosting: hosting,
             _data: given.data,
         })
@@ -302,6 +317,9 @@ impl AgentServer {
         // Together: both have the same grace.
         let ((), served) = tokio::join!(workers, self.http);
         hosting::close(&self.graphs.current(), HOST_GRACE).await;
+        if let Some(tracer) = &self.tracer {
+            tracer.flush(TRACE_GRACE).await;
+        }
         if let Some(scheduler) = self.scheduler {
             scheduler.stop().await;
         }
@@ -355,6 +373,14 @@ pub async fn offer(store: &Store, tenant: TenantId, graphs: &Graphs) -> anyhow::
         })
         .await
         .context("the graphs' assistants")
+}
+
+/// Where this machine finds an address that may mean all of its own.
+pub fn reachable(mut address: SocketAddr) -> SocketAddr {
+    if address.ip().is_unspecified() {
+        address.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+    }
+    address
 }
 
 /// The database must answer; without Redis the server is slower, and still ready.

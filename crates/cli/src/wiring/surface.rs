@@ -76,6 +76,14 @@ impl Surface {
     }
 }
 
+/// Where the surface stands below its address. What an operator says wins over what the graphs' authors do.
+pub fn mount_prefix<'t>(settings: &'t Settings, server: &'t Server) -> &'t str {
+    match settings.agent.mount_prefix.as_str() {
+        "" => server.mount_prefix().unwrap_or_default(),
+        prefix => prefix,
+    }
+}
+
 fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
     let agent = &settings.agent;
     // What an operator says wins over what the graphs' authors do.
@@ -85,16 +93,12 @@ fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
     } else {
         cors.with_origins(agent.cors_origins.clone())
     };
-    let mount_prefix = match agent.mount_prefix.as_str() {
-        "" => server.mount_prefix().unwrap_or_default().to_owned(),
-        prefix => prefix.to_owned(),
-    };
     Ok(Told {
         requests: settings.requests,
         body_bytes: agent.body_bytes,
         slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
         cors,
-        mount_prefix,
+        mount_prefix: mount_prefix(settings, server).to_owned(),
         always_resumable: agent.always_resumable,
         thread_ttl: server.thread_ttl(),
         item_ttl_minutes: server.item_ttl_minutes(),

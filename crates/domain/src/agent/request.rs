@@ -84,6 +84,20 @@ pub struct RunRequest {
     /// Older form of the same: false is `exit`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_during: Option<bool>,
+    /// Where it is traced to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub langsmith_tracer: Option<TracerChoice>,
+}
+
+/// Where a run is traced to, in place of where its server traces to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracerChoice {
+    /// The tracing project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project_name: Option<String>,
+    /// The example of a dataset that the run answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub example_id: Option<String>,
 }
 
 /// `"*"`, or names of nodes.
@@ -187,6 +201,9 @@ pub struct Kwargs {
     /// When checkpoints are written.
     #[serde(default)]
     pub durability: Durability,
+    /// Where it is traced to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub langsmith_tracer: Option<TracerChoice>,
 }
 
 /// A request that may be recorded once its assistant and its thread are found.
@@ -279,6 +296,7 @@ impl RunRequest {
                 resumable: self.stream_resumable.unwrap_or_default(),
                 checkpoint_during: self.checkpoint_during,
                 durability,
+                langsmith_tracer: self.langsmith_tracer,
             },
             metadata: self.metadata.unwrap_or_default(),
             strategy: self.multitask_strategy.unwrap_or_default(),

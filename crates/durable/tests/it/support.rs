@@ -256,10 +256,7 @@ impl World {
     /// Performs a claimed job here and now, as its worker would.
     pub async fn perform(&self, job: towpath_durable::Claimed) {
         let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
-        let done = towpath_durable::perform(&self.engine, &self.registry, &*self.shared, job, receiver).await;
-        if let towpath_durable::Performed::Bare(bare) = done {
-            bare.complete(&self.engine).await;
-        }
+        towpath_durable::perform(&self.engine, &self.registry, &*self.shared, job, receiver).await;
     }
 
     /// Waits until some session waits for a lock. Only on PostgreSQL.

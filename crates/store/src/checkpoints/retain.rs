@@ -22,7 +22,8 @@ pub async fn delete_all(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
     Ok(())
 }
 
-/// Deletes the checkpoints a run made. The thread's latest checkpoint is then the one before it.
+/// Deletes the checkpoints a run made, and what it wrote on the one it began at. The thread's latest checkpoint is then
+/// that one, as it was.
 ///
 /// # Errors
 /// As every statement.
@@ -35,6 +36,14 @@ pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM checkpoint_writes WHERE thread_id = $1 AND run_id = $2"
+    )
+    .bind(thread.to_string())
+    .bind(run.to_string())
+    .execute(conn)
+    .await
+    .map(drop))?;
     if gone > 0 {
         sweep(tx, thread).await?;
     }

@@ -309,7 +309,10 @@ async fn a_thread_follows_its_runs(database: Database) {
 
 /// `messages` changes with each checkpoint, `model` once.
 fn batch(numbers: std::ops::Range<u32>, run: RunId) -> Batch {
-    let mut batch = Batch::default();
+    let mut batch = Batch {
+        run: Some(run),
+        ..Batch::default()
+    };
     for number in numbers {
         let id = format!("1f0-{number:04}");
         let versions = json!({"messages": format!("{number:04}"), "model": "0001"});
@@ -435,6 +438,13 @@ async fn what_a_run_made_is_taken_back(database: Database) {
     store
         .write(async |tx| {
             checkpoints::save(tx, thread, &batch(1..4, first)).await?;
+            // It began with an answer, which stands on the checkpoint that asked.
+            let mut answer = Batch {
+                run: Some(second),
+                ..Batch::default()
+            };
+            answer.writes.push((String::new(), write("1f0-0003", -3, "yes")));
+            checkpoints::save(tx, thread, &answer).await?;
             checkpoints::save(tx, thread, &batch(4..6, second)).await?;
             checkpoints::delete_run(tx, thread, second).await
         })

@@ -275,10 +275,7 @@ impl System {
             self.strings.waiting.lock().unwrap().insert((job.id, job.fence), hears);
             let strings = self.strings.clone();
             let task = tokio::spawn(async move {
-                let done = towpath_durable::perform(&home.engine, &home.registry, &*strings, job, signals).await;
-                if let towpath_durable::Performed::Bare(bare) = done {
-                    bare.complete(&home.engine).await;
-                }
+                towpath_durable::perform(&home.engine, &home.registry, &*strings, job, signals).await;
             });
             self.handlers.push(Handler {
                 job: held,

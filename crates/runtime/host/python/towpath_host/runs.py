@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import traceback
@@ -13,6 +14,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError
 from langgraph.pregel import Pregel
 from langgraph.types import Command
+from langsmith.run_helpers import tracing_context
+from langsmith.run_trees import WriteReplica
+from langsmith.utils import get_tracer_project
 
 from . import states, text
 from .chunks import Sink, langgraph_modes
@@ -51,7 +55,8 @@ class Run:
             opened = self.project.open(self.fields["graph"], self.config, "threads.create_run", self.context)
             async with opened as graph:
                 try:
-                    await self._stream(graph)
+                    with self._traced():
+                        await self._stream(graph)
                     self.stream.check()
                     done = {"status": "success", "state": await self._left(graph)}
                 except asyncio.CancelledError:
@@ -107,6 +112,17 @@ class Run:
                 await self.sink.part(ns, mode, payload)
             else:
                 await self.sink.event(event)
+
+    def _traced(self) -> contextlib.AbstractContextManager[Any]:
+        """Where the run asked to be traced to, in place of where the process traces to."""
+        told = self.config["configurable"]
+        project, example = told.get("__langsmith_project__"), told.get("__langsmith_example_id__")
+        if not project and not example:
+            return contextlib.nullcontext()
+        if not example:
+            return tracing_context(project_name=project)
+        replica = {"project_name": project or get_tracer_project(), "updates": {"reference_example_id": example}}
+        return tracing_context(replicas=[cast(WriteReplica, replica)])
 
     async def _go_on(self) -> None:
         """An earlier attempt came so far: what it was given is in the state already, and must not be applied again."""

@@ -9,7 +9,7 @@ import os
 
 import schemathesis
 
-ENDPOINT = os.environ["TOWPATH_CONTRACT_S3"]
+ENDPOINT = os.environ["TOWPATH_CONTRACT_STAND_IN"]
 NOBODY = "0194fdc2-fa2f-7cc0-81d3-ff120745ac1d"
 
 
