@@ -1,4 +1,4 @@
-//! Claims jobs of one pool, as many as there are free slots.
+//! Claims jobs of one pool, as many as there are free slots, and writes those that ended with nothing but their own row.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
