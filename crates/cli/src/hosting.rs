@@ -205,7 +205,7 @@ impl Hosting {
     pub fn tracer(&self, file: &GraphFile, guard: &Guard) -> Option<Tracer> {
         let tracing = self.tracing.as_ref()?;
         let own = |name: &&str| self.process.contains_key(*name) || file.env().contains_key(*name);
-        if TRACING.iter().any(|name| own(&name)) {
+        if TRACING.iter().any(own) {
             return None;
         }
         let folder = file.folder();

@@ -217,7 +217,7 @@ fn exit_codes_tell_what_went_wrong() {
         &["queues", "--server", "nonsense"][..],
         &["queues", "--server", "ftp://127.0.0.1"],
         // No key is kept here, and none goes elsewhere.
-        &["queues", "--data-dir", "none"],
+        &["queues", "--server", &server.url, "--data-dir", "none"],
         &["queues", "--server", "http://192.0.2.1", "--data-dir", "data"],
         &["jobs", "retry"],
         &["jobs", "ls", "--state", "lost"],
