@@ -120,7 +120,10 @@ impl Sqlite {
         let conn = SqliteConnection::connect_with(&base)
             .await
             .map_err(|error| Error::Open(format!("cannot open the database file {}: {error}", path.display())))?;
-        let readers = Readers::new(base.read_only(true), options.connections, options.acquire_timeout);
+        // What they read once they seldom read again, and the system keeps the file's pages for all of them: with the
+        // writer's size each would fill up over tens of thousands of jobs.
+        let reading = base.read_only(true).pragma("cache_size", "-2048");
+        let readers = Readers::new(reading, options.connections, options.acquire_timeout);
         let writer = Arc::new(Mutex::new(Writer {
             conn,
             open: false,
