@@ -44,7 +44,7 @@ def test_runs_say_where_their_server_is(guarded):
     def told(url, key=None):
         with get_sync_client(url=url, api_key=key) as client:
             thread = client.threads.create()["thread_id"]
-            client.runs.wait(thread, "agent", input={"messages": []})
+            client.runs.wait(thread, "agent", input={"messages": [{"role": "user", "content": "hello"}]})
             return client.threads.get_state(thread)["metadata"]["langgraph_api_url"]
 
     assert told(f"{guarded.url}/agents/one", KEY) == f"{guarded.url}/agents/one"

@@ -75,7 +75,7 @@ class Client:
         try:
             last = self.ids[-1] if self.ids else "-1"
             place = f"/threads/{self.thread}/runs/{self.run}/stream"
-            writer.write(f"GET {place} HTTP/1.0\r\nhost: x\r\nlast-event-id: {last}\r\n\r\n".encode())
+            writer.write(f"GET {place} HTTP/1.0\r\nhost: localhost\r\nlast-event-id: {last}\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(b"HTTP/1.0 503"):
                 raise SentAway
@@ -181,7 +181,7 @@ def test_a_reader_that_does_not_read_is_cut(fleet, server, resumable):
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         slow.connect((host, int(port)))
         text = json.dumps(body)
-        head = f"POST /threads/{thread}/runs/stream HTTP/1.0\r\nhost: x\r\ncontent-length: {len(text)}\r\n\r\n"
+        head = f"POST /threads/{thread}/runs/stream HTTP/1.0\r\nhost: localhost\r\ncontent-length: {len(text)}\r\n\r\n"
         before = resident_mb(fleet.apis[0])
         slow.sendall((head + text).encode())
         first = slow.recv(4096).decode()
