@@ -27,7 +27,7 @@ const LEASE_SECONDS: u64 = 2;
 const DAYS: i64 = 3;
 const TREES: usize = 40;
 /// Points of other drills begin so.
-const ELSEWHERE: [&str; 4] = ["deploy.", "compact.", "sweep.", "spawn."];
+const ELSEWHERE: [&str; 5] = ["deploy.", "compact.", "sweep.", "spawn.", "run."];
 /// What a SIGABRT of a failpoint looks like from outside.
 const ABORTED: Exit = Exit::Signal(Signal::SIGABRT as i32);
 
