@@ -64,6 +64,10 @@ impl Reload {
 impl Reloaded {
     async fn watch(mut self) {
         let mut loaded = self.look().await;
+        if self.is_outdated() {
+            // Written between its reading and the first look.
+            loaded.clear();
+        }
         loop {
             tokio::time::sleep(EVERY).await;
             let mut now = self.look().await;
@@ -81,6 +85,12 @@ impl Reloaded {
             self.reload().await;
             loaded = now;
         }
+    }
+
+    /// Whether the graph file says something else by now.
+    fn is_outdated(&self) -> bool {
+        let now = self.file.path.as_ref().map(std::fs::read_to_string);
+        now.is_some_and(|now| now.is_ok_and(|now| now != self.file.text))
     }
 
     /// Looks at every file that the graphs may come from.
