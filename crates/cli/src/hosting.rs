@@ -10,6 +10,7 @@ use towpath_domain::Secret;
 use towpath_outbound::Guard;
 use towpath_runtime::Graphs;
 use towpath_runtime::hosted::{Launch, Options, Pool, environment, package};
+use towpath_workflows::run_agent;
 use towpath_workflows::tracer::{Platform, Tracer};
 
 use crate::config::{self, Config};
@@ -57,7 +58,7 @@ impl Hosting {
         let settings = &config.settings;
         Ok(Self {
             settings: settings.agent.hosts.clone(),
-            slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
+            slots: settings.slots_of(run_agent::POOL),
             guard,
             process: config.environment.clone(),
             tracing,

@@ -337,9 +337,10 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "workers.slots",
         environment: &["N_JOBS_PER_WORKER"],
-        default: Fallback::Text("10"),
+        default: Fallback::Absent,
         kind: Kind::Count { least: 1, most: 4096 },
-        about: "jobs of one pool that this process performs at a time",
+        about: "jobs of one pool that this process performs at a time; absent: 64 runs of agents where runs share a \
+                process, 10 of everything else",
     },
     Key {
         name: "workers.pool_slots",

@@ -10,6 +10,7 @@ use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
+use towpath_workflows::run_agent;
 
 use super::kind;
 use super::values::Resolved;
@@ -43,8 +44,8 @@ pub struct Settings {
     pub lease: Duration,
     /// What running jobs get at shutdown.
     pub drain_grace: Duration,
-    /// Jobs of one pool at a time.
-    pub slots: usize,
+    /// Jobs of one pool at a time, where it was said: see [`Settings::slots_of`].
+    pub slots: Option<usize>,
     /// Pools with another number.
     pub pool_slots: BTreeMap<String, usize>,
     /// `file` destinations write below it.
@@ -198,7 +199,23 @@ pub enum LogFormat {
     Json,
 }
 
+/// Jobs of one pool at a time where nobody says another number, as the official server has it.
+const SLOTS: usize = 10;
+/// Runs of agents that share processes: they mostly wait for models, and with ten the processes stand idle while the
+/// last of ten is written.
+const AGENT_SLOTS: usize = 64;
+
 impl Settings {
+    /// How many jobs of a pool this process performs at a time.
+    pub fn slots_of(&self, pool: &str) -> usize {
+        let own = self.pool_slots.get(pool).copied().or(self.slots);
+        own.unwrap_or(if pool == run_agent::POOL && !self.agent.hosts.isolated {
+            AGENT_SLOTS
+        } else {
+            SLOTS
+        })
+    }
+
     /// Reads values whose kinds were checked before.
     pub(super) fn from_checked(resolved: &[Resolved]) -> Self {
         let values = Checked(resolved);
@@ -216,7 +233,7 @@ impl Settings {
             tenant_id: values.optional("tenant_id").and_then(|id| id.parse().ok()),
             lease: Duration::from_secs(values.number("engine.lease_seconds")),
             drain_grace: Duration::from_secs(values.number("engine.drain_grace_seconds")),
-            slots: values.number("workers.slots"),
+            slots: values.optional("workers.slots").and_then(|count| count.parse().ok()),
             pool_slots: kind::items(values.text("workers.pool_slots"))
                 .filter_map(kind::pool_slots)
                 .map(|(pool, slots)| (pool.to_owned(), slots))

@@ -125,7 +125,7 @@ fn every_key_has_a_name_in_the_environment() {
     inputs.environment = set(&[("TOWPATH_ENGINE_LEASE_SECONDS", "3"), ("N_JOBS_PER_WORKER", "7")]);
     let config = Config::load(&inputs).unwrap();
     assert_eq!(config.settings.lease.as_secs(), 3);
-    assert_eq!(config.settings.slots, 7);
+    assert_eq!(config.settings.slots, Some(7));
     assert_eq!(config.warnings, Vec::<String>::new());
 }
 
@@ -164,12 +164,19 @@ fn lists_and_numbers_of_the_file_are_read() {
     let mut inputs = inputs();
     inputs.file = Some(path);
     let settings = Config::load(&inputs).unwrap().settings;
-    assert_eq!(settings.slots, 3);
-    assert_eq!(
-        settings.pool_slots,
-        [("exports".to_owned(), 2), ("folds".to_owned(), 1)].into()
-    );
+    let slots = ["exports", "folds", "sweeps", "agent"].map(|pool| settings.slots_of(pool));
+    assert_eq!(slots, [2, 1, 3, 3]);
     assert_eq!(settings.outbound_allow.len(), 2);
+}
+
+#[test]
+fn runs_of_agents_get_more_slots_where_they_share_a_process() {
+    let settings = Config::load(&inputs()).unwrap().settings;
+    assert_eq!((settings.slots_of("agent"), settings.slots_of("exports")), (64, 10));
+    let mut inputs = inputs();
+    inputs.environment = set(&[("TOWPATH_AGENT_ISOLATION", "process")]);
+    let settings = Config::load(&inputs).unwrap().settings;
+    assert_eq!(settings.slots_of("agent"), 10);
 }
 
 #[test]

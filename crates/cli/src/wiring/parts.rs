@@ -239,13 +239,12 @@ pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Op
             "workers.pool_slots names a pool that no kind of job uses"
         );
     }
-    let slots = |pool: &str| settings.pool_slots.get(pool).copied().unwrap_or(settings.slots);
     let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     towpath_workers::Options {
         host: host.unwrap_or_else(|| "localhost".to_owned()),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         fallback: Duration::from_secs(1),
-        ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, slots(pool))))
+        ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, settings.slots_of(pool))))
     }
 }
 

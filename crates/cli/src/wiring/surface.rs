@@ -13,6 +13,7 @@ use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_workflows::agent::Authored;
+use towpath_workflows::run_agent;
 
 use crate::config::Settings;
 use crate::graph_file::{GraphFile, Server};
@@ -96,7 +97,7 @@ fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
     Ok(Told {
         requests: settings.requests,
         body_bytes: agent.body_bytes,
-        slots: settings.pool_slots.get("agent").copied().unwrap_or(settings.slots),
+        slots: settings.slots_of(run_agent::POOL),
         cors,
         mount_prefix: mount_prefix(settings, server).to_owned(),
         always_resumable: agent.always_resumable,
