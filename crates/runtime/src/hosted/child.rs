@@ -114,6 +114,8 @@ pub struct Child {
     pub served: AtomicU64,
     /// It takes no more runs.
     pub draining: AtomicBool,
+    /// When it began to serve.
+    pub since: Instant,
     /// When it had a run last.
     pub used: Mutex<Instant>,
     ending: mpsc::UnboundedSender<End>,
@@ -210,6 +212,7 @@ impl Child {
             open: AtomicUsize::new(0),
             served: AtomicU64::new(0),
             draining: AtomicBool::new(false),
+            since: Instant::now(),
             used: Mutex::new(Instant::now()),
             ending,
             ended,

@@ -31,7 +31,8 @@ pub struct Options {
     pub blocked_after: Duration,
     /// A child that does not even answer pings for this long is ended.
     pub silent_after: Duration,
-    /// A child beyond the first that had no run for this long is ended.
+    /// A child beyond the first that had no run for this long is ended; also one that stood in for a blocked one, this
+    /// long after its start.
     pub idle_after: Duration,
 }
 
@@ -351,6 +352,8 @@ fn look(pool: &Arc<Inner>) {
     }
     state.children.retain(|child| child.lives());
     let mut serving = 0;
+    // Of those, the ones that are not blocked.
+    let mut free = 0;
     for child in &state.children {
         child.connection.ping();
         let health = child.connection.health();
@@ -365,7 +368,9 @@ fn look(pool: &Arc<Inner>) {
             || (options.max_rss_bytes > 0 && health.rss_bytes >= options.max_rss_bytes);
         let idle = child.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= options.idle_after;
         let spare = idle && open == 0 && serving > 0;
-        if (worn || spare) && !child.draining.swap(true, Ordering::Relaxed) {
+        // It stood in for one that was blocked, and has done so for long enough.
+        let surplus = free >= options.children && child.since.elapsed() >= options.idle_after;
+        if (worn || spare || surplus) && !child.draining.swap(true, Ordering::Relaxed) {
             tracing::info!(
                 host.pid = pid,
                 rss_mb = health.rss_bytes >> 20,
@@ -375,6 +380,7 @@ fn look(pool: &Arc<Inner>) {
         }
         if !child.draining.load(Ordering::Relaxed) {
             serving += 1;
+            free += usize::from(!pool.blocked(child));
         } else if open == 0 && child.connection.streams() == 0 {
             child.retire(Duration::from_secs(1));
         }

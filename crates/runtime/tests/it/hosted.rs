@@ -201,6 +201,23 @@ async fn a_blocked_child_keeps_its_run_and_gets_no_other() {
 }
 
 #[tokio::test]
+async fn a_child_that_stood_in_for_a_blocked_one_ends_though_it_has_work() {
+    let idle_after = Duration::from_millis(500);
+    let set = Set::start(Options { idle_after, ..quick() }).await;
+    let blocked = set.begin(json!({"do": "block"})).await;
+    let first = set.pool().children()[0].0;
+    while pid(&set.run(json!({})).await.unwrap()) == i64::from(first) {}
+    blocked.host.cancel();
+    blocked.run.await.unwrap().unwrap();
+    // Two at a time: as long as there are two children, each of them has a run.
+    while set.pool().children().iter().map(|(pid, _)| *pid).ne([first]) {
+        let (one, other) = tokio::join!(set.run(json!({})), set.run(json!({})));
+        one.unwrap();
+        other.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn isolated_runs_have_a_child_each() {
     let set = Set::start(quick().isolated(2)).await;
     let first = set.begin(json!({"do": "wait"})).await;
