@@ -49,10 +49,13 @@ pub struct Reloaded {
     pub served: Swap,
     /// What the file says about what runs do.
     pub authored: Live<Authored>,
+    /// The code as it was before it was loaded.
+    pub seen: Seen,
 }
 
-/// Time and length of each file.
-type Seen = BTreeMap<PathBuf, (Option<SystemTime>, u64)>;
+/// Time and length of each file that graphs may come from.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Seen(BTreeMap<PathBuf, (Option<SystemTime>, u64)>);
 
 impl Reload {
     /// Loads the graphs anew whenever their code changes.
@@ -63,20 +66,20 @@ impl Reload {
 
 impl Reloaded {
     async fn watch(mut self) {
-        let mut loaded = self.look().await;
+        let mut loaded = std::mem::take(&mut self.seen);
         if self.is_outdated() {
             // Written between its reading and the first look.
-            loaded.clear();
+            loaded = Seen::default();
         }
         loop {
             tokio::time::sleep(EVERY).await;
-            let mut now = self.look().await;
+            let mut now = Seen::look(&self.file).await;
             if now == loaded {
                 continue;
             }
             loop {
                 tokio::time::sleep(EVERY).await;
-                let later = self.look().await;
+                let later = Seen::look(&self.file).await;
                 if later == now {
                     break;
                 }
@@ -91,24 +94,6 @@ impl Reloaded {
     fn is_outdated(&self) -> bool {
         let now = self.file.path.as_ref().map(std::fs::read_to_string);
         now.is_some_and(|now| now.is_ok_and(|now| now != self.file.text))
-    }
-
-    /// Looks at every file that the graphs may come from.
-    async fn look(&self) -> Seen {
-        let mut roots = vec![self.file.folder()];
-        roots.extend(environment::folders(&self.file.wanted()).unwrap_or_default());
-        let named: Vec<PathBuf> = self.file.path.iter().cloned().chain(self.file.env_file()).collect();
-        let looked = tokio::task::spawn_blocking(move || {
-            let mut seen = Seen::new();
-            for file in named {
-                note(&file, &mut seen);
-            }
-            for root in roots {
-                walk(&root, &mut seen);
-            }
-            seen
-        });
-        looked.await.unwrap_or_default()
     }
 
     async fn reload(&mut self) {
@@ -154,30 +139,50 @@ fn of_server(file: &GraphFile) -> (Vec<serde_json::Value>, Vec<(&str, &str)>) {
     (parts, environment.collect())
 }
 
-fn note(file: &Path, seen: &mut Seen) {
-    if let Ok(about) = file.metadata() {
-        seen.insert(file.to_owned(), (about.modified().ok(), about.len()));
-    }
-}
-
-fn walk(folder: &Path, seen: &mut Seen) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
-    for entry in entries.flatten() {
-        if seen.len() >= MOST {
-            return;
-        }
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        let Ok(kind) = entry.file_type() else { continue };
-        let path = entry.path();
-        if kind.is_dir() {
-            let code = !name.starts_with('.') && !NOT_CODE.contains(&&*name);
-            // A folder that is an environment holds the code of others.
-            if code && !path.join("pyvenv.cfg").is_file() {
-                walk(&path, seen);
+impl Seen {
+    /// Looks at every file.
+    pub async fn look(file: &GraphFile) -> Self {
+        let mut roots = vec![file.folder()];
+        roots.extend(environment::folders(&file.wanted()).unwrap_or_default());
+        let named: Vec<PathBuf> = file.path.iter().cloned().chain(file.env_file()).collect();
+        let looked = tokio::task::spawn_blocking(move || {
+            let mut seen = Self::default();
+            for file in named {
+                seen.note(&file);
             }
-        } else if is_code(&name) {
-            note(&path, seen);
+            for root in roots {
+                seen.walk(&root);
+            }
+            seen
+        });
+        looked.await.unwrap_or_default()
+    }
+
+    fn note(&mut self, file: &Path) {
+        if let Ok(about) = file.metadata() {
+            self.0.insert(file.to_owned(), (about.modified().ok(), about.len()));
+        }
+    }
+
+    fn walk(&mut self, folder: &Path) {
+        let Ok(entries) = std::fs::read_dir(folder) else { return };
+        for entry in entries.flatten() {
+            if self.0.len() >= MOST {
+                return;
+            }
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let Ok(kind) = entry.file_type() else { continue };
+            let path = entry.path();
+            if kind.is_dir() {
+                let code = !name.starts_with('.') && !NOT_CODE.contains(&&*name);
+                // A folder that is an environment holds the code of others.
+                if code && !path.join("pyvenv.cfg").is_file() {
+                    self.walk(&path);
+                }
+            } else if is_code(&name) {
+                self.note(&path);
+            }
         }
     }
 }
@@ -212,12 +217,13 @@ mod tests {
             write(name, "");
         }
         let look = || {
-            let mut seen = Seen::new();
-            walk(root.path(), &mut seen);
+            let mut seen = Seen::default();
+            seen.walk(root.path());
             seen
         };
         let before = look();
         let names: Vec<_> = before
+            .0
             .keys()
             .map(|path| path.strip_prefix(root.path()).unwrap().to_owned())
             .collect();

@@ -249,3 +249,24 @@ def test_changed_code_is_loaded_and_broken_code_is_not(project):
     finally:
         if process.child.poll() is None:
             process.kill()
+
+
+def test_code_that_changes_while_it_is_loaded_is_loaded_again(project):
+    platform, agent = free_address(), free_address()
+    source = project.folder / "agent.py"
+    later = source.read_text().replace('{"steps": ["first"]}', '{"steps": ["changed"]}')
+    (project.folder / "later").write_text(later)
+    # What is imported first writes the file that is imported next.
+    once = "import pathlib\npathlib.Path(__file__).write_text(pathlib.Path(__file__).with_name('later').read_text())\n"
+    source.write_text(source.read_text() + once)
+    command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--graphs", str(project.config)]
+    command += ["--data-dir", str(project.folder / "data")]
+    process = Process("dev", command, PYTHON, project.folder, platform).ready()
+    try:
+        client = get_sync_client(url=f"http://{agent}", api_key=None)
+        ask = lambda: client.runs.wait(None, "agent", input={})["steps"]  # noqa: E731
+        until("the changed code", lambda: True if "changed" in ask() else None)
+        process.terminate()
+    finally:
+        if process.child.poll() is None:
+            process.kill()

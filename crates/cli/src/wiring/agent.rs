@@ -29,7 +29,7 @@ use crate::config::{Config, Settings};
 use crate::data_dir::DataDir;
 use crate::graph_file::GraphFile;
 use crate::hosting::{self, Hosting, Tracing};
-use crate::reload::{Reload, Reloaded};
+use crate::reload::{Reload, Reloaded, Seen};
 use crate::signals::Signals;
 
 /// The exporter's histograms grow until this is done.
@@ -134,6 +134,12 @@ impl AgentServer {
         let store = given.store;
         let queue = queue(&store, given.redis.as_ref()).await?;
         let guard = guard(settings, given.loopback);
+        // Before the code is loaded: what changes meanwhile is loaded again.
+        let seen = if given.watch && given.file.path.is_some() {
+            Some(Seen::look(&given.file).await)
+        } else {
+            None
+        };
         let (hosting, graphs) = match given.loaded {
             Some(loaded) => (loaded.hosting, loaded.graphs),
             None => {
@@ -222,18 +228,17 @@ impl AgentServer {
         } else {
             None
         };
-        let reload = if given.watch && given.file.path.is_some() {
-            Some(Reload::start(Reloaded {
+        let reload = seen.map(|seen| {
+            Reload::start(Reloaded {
                 hosting: hosting.clone(),
                 file: given.file,
                 graphs: graphs.clone(),
                 surface,
                 served,
                 authored,
-            }))
-        } else {
-            None
-        };
+                seen,
+            })
+        });
         let metrics = given.metrics;
         let upkeep = tokio::spawn(async move {
             let mut upkeep = tokio::time::interval(UPKEEP_EVERY);
