@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Notify};
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::{EventId, Kwargs};
 use towpath_domain::{RunId, TenantId, ThreadId, failpoint};
@@ -25,9 +26,9 @@ use super::stream::Stream;
 use super::trace::Trace;
 use crate::agent::AgentWorld;
 
-/// How long checkpoints that need not be durable at once wait for company. A short run is over by then, and they are
-/// written with its end.
-const LINGER: Duration = Duration::from_millis(10);
+/// How long checkpoints that need not be durable at once wait for company. A short run is over by then, also where many
+/// share a process, and they are written with its end: of a stateless one never.
+const LINGER: Duration = Duration::from_millis(100);
 /// How long events wait for the log.
 const LOG_LINGER: Duration = Duration::from_millis(40);
 /// A graph that has this much waiting for the log waits with it.
@@ -234,14 +235,22 @@ impl<'a> RunHost<'a> {
     async fn keep_writing(&self) -> Failure {
         loop {
             self.work.notified().await;
-            let linger = if self.exit || self.saver.is_empty() {
-                LOG_LINGER
-            } else {
-                LINGER
-            };
-            tokio::time::sleep(linger).await;
+            self.linger().await;
             if let Err(failure) = self.write().await {
                 return failure;
+            }
+        }
+    }
+
+    /// Lets what came first wait for more.
+    async fn linger(&self) {
+        let mut until = Instant::now() + LINGER;
+        loop {
+            if self.stream.is_waiting() {
+                until = until.min(Instant::now() + LOG_LINGER);
+            }
+            if timeout_at(until, self.work.notified()).await.is_err() {
+                return;
             }
         }
     }

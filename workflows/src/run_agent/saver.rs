@@ -60,12 +60,6 @@ impl Saver {
         self.waiting().drain(..count);
     }
 
-    /// Whether nothing waits.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.waiting().is_empty()
-    }
-
     /// See [`towpath_runtime::Host::load`].
     ///
     /// # Errors

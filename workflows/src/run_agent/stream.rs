@@ -97,6 +97,11 @@ impl Stream {
         self.logged
     }
 
+    /// Whether something is to be logged.
+    pub fn is_waiting(&self) -> bool {
+        !self.state().log.is_empty()
+    }
+
     /// Publishes an event. Answers how many bytes wait for the log.
     pub fn send(&self, event: &str, data: &str) -> usize {
         let mut state = self.state();
