@@ -155,6 +155,7 @@ impl Hosting {
         Ok(Launch {
             program: python,
             arguments: ["-u", "-m", "towpath_host"].map(OsString::from).to_vec(),
+            fork_argument: Some("--fork-server".into()),
             environment,
             clean: true,
             folder: file.folder(),

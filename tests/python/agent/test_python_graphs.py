@@ -59,6 +59,44 @@ def test_a_killed_process_costs_no_step_that_was_kept(serve, project, durability
     assert [name for name, _ in project.ran()] == ["first", "second", "second"]
 
 
+def parent(pid):
+    return int(pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@pytest.mark.parametrize("forks", [True, False], ids=["forked", "threads at import"])
+def test_processes_are_forked_where_that_is_safe(serve, project, forks):
+    if not forks:
+        more = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        source = project.folder / "agent.py"
+        source.write_text(source.read_text() + more)
+    # What is loaded once is loaded by the process that forks.
+    with (project.folder / "agent.py").open("a") as source:
+        source.write("with (FOLDER / 'imports').open('a') as file:\n    file.write('x')\n")
+    server, client = serve(TOWPATH_AGENT_HOSTS="2", TOWPATH_AGENT_RUN_ATTEMPTS="2")
+    waiting = [begin(client, input={"how": "wait"}) for _ in range(8)]
+
+    def both():
+        found = {pid for name, pid in project.ran() if name == "second"}
+        return found if len(found) == 2 or begin_one() else None
+
+    def begin_one():
+        waiting.append(begin(client, input={"how": "wait"}))
+
+    pids = until("two processes at work", both)
+    parents = {parent(pid) for pid in pids}
+    assert (parents != {server.apis[0].child.pid}) is forks and len(parents) == 1
+    # One of them dies, and says what it had to say.
+    thread, run = begin(client, input={"how": "exit"})
+    assert over(client, thread, run)["status"] == "error"
+    project.go()
+    assert [over(client, *one)["status"] for one in waiting].count("success") >= len(waiting) // 2
+    assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
+    assert forks is ((project.folder / "imports").read_text() == "x")
+    left = {pid for _, pid in project.ran()} | parents - {server.apis[0].child.pid}
+    server.apis[0].kill()
+    until("all to end", lambda: True if not any(pathlib.Path(f"/proc/{pid}").exists() for pid in left) else None)
+
+
 def test_code_that_kills_its_process_is_not_tried_for_ever(serve, project):
     _, client = serve(TOWPATH_AGENT_RUN_ATTEMPTS="2")
     thread, run = begin(client, input={"how": "exit"})

@@ -225,10 +225,18 @@ async def test_forks_need_not_import(folder):
     assert await parent.stop() == 0
 
 
-async def test_threads_of_the_user_forbid_forks(folder, project):
-    text = GRAPH + "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+@pytest.mark.parametrize(
+    "held",
+    [
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
+        "import socket\nheld = socket.socketpair()\n",
+        "import asyncio\nheld = asyncio.new_event_loop()\n",
+    ],
+    ids=["a thread", "a connection", "a loop"],
+)
+async def test_what_the_user_holds_forbids_forks(folder, project, held):
     parent = Peer(str(folder / "parent"))
-    ready = await parent.start(project(g_py=text), config(), arguments=["--fork-server"])
+    ready = await parent.start(project(g_py=GRAPH + "\n" + held), config(), arguments=["--fork-server"])
     assert ready["fork_safe"] is False
     await parent.stop()
 

@@ -77,7 +77,7 @@ pub(super) struct Window(u64);
 impl Window {
     pub(super) fn dealt(&mut self, bytes: usize, stream: &Stream) {
         self.0 += bytes as u64;
-        if self.0 >= super::child::WINDOW_BYTES / 4 {
+        if self.0 >= super::process::WINDOW_BYTES / 4 {
             stream.send(Type::CREDIT, &Credit { bytes: self.0 });
             self.0 = 0;
         }

@@ -35,6 +35,12 @@ types! {
     LOG = 0x07;
     /// End.
     SHUTDOWN = 0x08;
+    /// Fork a child.
+    FORK = 0x09;
+    /// A child was forked.
+    FORKED = 0x0A;
+    /// A child that was forked ended.
+    EXITED = 0x0B;
     /// A run.
     RUN = 0x10;
     /// An event of a run.

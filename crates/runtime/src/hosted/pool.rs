@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::child::{Child, Launch, StartError};
+use super::forks::Forks;
 use super::message::Ready;
 use crate::GraphError;
 
@@ -64,6 +65,9 @@ impl Options {
     }
 }
 
+/// Of the next child, in whichever pool: a pool and the one that replaces it share a folder of sockets.
+static NUMBER: AtomicU64 = AtomicU64::new(1);
+
 /// Between two attempts at starting a child that does not start: doubled up to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(15));
 
@@ -75,10 +79,11 @@ pub struct Pool {
 
 struct Inner {
     launch: Launch,
+    /// Where there may be several children: what has loaded the graphs for all of them.
+    forks: Option<Arc<Forks>>,
     options: Options,
     state: Mutex<State>,
     changed: Notify,
-    number: AtomicU64,
 }
 
 #[derive(Default)]
@@ -114,20 +119,26 @@ impl Pool {
     /// # Errors
     /// It cannot be started, or cannot load its graphs.
     pub async fn start(launch: Launch, options: Options) -> Result<Self, StartError> {
+        let forks = if options.children > 1 {
+            Forks::start(&launch).await?
+        } else {
+            None
+        };
         let inner = Arc::new(Inner {
             launch,
+            forks,
             options,
             state: Mutex::default(),
             changed: Notify::new(),
-            number: AtomicU64::new(1),
         });
-        let first = Child::start(&inner.launch, inner.next_number()).await?;
+        let first = inner.child().await?;
         let ready = first.ready.clone();
         tracing::info!(
             host.pid = first.hello.pid,
             host.runtime = format!("{} {}", first.hello.runtime, first.hello.runtime_version),
             langgraph = first.hello.versions.get("langgraph").map(String::as_str),
             graphs = ready.graphs.len(),
+            forked = inner.forks.is_some(),
             load_ms = ready.load_ms,
             "graph host ready"
         );
@@ -225,8 +236,10 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next_number(&self) -> u64 {
-        self.number.fetch_add(1, Ordering::Relaxed)
+    async fn child(&self) -> Result<Child, StartError> {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let forks = self.forks.as_ref().filter(|forks| forks.lives());
+        Child::start(&self.launch, forks, number).await
     }
 
     fn add(&self, child: Child) {
@@ -311,7 +324,7 @@ impl Inner {
 }
 
 async fn start(pool: Arc<Inner>) {
-    let started = Child::start(&pool.launch, pool.next_number()).await;
+    let started = pool.child().await;
     {
         let mut state = pool.state();
         state.starting -= 1;

@@ -28,6 +28,7 @@ fn launch(config: &Value, sockets: &std::path::Path) -> Launch {
         ]
         .map(Into::into)
         .to_vec(),
+        fork_argument: None,
         environment: [].into(),
         clean: false,
         folder: sockets.to_owned(),

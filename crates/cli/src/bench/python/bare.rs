@@ -26,6 +26,7 @@ impl Bare {
         let launch = Launch {
             program: python.to_owned(),
             arguments: ["-u", "-m", "towpath_host"].map(Into::into).to_vec(),
+            fork_argument: None,
             environment: [(
                 "PYTHONPATH".to_owned(),
                 towpath_domain::Secret::new(package.display().to_string()),

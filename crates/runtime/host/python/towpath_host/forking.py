@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from . import wire
+from .health import die_with
 from .projects import Project
 from .wire import Type
 
@@ -45,6 +46,7 @@ def serve_forks(lobby: Lobby, project: Project, load_ms: int, safe: bool) -> int
         type_, fields = frame
         if type_ != Type.FORK:
             continue
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
@@ -52,11 +54,11 @@ def serve_forks(lobby: Lobby, project: Project, load_ms: int, safe: bool) -> int
             for number in (wake, woken):
                 os.close(number)
             lobby.sock.close()
-            _child(fields["socket"], project, load_ms)
+            _child(fields["socket"], fields.get("output"), project, load_ms, parent)
         lobby.tell(Type.FORKED, {"pid": pid, "socket": fields["socket"]})
 
 
-def _child(path: str, project: Project, load_ms: int) -> None:
+def _child(path: str, output: str | None, project: Project, load_ms: int, parent: int) -> None:
     """The fork: a child like any other, which need not import anything. Does not return."""
     from .process import EXIT_PROTOCOL, Lobby, work
 
@@ -64,8 +66,12 @@ def _child(path: str, project: Project, load_ms: int) -> None:
     try:
         # A group of its own, so that it can be ended with what it starts.
         os.setpgid(0, 0)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(path)
+        die_with(parent)
+        sock = _connected(path)
+        if output is not None:
+            with _connected(output) as out:
+                os.dup2(out.fileno(), 1)
+                os.dup2(out.fileno(), 2)
         lobby = Lobby(sock)
         init = lobby.greet()
         code = 0 if init is None else work(sock, project, init, load_ms)
@@ -73,6 +79,12 @@ def _child(path: str, project: Project, load_ms: int) -> None:
         print(f"a fork cannot talk to the server: {error}", file=sys.stderr)
     finally:
         os._exit(code)
+
+
+def _connected(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(path)
+    return sock
 
 
 def _reap(lobby: Lobby) -> None:

@@ -139,7 +139,7 @@ def main(arguments: list[str]) -> int:
     if options.fork_server:
         from .forking import serve_forks
 
-        return serve_forks(lobby, project, load_ms, fork_safe())
+        return serve_forks(lobby, project, load_ms, fork_safe(sock))
     return work(sock, project, init, load_ms)
 
 
@@ -150,7 +150,7 @@ def work(sock: socket.socket, project: Project, init: dict[str, Any], load_ms: i
     gc.freeze()
     # A run makes and drops thousands of small objects; looking for cycles less often saves a tenth of its time.
     gc.set_threshold(10_000, 20, 20)
-    safe = fork_safe()
+    safe = fork_safe(sock)
     loop = _new_loop()
     asyncio.set_event_loop(loop)
 
@@ -168,12 +168,22 @@ def work(sock: socket.socket, project: Project, init: dict[str, Any], load_ms: i
     os._exit(0)
 
 
-def fork_safe() -> bool:
-    """Whether no thread but this one runs."""
+def fork_safe(own: socket.socket) -> bool:
+    """Whether no thread but this one runs, and nothing is connected but to the server: two processes on one
+    connection take each other's answers."""
     try:
-        return len(os.listdir("/proc/self/task")) == 1
+        if len(os.listdir("/proc/self/task")) != 1:
+            return False
+        for name in os.listdir("/proc/self/fd"):
+            number = int(name)
+            if number <= 2 or number == own.fileno():
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"/proc/self/fd/{name}").startswith(("socket:", "anon_inode:[eventpoll]")):
+                    return False
+        return True
     except OSError:
-        return threading.active_count() == 1
+        return False
 
 
 def _project(init: dict[str, Any]) -> Project:

@@ -73,6 +73,38 @@ pub struct Ready {
     /// How long the imports took.
     #[serde(default)]
     pub load_ms: u64,
+    /// The process may fork: what it loaded has no threads and no connections.
+    #[serde(default)]
+    pub fork_safe: bool,
+}
+
+/// Fork a child.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Fork {
+    /// Where it is to connect to.
+    pub socket: String,
+    /// Where its standard output and error are to go; else where its parent's go.
+    pub output: Option<String>,
+}
+
+/// A child was forked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Forked {
+    /// Of the child.
+    pub pid: i32,
+    /// As it was asked for.
+    pub socket: String,
+}
+
+/// A child that was forked ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Exited {
+    /// Of the child.
+    pub pid: i32,
+    /// Its exit status, unless a signal ended it.
+    pub status: Option<i32>,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
 }
 
 /// What a user's encryption handles.

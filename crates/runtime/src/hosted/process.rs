@@ -1,0 +1,287 @@
+//! A process while it starts and while it runs: how it is begun, greeted, ended, and what it said last.
+
+use std::collections::VecDeque;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::Command;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::child::{Launch, StartError, TERM_TO_KILL};
+use super::connection::{Connection, MAX_FRAME_BYTES};
+use super::forks::Forks;
+use super::frame::{Frame, Type};
+use super::logs;
+use super::message::{self, Hello, Init, Json, VERSIONS};
+use super::spawner;
+
+/// What is kept of a child's last words.
+const LAST_WORDS: usize = 64 << 10;
+/// Credit of a run at its start.
+pub const WINDOW_BYTES: u64 = 4 << 20;
+
+/// A process that was started and has said nothing yet.
+pub struct Begun {
+    /// Its connection.
+    pub socket: UnixStream,
+    /// It.
+    pub running: Running,
+    /// What it will write.
+    pub words: Words,
+}
+
+impl Begun {
+    /// Starts the program, with one more argument where there is one.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn spawn(launch: &Launch, argument: Option<&std::ffi::OsStr>) -> Result<Self, StartError> {
+        let unable = |error: std::io::Error| StartError::Process(format!("a socket: {error}"));
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(unable)?;
+        ours.set_nonblocking(true).map_err(unable)?;
+        let socket = UnixStream::from_std(ours).map_err(unable)?;
+        let mut command = Command::new(&launch.program);
+        if launch.clean {
+            command.env_clear();
+        }
+        command
+            .args(&launch.arguments)
+            .args(argument)
+            .envs(launch.environment.iter().map(|(name, value)| (name, value.reveal())))
+            .env("TOWPATH_HOST_PARENT", std::process::id().to_string())
+            .current_dir(&launch.folder)
+            .stdin(std::os::fd::OwnedFd::from(theirs))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            // So that whatever it starts can be ended with it.
+            .process_group(0)
+            .kill_on_drop(true);
+        let mut child = spawner::spawn(command).map_err(|error| {
+            let program = launch.program.display();
+            StartError::Process(format!("cannot start {program}: {error}"))
+        })?;
+        let group = child.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw);
+        let words = Words::default();
+        if let Some(out) = child.stdout.take() {
+            tokio::spawn(words.clone().listen(out));
+        }
+        if let Some(err) = child.stderr.take() {
+            tokio::spawn(words.clone().listen(err));
+        }
+        let process = Process::Own(child);
+        Ok(Self {
+            socket,
+            running: Running { process, group },
+            words,
+        })
+    }
+}
+
+/// HELLO and INIT.
+///
+/// # Errors
+/// It ended, or speaks another protocol.
+pub async fn greet(
+    launch: &Launch,
+    http_socket: Option<&Path>,
+    connection: &Connection,
+    control: &mut mpsc::UnboundedReceiver<Frame>,
+    running: &mut Running,
+    words: &Words,
+) -> Result<Hello, StartError> {
+    let hello: Hello = expect(control, Type::HELLO, running, words).await?;
+    let protocol = (*VERSIONS.end()).min(hello.protocol.max);
+    if !VERSIONS.contains(&protocol) || protocol < hello.protocol.min {
+        return Err(StartError::Process(format!(
+            "the graph host speaks versions {} to {} of the protocol, this server {VERSIONS:?}",
+            hello.protocol.min, hello.protocol.max
+        )));
+    }
+    connection.send(
+        Type::INIT,
+        &Init {
+            protocol,
+            config: Json(launch.config.clone()),
+            folder: launch.folder.display().to_string(),
+            graphs: launch.graphs.clone(),
+            window_bytes: WINDOW_BYTES,
+            max_frame_bytes: MAX_FRAME_BYTES as u64,
+            http_socket: http_socket.map(|path| path.display().to_string()),
+            log_level: None,
+            host_version: env!("CARGO_PKG_VERSION").to_owned(),
+        },
+    );
+    Ok(hello)
+}
+
+/// Waits for a start as long as it may take; a process that does not come that far is ended.
+///
+/// # Errors
+/// Those of the start, and that it took too long.
+pub async fn in_time<T>(
+    launch: &Launch,
+    running: &mut Running,
+    words: &Words,
+    start: impl AsyncFnOnce(&mut Running) -> Result<T, StartError>,
+) -> Result<T, StartError> {
+    let error = match timeout(launch.start_timeout, start(running)).await {
+        Ok(Ok(begun)) => return Ok(begun),
+        Ok(Err(error)) => error,
+        Err(_) => StartError::Process(format!(
+            "the graph host did not serve within {} s. It said last:\n{}",
+            launch.start_timeout.as_secs(),
+            words.tail(20)
+        )),
+    };
+    running.kill().await;
+    Err(error)
+}
+
+/// Waits for a message of the start.
+///
+/// # Errors
+/// It ended, could not load, or said something else.
+pub async fn expect<T: serde::de::DeserializeOwned>(
+    control: &mut mpsc::UnboundedReceiver<Frame>,
+    wanted: Type,
+    running: &mut Running,
+    words: &Words,
+) -> Result<T, StartError> {
+    let Some(frame) = control.recv().await else {
+        let status = timeout(TERM_TO_KILL, running.wait()).await;
+        let status = status.ok().flatten();
+        return Err(StartError::Process(words.after(status).await));
+    };
+    let unreadable = |error: message::WireError| StartError::Process(error.to_string());
+    match frame.r#type {
+        found if found == wanted => message::read(&frame.payload).map_err(unreadable),
+        Type::LOAD_ERROR => Err(StartError::Load(Box::new(
+            message::read(&frame.payload).map_err(unreadable)?,
+        ))),
+        Type(other) => Err(StartError::Process(format!(
+            "the graph host sent a message of type {other:#04x} where it should have said something else"
+        ))),
+    }
+}
+
+/// A process and its group.
+pub struct Running {
+    process: Process,
+    group: Option<Pid>,
+}
+
+enum Process {
+    /// A child of this process.
+    Own(tokio::process::Child),
+    /// One of a process that forks, which ends with that.
+    Fork {
+        ended: oneshot::Receiver<ExitStatus>,
+        /// How it ended, once that is known; `None` in it when its parent went before it could tell.
+        status: Option<Option<ExitStatus>>,
+        _parent: Arc<Forks>,
+    },
+}
+
+impl Running {
+    /// A process that was forked.
+    pub fn forked(pid: i32, ended: oneshot::Receiver<ExitStatus>, parent: Arc<Forks>) -> Self {
+        Self {
+            process: Process::Fork {
+                ended,
+                status: None,
+                _parent: parent,
+            },
+            group: Some(Pid::from_raw(pid)),
+        }
+    }
+
+    /// Waits for its end. May be dropped and called again.
+    pub async fn wait(&mut self) -> Option<ExitStatus> {
+        match &mut self.process {
+            Process::Own(child) => child.wait().await.ok(),
+            Process::Fork { ended, status, .. } => match status {
+                Some(status) => *status,
+                None => *status.insert(ended.await.ok()),
+            },
+        }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group {
+            // Gone already: what was wanted.
+            let _ = killpg(group, signal);
+        }
+    }
+
+    pub async fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        let _ = self.wait().await;
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A child of this process is ended by its handle.
+        if let Process::Fork { status: None, .. } = self.process {
+            self.signal(Signal::SIGKILL);
+        }
+    }
+}
+
+/// The last that a process wrote to its standard output and error.
+#[derive(Clone, Default)]
+pub struct Words(Arc<Mutex<(VecDeque<String>, usize)>>);
+
+impl Words {
+    pub async fn listen(self, from: impl AsyncRead + Unpin) {
+        let mut lines = BufReader::new(from).split(b'\n');
+        while let Ok(Some(line)) = lines.next_segment().await {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            tracing::info!("{}", logs::cut(&line));
+            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.1 += line.len();
+            kept.0.push_back(line);
+            while kept.1 > LAST_WORDS && kept.0.len() > 1 {
+                let gone = kept.0.pop_front().map_or(0, |line| line.len());
+                kept.1 -= gone;
+            }
+        }
+    }
+
+    pub fn tail(&self, lines: usize) -> String {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let skip = kept.0.len().saturating_sub(lines);
+        let lines: Vec<&str> = kept.0.iter().skip(skip).map(String::as_str).collect();
+        lines.join("\n")
+    }
+
+    /// How a process ended, with its last words.
+    pub async fn after(&self, status: Option<ExitStatus>) -> String {
+        // What it wrote last may still be on its way through the pipe.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let how = match status {
+            Some(status) => match (status.code(), status.signal()) {
+                (Some(code), _) => format!("the graph host ended with status {code}"),
+                (None, Some(signal)) => {
+                    let name = Signal::try_from(signal).map_or_else(|_| signal.to_string(), |name| name.to_string());
+                    format!("the graph host was ended by signal {name}")
+                }
+                (None, None) => "the graph host ended".to_owned(),
+            },
+            None => "the graph host closed its connection".to_owned(),
+        };
+        let said = self.tail(30);
+        if said.trim().is_empty() {
+            return how;
+        }
+        format!("{how}. It said last:\n{said}")
+    }
+}
