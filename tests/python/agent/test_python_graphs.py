@@ -308,3 +308,24 @@ def test_code_that_changes_while_it_is_loaded_is_loaded_again(project):
     finally:
         if process.child.poll() is None:
             process.kill()
+
+
+def test_the_authors_routes_are_served_by_changed_code_too(project):
+    project.write(config=CONFIG | {"http": {"app": "./web.py:app"}}, web=APP)
+    platform, agent = free_address(), free_address()
+    command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--graphs", str(project.config)]
+    command += ["--data-dir", str(project.folder / "data")]
+    process = Process("dev", command, PYTHON, project.folder, platform).ready()
+    try:
+        client = get_sync_client(url=f"http://{agent}", api_key=None)
+        assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
+        (old,) = {pid for _, pid in project.ran()}
+        web = project.folder / "web.py"
+        web.write_text(web.read_text().replace('b"yes"', 'b"changed"'))
+        until("the old process to end", lambda: True if not pathlib.Path(f"/proc/{old}").exists() else None)
+        answer = httpx.post(f"http://{agent}/mine/1")
+        assert (answer.status_code, answer.headers["x-mine"]) == (201, "changed")
+        process.terminate()
+    finally:
+        if process.child.poll() is None:
+            process.kill()
