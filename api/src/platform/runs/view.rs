@@ -1,6 +1,6 @@
 //! A trace run as the tracing clients read it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use towpath_domain::trace::{Link, format_link};
 use towpath_domain::{ProjectId, TenantId, TraceRunId};
 use towpath_query::Snapshot;
+use towpath_query::feedback::stats;
 use towpath_store::feedback::{self, Attachment, Feedback};
 use towpath_traces::derive::{COST_SCALE, derive};
 use towpath_traces::row::Row;
@@ -256,47 +257,6 @@ pub fn cost(units: Option<i128>, dialect: Dialect) -> Value {
         Dialect::V1 => json!(text),
         Dialect::V2 => json!(text.parse::<f64>().ok()),
     }
-}
-
-/// By key: how many, the mean of the numbers among them, and how often each text was given.
-pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
-    #[derive(Default)]
-    struct Key {
-        n: u64,
-        sum: f64,
-        numbers: u64,
-        values: BTreeMap<String, u64>,
-        comments: Vec<String>,
-    }
-    let mut keys: BTreeMap<&str, Key> = BTreeMap::new();
-    for row in given {
-        let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
-        let key = keys.entry(&row.key).or_default();
-        key.n += 1;
-        let score = match &body["score"] {
-            Value::Bool(value) => Some(f64::from(u8::from(*value))),
-            score => score.as_f64(),
-        };
-        if let Some(score) = score {
-            key.sum += score;
-            key.numbers += 1;
-        }
-        if let Some(value) = body["value"].as_str() {
-            *key.values.entry(value.to_owned()).or_default() += 1;
-        }
-        if let Some(comment) = body["comment"].as_str().filter(|_| key.comments.len() < 10) {
-            key.comments.push(comment.to_owned());
-        }
-    }
-    if keys.is_empty() {
-        return Value::Null;
-    }
-    let keys = keys.into_iter().map(|(name, key)| {
-        let avg = (key.numbers > 0).then(|| key.sum / key.numbers as f64);
-        let stats = json!({"n": key.n, "avg": avg, "values": key.values, "comments": key.comments});
-        (name.to_owned(), stats)
-    });
-    Value::Object(keys.collect())
 }
 
 fn attached(app: &App, attachments: Option<&[Attachment]>) -> Value {
