@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use towpath_domain::trace::{Link, format_link};
-use towpath_domain::{ProjectId, TenantId, TraceRunId};
+use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::Snapshot;
 use towpath_query::feedback::stats;
 use towpath_store::feedback::{self, Attachment, Feedback};
@@ -77,14 +77,21 @@ pub const FIELDS: [&str; 35] = [
 /// What stands beside the rows of a page.
 #[derive(Default)]
 pub struct Beside {
+    /// The way down to runs whose sender did not tell it.
+    ancestry: HashMap<TraceRunId, Vec<Link>>,
     feedback: HashMap<TraceRunId, Vec<Feedback>>,
     attachments: HashMap<TraceRunId, Vec<Attachment>>,
 }
 
 impl Beside {
-    /// Reads it for `runs`, as far as the fields asked for need it.
-    pub async fn read(snapshot: &Snapshot, runs: &[TraceRunId], fields: &[&str]) -> Result<Self, ApiError> {
+    /// Reads it for `rows`, as far as the fields asked for need it.
+    pub async fn read(snapshot: &Snapshot, rows: &[(ProjectId, Row)], fields: &[&str]) -> Result<Self, ApiError> {
+        let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
+        let runs = runs.as_slice();
         let mut beside = Self::default();
+        if fields.contains(&"dotted_order") || fields.contains(&"parent_run_ids") {
+            beside.ancestry = snapshot.ancestry(rows).await?;
+        }
         if fields.contains(&"feedback_stats") {
             for row in snapshot.feedback(runs).await? {
                 if let Some(run) = row.run_id {
@@ -124,6 +131,7 @@ pub fn show(
 ) -> Result<Shown, ApiError> {
     let said = row.fields();
     let derived = derive(row);
+    let way = beside.ancestry.get(&row.id()).map(Vec::as_slice);
     let usage = &derived.usage;
     let raw = |text: Option<&str>| text.and_then(|text| RawValue::from_string(text.to_owned()).ok());
     let object = |text: Option<&str>, name: &str| match text.map(str::trim_start) {
@@ -163,9 +171,12 @@ pub fn show(
                     "session_id" => json!(project),
                     "tenant_id" => json!(tenant),
                     "trace_id" => json!(derived.trace_id.unwrap_or(row.id().0)),
-                    "dotted_order" => json!(dotted_order(row, derived.start_time)),
+                    "dotted_order" => json!(dotted_order(row, way)),
                     "parent_run_id" => json!(derived.parent_run_id),
-                    "parent_run_ids" => json!(derived.parent_run_ids.as_deref().unwrap_or_default()),
+                    "parent_run_ids" => match way.and_then(<[Link]>::split_last) {
+                        Some((_, above)) => above.iter().map(|link| json!(link.id)).collect(),
+                        None => json!(derived.parent_run_ids.as_deref().unwrap_or_default()),
+                    },
                     "is_root" => json!(derived.is_root),
                     "reference_example_id" => json!(said.reference_example_id),
                     "feedback_stats" => json!(stats(beside.feedback.get(&row.id()).into_iter().flatten())),
@@ -207,14 +218,17 @@ fn run_type(name: Option<&str>, dialect: Dialect) -> String {
     }
 }
 
-/// What was sent; else the link of the run alone.
-fn dotted_order(row: &Row, start: Option<towpath_domain::Timestamp>) -> String {
-    row.fields().dotted_order.clone().unwrap_or_else(|| {
-        format_link(&Link {
-            start: start.unwrap_or(towpath_domain::Timestamp::from_micros(0)),
-            id: row.id().0,
-        })
-    })
+/// What was sent; else the way that was found; else the link of the run alone.
+fn dotted_order(row: &Row, way: Option<&[Link]>) -> String {
+    if let Some(told) = &row.fields().dotted_order {
+        return told.clone();
+    }
+    let own = [Link {
+        start: row.key().map_or(Timestamp::from_micros(0), |key| key.sort_time),
+        id: row.id().0,
+    }];
+    let links = way.unwrap_or(&own).iter().map(format_link);
+    links.collect::<Vec<_>>().join(".")
 }
 
 fn compose(keys: &[(String, String)]) -> String {
