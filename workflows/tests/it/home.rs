@@ -127,7 +127,7 @@ impl Home {
             let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
             return Self::over(&uri, folder, days).await;
         };
-        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
+        let name = format!("towpath_{}", Uuid::now_v7().simple());
         let mut conn = PgConnection::connect(admin).await.unwrap();
         let text = AssertSqlSafe(format!("CREATE DATABASE {name}"));
         conn.execute(text).await.unwrap();
