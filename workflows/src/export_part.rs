@@ -9,6 +9,7 @@
 //! A process that dies between the two checkpoints leaves a file of which nobody knows whether it is visible. The next
 //! attempt makes it again up to the recorded row: same rows, same bytes, same name.
 
+mod feedback;
 mod file;
 mod sieve;
 
@@ -133,6 +134,10 @@ impl Workflow for ExportPart {
                 (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
                 (None, Compression::Zstandard) => Feed::splicing(objects, request, world.sizes.splice_rows),
                 (None, _) => Feed::new(Scan::new(objects, request)),
+            };
+            let feed = match feedback::of(&world.store, tenant, &plan.selection).await? {
+                Some(beside) => feed.with(beside),
+                None => feed,
             };
             let place = world.heavy.place(&ctx.cancelled()).await?;
             self.write_files(ctx, world, &plan, &destination, feed, cursor).await?;

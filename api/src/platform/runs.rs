@@ -254,8 +254,7 @@ async fn show(
     fields: &[&'static str],
     dialect: Dialect,
 ) -> Result<Vec<Shown>, ApiError> {
-    let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
-    let beside = Beside::read(snapshot, &runs, fields).await?;
+    let beside = Beside::read(snapshot, rows, fields).await?;
     rows.iter()
         .map(|(project, row)| view::show(app, tenant.id, *project, row, &beside, fields, dialect))
         .collect()

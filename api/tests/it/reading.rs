@@ -432,3 +432,66 @@ async fn spans_become_runs() {
     let broken = wrong.header("content-type", "application/x-protobuf").body("x");
     world.call(broken).await.expect(400);
 }
+
+#[tokio::test]
+async fn spans_in_any_order_become_one_tree() {
+    let world = World::new().await;
+    let span = |own: u8, parent: Option<u8>| {
+        let id = |of: u8| format!("{of:02x}").repeat(8);
+        let (start, end) = (1_772_366_400 + i64::from(own), 1_772_366_500);
+        json!({"resourceSpans": [{"scopeSpans": [{"spans": [{
+            "traceId": "5b8efff798038103d269b633813fc60c", "spanId": id(own), "parentSpanId": parent.map(id),
+            "name": format!("span {own}"),
+            "startTimeUnixNano": format!("{start}000000000"), "endTimeUnixNano": format!("{end}000000000"),
+        }]}]}]})
+    };
+    let send = async |span: Value| {
+        let call = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
+        world.call(call.json(&span)).await.expect(200);
+    };
+    let run = |own: u8| {
+        let own = format!("{own:02x}").repeat(8);
+        format!("5b8efff7-9803-8103-{}-{}", &own[..4], &own[4..])
+    };
+    let link = |own: u8| format!("20260301T1200{own:02}000000Z{}", run(own));
+    // The leaf comes first: nobody knows yet what is above its parent.
+    send(span(3, Some(2))).await;
+    let leaf = world.get(&format!("/runs/{}", run(3))).await.expect(200);
+    assert_eq!(leaf["dotted_order"], link(3));
+    assert_eq!(
+        (&leaf["is_root"], &leaf["parent_run_ids"]),
+        (&json!(false), &json!([run(2)]))
+    );
+    send(span(1, None)).await;
+    send(span(2, Some(1))).await;
+    let leaf = world.get(&format!("/runs/{}", run(3))).await.expect(200);
+    assert_eq!(leaf["dotted_order"], [link(1), link(2), link(3)].join("."));
+    assert_eq!(leaf["parent_run_ids"], json!([run(1), run(2)]));
+    let root = world.get(&format!("/runs/{}", run(1))).await.expect(200);
+    assert_eq!(
+        (&root["is_root"], &root["dotted_order"]),
+        (&json!(true), &json!(link(1)))
+    );
+
+    // What a page shows of a run does not depend on which others are on it.
+    let trace = "5b8efff7-9803-8103-d269-b633813fc60c";
+    let list = async |more: Value| -> Vec<Value> {
+        let mut asked = json!({"trace": trace});
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let call = Call::new(Method::POST, "/runs/query")
+            .in_workspace(world.tenant)
+            .json(&asked);
+        let page = world.call(call).await.expect(200);
+        page["runs"].as_array().unwrap().clone()
+    };
+    let all = list(json!({})).await;
+    assert_eq!(all.len(), 3);
+    assert!(
+        all.iter()
+            .all(|run| run["dotted_order"].as_str().unwrap().starts_with(&link(1)))
+    );
+    let roots = list(json!({"is_root": true})).await;
+    assert_eq!(roots.iter().map(|run| &run["id"]).collect::<Vec<_>>(), [&json!(run(1))]);
+    let below = list(json!({"is_root": false, "limit": 1})).await;
+    assert_eq!(below[0], leaf);
+}

@@ -1,8 +1,9 @@
 //! Feedback on trace runs, from its table and from what is not folded yet.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use towpath_domain::TraceRunId;
 use towpath_store::feedback::{self, Feedback};
 
@@ -81,14 +82,14 @@ pub fn lists(given: &[Feedback]) -> HashMap<TraceRunId, String> {
         #[serde(borrow, default)]
         value: Option<&'a RawValue>,
         #[serde(default)]
-        feedback_source: Option<serde_json::Value>,
+        feedback_source: Option<Value>,
     }
     #[derive(serde::Serialize)]
     struct Entry<'a> {
         key: &'a str,
         score: Option<&'a RawValue>,
         value: Option<&'a RawValue>,
-        source: Option<&'a serde_json::Value>,
+        source: Option<&'a Value>,
     }
     let mut lists: HashMap<TraceRunId, Vec<String>> = HashMap::new();
     for row in given {
@@ -109,4 +110,47 @@ pub fn lists(given: &[Feedback]) -> HashMap<TraceRunId, String> {
         .into_iter()
         .map(|(run, entries)| (run, format!("[{}]", entries.join(","))))
         .collect()
+}
+
+/// `feedback_stats` of what was given for one trace run. By key: how many, the mean of the numbers among them, how often
+/// each text was given, and the first comments. Null where nothing was given.
+#[must_use]
+pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
+    #[derive(Default)]
+    struct Key {
+        n: u64,
+        sum: f64,
+        numbers: u64,
+        values: BTreeMap<String, u64>,
+        comments: Vec<String>,
+    }
+    let mut keys: BTreeMap<&str, Key> = BTreeMap::new();
+    for row in given {
+        let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
+        let key = keys.entry(&row.key).or_default();
+        key.n += 1;
+        let score = match &body["score"] {
+            Value::Bool(value) => Some(f64::from(u8::from(*value))),
+            score => score.as_f64(),
+        };
+        if let Some(score) = score {
+            key.sum += score;
+            key.numbers += 1;
+        }
+        if let Some(value) = body["value"].as_str() {
+            *key.values.entry(value.to_owned()).or_default() += 1;
+        }
+        if let Some(comment) = body["comment"].as_str().filter(|_| key.comments.len() < 10) {
+            key.comments.push(comment.to_owned());
+        }
+    }
+    if keys.is_empty() {
+        return Value::Null;
+    }
+    let keys = keys.into_iter().map(|(name, key)| {
+        let avg = (key.numbers > 0).then(|| key.sum / key.numbers as f64);
+        let stats = json!({"n": key.n, "avg": avg, "values": key.values, "comments": key.comments});
+        (name.to_owned(), stats)
+    });
+    Value::Object(keys.collect())
 }

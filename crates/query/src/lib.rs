@@ -4,6 +4,7 @@
 //! with all that was said about it; memory is bounded by a page and the row groups that overlap at one moment; filters
 //! are compiled with their keys and values as values, never as text. Leaves to others: HTTP, and who may ask.
 
+mod ancestry;
 pub mod feedback;
 mod overlay;
 pub mod page;

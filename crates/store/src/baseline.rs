@@ -2,7 +2,9 @@
 //!
 //! `towpath bench engine` runs these on the same machine in the same run. Plain commits are one INSERT each. The
 //! hand-written queue is a table, a `SKIP LOCKED` claim that raises a fence, and an acknowledgement that compares it:
-//! no tenants, lanes, leases, steps or ends.
+//! no tenants, lanes, leases, steps or ends. `towpath bench ingest` runs [`Copies`].
+
+mod copy;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use towpath_domain::TenantId;
 
 use crate::error::{Error, Result};
 use crate::tx::Tx;
+pub use copy::{Copied, Copies};
 
 /// A connection of its own with the tables of the comparison.
 pub struct Baseline(Own);

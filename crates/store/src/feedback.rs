@@ -123,6 +123,20 @@ pub async fn of_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> 
         .await)?)
 }
 
+/// Trace runs on which feedback was ever given, at most `limit` of them.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn judged(tx: &mut Tx<'_>, tenant: TenantId, limit: usize) -> Result<Vec<TraceRunId>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT DISTINCT run_id FROM feedback WHERE tenant_id = $1 AND run_id IS NOT NULL LIMIT $2"
+    )
+    .bind(tenant)
+    .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// One, also if it was taken back.
 ///
 /// # Errors

@@ -16,6 +16,7 @@ use towpath_domain::{TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
 use crate::body::{self, BodyError, Encoding, Limits};
+use crate::json;
 use crate::multipart::MultipartError;
 use crate::operation::{Operation, Verb};
 use crate::wal::{Frame, FrameHead};
@@ -213,7 +214,7 @@ impl Refusal {
 pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal> {
     let encoding = Encoding::parse(request.content_encoding)?;
     let plain = body::decode(encoding, &request.body, limits)?;
-    let drafts = Drafts::of(request.route, request.content_type, &plain, limits)?;
+    let drafts = Drafts::of(request.route, request.content_type, &plain, limits, json::check)?;
     let mut projects = BTreeSet::new();
     // Feedback and attachments do not say where their trace run is.
     let mut touches_any = !drafts.feedback.is_empty() || !drafts.attachments.is_empty();
@@ -261,7 +262,7 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
 pub fn read(frame: &Frame, limits: &Limits) -> Result<Contents, Refusal> {
     let head = &frame.head;
     let plain = body::decode(head.encoding, &frame.body, limits)?;
-    let drafts = Drafts::of(head.route, &head.content_type, &plain, limits)?;
+    let drafts = Drafts::of(head.route, &head.content_type, &plain, limits, json::known)?;
     let mut contents = Contents {
         operations: Vec::with_capacity(drafts.runs.len()),
         ..Contents::default()

@@ -45,6 +45,9 @@ pub enum Error {
     /// Whoever chooses among rows could not.
     #[error("the filter cannot be evaluated")]
     Sieve(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// What stands beside rows and belongs into a column of theirs cannot be read.
+    #[error("what stands beside the rows cannot be read")]
+    Beside(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Encoding or decoding Parquet.
     #[error("parquet")]
     Parquet(#[source] ParquetError),

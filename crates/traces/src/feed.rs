@@ -45,6 +45,16 @@ pub trait Sieve: Send + Sync {
     fn keep<'a>(&'a self, batch: &'a ScanBatch) -> BoxFuture<'a, Result<BooleanArray>>;
 }
 
+/// What stands beside rows and is in no segment. It is filled into batches on their way; a row group that it has
+/// something for is not copied.
+pub trait Beside: Send + Sync {
+    /// Whether it has something for any of these.
+    fn touches(&self, keys: &[Key]) -> bool;
+
+    /// The batch with it.
+    fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>>;
+}
+
 /// Lets only some rows through.
 struct Sifted {
     sieve: Arc<dyn Sieve>,
@@ -73,6 +83,7 @@ pub struct Feed {
     source: Option<Source>,
     scan: Option<Scan>,
     sifted: Option<Sifted>,
+    beside: Option<Arc<dyn Beside>>,
     left: Option<Piece>,
 }
 
@@ -102,7 +113,17 @@ impl Feed {
             source: None,
             scan: Some(scan),
             sifted: None,
+            beside: None,
             left: None,
+        }
+    }
+
+    /// The same with what stands beside the rows.
+    #[must_use]
+    pub fn with(self, beside: Arc<dyn Beside>) -> Self {
+        Self {
+            beside: Some(beside),
+            ..self
         }
     }
 
@@ -120,6 +141,7 @@ impl Feed {
             source: None,
             scan: Some(scan),
             sifted: Some(Sifted { sieve, wanted }),
+            beside: None,
             left: None,
         })
     }
@@ -139,6 +161,7 @@ impl Feed {
             }),
             scan: None,
             sifted: None,
+            beside: None,
             left: None,
         }
     }
@@ -157,6 +180,10 @@ impl Feed {
                     if batch.keys.is_empty() {
                         continue;
                     }
+                    let batch = match &self.beside {
+                        Some(beside) if beside.touches(&batch.keys) => beside.fill(batch).await?,
+                        _ => batch,
+                    };
                     return Ok(Some(Piece::Rows(batch)));
                 }
                 self.scan = None;
@@ -164,7 +191,7 @@ impl Feed {
             let Some(source) = &mut self.source else {
                 return Ok(None);
             };
-            match source.next().await? {
+            match source.next(self.beside.as_deref()).await? {
                 None => return Ok(None),
                 Some(Next::Group(group)) => return Ok(Some(Piece::Group(group))),
                 Some(Next::Scan(scan)) => self.scan = Some(*scan),
@@ -185,7 +212,7 @@ enum Next {
 }
 
 impl Source {
-    async fn next(&mut self) -> Result<Option<Next>> {
+    async fn next(&mut self, beside: Option<&dyn Beside>) -> Result<Option<Next>> {
         while let Some(unit) = self.units.pop_front() {
             let part = match unit {
                 Unit::Merged(parts) => return Ok(Some(Next::Scan(self.scan(parts)))),
@@ -200,6 +227,11 @@ impl Source {
             segment.check_owner(part.row_group, self.request.tenant, self.request.project)?;
             let columns = self.request.selection.positions();
             if !segment.can_be_copied(part.row_group, columns, self.least_rows) {
+                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+            }
+            if let Some(beside) = beside
+                && beside.touches(&segment.keys(part.row_group).await?)
+            {
                 return Ok(Some(Next::Scan(self.scan(vec![part]))));
             }
             let last = segment.last_key(part.row_group).await?;

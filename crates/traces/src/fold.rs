@@ -49,7 +49,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            flush_bytes: 96 * 1024 * 1024,
+            flush_bytes: 64 * 1024 * 1024,
         }
     }
 }

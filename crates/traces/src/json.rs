@@ -17,15 +17,23 @@ pub struct Invalid {
     pub what: &'static str,
 }
 
+/// The text that [`check`] has passed before, and that a checksum has kept since.
+///
+/// # Errors
+/// It is no text at all.
+pub fn known(text: &[u8]) -> Result<&str, Invalid> {
+    std::str::from_utf8(text).map_err(|error| Invalid {
+        at: error.valid_up_to(),
+        what: "text that is not UTF-8",
+    })
+}
+
 /// Checks that `text` is exactly one JSON value, surrounded by white space at most.
 ///
 /// # Errors
 /// Where it stops being one.
 pub fn check(text: &[u8]) -> Result<&str, Invalid> {
-    let valid = std::str::from_utf8(text).map_err(|error| Invalid {
-        at: error.valid_up_to(),
-        what: "text that is not UTF-8",
-    })?;
+    let valid = known(text)?;
     let mut scan = Scan { text, at: 0 };
     scan.document()?;
     Ok(valid)

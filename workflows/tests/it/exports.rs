@@ -6,6 +6,7 @@ use axum::body::Bytes;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::{DestinationConfig, DestinationKind, ExportStatus};
 use towpath_domain::{Timestamp, TraceRunId};
+use towpath_store::feedback;
 use towpath_traces::sample::{Cell, Which};
 use uuid::Uuid;
 
@@ -13,6 +14,7 @@ use crate::home::{DAY_ROWS, Database, FILE_ROWS, Home, on_both_databases, time};
 
 on_both_databases! {
     a_filter_sees_what_came_late_and_leaves_in_only_what_passes,
+    feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied,
 }
 
 fn batches(file: &Bytes) -> Vec<RecordBatch> {
@@ -194,6 +196,61 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     wanted.sort();
     assert_eq!(ids, wanted);
     assert_eq!(home.manifest(export).unwrap()["rows"], wanted.len());
+}
+
+async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Database) {
+    let home = Home::new_on(&on, 1).await;
+    home.drain().await;
+    let project = home.project().await;
+    let told = home.sample.expected(3, home.tenant, project).id;
+    let taken_back = home.sample.expected(4, home.tenant, project).id;
+    // Sent like any client does: it lies in the log when the export begins, and in no table.
+    for (id, run, score) in [(1, told, "1"), (2, told, "0.5"), (3, taken_back, "0")] {
+        home.give(Uuid::from_u128(id), run, score).await;
+    }
+    let export = home.export(1).await;
+    home.drain().await;
+    let mut stats: HashMap<String, Option<String>> = HashMap::new();
+    for batch in home.files(export).values().flat_map(batches) {
+        let (ids, texts) = (batch.column_by_name("id"), batch.column_by_name("feedback_stats"));
+        let (ids, texts) = (ids.unwrap().as_string::<i32>(), texts.unwrap().as_string::<i32>());
+        let rows = ids.iter().zip(texts.iter());
+        stats.extend(rows.map(|(id, text)| (id.unwrap().to_owned(), text.map(str::to_owned))));
+    }
+    assert_eq!(stats.len() as u64, DAY_ROWS);
+    let of = |run: Uuid| {
+        stats[&run.to_string()]
+            .as_deref()
+            .map(serde_json::from_str::<serde_json::Value>)
+    };
+    let seen = of(told).unwrap().unwrap();
+    assert_eq!(seen["good"]["n"], 2);
+    assert_eq!(seen["good"]["avg"], 0.75);
+    assert_eq!(of(taken_back).unwrap().unwrap()["good"]["n"], 1);
+    assert_eq!(stats.values().flatten().count(), 2);
+
+    // What was taken back is told no more.
+    let tenant = home.tenant;
+    let mut row = home
+        .store()
+        .read(async |tx| feedback::find(tx, tenant, Uuid::from_u128(3)).await)
+        .await
+        .unwrap()
+        .unwrap();
+    row.deleted = true;
+    home.store()
+        .write(async |tx| feedback::change(tx, &row).await)
+        .await
+        .unwrap();
+    let export = home.export(1).await;
+    home.drain().await;
+    let told: usize = home
+        .files(export)
+        .values()
+        .flat_map(batches)
+        .map(|batch| batch.num_rows() - batch.column_by_name("feedback_stats").unwrap().null_count())
+        .sum();
+    assert_eq!(told, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -27,6 +27,7 @@ use towpath_traces::wal::{self, Wal};
 use towpath_workflows::heavy::Heavy;
 use towpath_workflows::world::{Keeping, Sizes};
 use towpath_workflows::{World, fold_units, registry, run_export, spawn_export};
+use uuid::Uuid;
 
 use crate::s3::S3;
 
@@ -126,7 +127,7 @@ impl Home {
             let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
             return Self::over(&uri, folder, days).await;
         };
-        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
+        let name = format!("towpath_{}", Uuid::now_v7().simple());
         let mut conn = PgConnection::connect(admin).await.unwrap();
         let text = AssertSqlSafe(format!("CREATE DATABASE {name}"));
         conn.execute(text).await.unwrap();
@@ -273,6 +274,21 @@ impl Home {
             self.wal.append(accepted).await.unwrap();
             from = to;
         }
+    }
+
+    /// Sends feedback under the name `good`.
+    pub async fn give(&self, id: Uuid, run: Uuid, score: &str) {
+        let body = format!(r#"{{"id":"{id}","run_id":"{run}","key":"good","score":{score}}}"#);
+        let request = Request {
+            tenant: self.tenant,
+            route: Route::Feedback,
+            content_type: "application/json",
+            content_encoding: None,
+            body: body.into(),
+            received_at: self.clock.now(),
+        };
+        let accepted = accept::accept(request, &Limits::default()).unwrap();
+        self.wal.append(accepted).await.unwrap();
     }
 
     pub async fn project(&self) -> ProjectId {

@@ -1,13 +1,14 @@
 //! A trace run as the tracing clients read it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 use towpath_domain::trace::{Link, format_link};
-use towpath_domain::{ProjectId, TenantId, TraceRunId};
+use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::Snapshot;
+use towpath_query::feedback::stats;
 use towpath_store::feedback::{self, Attachment, Feedback};
 use towpath_traces::derive::{COST_SCALE, derive};
 use towpath_traces::row::Row;
@@ -76,14 +77,21 @@ pub const FIELDS: [&str; 35] = [
 /// What stands beside the rows of a page.
 #[derive(Default)]
 pub struct Beside {
+    /// The way down to runs whose sender did not tell it.
+    ancestry: HashMap<TraceRunId, Vec<Link>>,
     feedback: HashMap<TraceRunId, Vec<Feedback>>,
     attachments: HashMap<TraceRunId, Vec<Attachment>>,
 }
 
 impl Beside {
-    /// Reads it for `runs`, as far as the fields asked for need it.
-    pub async fn read(snapshot: &Snapshot, runs: &[TraceRunId], fields: &[&str]) -> Result<Self, ApiError> {
+    /// Reads it for `rows`, as far as the fields asked for need it.
+    pub async fn read(snapshot: &Snapshot, rows: &[(ProjectId, Row)], fields: &[&str]) -> Result<Self, ApiError> {
+        let runs: Vec<TraceRunId> = rows.iter().map(|(_, row)| row.id()).collect();
+        let runs = runs.as_slice();
         let mut beside = Self::default();
+        if fields.contains(&"dotted_order") || fields.contains(&"parent_run_ids") {
+            beside.ancestry = snapshot.ancestry(rows).await?;
+        }
         if fields.contains(&"feedback_stats") {
             for row in snapshot.feedback(runs).await? {
                 if let Some(run) = row.run_id {
@@ -123,6 +131,7 @@ pub fn show(
 ) -> Result<Shown, ApiError> {
     let said = row.fields();
     let derived = derive(row);
+    let way = beside.ancestry.get(&row.id()).map(Vec::as_slice);
     let usage = &derived.usage;
     let raw = |text: Option<&str>| text.and_then(|text| RawValue::from_string(text.to_owned()).ok());
     let object = |text: Option<&str>, name: &str| match text.map(str::trim_start) {
@@ -162,9 +171,12 @@ pub fn show(
                     "session_id" => json!(project),
                     "tenant_id" => json!(tenant),
                     "trace_id" => json!(derived.trace_id.unwrap_or(row.id().0)),
-                    "dotted_order" => json!(dotted_order(row, derived.start_time)),
+                    "dotted_order" => json!(dotted_order(row, way)),
                     "parent_run_id" => json!(derived.parent_run_id),
-                    "parent_run_ids" => json!(derived.parent_run_ids.as_deref().unwrap_or_default()),
+                    "parent_run_ids" => match way.and_then(<[Link]>::split_last) {
+                        Some((_, above)) => above.iter().map(|link| json!(link.id)).collect(),
+                        None => json!(derived.parent_run_ids.as_deref().unwrap_or_default()),
+                    },
                     "is_root" => json!(derived.is_root),
                     "reference_example_id" => json!(said.reference_example_id),
                     "feedback_stats" => json!(stats(beside.feedback.get(&row.id()).into_iter().flatten())),
@@ -206,14 +218,17 @@ fn run_type(name: Option<&str>, dialect: Dialect) -> String {
     }
 }
 
-/// What was sent; else the link of the run alone.
-fn dotted_order(row: &Row, start: Option<towpath_domain::Timestamp>) -> String {
-    row.fields().dotted_order.clone().unwrap_or_else(|| {
-        format_link(&Link {
-            start: start.unwrap_or(towpath_domain::Timestamp::from_micros(0)),
-            id: row.id().0,
-        })
-    })
+/// What was sent; else the way that was found; else the link of the run alone.
+fn dotted_order(row: &Row, way: Option<&[Link]>) -> String {
+    if let Some(told) = &row.fields().dotted_order {
+        return told.clone();
+    }
+    let own = [Link {
+        start: row.key().map_or(Timestamp::from_micros(0), |key| key.sort_time),
+        id: row.id().0,
+    }];
+    let links = way.unwrap_or(&own).iter().map(format_link);
+    links.collect::<Vec<_>>().join(".")
 }
 
 fn compose(keys: &[(String, String)]) -> String {
@@ -256,47 +271,6 @@ pub fn cost(units: Option<i128>, dialect: Dialect) -> Value {
         Dialect::V1 => json!(text),
         Dialect::V2 => json!(text.parse::<f64>().ok()),
     }
-}
-
-/// By key: how many, the mean of the numbers among them, and how often each text was given.
-pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
-    #[derive(Default)]
-    struct Key {
-        n: u64,
-        sum: f64,
-        numbers: u64,
-        values: BTreeMap<String, u64>,
-        comments: Vec<String>,
-    }
-    let mut keys: BTreeMap<&str, Key> = BTreeMap::new();
-    for row in given {
-        let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
-        let key = keys.entry(&row.key).or_default();
-        key.n += 1;
-        let score = match &body["score"] {
-            Value::Bool(value) => Some(f64::from(u8::from(*value))),
-            score => score.as_f64(),
-        };
-        if let Some(score) = score {
-            key.sum += score;
-            key.numbers += 1;
-        }
-        if let Some(value) = body["value"].as_str() {
-            *key.values.entry(value.to_owned()).or_default() += 1;
-        }
-        if let Some(comment) = body["comment"].as_str().filter(|_| key.comments.len() < 10) {
-            key.comments.push(comment.to_owned());
-        }
-    }
-    if keys.is_empty() {
-        return Value::Null;
-    }
-    let keys = keys.into_iter().map(|(name, key)| {
-        let avg = (key.numbers > 0).then(|| key.sum / key.numbers as f64);
-        let stats = json!({"n": key.n, "avg": avg, "values": key.values, "comments": key.comments});
-        (name.to_owned(), stats)
-    });
-    Value::Object(keys.collect())
 }
 
 fn attached(app: &App, attachments: Option<&[Attachment]>) -> Value {

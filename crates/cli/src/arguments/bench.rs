@@ -105,6 +105,12 @@ pub struct BenchIngest {
     /// Senders that each wait for their answer.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     pub senders: u64,
+    /// A Python that has `duckdb`: the same rows into a file of it, in the same run [default: none]
+    #[arg(long, value_name = "PYTHON")]
+    pub peer: Option<PathBuf>,
+    /// A PostgreSQL server: the same rows by its COPY, in the same run; a database of its own is made there and dropped again [default: none]
+    #[arg(long, value_name = "URI")]
+    pub database: Option<String>,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

@@ -1,8 +1,11 @@
 //! `towpath bench ingest`: how many trace runs a server acknowledges, and how many it has folded into segments in the
-//! same time.
+//! same time; beside it the same trace runs by DuckDB and by PostgreSQL's COPY, where they are at hand.
 //!
-//! Bodies are made before the clock runs, as the official SDK sends them: multipart, zstd, a hundred runs each. The
-//! client shares the machine with the server; its CPU time is told apart.
+//! Bodies are made before the clock runs. The client shares the machine with the server; its CPU time is told apart.
+
+mod bodies;
+mod copy;
+mod duckdb;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,31 +16,48 @@ use bytes::Bytes;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use towpath_domain::Timestamp;
-use towpath_traces::operation::{Fields, Operation};
 
-use super::process::cpu_seconds;
+use super::process::{cpu_seconds, peak_memory_mb};
 use super::report::Report;
 use super::runs::Runs;
 use super::server::Child;
 use crate::arguments::BenchIngest;
+use bodies::{BODY, BOUNDARY};
 
-/// Trace runs of one body.
-const BODY: u64 = 100;
-const BOUNDARY: &str = "7d1b6c0e9b4f4b0a8a2d6f1c3e5b9d70";
 /// The longest the server may take to fold what it has accepted.
 const PATIENCE: Duration = Duration::from_secs(600);
 
+/// After that long, memory that was let go of is given back.
+const REST: Duration = Duration::from_secs(30);
+
 pub async fn run(options: &BenchIngest) -> anyhow::Result<()> {
     let mut report = Report::default();
-    let bodies = Arc::new(render(options.rows));
-    let sent: usize = bodies.iter().map(Bytes::len).sum();
-    let rows = bodies.len() as u64 * BODY;
-    report.note("sent", sent as f64 / rows as f64, "bytes/run");
+    let runs = runs(options.rows);
+    // Nothing else is at work while one of them is.
+    if let Some(python) = &options.peer {
+        duckdb::measure(python, &runs, options.rows, &mut report).await?;
+    }
+    if let Some(server) = &options.database {
+        copy::measure(server, &runs, options.rows, &mut report).await?;
+    }
+    let made = bodies::render(&runs, options.rows);
+    drop(runs);
+    let rows = made.packed.len() as u64 * BODY;
+    report.note("a body, plain", made.plain as f64 / rows as f64, "bytes/run");
+    let sent: usize = made.packed.iter().map(Bytes::len).sum();
+    report.note("a body, as sent (zstd)", sent as f64 / rows as f64, "bytes/run");
     let child = Child::dev(None).await.context("starting a server of its own")?;
-    let measured = measure(options, &child, bodies, rows, &mut report).await;
+    let measured = measure(options, &child, Arc::new(made.packed), rows, &mut report).await;
     child.stop().await?;
     measured?;
     report.print(options.output)
+}
+
+/// Traces of the last hours, whatever their number.
+fn runs(rows: u64) -> Runs {
+    let now = towpath_domain::Clock::system().now();
+    let step = 3_600_000_000 / i64::try_from(rows.max(8)).unwrap_or(i64::MAX) * 8;
+    Runs::new(Timestamp::from_micros(now.micros() - 4_000_000_000), step.max(1))
 }
 
 async fn measure(
@@ -81,8 +101,9 @@ async fn measure(
     let acknowledged = began.elapsed();
     let (own_after, servers_after) = (cpu_seconds("self"), cpu_seconds(&pid));
     let folded = folded(&http, &child.base(), rows, began).await?;
-    report.note("acknowledged", rows as f64 / acknowledged.as_secs_f64(), "runs/s");
-    report.note("sustained until folded", rows as f64 / folded.as_secs_f64(), "runs/s");
+    let (acknowledged, folded) = (acknowledged.as_secs_f64(), folded.as_secs_f64());
+    report.against("acknowledged", rows as f64 / acknowledged, "runs/s", copy::NAME);
+    report.against("sustained until folded", rows as f64 / folded, "runs/s", duckdb::BEST);
     report.note("refused and sent again", refused as f64, "bodies");
     let spent = |after: Option<f64>, before: Option<f64>| Some(after? - before?);
     if let Some(spent) = spent(own_after, own) {
@@ -99,8 +120,12 @@ async fn measure(
         child.stored("objects/segments")? as f64 / rows as f64,
         "bytes/run",
     );
+    if let Some(mb) = child.pid().and_then(peak_memory_mb) {
+        report.note("memory of the server, at most", mb, "MB");
+    }
+    tokio::time::sleep(REST).await;
     if let Some(mb) = child.memory_mb() {
-        report.note("memory of the server, after", mb, "MB");
+        report.note("memory of the server, half a minute later", mb, "MB");
     }
     Ok(())
 }
@@ -136,97 +161,4 @@ fn client(key: &str) -> anyhow::Result<reqwest::Client> {
         .no_proxy()
         .timeout(Duration::from_secs(60))
         .build()?)
-}
-
-/// All bodies, compressed.
-fn render(rows: u64) -> Vec<Bytes> {
-    let now = towpath_domain::Clock::system().now();
-    let bodies = rows.div_ceil(BODY);
-    // Traces of the last hours, whatever their number.
-    let step = 3_600_000_000 / i64::try_from(rows.max(8)).unwrap_or(i64::MAX) * 8;
-    let runs = Runs::new(Timestamp::from_micros(now.micros() - 4_000_000_000), step.max(1));
-    let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .map(|thread| {
-                let runs = &runs;
-                scope.spawn(move || {
-                    (0..bodies)
-                        .filter(|body| body % threads == thread)
-                        .map(|body| packed(runs, body * BODY))
-                        .collect::<Vec<_>>()
-                })
-            })
-            .collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().unwrap_or_default())
-            .collect()
-    })
-}
-
-fn packed(runs: &Runs, first: u64) -> Bytes {
-    let mut body = Vec::new();
-    for index in first..first + BODY {
-        write_run(&mut body, &runs.post(index));
-    }
-    body.extend_from_slice(format!("--{BOUNDARY}--\r\n").as_bytes());
-    towpath_traces::sample::as_zstd(&body)
-}
-
-fn write_run(to: &mut Vec<u8>, post: &Operation) {
-    let name = format!("post.{}", post.id);
-    let Fields {
-        inputs,
-        outputs,
-        events,
-        extra,
-        error,
-        ..
-    } = &post.fields;
-    let extra = extra.iter().flatten().fold(String::new(), |text, (key, value)| {
-        let comma = if text.is_empty() { "" } else { "," };
-        format!("{text}{comma}\"{key}\":{value}")
-    });
-    let error = error
-        .as_ref()
-        .map(|error| serde_json::Value::from(error.as_str()).to_string());
-    let big = [
-        ("inputs", inputs.clone()),
-        ("outputs", outputs.clone()),
-        ("events", events.clone()),
-        ("extra", Some(format!("{{{extra}}}"))),
-        ("error", error),
-    ];
-    let head = serde_json::json!({
-        "id": post.id,
-        "trace_id": post.fields.trace_id,
-        "parent_run_id": post.fields.parent_run_id,
-        "dotted_order": post.fields.dotted_order,
-        "session_name": "bench",
-        "name": post.fields.name,
-        "run_type": post.fields.run_type,
-        "start_time": post.fields.start_time,
-        "end_time": post.fields.end_time,
-        "tags": post.fields.tags,
-    });
-    part(to, &name, &head.to_string());
-    for (field, text) in big {
-        if let Some(text) = text {
-            part(to, &format!("{name}.{field}"), &text);
-        }
-    }
-}
-
-fn part(to: &mut Vec<u8>, name: &str, data: &str) {
-    to.extend_from_slice(
-        format!(
-            "--{BOUNDARY}\r\nContent-Disposition: form-data; name=\"{name}\"\r\nContent-Type: application/json\r\n\
-             Content-Length: {}\r\n\r\n",
-            data.len()
-        )
-        .as_bytes(),
-    );
-    to.extend_from_slice(data.as_bytes());
-    to.extend_from_slice(b"\r\n");
 }

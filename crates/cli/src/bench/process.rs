@@ -13,8 +13,17 @@ pub fn cpu_seconds(pid: &str) -> Option<f64> {
 
 /// Resident memory in MB.
 pub fn memory_mb(pid: u32) -> Option<f64> {
+    status_mb(pid, "VmRSS:")
+}
+
+/// Highest resident memory so far, in MB.
+pub fn peak_memory_mb(pid: u32) -> Option<f64> {
+    status_mb(pid, "VmHWM:")
+}
+
+fn status_mb(pid: u32, field: &str) -> Option<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     let kilobytes: f64 = line.trim().trim_end_matches(" kB").parse().ok()?;
     Some(kilobytes / 1024.0)
 }

@@ -32,6 +32,7 @@ impl Report {
     /// Notes a figure with its ratio to one noted before; the ratio is what holds on a noisy machine.
     pub fn against(&mut self, what: impl Into<String>, value: f64, unit: &'static str, against: &str) {
         let other = self.value(against);
+        let against = if other.is_some() { against } else { "" };
         self.row(what.into(), value, unit, other.map(|other| value / other), against);
     }
 

@@ -33,16 +33,25 @@ pub struct AttachmentPart<'a> {
     pub data: &'a [u8],
 }
 
+/// How bytes are read as JSON: [`json::check`], or [`json::known`] where that was done before.
+pub type ReadJson = for<'a> fn(&'a [u8]) -> Result<&'a str, json::Invalid>;
+
 impl<'a> Drafts<'a> {
     /// Cuts up a decoded body and checks its syntax, not yet what its fields say.
-    pub fn of(route: Route, content_type: &str, plain: &'a [u8], limits: &Limits) -> Result<Self, Refusal> {
+    pub fn of(
+        route: Route,
+        content_type: &str,
+        plain: &'a [u8],
+        limits: &Limits,
+        read: ReadJson,
+    ) -> Result<Self, Refusal> {
         let drafts = match route {
-            Route::Multipart => Self::multipart(content_type, plain, limits)?,
-            Route::Batch => Self::batch(content_type, plain)?,
-            Route::Run => Self::single(Verb::Post, None, content_type, plain)?,
-            Route::Patch(id) => Self::single(Verb::Patch, Some(id), content_type, plain)?,
+            Route::Multipart => Self::multipart(content_type, plain, limits, read)?,
+            Route::Batch => Self::batch(whole(content_type, plain, read)?)?,
+            Route::Run => Self::single(Verb::Post, None, whole(content_type, plain, read)?)?,
+            Route::Patch(id) => Self::single(Verb::Patch, Some(id), whole(content_type, plain, read)?)?,
             Route::Feedback => Self {
-                feedback: vec![feedback("body", None, whole(content_type, plain)?)?],
+                feedback: vec![feedback("body", None, whole(content_type, plain, read)?)?],
                 ..Self::default()
             },
         };
@@ -57,15 +66,15 @@ impl<'a> Drafts<'a> {
         Ok(())
     }
 
-    fn single(verb: Verb, id: Option<TraceRunId>, content_type: &str, plain: &'a [u8]) -> Result<Self, Refusal> {
-        let head = Head::parse("body", whole(content_type, plain)?)?;
+    fn single(verb: Verb, id: Option<TraceRunId>, text: &'a str) -> Result<Self, Refusal> {
+        let head = Head::parse("body", text)?;
         Ok(Self {
             runs: vec![Draft::with_head(verb, id, head, "body")?],
             ..Self::default()
         })
     }
 
-    fn batch(content_type: &str, plain: &'a [u8]) -> Result<Self, Refusal> {
+    fn batch(text: &'a str) -> Result<Self, Refusal> {
         #[derive(Deserialize)]
         struct Batch<'a> {
             #[serde(borrow, default)]
@@ -73,7 +82,6 @@ impl<'a> Drafts<'a> {
             #[serde(borrow, default)]
             patch: Option<Vec<&'a RawValue>>,
         }
-        let text = whole(content_type, plain)?;
         // A struct may also be read from a list of its values, which nobody means.
         if !text.trim_start().starts_with('{') {
             return Err(Refusal::invalid("body", "expected a JSON object"));
@@ -92,7 +100,7 @@ impl<'a> Drafts<'a> {
         })
     }
 
-    fn multipart(content_type: &str, plain: &'a [u8], limits: &Limits) -> Result<Self, Refusal> {
+    fn multipart(content_type: &str, plain: &'a [u8], limits: &Limits, read: ReadJson) -> Result<Self, Refusal> {
         let mut drafts = Self::default();
         // A body may change one trace run several times; a part belongs to the latest of its verb and id.
         let mut latest: HashMap<(Verb, TraceRunId), usize> = HashMap::new();
@@ -109,7 +117,7 @@ impl<'a> Drafts<'a> {
                 "post" => Verb::Post,
                 "patch" => Verb::Patch,
                 "feedback" => {
-                    let text = json::check(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
+                    let text = read(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
                     drafts.feedback.push(feedback(part.name, Some(id), text)?);
                     drafts.within(limits)?;
                     continue;
@@ -121,7 +129,7 @@ impl<'a> Drafts<'a> {
                 }
                 _ => return Err(Refusal::invalid(shown(part.name), "parts of this name are not known")),
             };
-            let text = json::check(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
+            let text = read(part.data).map_err(|error| Refusal::invalid(shown(part.name), error))?;
             drafts.run_part(&mut latest, part.name, (verb, id.into()), field, text)?;
             drafts.within(limits)?;
         }
@@ -182,12 +190,12 @@ impl<'a> Drafts<'a> {
 }
 
 /// The body of a JSON route.
-fn whole<'a>(content_type: &str, plain: &'a [u8]) -> Result<&'a str, Refusal> {
+fn whole<'a>(content_type: &str, plain: &'a [u8], read: ReadJson) -> Result<&'a str, Refusal> {
     let kind = content_type.split(';').next().unwrap_or_default().trim();
     if !kind.eq_ignore_ascii_case("application/json") {
         return Err(Refusal::NotJson(shown(kind)));
     }
-    json::check(plain).map_err(|error| Refusal::invalid("body", error))
+    read(plain).map_err(|error| Refusal::invalid("body", error))
 }
 
 fn feedback(place: &str, id: Option<Uuid>, text: &str) -> Result<Feedback, Refusal> {

@@ -13,8 +13,9 @@ use crate::operation::Operation;
 use crate::row::Row;
 use crate::segment::{self, SegmentWriter};
 
-/// Rows of one day, those of one trace run merged as they come.
-type Day = HashMap<TraceRunId, Row>;
+/// Rows of one day, those of one trace run merged as they come. Each in a box: a row takes half a kilobyte without its
+/// texts, which would be moved whenever the map grows and whenever rows are sorted.
+type Day = HashMap<TraceRunId, Box<Row>>;
 
 #[derive(Default)]
 pub struct Groups {
@@ -40,11 +41,11 @@ impl Groups {
             .or_default();
         match day.entry(row.id()) {
             Entry::Vacant(free) => {
-                free.insert(row);
+                free.insert(Box::new(row));
             }
             Entry::Occupied(known) => {
                 let (id, earlier) = known.remove_entry();
-                day.insert(id, earlier.merge(row));
+                day.insert(id, Box::new(earlier.merge(row)));
             }
         }
     }
@@ -63,7 +64,7 @@ impl Groups {
             intend(tenant, id, &path).await.map_err(FoldError::Intend)?;
             let mut writer = SegmentWriter::new(objects.store().clone(), path.clone(), tenant)?;
             while let Some(((project, _), rows)) = groups.pop_first() {
-                writer.write_group(project, rows.into_values().collect()).await?;
+                writer.write_group(project, rows.into_values()).await?;
             }
             let written = writer.finish().await?;
             objects.sync(&path).await?;

@@ -8,41 +8,53 @@ use super::{Event, Resource, Span};
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct Request {
+    #[serde(deserialize_with = "or_nothing")]
     resource_spans: Vec<ResourceSpans>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ResourceSpans {
+    #[serde(deserialize_with = "or_nothing")]
     resource: Attributes,
+    #[serde(deserialize_with = "or_nothing")]
     scope_spans: Vec<ScopeSpans>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Attributes {
+    #[serde(deserialize_with = "or_nothing")]
     attributes: Vec<Pair>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct ScopeSpans {
+    #[serde(deserialize_with = "or_nothing")]
     spans: Vec<JsonSpan>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct JsonSpan {
+    #[serde(deserialize_with = "or_nothing")]
     trace_id: String,
+    #[serde(deserialize_with = "or_nothing")]
     span_id: String,
+    #[serde(deserialize_with = "or_nothing")]
     parent_span_id: String,
+    #[serde(deserialize_with = "or_nothing")]
     name: String,
     #[serde(deserialize_with = "unsigned")]
     start_time_unix_nano: u64,
     #[serde(deserialize_with = "unsigned")]
     end_time_unix_nano: u64,
+    #[serde(deserialize_with = "or_nothing")]
     attributes: Vec<Pair>,
+    #[serde(deserialize_with = "or_nothing")]
     events: Vec<JsonEvent>,
+    #[serde(deserialize_with = "or_nothing")]
     status: Status,
 }
 
@@ -51,13 +63,16 @@ struct JsonSpan {
 struct JsonEvent {
     #[serde(deserialize_with = "unsigned")]
     time_unix_nano: u64,
+    #[serde(deserialize_with = "or_nothing")]
     name: String,
+    #[serde(deserialize_with = "or_nothing")]
     attributes: Vec<Pair>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Status {
+    #[serde(deserialize_with = "or_nothing")]
     message: String,
     code: Value,
 }
@@ -65,6 +80,7 @@ struct Status {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Pair {
+    #[serde(deserialize_with = "or_nothing")]
     key: String,
     value: Value,
 }
@@ -145,7 +161,13 @@ fn unsigned<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     match Value::deserialize(from)? {
         Value::Number(number) => number.as_u64(),
         Value::String(text) => text.parse().ok(),
+        Value::Null => Some(0),
         _ => None,
     }
     .ok_or_else(|| serde::de::Error::custom("expected nanoseconds since 1970"))
+}
+
+/// Protobuf's JSON has `null` for any field that is not set.
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
 }

@@ -147,3 +147,17 @@ fn what_cannot_be_read_is_refused() {
     ));
     assert_eq!(to_batch(b"", Format::Protobuf, None).unwrap().1, 0);
 }
+
+#[test]
+fn null_is_a_field_that_is_not_set() {
+    let body = json!({"resourceSpans": [{"resource": null, "scopeSpans": [{"spans": [{
+        "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "0101010101010101", "parentSpanId": null,
+        "name": "x", "startTimeUnixNano": "1767225600000000000", "endTimeUnixNano": null,
+        "attributes": null, "events": null, "status": null,
+    }]}, null]}]});
+    // A list has no place for nothing.
+    assert!(to_batch(body.to_string().as_bytes(), Format::Json, None).is_err());
+    let body = body.to_string().replace(",null]", "]");
+    let run = &posts(body.as_bytes(), Format::Json, None)[0];
+    assert_eq!((run.get("parent_run_id"), run.get("end_time")), (None, None));
+}

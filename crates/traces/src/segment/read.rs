@@ -107,6 +107,18 @@ impl Segment {
     /// # Errors
     /// There is no such row group, or the object can't be read.
     pub fn batches(&self, row_group: usize, columns: &[usize], range: Option<Range<usize>>) -> Result<Batches> {
+        self.selected(row_group, columns, range.as_ref().map(std::slice::from_ref))
+    }
+
+    /// The same for some ranges, which follow one another: a page that several of them touch is decoded once.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub fn pieces(&self, row_group: usize, columns: &[usize], ranges: &[Range<usize>]) -> Result<Batches> {
+        self.selected(row_group, columns, Some(ranges))
+    }
+
+    fn selected(&self, row_group: usize, columns: &[usize], ranges: Option<&[Range<usize>]>) -> Result<Batches> {
         let rows = self.rows_of(row_group)?;
         let mask = ProjectionMask::roots(self.footer.parquet_schema(), columns.iter().copied());
         let mut builder = self
@@ -114,8 +126,9 @@ impl Segment {
             .with_row_groups(vec![row_group])
             .with_batch_size(self.batch_rows(row_group, &mask))
             .with_projection(mask);
-        if let Some(range) = range {
-            builder = builder.with_row_selection(RowSelection::from_consecutive_ranges(std::iter::once(range), rows));
+        if let Some(ranges) = ranges {
+            let selection = RowSelection::from_consecutive_ranges(ranges.iter().cloned(), rows);
+            builder = builder.with_row_selection(selection);
         }
         let path = self.path().clone();
         let stream = builder.build().map_err(|error| Error::reading(&path, error))?;

@@ -44,7 +44,7 @@ pub async fn write(
     }
     let mut writer = SegmentWriter::new(store, path, tenant)?;
     while let Some(((project, _), rows)) = groups.pop_first() {
-        writer.write_group(project, rows).await?;
+        writer.write_group(project, rows.into_iter().map(Box::new)).await?;
     }
     writer.finish().await.map(Some)
 }
@@ -112,7 +112,7 @@ impl SegmentWriter {
     ///
     /// # Errors
     /// A row has no place yet or is of another day, or the store refused.
-    pub async fn write_group(&mut self, project: ProjectId, rows: Vec<Row>) -> Result<()> {
+    pub async fn write_group(&mut self, project: ProjectId, rows: impl IntoIterator<Item = Box<Row>>) -> Result<()> {
         let rows = sorted(rows)?;
         let mut group = Group::default();
         let mut batch = RowsBuilder::new(self.tenant, project);
@@ -220,17 +220,17 @@ impl Group {
 }
 
 /// By key, each id once.
-fn sorted(rows: Vec<Row>) -> Result<Vec<(Key, Row)>> {
+fn sorted(rows: impl IntoIterator<Item = Box<Row>>) -> Result<Vec<(Key, Box<Row>)>> {
     let mut keyed = rows
         .into_iter()
         .map(|row| Ok((row.key().ok_or(Error::Unplaced(row.id()))?, row)))
         .collect::<Result<Vec<_>>>()?;
     // By id first: operations of one id whose senders disagree about its start still become one row.
     keyed.sort_by_key(|(key, _)| (key.id, key.sort_time));
-    let mut merged: Vec<(Key, Row)> = Vec::with_capacity(keyed.len());
+    let mut merged: Vec<(Key, Box<Row>)> = Vec::with_capacity(keyed.len());
     for (key, row) in keyed {
         match merged.pop() {
-            Some((first, earlier)) if first.id == key.id => merged.push((first, earlier.merge(row))),
+            Some((first, earlier)) if first.id == key.id => merged.push((first, Box::new(earlier.merge(*row)))),
             Some(other) => merged.extend([other, (key, row)]),
             None => merged.push((key, row)),
         }

@@ -1,0 +1,83 @@
+//! What ingest is measured against: rows by PostgreSQL's COPY.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{Connection, Executor, PgConnection};
+
+use crate::error::{Error, Result};
+
+/// Connections that copy rows into one table: `id, trace_id, parent_run_id, dotted_order, name, run_type, start_time, end_time,
+/// error, tags, inputs, outputs, events, extra`, with the id as its key and an index over starts.
+pub struct Copies {
+    connections: Vec<PgConnection>,
+    took: Duration,
+}
+
+/// What copying came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Copied {
+    /// How long it took, without the time between two calls.
+    pub took: Duration,
+    /// Table, long texts and indexes. The log beside them is not counted.
+    pub bytes: i64,
+}
+
+impl Copies {
+    /// Makes the table.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn open(uri: &str, connections: usize) -> Result<Self> {
+        let mut opened = Vec::new();
+        for _ in 0..connections.max(1) {
+            opened.push(PgConnection::connect(uri).await?);
+        }
+        opened[0]
+            .execute(
+                "CREATE TABLE baseline_trace_run (
+                     id uuid PRIMARY KEY, trace_id uuid, parent_run_id uuid, dotted_order text, name text, run_type text,
+                     start_time timestamptz, end_time timestamptz, error text, tags jsonb, inputs jsonb, outputs jsonb,
+                     events jsonb, extra jsonb)",
+            )
+            .await?;
+        opened[0]
+            .execute("CREATE INDEX baseline_trace_run_start ON baseline_trace_run (start_time)")
+            .await?;
+        Ok(Self {
+            connections: opened,
+            took: Duration::ZERO,
+        })
+    }
+
+    /// Copies these texts in COPY's text format, each in a transaction of its own, in turn on all connections.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn copy(&mut self, texts: Vec<Vec<u8>>) -> Result<()> {
+        let began = Instant::now();
+        let texts = std::sync::Mutex::new(texts);
+        let next = || texts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).pop();
+        let work = self.connections.iter_mut().map(async |connection| {
+            while let Some(text) = next() {
+                let mut copy = connection.copy_in_raw("COPY baseline_trace_run FROM STDIN").await?;
+                copy.send(text).await?;
+                copy.finish().await?;
+            }
+            Ok::<_, Error>(())
+        });
+        futures::future::try_join_all(work).await.map(drop)?;
+        self.took += began.elapsed();
+        Ok(())
+    }
+
+    /// Says what it came to.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn finish(mut self) -> Result<Copied> {
+        let bytes = sqlx::query_scalar("SELECT pg_total_relation_size('baseline_trace_run')")
+            .fetch_one(&mut self.connections[0])
+            .await?;
+        Ok(Copied { took: self.took, bytes })
+    }
+}
