@@ -47,6 +47,8 @@ pub struct Settings {
     pub keep_artifacts: i64,
     /// Where deployments reach the platform, for their traces; without it they send none.
     pub platform_url: Option<String>,
+    /// Where everybody reaches the platform, and below it the deployments; without it those do not know.
+    pub public_url: Option<String>,
 }
 
 /// An artifact in use; it is not removed before this is dropped.
@@ -214,6 +216,10 @@ impl Hosting {
             // Its database is of this workspace.
             ("TOWPATH_TENANT_ID", deployment.tenant_id.to_string()),
         ];
+        if let Some(platform) = &self.settings.public_url {
+            // By the gateway: where the agent server itself listens is nobody's business.
+            variables.push(("TOWPATH_PUBLIC_URL", format!("{platform}/d/{}", deployment.id)));
+        }
         if let (Some(url), Some(key)) = (&self.settings.platform_url, self.platform_key(deployment.id)) {
             variables.extend([
                 ("LANGSMITH_ENDPOINT", url.clone()),

@@ -142,7 +142,8 @@ impl RunAgent {
         let Some(graph) = graphs.get(graph_id) else {
             return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
         };
-        let mut execution = match self.execution(world, run, kwargs, attempt, host.fresh()) {
+        let began = attempt > 1 && kwargs.strict_resume && host.has_written().await?;
+        let mut execution = match self.execution(world, run, kwargs, (attempt, began), host.fresh()) {
             Ok(execution) => execution,
             Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
         };
@@ -177,7 +178,7 @@ impl RunAgent {
         world: &AgentWorld,
         run: &Run,
         kwargs: &Kwargs,
-        attempt: u32,
+        (attempt, began): (u32, bool),
         fresh: bool,
     ) -> Result<Execution, serde_json::Error> {
         let mut metadata: Map<String, Value> = serde_json::from_str(&run.metadata)?;
@@ -218,6 +219,8 @@ impl RunAgent {
                 Durability::Async => towpath_runtime::Durability::Async,
                 Durability::Exit => towpath_runtime::Durability::Exit,
             },
+            // An earlier attempt that wrote anything was let pass, and may have used answers up.
+            strict_resume: kwargs.strict_resume && !began,
             attempt,
             run_id: self.run.0,
             thread_id: self.thread.0,

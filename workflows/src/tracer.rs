@@ -27,8 +27,8 @@ pub struct Platform {
     pub endpoint: String,
     /// A key for it.
     pub key: Secret,
-    /// The workspace.
-    pub workspace: String,
+    /// The workspace, where the key opens several.
+    pub workspace: Option<String>,
     /// The project of runs that name none.
     pub project: String,
 }
@@ -90,10 +90,8 @@ impl Tracer {
 async fn send(platform: Platform, guard: Guard, mut waiting: mpsc::Receiver<Message>) {
     let mut headers = HeaderMap::new();
     headers.insert("content-type", HeaderValue::from_static("application/json"));
-    for (name, value) in [
-        ("x-api-key", platform.key.reveal()),
-        ("x-tenant-id", &platform.workspace),
-    ] {
+    let workspace = platform.workspace.as_deref().map(|id| ("x-tenant-id", id));
+    for (name, value) in [("x-api-key", platform.key.reveal())].into_iter().chain(workspace) {
         let Ok(mut value) = value.parse::<HeaderValue>() else {
             tracing::warn!("runs are not traced: the platform's {name} is no header");
             return;

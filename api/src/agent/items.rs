@@ -17,7 +17,7 @@ use super::extract::{Body, Flag, Query};
 use crate::extract::whole;
 
 /// The most bytes a key may have.
-const KEY_BYTES: usize = 2048;
+const KEY_BYTES: usize = 1000;
 /// The most items one search answers.
 const MOST: i64 = 10_000;
 
@@ -72,7 +72,7 @@ pub(crate) struct FoundItems {
 
 /// Part of a namespace.
 #[derive(utoipa::ToSchema)]
-#[schema(min_length = 1, pattern = r"^[^.]+$")]
+#[schema(min_length = 1, pattern = r"^[^.\x00]+$")]
 #[expect(dead_code, reason = "described only")]
 pub(crate) struct Label(String);
 
@@ -81,7 +81,7 @@ pub(crate) struct Label(String);
 pub(crate) struct NewItem {
     #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
-    #[schema(min_length = 1, max_length = 2048)]
+    #[schema(min_length = 1, max_length = 1000, pattern = r"^[^\x00]+$")]
     key: String,
     value: Map<String, Value>,
     /// Minutes it lives; without one the server's default, null for ever.
@@ -100,10 +100,10 @@ fn said<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
     /// Its key.
-    #[param(required = true, min_length = 1)]
+    #[param(required = true, min_length = 1, pattern = r"^[^\x00]+$")]
     key: Option<String>,
     /// Its labels, joined by dots.
-    #[param(required = true, pattern = r"^[^.]+(\.[^.]+)*$")]
+    #[param(required = true, pattern = r"^[^.\x00]+(\.[^.\x00]+){0,99}$")]
     namespace: Option<String>,
     /// Whether its time to live begins anew.
     #[param(value_type = Option<String>)]
@@ -115,7 +115,7 @@ pub(crate) struct Which {
 pub(crate) struct GoneItem {
     #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
-    #[schema(min_length = 1, max_length = 2048)]
+    #[schema(min_length = 1, max_length = 1000, pattern = r"^[^\x00]+$")]
     key: String,
 }
 

@@ -142,6 +142,7 @@ pub(crate) async fn info() -> Json<Value> {
             "langsmith": false,
             "langsmith_tracing_replicas": false,
             "langsmith_tracing_session_on_runs": false,
+            "strict_resume": true,
         },
         "host": {
             "kind": "self-hosted",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use towpath_domain::Secret;
-use towpath_outbound::Guard;
+use towpath_outbound::{Guard, Policy};
 use towpath_runtime::Graphs;
 use towpath_runtime::hosted::{Launch, Options, Pool, environment, package};
 use towpath_workflows::run_agent;
@@ -203,25 +203,57 @@ impl Hosting {
         found.into_iter().find(|path| path.is_file()).ok_or_else(missing)
     }
 
-    /// What traces native graphs, under the same rule as users' own.
-    pub fn tracer(&self, file: &GraphFile, guard: &Guard) -> Option<Tracer> {
-        let tracing = self.tracing.as_ref()?;
-        let own = |name: &&str| self.process.contains_key(*name) || file.env().contains_key(*name);
-        if TRACING.iter().any(own) {
-            return None;
+    /// What traces native graphs, under the same rule as users' own: into the platform this server belongs to, or into
+    /// the one that the author's environment names.
+    pub fn tracer(&self, file: &GraphFile, settings: &config::Settings, guard: &Guard) -> Option<Tracer> {
+        let said = |names: &[&str]| {
+            let found = names
+                .iter()
+                .find_map(|&name| file.env().get(name).or_else(|| self.process.get(name)));
+            found
+                .map(|value| value.reveal().to_owned())
+                .filter(|value| !value.is_empty())
+        };
+        let project = said(&["LANGSMITH_PROJECT", "LANGCHAIN_PROJECT"]);
+        if TRACING.iter().any(|name| said(&[name]).is_some()) {
+            let on = said(&["LANGSMITH_TRACING", "LANGSMITH_TRACING_V2", "LANGCHAIN_TRACING_V2"])?;
+            if !on.eq_ignore_ascii_case("true") {
+                return None;
+            }
+            let endpoint = said(&["LANGSMITH_ENDPOINT", "LANGCHAIN_ENDPOINT"])?;
+            let platform = Platform {
+                key: Secret::new(said(&["LANGSMITH_API_KEY", "LANGCHAIN_API_KEY"])?),
+                workspace: said(&["LANGSMITH_WORKSPACE_ID", "LANGSMITH_TENANT_ID"]),
+                project: project.unwrap_or_else(|| "default".to_owned()),
+                endpoint,
+            };
+            let guard = self
+                .guard_of(&platform.endpoint, settings)
+                .unwrap_or_else(|| guard.clone());
+            return Some(Tracer::start(platform, guard));
         }
+        let tracing = self.tracing.as_ref()?;
         let folder = file.folder();
-        let named = file
-            .env()
-            .get("LANGSMITH_PROJECT")
-            .or_else(|| self.process.get("LANGSMITH_PROJECT"));
         let platform = Platform {
             endpoint: tracing.endpoint.clone(),
             key: tracing.key.clone(),
-            workspace: tracing.workspace.clone(),
-            project: named.map_or_else(|| project_of(&folder).to_owned(), |name| name.reveal().to_owned()),
+            workspace: Some(tracing.workspace.clone()),
+            project: project.unwrap_or_else(|| project_of(&folder).to_owned()),
         };
         Some(Tracer::start(platform, guard.clone()))
+    }
+
+    /// A platform that who started this process named may be called wherever it is: a deployment's is on the same machine.
+    fn guard_of(&self, endpoint: &str, settings: &config::Settings) -> Option<Guard> {
+        // Of a deployment only the platform can set it.
+        self.process
+            .get("LANGSMITH_ENDPOINT")
+            .filter(|named| named.reveal() == endpoint)?;
+        let (_, rest) = endpoint.split_once("://")?;
+        let place = rest.split(['/', '?', '#']).next()?.parse().ok()?;
+        let mut allow = settings.outbound_allow.clone();
+        allow.push(place);
+        Some(Guard::new(Policy { loopback: false, allow }))
     }
 
     /// Runs are traced into the platform, unless their author traces them himself.

@@ -35,6 +35,8 @@ pub struct Execution {
     pub interrupt_after: Nodes,
     /// When checkpoints are written.
     pub durability: Durability,
+    /// A resume that answers no waiting interrupt fails before anything is written.
+    pub strict_resume: bool,
     /// Which attempt at this run, from 1.
     pub attempt: u32,
     /// The run.
@@ -62,6 +64,7 @@ impl Execution {
             interrupt_before: Nodes::default(),
             interrupt_after: Nodes::default(),
             durability: Durability::Async,
+            strict_resume: false,
             attempt: 1,
             run_id,
             thread_id,

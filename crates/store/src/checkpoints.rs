@@ -5,6 +5,7 @@
 //! `checkpoint_blobs`, once for each version of a channel.
 
 mod read;
+mod replaced;
 mod retain;
 
 use sqlx::FromRow;
@@ -14,7 +15,7 @@ use crate::error::Result;
 use crate::query::{Arg, Query};
 use crate::tx::Tx;
 
-pub use read::{Blobs, Place, blobs, get, latest, list, writes};
+pub use read::{Blobs, Place, blobs, get, has_written, latest, list, writes};
 pub use retain::{Storage, copy, delete_all, delete_run, drop_before, keep_last, keep_latest, storage};
 
 /// A checkpoint as it is stored.
@@ -81,7 +82,8 @@ pub struct Batch {
 const ROWS: usize = 16;
 
 /// Saves checkpoints, blobs and writes, in few statements. Doing it again changes nothing. Of writes, those of the
-/// special channels (negative `idx`) replace earlier ones; others stay as they were first.
+/// special channels (negative `idx`) replace earlier ones, which are kept until the checkpoint goes if another run had
+/// written them; others stay as they were first.
 ///
 /// # Errors
 /// As every statement.
@@ -134,6 +136,12 @@ pub async fn save(tx: &mut Tx<'_>, thread: ThreadId, batch: &Batch) -> Result<()
         // Only those of the special channels come twice, and of them the last counts.
         (ns, &row.checkpoint_id, &row.task_id, row.idx)
     });
+    if let Some(run) = &run {
+        let marks: Vec<_> = writes.iter().copied().filter(|(_, row)| row.idx < 0).collect();
+        for rows in marks.chunks(ROWS) {
+            replaced::keep(tx, &thread, run, rows).await?;
+        }
+    }
     for rows in writes.chunks(ROWS) {
         let mut query = Query::new(
             tx,

@@ -258,6 +258,23 @@ pub async fn settle(
     Ok(())
 }
 
+/// A run of the thread was taken back: as [`settle`], with the state it had before the run, and waiting where that one
+/// waits for an answer.
+///
+/// # Errors
+/// As every statement.
+pub async fn settle_untouched(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
+    let waits: Option<(bool,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT interrupts <> '{}' FROM thread WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?;
+    let status = ThreadStatus::after(waits.is_some_and(|(waits,)| waits));
+    settle(tx, tenant, id, status, &Left::default()).await
+}
+
 /// Writes a thread's state outside of a run: somebody updated it.
 ///
 /// # Errors

@@ -58,6 +58,18 @@ def test_a_deployment_lives(platform, repository):
     asyncio.run(life(platform, repository))
 
 
+def traced(platform, name, thread):
+    """A run on this thread lies in the project of the deployment's name, though no code of its own could have sent it."""
+    project = platform.project(name)
+
+    def ask():
+        found = platform.call("POST", "/runs/query", {"session": [project], "is_root": True})["runs"]
+        return [run for run in found if thread in json.dumps(run.get("extra"))] or None
+
+    (run,) = harness.until("the run's trace", ask)
+    assert (run["name"], run["status"]) == ("agent", "success")
+
+
 async def life(platform, repository):
     name = "life"
     made = create(platform, repository, name)
@@ -82,8 +94,13 @@ async def life(platform, repository):
                 )
             ]
             assert events[0] == "metadata" and "values" in events and "updates" in events, events
-            found = await sdk.assistants.search(metadata={}, limit=5, offset=0)
-            assert [assistant["graph_id"] for assistant in found] == ["agent"]
+            if platform.layout == "embedded":
+                # Of several processes the one that keeps deployments knows the platform's address only when told.
+                await asyncio.to_thread(traced, platform, name, thread["thread_id"])
+                state = await sdk.threads.get_state(thread["thread_id"])
+                assert state["metadata"]["langgraph_api_url"] == found["source_config"]["custom_url"]
+            assistants = await sdk.assistants.search(metadata={}, limit=5, offset=0)
+            assert [assistant["graph_id"] for assistant in assistants] == ["agent"]
 
     # A new commit, while somebody uses the old one without pause.
     async with client(platform, name) as sdk:

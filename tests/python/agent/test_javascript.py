@@ -1,4 +1,4 @@
-"""The official JavaScript client, against the same servers."""
+"""The official JavaScript client and its React hook, against the same servers."""
 
 import os
 import pathlib
@@ -10,17 +10,24 @@ import pytest
 SUITE = pathlib.Path(__file__).resolve().parents[2] / "js"
 
 
-def test_the_official_client(server, tmp_path):
+@pytest.mark.parametrize("suite", ["client", "react"])
+def test_the_official_client(server, tmp_path, suite):
     modules = os.environ.get("TOWPATH_TEST_NODE_MODULES")
     if modules is None:
         pytest.skip("TOWPATH_TEST_NODE_MODULES names no folder with the JavaScript client")
     # Modules are found beside the file that imports them.
-    for file in ("client.test.mjs", "package.json"):
+    test = f"{suite}.test.mjs"
+    for file in (test, "package.json"):
         shutil.copy(SUITE / file, tmp_path)
     (tmp_path / "node_modules").symlink_to(modules)
     done = subprocess.run(
-        ["node", "--test", "--test-reporter=spec", str(tmp_path / "client.test.mjs")],
-        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TOWPATH_AGENT_URL": server.urls[-1]},
+        ["node", "--test", "--test-reporter=spec", str(tmp_path / test)],
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "NODE_ENV": "production",
+            "TOWPATH_AGENT_URL": server.urls[-1],
+        },
         capture_output=True,
         text=True,
         timeout=300,

@@ -84,6 +84,49 @@ async def test_a_human_answers(client):
         await client.runs.wait(None, "human", command={"resume": "yes"})
 
 
+async def test_an_answer_to_nobody_is_refused_where_that_is_asked_for(client):
+    assert (await client.http.get("/info"))["flags"]["strict_resume"] is True
+    thread = (await client.threads.create())["thread_id"]
+    stopped = await client.runs.wait(thread, "human", input={"log": []})
+    (interrupt,) = stopped["__interrupt__"]
+    before = await client.threads.get(thread)
+    unknown = {"resume": {"0" * 32: "yes"}}
+    told = await client.runs.wait(thread, "human", command=unknown, strict_resume=True, raise_error=False)
+    assert told["__error__"]["error"] == "UnknownInterruptError"
+    assert "0" * 32 in told["__error__"]["message"]
+    after = await client.threads.get(thread)
+    assert (after["status"], after["interrupts"], after["values"]) == (
+        "interrupted",
+        before["interrupts"],
+        before["values"],
+    )
+    ignored = await client.runs.wait(thread, "human", command=unknown)
+    assert ignored["__interrupt__"] == [interrupt], "else it is ignored"
+    answer = {"resume": {interrupt["id"]: "yes"}}
+    done = await client.runs.wait(thread, "human", command=answer, strict_resume=True)
+    assert done["log"] == ["asked", "done"]
+    again = await client.runs.wait(thread, "human", command=answer, strict_resume=True, raise_error=False)
+    assert again["__error__"]["error"] == "UnknownInterruptError", "it was answered"
+
+
+async def test_an_answer_that_another_one_replaced_comes_back(client, sdk):
+    thread = (await client.threads.create())["thread_id"]
+    await client.runs.wait(thread, "twice", input={"log": []})
+    stopped = await client.runs.wait(thread, "twice", command={"resume": "1"})
+    assert [one["value"] for one in stopped["__interrupt__"]] == ["other?"]
+    run = await client.runs.create(thread, "twice", command={"resume": "no"})
+    await at_work(sdk, thread, run)
+    await client.runs.cancel(thread, run["run_id"], wait=True, action="rollback")
+    row = await client.threads.get(thread)
+    (waiting,) = itertools.chain(*row["interrupts"].values())
+    assert (row["status"], waiting["value"]) == ("interrupted", "other?"), "it waits for the second answer again"
+    run = await client.runs.create(thread, "twice", command={"resume": "2"})
+    await at_work(sdk, thread, run)
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    values = (await client.threads.get_state(thread))["values"]
+    assert (values["one"], values["other"]) == ("1", "2"), "the first answer was not lost"
+
+
 async def test_stops_that_the_caller_asks_for(client):
     thread = (await client.threads.create())["thread_id"]
     values = await client.runs.wait(thread, "steps", input={"log": []}, interrupt_before=["two"])

@@ -101,6 +101,18 @@ async def test_a_human_answers(peer):
     assert values(run)["log"] == ["asked: yes", "done"] and run.result["state"]["next"] == []
 
 
+async def test_a_strict_resume_that_answers_nobody_fails(peer):
+    run = await peer.wait("human", {"log": []})
+    (waiting,) = interrupts(run).values()
+    for nobody in ({"0" * 32: "yes"}, {}):
+        run = await peer.wait("human", thread=run.thread, command={"resume": nobody}, strict_resume=True)
+        assert run.result["status"] == "error" and run.result["error"]["error"] == "UnknownInterruptError"
+        assert interrupts(run) == {next(iter(interrupts(run))): waiting}, "it still waits"
+    command = {"resume": {waiting[0]["id"]: "yes"}}
+    run = await peer.wait("human", thread=run.thread, command=command, strict_resume=True)
+    assert values(run)["log"] == ["asked: yes", "done"]
+
+
 async def test_commands(peer):
     run = await peer.wait("steps", {"log": []})
     jump = {"goto": [{"node": "two", "input": {"log": []}}], "update": [["log", ["a"]], ["x", 7]]}

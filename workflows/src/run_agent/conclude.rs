@@ -76,8 +76,14 @@ impl Ending {
         }
     }
 
+    /// A strict run refused its resume before anything was done.
+    fn is_refused_resume(&self) -> bool {
+        matches!(self, Self::Failed { error, .. } if error["error"] == "UnknownInterruptError")
+    }
+
     fn thread_status(&self) -> ThreadStatus {
         match self {
+            Self::Failed { left: Some(left), .. } if self.is_refused_resume() => ThreadStatus::after(left.steps_left),
             Self::Failed { .. } | Self::TimedOut { .. } => ThreadStatus::Error,
             Self::Done(_) | Self::Cancelled { .. } => {
                 ThreadStatus::after(self.left().is_some_and(|left| left.steps_left))
@@ -134,7 +140,7 @@ impl Conclusion<'_> {
             if self.job.temporary {
                 self.drop_thread(tx).await?;
             } else {
-                threads::settle(tx, tenant, thread, ThreadStatus::Idle, &threads::Left::default()).await?;
+                threads::settle_untouched(tx, tenant, thread).await?;
             }
             return self.tell(tx, None).await;
         }

@@ -23,7 +23,7 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         // Deleted with what it did; its thread, if it is still there, must not wait for it.
         Err(store::Error::NotFound) => {
             checkpoints::delete_run(tx, thread, run).await?;
-            threads::settle(tx, tenant, thread, ThreadStatus::Idle, &threads::Left::default()).await?;
+            threads::settle_untouched(tx, tenant, thread).await?;
             return tell(tx, job, None, None).await;
         }
         row => row?,
@@ -52,7 +52,11 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
     if status == RunStatus::Interrupted && row.cancel_action == Some(CancelAction::Rollback) {
         checkpoints::delete_run(tx, thread, run).await?;
         runs::delete(tx, tenant, run).await?;
-        leave(tx, job, ThreadStatus::Idle, None).await?;
+        if job.temporary {
+            leave(tx, job, ThreadStatus::Idle, None).await?;
+        } else {
+            threads::settle_untouched(tx, tenant, thread).await?;
+        }
         return tell(tx, job, None, None).await;
     }
     if let Some(url) = webhook(&row) {

@@ -16,7 +16,7 @@ use towpath_runtime::{
     At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
     StreamMode, TypedSaved,
 };
-use towpath_store::{Store, run_events};
+use towpath_store::{Store, checkpoints, run_events};
 
 use super::RunAgent;
 use super::conclude::{Ending, Left};
@@ -118,6 +118,15 @@ impl<'a> RunHost<'a> {
     /// Which attempt this is, from 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Whether an earlier attempt wrote anything of its tasks, or of its command.
+    pub async fn has_written(&self) -> Result<bool, Failure> {
+        let (thread, run) = (self.thread, self.run);
+        self.store
+            .read(async |tx| checkpoints::has_written(tx, thread, run).await)
+            .await
+            .retry()
     }
 
     /// Tells a trace what the graph does from now on.

@@ -65,6 +65,7 @@ impl Yard {
         let settings = hosting::Settings {
             keep_artifacts: 10,
             platform_url: Some("http://127.0.0.1:8400".into()),
+            public_url: Some("http://platform.example".into()),
         };
         let backend = Backend::Fake(Fake::default());
         let hosting = Arc::new(Hosting::new(root, backend, git, build, settings));

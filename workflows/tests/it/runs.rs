@@ -229,6 +229,81 @@ async fn an_answer_that_is_rolled_back_was_never_given() {
     assert_eq!(values(&row), json!({"answer": "yes", "log": ["asked"]}));
 }
 
+/// A second answer takes the place of the first one on the same checkpoint; taken back, it leaves the first one there.
+#[tokio::test]
+async fn an_answer_that_another_one_replaced_comes_back() {
+    let server = Server::new().await;
+    let thread = ThreadId::new();
+    let answer = |text: &str| json!({"input": null, "command": {"resume": text}, "durability": "sync"});
+    server.start(Target::On(thread), "asks twice", json!({})).await;
+    server.perform().await;
+    server.start(Target::On(thread), "asks twice", answer("1")).await;
+    server.perform().await;
+    let before = server.thread(thread).await;
+    assert!(before.interrupts.contains("other?"), "{}", before.interrupts);
+    let (run, mut events) = server.start(Target::On(thread), "asks twice", answer("no")).await;
+    server
+        .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Rollback)
+        .await;
+    let after = server.thread(thread).await;
+    assert_eq!(
+        (after.status, after.interrupts, after.current_values),
+        (ThreadStatus::Interrupted, before.interrupts, before.current_values),
+        "it waits for the second answer, as before"
+    );
+    let (run, mut events) = server.start(Target::On(thread), "asks twice", answer("2")).await;
+    server
+        .cancel_at_work(&run, &mut events, r#"["asked"]"#, CancelAction::Interrupt)
+        .await;
+    let row = server.thread(thread).await;
+    assert_eq!(values(&row), json!({"one": "1", "other": "2", "log": ["asked"]}));
+}
+
+/// Refused before it does anything: what waits still waits.
+#[tokio::test]
+async fn a_strict_resume_that_answers_nobody_fails_and_changes_nothing() {
+    let server = Server::new().await;
+    let thread = ThreadId::new();
+    server.start(Target::On(thread), "asks twice", json!({})).await;
+    server.perform().await;
+    let before = server.thread(thread).await;
+    let saved = server.count("SELECT count(*) FROM checkpoint_writes").await;
+    for (resume, message) in [
+        (
+            json!({"0".repeat(32): "x"}),
+            "Unknown or already-consumed interrupt: 0000",
+        ),
+        (json!({}), "The resume map names no interrupt"),
+    ] {
+        let asked = json!({"input": null, "command": {"resume": resume}, "strict_resume": true});
+        let (run, _events) = server.start(Target::On(thread), "asks twice", asked).await;
+        server.perform().await;
+        assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Error);
+        let row = server.thread(thread).await;
+        let error: Value = serde_json::from_str(row.error.as_deref().unwrap()).unwrap();
+        assert_eq!(error["error"], "UnknownInterruptError");
+        assert!(error["message"].as_str().unwrap().starts_with(message), "{error}");
+        assert_eq!(
+            (row.status, row.interrupts, row.current_values),
+            (before.status, before.interrupts.clone(), before.current_values.clone())
+        );
+    }
+    assert_eq!(server.count("SELECT count(*) FROM checkpoint_writes").await, saved);
+    // One that answers goes on, to the next question.
+    let interrupts: Value = serde_json::from_str(&before.interrupts).unwrap();
+    let waiting = interrupts.as_object().unwrap().values().next().unwrap();
+    let id = waiting[0]["id"].as_str().unwrap();
+    let asked = json!({"input": null, "command": {"resume": {id: "1"}}, "strict_resume": true});
+    server.start(Target::On(thread), "asks twice", asked.clone()).await;
+    server.perform().await;
+    assert!(server.thread(thread).await.interrupts.contains("other?"));
+    // The same answer once more answers nobody.
+    let (run, _events) = server.start(Target::On(thread), "asks twice", asked).await;
+    server.perform().await;
+    assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Error);
+    assert!(server.thread(thread).await.interrupts.contains("other?"));
+}
+
 #[tokio::test]
 async fn runs_that_wait_end_at_once_when_cancelled() {
     let server = Server::new().await;

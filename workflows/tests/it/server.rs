@@ -41,6 +41,11 @@ const GRAPHS: &str = r#"{"graphs": {
         "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "go on?", "into": "answer"}, {"append": {"log": "asked"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
         "edges": [["__start__", "ask"], ["ask", "two"]]}},
+    "asks twice": {"native": {"kind": "workflow", "channels": {"log": "append", "one": "last-value", "other": "last-value"},
+        "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "one?", "into": "one"}, {"interrupt": "other?", "into": "other"},
+                                                      {"append": {"log": "asked"}}]},
+                  "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
+        "edges": [["__start__", "ask"], ["ask", "two"]]}},
     "broken": {"native": {"kind": "script", "channels": {"log": "append"},
         "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;

@@ -127,6 +127,8 @@ pub(super) struct RunCreate {
     checkpoint_during: Option<bool>,
     /// Where it is traced to, if not to where its server traces to.
     langsmith_tracer: Option<TracerRequest>,
+    /// Fail with `UnknownInterruptError` where `command.resume` answers no waiting interrupt; the thread stays as it was.
+    strict_resume: Option<bool>,
 }
 
 #[derive(utoipa::ToSchema)]

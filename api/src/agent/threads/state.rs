@@ -156,10 +156,15 @@ async fn read(app: &AgentApp, at: At, thread: ThreadId, subgraphs: bool) -> Resu
     };
     let graph = graph(app, Some(&name))?;
     let host = StateHost::new(&app.store, thread);
-    let state = graph
-        .state(&at, subgraphs, &host)
-        .await
-        .map_err(|error| graph_error(&error))?;
+    let state = graph.state(&at, subgraphs, &host).await.map_err(|error| {
+        // As langgraph says it; the name may be without the ids of its tasks.
+        let nowhere = error.message.starts_with("Subgraph ") && error.message.ends_with(" not found");
+        if nowhere {
+            AgentError::missing(error.message)
+        } else {
+            graph_error(&error)
+        }
+    })?;
     match (state, at.id) {
         (Some(state), _) => serde_json::to_value(state)
             .map(Json)

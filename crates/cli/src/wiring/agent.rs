@@ -201,7 +201,7 @@ impl AgentServer {
             let prefix = mount_prefix(settings, &given.file.server);
             format!("http://{}{prefix}", reachable(address))
         });
-        let tracer = hosting.tracer(&given.file, &guard);
+        let tracer = hosting.tracer(&given.file, settings, &guard);
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
             let options = parts::pools(settings, &registry.pools());

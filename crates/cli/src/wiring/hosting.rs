@@ -15,7 +15,7 @@ use towpath_domain::Secret;
 use towpath_outbound::Guard;
 use towpath_workflows::hosting::{self, Hosting};
 
-use super::Roles;
+use super::{Roles, parts};
 use crate::config::{Config, DeploymentBackend, Settings};
 
 /// What one question to a repository may take.
@@ -102,6 +102,8 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
         platform_url: platform_url(config, roles, address),
+        // A process that answers for no platform would only know itself.
+        public_url: (roles.api || settings.public_url.is_some()).then(|| parts::public_url(settings, address)),
     };
     Ok(Some(Arc::new(Hosting::new(root, backend, git, build, settings))))
 }

@@ -4,8 +4,8 @@ use crate::Rejection;
 
 /// Labels of a namespace in all.
 const MOST_LABELS: usize = 100;
-/// Bytes of all labels together.
-const MOST_BYTES: usize = 4096;
+/// Bytes of all labels together. With those of a key they have to fit into an index of PostgreSQL, which takes 2704.
+const MOST_BYTES: usize = 1500;
 
 /// A namespace whose labels were checked. Stored joined by dots, which no label contains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

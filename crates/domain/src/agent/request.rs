@@ -87,6 +87,9 @@ pub struct RunRequest {
     /// Where it is traced to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub langsmith_tracer: Option<TracerChoice>,
+    /// Whether a resume that answers no waiting interrupt fails, in place of being ignored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strict_resume: Option<bool>,
 }
 
 /// Where a run is traced to, in place of where its server traces to.
@@ -204,6 +207,9 @@ pub struct Kwargs {
     /// Where it is traced to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub langsmith_tracer: Option<TracerChoice>,
+    /// A resume that answers no waiting interrupt fails.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub strict_resume: bool,
 }
 
 /// A request that may be recorded once its assistant and its thread are found.
@@ -297,6 +303,7 @@ impl RunRequest {
                 checkpoint_during: self.checkpoint_during,
                 durability,
                 langsmith_tracer: self.langsmith_tracer,
+                strict_resume: self.strict_resume.unwrap_or_default(),
             },
             metadata: self.metadata.unwrap_or_default(),
             strategy: self.multitask_strategy.unwrap_or_default(),
@@ -454,6 +461,7 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_protocol() {
         let run = admitted(json!({"assistant_id": "agent", "input": null, "strict_resume": true}));
+        assert!(run.kwargs.strict_resume);
         assert_eq!(run.kwargs.stream_mode, [StreamMode::Values]);
         assert_eq!(run.kwargs.durability, Durability::Async);
         assert_eq!(run.strategy, MultitaskStrategy::Enqueue);

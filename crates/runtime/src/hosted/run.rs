@@ -239,6 +239,7 @@ fn request(graph: &str, execution: &Execution) -> Result<Run, GraphError> {
             Durability::Exit => "exit",
         }
         .to_owned(),
+        strict_resume: execution.strict_resume,
         temporary: execution.temporary,
         fresh: execution.fresh,
     })

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use serde_json::Value;
-use towpath_domain::ThreadId;
+use towpath_domain::{RunId, ThreadId};
 
 use super::{Blob, Checkpoint, Write};
 use crate::error::Result;
@@ -145,4 +145,19 @@ pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<V
     query.any_of("checkpoint_id", ids.iter().map(|id| Arg::Text((*id).to_owned())));
     query.push(" ORDER BY checkpoint_id, task_path, task_id, idx");
     query.fetch_all(tx).await
+}
+
+/// Whether a run has saved writes of tasks, or of nobody, on a checkpoint that is there.
+///
+/// # Errors
+/// As every statement.
+pub async fn has_written(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<bool> {
+    let found: Option<(i32,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT 1 FROM checkpoint_writes WHERE thread_id = $1 AND run_id = $2 LIMIT 1"
+    )
+    .bind(thread.to_string())
+    .bind(run.to_string())
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.is_some())
 }

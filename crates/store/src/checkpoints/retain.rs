@@ -3,6 +3,7 @@
 use sqlx::FromRow;
 use towpath_domain::{RunId, ThreadId};
 
+use super::replaced;
 use crate::error::Result;
 use crate::tx::Tx;
 
@@ -16,14 +17,15 @@ pub async fn delete_all(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
         "DELETE FROM checkpoints WHERE thread_id = $1",
         "DELETE FROM checkpoint_blobs WHERE thread_id = $1",
         "DELETE FROM checkpoint_writes WHERE thread_id = $1",
+        "DELETE FROM replaced_write WHERE thread_id = $1",
     ] {
         on!(tx, |conn| sqlx::query(text).bind(&thread).execute(conn).await.map(drop))?;
     }
     Ok(())
 }
 
-/// Deletes the checkpoints a run made, and what it wrote on the one it began at. The thread's latest checkpoint is then
-/// that one, as it was.
+/// Deletes the checkpoints a run made, and what it wrote on the one it began at; brings back what it replaced there. The
+/// thread's latest checkpoint is then that one, as it was.
 ///
 /// # Errors
 /// As every statement.
@@ -44,6 +46,7 @@ pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result
     .execute(conn)
     .await
     .map(drop))?;
+    replaced::bring_back(tx, thread, run).await?;
     if gone > 0 {
         sweep(tx, thread).await?;
     }
@@ -119,7 +122,11 @@ async fn sweep(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
                       SELECT 1 FROM checkpoints AS c
                       WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_writes.checkpoint_ns
                       AND c.checkpoint_id = checkpoint_writes.checkpoint_id)";
-    for text in [blobs, writes] {
+    let replaced = "DELETE FROM replaced_write WHERE thread_id = $1 AND NOT EXISTS (
+                        SELECT 1 FROM checkpoints AS c
+                        WHERE c.thread_id = $1 AND c.checkpoint_ns = replaced_write.checkpoint_ns
+                        AND c.checkpoint_id = replaced_write.checkpoint_id)";
+    for text in [blobs, writes, replaced] {
         on!(tx, |conn| sqlx::query(text).bind(&thread).execute(conn).await.map(drop))?;
     }
     Ok(())

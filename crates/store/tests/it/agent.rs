@@ -39,6 +39,7 @@ on_both!(
     a_thread_follows_its_runs,
     checkpoints_come_back,
     what_a_run_made_is_taken_back,
+    what_a_run_replaced_comes_back,
     history_is_cut_without_orphans,
     events_are_read_from_where_a_reader_was,
 );
@@ -461,6 +462,46 @@ async fn what_a_run_made_is_taken_back(database: Database) {
         .await
         .unwrap();
     assert_eq!(latest.unwrap().checkpoint_id, "1f0-0003");
+}
+
+/// Whoever had written it, and whichever run goes first.
+async fn what_a_run_replaced_comes_back(database: Database) {
+    let store = &database.store;
+    let place = |thread| Place { thread, ns: "" };
+    let runs = [RunId::new(), RunId::new(), RunId::new()];
+    for (taken_back, left) in [([2, 1], ["second", "first"]), ([1, 2], ["third", "first"])] {
+        let thread = ThreadId::new();
+        let mut made = batch(1..2, runs[0]);
+        made.writes.clear();
+        store
+            .write(async |tx| {
+                checkpoints::save(tx, thread, &made).await?;
+                for (&run, text) in runs.iter().zip(["first", "second", "third"]) {
+                    let mut answer = Batch {
+                        run: Some(run),
+                        ..Batch::default()
+                    };
+                    answer.writes.push((String::new(), write("1f0-0001", -4, text)));
+                    // The second time replaces what the run itself wrote.
+                    checkpoints::save(tx, thread, &answer).await?;
+                    checkpoints::save(tx, thread, &answer).await?;
+                }
+                Ok(())
+            })
+            .await
+            .unwrap();
+        for (at, text) in taken_back.into_iter().zip(left) {
+            let writes = store
+                .write(async |tx| {
+                    checkpoints::delete_run(tx, thread, runs[at]).await?;
+                    checkpoints::writes(tx, place(thread), &["1f0-0001"]).await
+                })
+                .await
+                .unwrap();
+            assert_eq!(writes.len(), 1);
+            assert_eq!(String::from_utf8_lossy(&writes[0].blob), format!("{text:?}"));
+        }
+    }
 }
 
 async fn history_is_cut_without_orphans(database: Database) {

@@ -221,6 +221,9 @@ class Run:
         given = config.get("configurable") or {}
         configurable = {key: value for key, value in given.items() if not key.startswith("__pregel_")}
         config["configurable"] = configurable
+        if fields.get("strict_resume"):
+            # Versions of langgraph that do not know it ignore it.
+            configurable["__pregel_strict_resume"] = True
         configurable["thread_id"] = fields["thread"]
         configurable.setdefault("run_id", fields["run"])
         if (user := user_of(configurable)) is not None:

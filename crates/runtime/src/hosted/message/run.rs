@@ -35,6 +35,9 @@ pub struct Run {
     pub interrupt_after: Nodes,
     /// `sync`, `async`, `exit`.
     pub durability: String,
+    /// A resume that answers no waiting interrupt fails.
+    #[serde(default)]
+    pub strict_resume: bool,
     /// Nobody will look at the thread afterwards.
     pub temporary: bool,
     /// The thread has no checkpoint yet.

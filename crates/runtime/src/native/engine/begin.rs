@@ -138,20 +138,7 @@ impl<'a> Engine<'a> {
     /// A command's writes: saved as nobody's, or handed back when the run starts a branch of its own.
     async fn take_command(&mut self, command: &Command, forks: bool) -> Result<Writes, GraphError> {
         let by_name = run::resume_map(Some(command)).is_some();
-        if command.resume.is_some() && !by_name {
-            let waiting: BTreeSet<String> = superstep::statuses(&self.pending)
-                .values()
-                .flat_map(|status| status.waiting().to_vec())
-                .filter_map(|interrupt| interrupt["id"].as_str().map(str::to_owned))
-                .collect();
-            if waiting.len() > 1 {
-                return Err(GraphError::new(
-                    "RuntimeError",
-                    "When there are multiple pending interrupts, you must specify the interrupt id when resuming. Docs: \
-                     https://docs.langchain.com/oss/python/langgraph/interrupts#handling-multiple-interrupts.",
-                ));
-            }
-        }
+        self.check_resume(command)?;
         let mut writes = run::command_writes(self.plan, command)?;
         if writes.is_empty() && !by_name {
             return Err(empty_command());
@@ -165,6 +152,44 @@ impl<'a> Engine<'a> {
         }
         self.put_null_writes(writes).await?;
         Ok(Vec::new())
+    }
+
+    /// Refuses a resume of which cannot be told whom it answers; a strict run also one that answers nobody.
+    fn check_resume(&self, command: &Command) -> Result<(), GraphError> {
+        let Some(resume) = &command.resume else {
+            return Ok(());
+        };
+        let waiting: BTreeSet<String> = superstep::statuses(&self.pending)
+            .values()
+            .flat_map(|status| status.waiting().to_vec())
+            .filter_map(|interrupt| interrupt["id"].as_str().map(str::to_owned))
+            .collect();
+        // On an earlier checkpoint a task that is over asks again, though its interrupt looks answered.
+        let strict = self.run.execution.strict_resume && !self.superseded;
+        let unknown = |message: &str| Err(GraphError::new("UnknownInterruptError", message));
+        if let Some(answers) = run::resume_map(Some(command)) {
+            return match answers.keys().find(|id| !waiting.contains(*id)) {
+                Some(id) if strict => unknown(&format!("Unknown or already-consumed interrupt: {id}")),
+                _ => Ok(()),
+            };
+        }
+        if strict && resume.as_object().is_some_and(Map::is_empty) {
+            return unknown("The resume map names no interrupt");
+        }
+        if waiting.len() > 1 {
+            let class = if strict {
+                "UnknownInterruptError"
+            } else {
+                "RuntimeError"
+            };
+            return Err(GraphError::new(
+                class,
+                "When there are multiple pending interrupts, you must specify the interrupt id when resuming. Docs: \
+                 https://docs.langchain.com/oss/python/langgraph/interrupts#handling-multiple-interrupts.",
+            ));
+        }
+        // One answer where nobody asks is fine: it goes on from a node the run was to stop at.
+        Ok(())
     }
 
     async fn put_null_writes(&mut self, mut writes: Writes) -> Result<(), GraphError> {
