@@ -14,14 +14,13 @@ use futures::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
-use towpath_domain::git::TreePath;
 
 use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone};
 use crate::artifact::{Artifact, Built, Plan};
+use crate::build::Project;
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::log::{Log, Splitter};
-use crate::{build, tree};
 
 /// An image of a registry, at the engine.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -59,10 +58,13 @@ impl Containers {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<Built> {
-        let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
-        let top = artifact.source();
-        let config = build::read(&tree::config(&top, &path)?, path.as_str())?;
-        let install = build::install_command(plan, &config, &top);
+        let Project {
+            path,
+            top,
+            config,
+            install,
+            ..
+        } = Project::read(artifact, plan)?;
         let program = self.program().await?;
         let arguments = self.machine();
         let text = dockerfile::write(
