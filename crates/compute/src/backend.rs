@@ -84,6 +84,17 @@ impl Backend {
         matches!(self, Self::Docker(_))
     }
 
+    /// Fields of a resource specification that have an effect here.
+    #[must_use]
+    pub const fn honours(&self) -> &'static [&'static str] {
+        const SIZES: [&str; 5] = ["cpu", "cpu_limit", "memory_mb", "memory_limit_mb", "image_pull_secrets"];
+        match self {
+            Self::Docker(_) => &SIZES,
+            // Nothing is pulled.
+            Self::Process(_) | Self::Fake(_) => SIZES.split_at(4).0,
+        }
+    }
+
     /// Whether an artifact can be started as it is.
     ///
     /// # Errors

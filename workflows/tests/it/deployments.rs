@@ -40,6 +40,23 @@ async fn a_revision_goes_from_a_commit_to_what_serves() {
 }
 
 #[tokio::test]
+async fn what_has_no_effect_is_named() {
+    let yard = Yard::new().await;
+    let sizes = r#"{"cpu": 2, "max_scale": 3, "labels": {"team": "a"}, "image_pull_secrets": [{"name": "acme"}]}"#;
+    let asked = serde_json::from_str(sizes).unwrap();
+    let id = yard.revision_as(|new| new.0.resource_spec = Some(asked)).await;
+    yard.home.drain().await;
+    let said = yard.log(id, LogKind::Deploy).await;
+    let line = "resource_spec: without effect where this deployment runs: image_pull_secrets, labels, max_scale";
+    assert_eq!(said.lines().filter(|said| *said == line).count(), 1, "{said}");
+    // Who asks for nothing is told nothing.
+    let id = yard.revision(None).await;
+    yard.home.drain().await;
+    let said = yard.log(id, LogKind::Deploy).await;
+    assert!(!said.contains("resource_spec"), "{said}");
+}
+
+#[tokio::test]
 async fn what_fails_leaves_what_serves_and_says_why() {
     let yard = Yard::new().await;
     let first = yard.revision(None).await;
