@@ -1,6 +1,7 @@
 //! What runs deployments.
 
 use tokio_util::sync::CancellationToken;
+use towpath_domain::registry::RegistryLogin;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
 use crate::agent::Agent;
@@ -129,13 +130,19 @@ impl Backend {
         }
     }
 
-    /// Fetches an image of a registry.
+    /// Fetches an image of a registry, with the login that fits it, where there is one.
     ///
     /// # Errors
     /// There is none of that name, or images cannot be started here.
-    pub async fn pull(&self, uri: &str, log: &Log, cancel: &CancellationToken) -> Result<Pulled> {
+    pub async fn pull(
+        &self,
+        uri: &str,
+        logins: &[RegistryLogin],
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<Pulled> {
         match self {
-            Self::Docker(containers) => containers.pull(uri, log, cancel).await,
+            Self::Docker(containers) => containers.pull(uri, logins, log, cancel).await,
             Self::Process(_) | Self::Fake(_) => Err(no_images()),
         }
     }

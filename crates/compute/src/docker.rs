@@ -56,6 +56,8 @@ pub struct Settings {
     pub base_image: String,
     /// The program that goes into images: `towpath`.
     pub program: PathBuf,
+    /// A `config.json` of Docker with logins of registries that every workspace may pull from.
+    pub logins: Option<PathBuf>,
     /// Variables of this machine that builds and agent servers need: proxies, registries.
     pub variables: BTreeMap<String, Secret>,
     /// Settings of agent servers that their owners cannot change.
