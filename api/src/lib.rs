@@ -21,6 +21,7 @@ mod gate;
 mod gateway;
 mod idempotency;
 mod internal;
+mod registry;
 mod session;
 mod ui;
 mod unread;

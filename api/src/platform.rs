@@ -5,6 +5,7 @@ pub mod deployments;
 pub mod destinations;
 pub mod exports;
 pub mod feedback;
+pub mod image_pull_secrets;
 pub mod info;
 pub mod ingest;
 pub mod integrations;
@@ -30,12 +31,14 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::app::App;
-use crate::{auth, docs, errors, gateway, internal, layers, ops, session, ui};
+use crate::{auth, docs, errors, gateway, internal, layers, ops, registry, session, ui};
 
 /// The whole surface, ready to be served.
 pub fn platform_router(app: App) -> Router {
     let (api, document) = described(&app);
-    let beside = ops::routes(app.ops.clone()).merge(gateway::routes(&app));
+    let beside = ops::routes(app.ops.clone())
+        .merge(gateway::routes(&app))
+        .merge(registry::routes(&app));
     let requests = app.settings.requests;
     let pages = ui::routes(&app);
     layers::limited(
@@ -123,6 +126,8 @@ fn control_plane() -> OpenApiRouter<App> {
         .routes(routes!(revision_logs::of_deployment))
         .routes(routes!(source_uploads::upload_url))
         .routes(routes!(source_uploads::push_token))
+        .routes(routes!(image_pull_secrets::list))
+        .routes(routes!(image_pull_secrets::put, image_pull_secrets::delete))
         .routes(routes!(listeners::create, listeners::list))
         .routes(routes!(listeners::get, listeners::update, listeners::delete))
         .routes(routes!(integrations::list))

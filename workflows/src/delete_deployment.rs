@@ -9,9 +9,8 @@ use towpath_domain::{DeploymentId, JobId, TenantId};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::{self as store, Tx, access, artifacts, deployments, source_uploads};
 
-use crate::World;
-use crate::delete_project;
 use crate::hosting::lane_of;
+use crate::{World, delete_project, images};
 
 /// Tears down one deployment.
 #[derive(Debug, Serialize, Deserialize)]
@@ -63,6 +62,8 @@ impl Workflow for DeleteDeployment {
         for archive in archives {
             world.objects.delete(&Path::parse(archive).fatal()?).await.retry()?;
         }
+        let images = Path::from(images::folder(tenant, deployment));
+        world.objects.delete_below(&images).await.retry()?;
         self.delete_project(world).await?;
         ctx.settle_final(async |tx| deployments::forget(tx, tenant, deployment).await.map(drop))
             .await

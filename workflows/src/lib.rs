@@ -38,6 +38,7 @@ pub mod fire_cron;
 pub mod fold_units;
 pub mod heavy;
 pub mod hosting;
+pub mod images;
 mod intents;
 pub mod keep_deployments;
 pub mod metric;

@@ -24,6 +24,7 @@ use crate::extract::{Json, Path, Query};
 use crate::idempotency::{self, IdempotencyKey, Once};
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::names;
+use crate::platform::revisions::model::NewRevisionConfig;
 use model::{Change, Deployment, DeploymentList, New};
 
 /// Deployments one request may delete.
@@ -219,10 +220,7 @@ pub async fn update(
     Json(sent): Json<Change>,
 ) -> Result<Json<Deployment>, ApiError> {
     refuse_references(sent.secret_references.as_deref())?;
-    let revision = sent
-        .source_revision_config
-        .map(model::NewRevisionConfig::admit)
-        .transpose()?;
+    let revision = sent.source_revision_config.map(NewRevisionConfig::admit).transpose()?;
     let change = DeploymentChange {
         name: sent.name,
         source: sent.source,

@@ -1,5 +1,7 @@
 //! Revisions of deployments.
 
+pub mod model;
+
 use axum::extract::State;
 use axum::response::Response;
 use http::StatusCode;
@@ -9,13 +11,14 @@ use towpath_domain::{DeploymentId, RevisionId};
 use towpath_store::{self as store, deployments, revisions};
 use towpath_workflows::deployments as work;
 
-use super::deployments::model::{self, Deployment, NewRevision, Revision, RevisionList};
+use super::deployments::model::{self as of_deployments, Deployment};
 use super::deployments::{bounds, missing};
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
 use crate::idempotency::{self, IdempotencyKey, Once, OnceOrEmpty};
+use model::{NewRevision, NewRevisionConfig, Revision, RevisionList};
 
 /// Which revisions.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -93,13 +96,10 @@ pub async fn create(
     OnceOrEmpty(sent): OnceOrEmpty<NewRevision>,
 ) -> Result<Response, ApiError> {
     let Once { body: new, keyed } = sent;
-    let config = new
-        .source_revision_config
-        .map(model::NewRevisionConfig::admit)
-        .transpose()?;
+    let config = new.source_revision_config.map(NewRevisionConfig::admit).transpose()?;
     let change = DeploymentChange {
         revision: config.unwrap_or_else(RevisionConfig::default),
-        secrets: new.secrets.map(model::secrets),
+        secrets: new.secrets.map(of_deployments::secrets),
         revision_source: new.revision_source,
         ..DeploymentChange::default()
     };

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::deployment::{DeploymentStatus, LARGEST_ARCHIVE, Source};
 use towpath_domain::{DeploymentId, Rejection, UploadId};
 use towpath_store::access::KeyHash;
+use towpath_store::image_tokens::{ImageToken, Right};
 use towpath_store::source_uploads::{self, SourceUpload};
 use towpath_store::{self as store, access, deployments};
 use towpath_traces::upload::Upload;
@@ -21,6 +22,7 @@ use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
+use crate::registry;
 
 /// A sender that is silent for longer has gone away.
 const SILENCE: Duration = Duration::from_secs(60);
@@ -185,15 +187,29 @@ fn unstored(error: &dyn std::error::Error) -> ApiError {
     )
 }
 
-/// Hand out the right to push an image.
+/// The right to push images of one deployment.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct PushToken {
+    /// The password, for an hour.
+    token: String,
+    /// The user name; any other will do.
+    username: &'static str,
+    /// The registry.
+    registry_url: String,
+    /// Push here, under any tag.
+    repository_url: String,
+}
+
+/// Hand out the right to push an image. What was pushed is deployed by a PATCH that names it as `image_uri`.
 #[utoipa::path(post, path = "/v2/deployments/{deployment_id}/push-token", tag = "sources",
     params(("deployment_id" = Uuid, Path, description = "The deployment")),
-    responses((status = 404, description = "No such deployment in this workspace"), ApiError))]
+    responses((status = 200, description = "The right to push for an hour", body = PushToken),
+              (status = 404, description = "No such deployment in this workspace"), ApiError))]
 pub async fn push_token(
     State(app): State<App>,
     tenant: Tenant,
     Path(deployment): Path<DeploymentId>,
-) -> Result<StatusCode, ApiError> {
+) -> Result<Json<PushToken>, ApiError> {
     let row = app
         .store
         .read(async |tx| deployments::get(tx, tenant.id, deployment).await)
@@ -204,7 +220,20 @@ pub async fn push_token(
         let text = "push tokens are only available for 'internal_docker' source deployments";
         return Err(ApiError::bad_request(text));
     }
-    let text = "this server has no image registry to push to; deploy the sources with `langgraph deploy --remote`, or an \
-                image of your own registry with source external_docker";
-    Err(ApiError::bad_request(text))
+    if row.status == DeploymentStatus::AwaitingDelete {
+        return Err(Rejection::rule("deployment_id", "the deployment is being deleted").into());
+    }
+    let (registry_url, repository_url) = registry::repository(&app, deployment)?;
+    let token = ImageToken {
+        tenant: tenant.id,
+        deployment,
+        right: Right::Push,
+    };
+    let token = token.sign(&app.sealer, app.clock.now(), source_uploads::PATIENCE);
+    Ok(Json(PushToken {
+        token: token.reveal().to_owned(),
+        username: registry::USERNAME,
+        registry_url,
+        repository_url,
+    }))
 }

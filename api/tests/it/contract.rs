@@ -10,7 +10,7 @@ use crate::world::World;
 const METHODS: [Method; 5] = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
 /// Routes that are no part of the interface, each with why.
-const UNDESCRIBED: [(&str, &str); 7] = [
+const UNDESCRIBED: [(&str, &str); 14] = [
     ("/ui", "pages for people, which link to one another"),
     (
         "/o/{tenant_id}/host/deployments/{deployment_id}",
@@ -19,6 +19,16 @@ const UNDESCRIBED: [(&str, &str); 7] = [
     ("/d/{deployment}", "the gateway: what a deployment serves"),
     ("/d/{deployment}/", "the same"),
     ("/d/{deployment}/{*path}", "the same"),
+    (
+        "/v2",
+        "the registry of images, which the OCI Distribution Specification describes",
+    ),
+    ("/v2/", "the same"),
+    ("/v2/images/{deployment}/blobs/uploads/", "the same"),
+    ("/v2/images/{deployment}/blobs/uploads/{upload}", "the same"),
+    ("/v2/images/{deployment}/blobs/{digest}", "the same"),
+    ("/v2/images/{deployment}/manifests/{reference}", "the same"),
+    ("/v2/images/{deployment}/tags/list", "the same"),
     ("/", "leads to the pages"),
     ("/{*__private__axum_fallback}", "axum's own, for what is no route"),
 ];

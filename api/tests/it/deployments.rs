@@ -2,6 +2,7 @@
 
 mod injections;
 mod refusals;
+mod rules;
 mod sources;
 
 use http::Method;

@@ -12,6 +12,7 @@ mod keys;
 mod operating;
 mod operations;
 mod reading;
+mod registry;
 mod serving;
 mod sessions;
 mod shedding;

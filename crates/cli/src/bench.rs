@@ -4,6 +4,7 @@ mod agent;
 mod client;
 mod closed;
 mod cores;
+mod deploy;
 mod engine;
 mod export;
 mod ingest;
@@ -24,6 +25,7 @@ use crate::arguments::{Bench, BenchCommand};
 pub async fn run(command: Bench) -> anyhow::Result<()> {
     match command.command {
         BenchCommand::Agent(options) => agent::run(&options).await,
+        BenchCommand::Deploy(options) => deploy::run(&options).await,
         BenchCommand::Engine(options) => engine::run(&options).await,
         BenchCommand::Overload(options) => overload::run(&options).await,
         BenchCommand::Export(options) => export::run(&options).await,

@@ -8,14 +8,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
-use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::health;
+use crate::health::Place;
 use crate::instances::Instance;
+use crate::life::{Holder, Life};
 use crate::log::Log;
 use crate::orphans::{ROOT_MARK, RUN_MARK};
 use crate::program::{Group, lines};
@@ -45,10 +45,7 @@ pub(crate) struct Startup<'a> {
 #[derive(Debug)]
 pub(crate) struct Agent {
     address_file: PathBuf,
-    stop: CancellationToken,
-    loaded: CancellationToken,
-    /// How it ended, once it has.
-    ended: watch::Receiver<Option<String>>,
+    life: Life,
     pub(crate) pid: Option<u32>,
 }
 
@@ -87,20 +84,15 @@ impl Agent {
             .map_err(Error::io("starting the agent server"))?;
         let pid = child.id();
         let group = Group::of(&child, run);
-        let loaded = CancellationToken::new();
+        let (life, holder) = Life::begin();
         for stream in [
             child.stdout.take().map(Stream::Out),
             child.stderr.take().map(Stream::Err),
         ] {
-            let (log, loaded) = (log.clone(), loaded.clone());
+            let (log, hears) = (log.clone(), holder.listener());
             tokio::spawn(async move {
-                let also = |line: &[u8]| {
-                    if line == health::STANDING_BY {
-                        loaded.cancel();
-                    }
-                };
                 let read = match stream {
-                    Some(Stream::Out(out)) => lines(out, &log, also).await,
+                    Some(Stream::Out(out)) => lines(out, &log, hears).await,
                     Some(Stream::Err(err)) => lines(err, &log, |_| {}).await,
                     None => Ok(()),
                 };
@@ -109,21 +101,12 @@ impl Agent {
                 }
             });
         }
-        let stop = CancellationToken::new();
-        let (tell, ended) = watch::channel(None);
-        tokio::spawn(own(child, group, stop.clone(), given.grace, tell));
+        tokio::spawn(own(child, group, holder, given.grace));
         Ok(Self {
             address_file,
-            stop,
-            loaded,
-            ended,
+            life,
             pid,
         })
-    }
-
-    /// Waits until it stands by.
-    pub(crate) async fn loaded(&self, limit: Duration, cancel: &CancellationToken) -> Result<()> {
-        health::loaded(&self.loaded, self.ended.clone(), limit, cancel).await
     }
 
     /// Its database is free.
@@ -136,8 +119,7 @@ impl Agent {
 
     /// Waits until it answers that it is healthy; where it does.
     pub(crate) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
-        let place = health::Place::File(&self.address_file);
-        let found = health::wait(place, self.ended.clone(), limit, cancel).await;
+        let found = self.life.healthy(Place::File(&self.address_file), limit, cancel).await;
         // Read once; one that is not there leaves nothing.
         let _ = tokio::fs::remove_file(&self.address_file).await;
         found
@@ -145,21 +127,8 @@ impl Agent {
 }
 
 impl Instance for Agent {
-    fn ending(&self) -> watch::Receiver<Option<String>> {
-        self.ended.clone()
-    }
-
-    async fn stop(&self) {
-        self.stop.cancel();
-        let mut ended = self.ended.clone();
-        // An error says that its task is gone, and so is it.
-        let _ = ended.wait_for(Option::is_some).await;
-    }
-}
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        self.stop.cancel();
+    fn life(&self) -> &Life {
+        &self.life
     }
 }
 
@@ -169,18 +138,12 @@ enum Stream {
 }
 
 /// Holds the child until it has ended.
-async fn own(
-    mut child: Child,
-    group: Group,
-    stop: CancellationToken,
-    grace: Duration,
-    tell: watch::Sender<Option<String>>,
-) {
+async fn own(mut child: Child, group: Group, holder: Holder, grace: Duration) {
     // `wait` would close it, and with it end the agent server.
     let lifeline = child.stdin.take();
     let status = tokio::select! {
         status = child.wait() => status,
-        () = stop.cancelled() => {
+        () = holder.stop.cancelled() => {
             if let Some(pid) = child.id().and_then(|id| i32::try_from(id).ok()) {
                 // Only itself: it ends its graph hosts in its own order.
                 let _ = kill(Pid::from_raw(pid), Signal::SIGTERM);
@@ -204,5 +167,5 @@ async fn own(
         },
         Err(error) => format!("is lost: {error}"),
     };
-    tell.send_replace(Some(how));
+    holder.ended(how);
 }

@@ -1,6 +1,7 @@
 //! What runs deployments.
 
 use tokio_util::sync::CancellationToken;
+use towpath_domain::registry::RegistryLogin;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
 use crate::agent::Agent;
@@ -84,6 +85,17 @@ impl Backend {
         matches!(self, Self::Docker(_))
     }
 
+    /// Fields of a resource specification that have an effect here.
+    #[must_use]
+    pub const fn honours(&self) -> &'static [&'static str] {
+        const SIZES: [&str; 5] = ["cpu", "cpu_limit", "memory_mb", "memory_limit_mb", "image_pull_secrets"];
+        match self {
+            Self::Docker(_) => &SIZES,
+            // Nothing is pulled.
+            Self::Process(_) | Self::Fake(_) => SIZES.split_at(4).0,
+        }
+    }
+
     /// Whether an artifact can be started as it is.
     ///
     /// # Errors
@@ -118,13 +130,19 @@ impl Backend {
         }
     }
 
-    /// Fetches an image of a registry.
+    /// Fetches an image of a registry, with the login that fits it, where there is one.
     ///
     /// # Errors
     /// There is none of that name, or images cannot be started here.
-    pub async fn pull(&self, uri: &str, log: &Log, cancel: &CancellationToken) -> Result<Pulled> {
+    pub async fn pull(
+        &self,
+        uri: &str,
+        logins: &[RegistryLogin],
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<Pulled> {
         match self {
-            Self::Docker(containers) => containers.pull(uri, log, cancel).await,
+            Self::Docker(containers) => containers.pull(uri, logins, log, cancel).await,
             Self::Process(_) | Self::Fake(_) => Err(no_images()),
         }
     }

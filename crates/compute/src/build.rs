@@ -1,7 +1,7 @@
 //! From a source tree to something that can be started.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -52,14 +52,16 @@ pub async fn build(
     log: &Log,
     cancel: &CancellationToken,
 ) -> Result<Built> {
-    let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
-    let top = artifact.source();
-    let config_file = tree::config(&top, &path)?;
-    let config = read(&config_file, path.as_str())?;
-    let folder = config_file.parent().unwrap_or(&top).to_owned();
+    let Project {
+        path,
+        top,
+        file,
+        install,
+        ..
+    } = Project::read(artifact, plan)?;
+    let folder = file.parent().unwrap_or(&top).to_owned();
     root::make(&artifact.home())?;
 
-    let install = install_command(plan, &config, &top);
     let at = Place {
         settings,
         root,
@@ -88,8 +90,40 @@ pub async fn build(
     Ok(built)
 }
 
+/// A tree that was fetched, and what its configuration says.
+pub(crate) struct Project {
+    /// The configuration file, from the top.
+    pub(crate) path: TreePath,
+    /// Where the tree is.
+    pub(crate) top: PathBuf,
+    /// Where the configuration file is.
+    file: PathBuf,
+    pub(crate) config: Value,
+    /// What installs its packages.
+    pub(crate) install: Option<String>,
+}
+
+impl Project {
+    /// # Errors
+    /// The configuration file cannot be used.
+    pub(crate) fn read(artifact: &Artifact, plan: &Plan) -> Result<Self> {
+        let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
+        let top = artifact.source();
+        let file = tree::config(&top, &path)?;
+        let config = read(&file, path.as_str())?;
+        let install = install_command(plan, &config, &top);
+        Ok(Self {
+            path,
+            top,
+            file,
+            config,
+            install,
+        })
+    }
+}
+
 /// What installs the tree's packages: what was asked for, else what its lock files say where it needs JavaScript.
-pub(crate) fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
+fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
     if plan.install.is_some() || config.get("node_version").is_none() {
         return plan.install.clone();
     }
@@ -101,7 +135,7 @@ pub(crate) fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option
 }
 
 /// The configuration, as far as building needs it.
-pub(crate) fn read(file: &Path, shown: &str) -> Result<Value> {
+fn read(file: &Path, shown: &str) -> Result<Value> {
     let text = std::fs::read(file).map_err(Error::io(format!("reading {shown}")))?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;

@@ -56,6 +56,8 @@ pub struct Settings {
     pub base_image: String,
     /// The program that goes into images: `towpath`.
     pub program: PathBuf,
+    /// A `config.json` of Docker with logins of registries that every workspace may pull from.
+    pub logins: Option<PathBuf>,
     /// Variables of this machine that builds and agent servers need: proxies, registries.
     pub variables: BTreeMap<String, Secret>,
     /// Settings of agent servers that their owners cannot change.
@@ -141,7 +143,7 @@ impl Containers {
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let container = self.start(launch, None, false, log, cancel).await?;
         let healthy = container.healthy(self.settings.health, cancel).await;
-        container.stop().await;
+        container.life().stop().await;
         healthy.map(drop)
     }
 
@@ -158,10 +160,10 @@ impl Containers {
             return Ok(None);
         }
         let container = self.on_volume(launch, true, log, cancel).await?;
-        match container.loaded(self.settings.health, cancel).await {
+        match container.life().loaded(self.settings.health, cancel).await {
             Ok(()) => Ok(Some(container)),
             Err(error) => {
-                container.stop().await;
+                container.life().stop().await;
                 Err(error)
             }
         }
@@ -189,7 +191,7 @@ impl Containers {
                 Ok(self.running.put(launch.deployment, container, launch.revision, address))
             }
             Err(error) => {
-                container.stop().await;
+                container.life().stop().await;
                 Err(error)
             }
         }

@@ -1,22 +1,19 @@
 //! The agent servers that run, by deployment, whatever they run in.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use towpath_domain::{DeploymentId, RevisionId};
 
 use crate::backend::State;
+use crate::life::Life;
 use crate::metric;
 
 /// A running agent server. Dropped, it is ended.
 pub(crate) trait Instance: Send + Sync + 'static {
-    /// Says how it ended, once it has.
-    fn ending(&self) -> watch::Receiver<Option<String>>;
-
-    /// Asks it to stop, and waits until it has.
-    fn stop(&self) -> impl Future<Output = ()> + Send;
+    /// Its life.
+    fn life(&self) -> &Life;
 }
 
 /// What serves.
@@ -51,7 +48,7 @@ impl<I: Instance> Instances<I> {
         address: String,
     ) -> State {
         let state = State { revision, address };
-        let (mut ending, ended) = (instance.ending(), Arc::clone(&self.ended));
+        let (mut ending, ended) = (instance.life().ending(), Arc::clone(&self.ended));
         let running = Running {
             instance,
             state: state.clone(),
@@ -69,7 +66,7 @@ impl<I: Instance> Instances<I> {
     pub(crate) fn state(&self, deployment: DeploymentId) -> Option<State> {
         let all = self.lock();
         let running = all.get(&deployment)?;
-        let lives = running.instance.ending().borrow().is_none();
+        let lives = running.instance.life().ending().borrow().is_none();
         lives.then(|| running.state.clone())
     }
 
@@ -80,7 +77,7 @@ impl<I: Instance> Instances<I> {
     pub(crate) async fn stop(&self, deployment: DeploymentId) {
         let running = self.lock().remove(&deployment);
         if let Some(running) = running {
-            running.instance.stop().await;
+            running.instance.life().stop().await;
         }
         self.count();
     }
@@ -90,7 +87,7 @@ impl<I: Instance> Instances<I> {
         // All are asked before the first is waited for.
         let stopping: Vec<_> = all
             .into_iter()
-            .map(|instance| tokio::spawn(async move { instance.stop().await }))
+            .map(|instance| tokio::spawn(async move { instance.life().stop().await }))
             .collect();
         for stopped in stopping {
             let _ = stopped.await;

@@ -64,7 +64,7 @@ impl Processes {
         let folder = self.root.temporary()?;
         let agent = self.start(launch, folder.path(), false, log)?;
         let healthy = agent.healthy(self.settings.health, cancel).await;
-        agent.stop().await;
+        agent.life().stop().await;
         healthy.map(drop)
     }
 
@@ -72,10 +72,10 @@ impl Processes {
         let folder = self.root.agent(launch.deployment);
         root::make(&folder)?;
         let agent = self.start(launch, &folder, true, log)?;
-        match agent.loaded(self.settings.health, cancel).await {
+        match agent.life().loaded(self.settings.health, cancel).await {
             Ok(()) => Ok(agent),
             Err(error) => {
-                agent.stop().await;
+                agent.life().stop().await;
                 Err(error)
             }
         }
@@ -94,7 +94,7 @@ impl Processes {
         let address = match agent.healthy(self.settings.health, cancel).await {
             Ok(address) => address.to_string(),
             Err(error) => {
-                agent.stop().await;
+                agent.life().stop().await;
                 return Err(error);
             }
         };

@@ -103,6 +103,8 @@ id! {
     ListenerId,
     /// A way into repositories.
     IntegrationId,
+    /// Logins of registries of images, under a name.
+    ImagePullSecretId,
     /// A line of a revision's log.
     LogLineId,
     /// A source archive that a client sends.

@@ -14,6 +14,7 @@ pub mod git;
 pub mod id;
 pub mod job;
 pub mod patch;
+pub mod registry;
 pub mod rejection;
 pub mod secret;
 pub mod timestamp;
@@ -22,9 +23,9 @@ pub mod traceparent;
 
 pub use clock::Clock;
 pub use id::{
-    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, IntegrationId, JobId, KeyId, ListenerId,
-    LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId, ScheduleId, SegmentId, TenantId, ThreadId,
-    TraceRunId, UnitId, UploadId, WorkerId,
+    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, ImagePullSecretId, IntegrationId, JobId,
+    KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId, ScheduleId, SegmentId,
+    TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

@@ -32,6 +32,8 @@ pub mod exports;
 pub mod feedback;
 pub mod gauges;
 pub mod idempotency;
+pub mod image_pull_secrets;
+pub mod image_tokens;
 pub mod integrations;
 pub mod items;
 pub mod jobs;

@@ -255,6 +255,23 @@ impl Objects {
         }
     }
 
+    /// Removes every object below `folder`, and says how many that were. Objects that come meanwhile may stay.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub async fn delete_below(&self, folder: &Path) -> Result<usize, ObjectsError> {
+        let listed: Vec<Path> = self
+            .store
+            .list(Some(folder))
+            .map_ok(|object| object.location)
+            .try_collect()
+            .await?;
+        for path in &listed {
+            self.delete(path).await?;
+        }
+        Ok(listed.len())
+    }
+
     /// Removes what writers left behind that died before `before`, and says how many files that were.
     ///
     /// # Errors

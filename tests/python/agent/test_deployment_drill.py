@@ -1,4 +1,5 @@
-"""Processes die at every step of a revision. It ends right, nothing finished is built twice, and nothing is left over."""
+"""Processes and containers die at every step of a revision. It ends right, nothing finished is built twice, and nothing is
+left over: no process, no container, no volume, no folder."""
 
 import asyncio
 import contextlib
@@ -8,7 +9,8 @@ import signal
 import pytest
 
 import harness
-from deploying import Repository, agents, change, client, create, deployed, logs, processes, ref, says
+from deploying import Repository, agents, change, client, create, deployed, gone, logs, processes, ref, says
+from engine import containers, docker, engine, remove_images, settings  # noqa: F401
 
 # Where whoever builds dies, in the order of the walk.
 POINTS = (
@@ -27,29 +29,45 @@ EMBEDDED = ("deploy.fetched", "deploy.switching", "deploy.replaced")
 STATUSES = ("BUILDING", "DEPLOYING", "DEPLOYED")
 
 
-@pytest.fixture(scope="module", params=["embedded", "cluster"])
+@pytest.fixture(scope="module", params=["embedded", "cluster", "containers"])
 def yard(request, tmp_path_factory):
-    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+    """One process that does everything, five of which one worker keeps deployments, and those five with containers."""
+    if request.param != "embedded" and "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
-    keeps = {"TOWPATH_DEPLOYMENTS_BACKEND": "process"}
+    backend, env = "process", {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file"}
+    if request.param == "containers":
+        base, _ = request.getfixturevalue("engine")
+        backend, env = "docker", settings(base)
     # A job of a worker that was killed is waited for as long as its lease.
-    env = {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file", "TOWPATH_ENGINE_LEASE_SECONDS": "3"}
-    world = harness.World(request.param, env, keeps)
-    yard = Yard(world, Repository(tmp_path_factory.mktemp("yard") / "repository"))
+    env["TOWPATH_ENGINE_LEASE_SECONDS"] = "3"
+    layout = "embedded" if request.param == "embedded" else "cluster"
+    world = harness.World(layout, env, {"TOWPATH_DEPLOYMENTS_BACKEND": backend})
+    yard = Yard(world, Repository(tmp_path_factory.mktemp("yard") / "repository"), backend)
     yield yard
-    print("\n".join(["", f"{'process':12} {'dies at':20} {'then':10} built", *yard.rows]))
+    print("\n".join(["", f"{request.param:12} {'dies at':20} {'then':10} built", *yard.rows]))
+    yard.delete()
     world.stop()
     assert processes(world) == [], "an agent server outlived its platform"
+    if backend == "docker":
+        assert containers(world) == [], "a container outlived its platform"
+        remove_images(world)
 
 
 class Yard:
     """A deployment that gets one revision after another."""
 
-    def __init__(self, world, repository):
-        self.world, self.repository, self.rows, self.version = world, repository, [], "one"
+    def __init__(self, world, repository, backend):
+        self.world, self.repository, self.backend, self.rows, self.version = world, repository, backend, [], "one"
+        self.volumes = set(docker("volume", "ls", "--quiet").split()) if backend == "docker" else None
         made = create(world, repository, "drill", install_command="sleep 0.2")
         self.deployment = made["id"]
         deployed(world, self.deployment, made["latest_revision_id"])
+
+    def delete(self):
+        self.world.call("DELETE", f"/v2/deployments/{self.deployment}", status=204)
+        gone(self.world, self.deployment)
+        if self.backend == "docker":
+            assert set(docker("volume", "ls", "--quiet").split()) == self.volumes, "its database is gone"
 
     def process(self, name):
         return next(process for process in self.world.processes if process.name == name)
@@ -67,10 +85,30 @@ class Yard:
         """As the database has it: the API may be dead."""
         return harness.psql(f"SELECT status FROM revision WHERE id = '{revision}'", self.world.database).strip()
 
+    def serving(self):
+        """What serves now: a process, or a container that was started on the deployment's database."""
+        if self.backend == "process":
+            return agents(self.world)[self.deployment]
+        found = docker("ps", "--quiet", "--filter", f"volume=towpath-{self.deployment}").split()
+        assert len(found) == 1, found
+        return found[0]
+
+    def end(self, serves):
+        """Without a word. It may have been replaced already."""
+        if self.backend == "process":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(serves, signal.SIGKILL)
+        else:
+            with contextlib.suppress(AssertionError):
+                docker("kill", serves)
+
     def is_well(self, name, step, revision):
         found = deployed(self.world, self.deployment, revision)
         text = logs(self.world, self.deployment, revision)
-        built, fetched = text.count("$ sleep 0.2"), text.count("fetching ")
+        # The command as it is run, or its line of the Dockerfile, which the log shows with each build.
+        lines = text.splitlines()
+        built = lines.count("$ sleep 0.2") + lines.count('RUN ["sleep","0.2"]')
+        fetched = text.count("fetching ")
         self.rows.append(f"{name:12} {step:20} {found['status']:10} {built}")
         assert (built, fetched) == (1, 1), text
 
@@ -79,7 +117,12 @@ class Yard:
                 return await says(sdk)
 
         assert asyncio.run(ask()) == self.version
-        assert list(agents(self.world)) == [self.deployment]
+        if self.backend == "docker":
+            assert containers(self.world) == [self.deployment]
+            volumes = set(docker("volume", "ls", "--quiet").split()) - self.volumes
+            assert volumes == {f"towpath-{self.deployment}"}
+        else:
+            assert list(agents(self.world)) == [self.deployment]
         root = self.world.data / "deployments"
         assert [path.name for path in (root / "agents").iterdir()] == [self.deployment]
         assert list((root / "scratch").iterdir()) == []
@@ -98,7 +141,7 @@ def test_whoever_builds_may_die(yard, point):
     revision = yard.push()
     builder.child.wait(timeout=60)
     assert builder.child.returncode == -signal.SIGABRT, builder.log_tail()
-    # Agent servers end by themselves, without anybody who tells them.
+    # Agent servers end by themselves, without anybody who tells them. Containers go when the next life begins.
     harness.until("its processes to end", lambda: True if processes(yard.world) == [] else None, 30)
     del builder.env["TOWPATH_FAILPOINT"]
     builder.start()
@@ -125,12 +168,11 @@ def test_the_agent_server_may_die(yard, status):
     """The one that serves. One that is only checked fails its revision, and rightly."""
     if yard.world.layout == "embedded":
         pytest.skip("the database of one process is its own")
-    serves = agents(yard.world)[yard.deployment]
+    serves = yard.serving()
     revision = yard.push()
     seen = STATUSES[STATUSES.index(status) :]
     harness.until(f"the revision to be {status}", lambda: True if yard.status(revision) in seen else None)
     if status == "DEPLOYED":
-        serves = agents(yard.world)[yard.deployment]
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(serves, signal.SIGKILL)
+        serves = yard.serving()
+    yard.end(serves)
     yard.is_well("agent server", status, revision)

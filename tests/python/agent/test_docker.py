@@ -1,79 +1,26 @@
-"""Deployments as containers of a real Docker engine: `TOWPATH_TEST_DOCKER`, else the one at the usual socket. Without
-one these tests say so and are skipped. Nothing is pulled: base images are made of this machine's own files."""
+"""Deployments as containers of a real Docker engine, and images that are pushed to the platform and pulled from it."""
 
 import asyncio
+import json
 import os
-import pathlib
-import re
-import shutil
 import subprocess
+import sys
 
 import pytest
 
 import harness
-from deploying import Load, Repository, change, client, create, deployed, gone, logs, ref, says
-
-HOST = os.environ.get("TOWPATH_TEST_DOCKER", "unix:///var/run/docker.sock")
-BUSYBOX = pathlib.Path("/bin/busybox")
-
-
-def docker(*args, input=None):
-    done = subprocess.run(["docker", "-H", HOST, *args], capture_output=True, input=input, timeout=120)
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode().strip()
+from deploying import Load, Repository, change, client, create, deployed, ended, gone, logs, ref, says
+from engine import HOST, containers, docker, engine, remove_images, settings  # noqa: F401
 
 
 @pytest.fixture(scope="module")
-def engine():
-    """The engine, with a base image that has a shell and the libraries of `towpath`, and one of `towpath` itself."""
-    if shutil.which("docker") is None or not BUSYBOX.exists():
-        pytest.skip("SKIPPED: there is no docker command, or no busybox for a base image")
-    try:
-        docker("version")
-    except (AssertionError, subprocess.TimeoutExpired) as why:
-        pytest.skip(f"SKIPPED: no Docker engine answers at {HOST}: {why}")
-    base, whole = "towpath-test-glibc:latest", "towpath-test-agent:1"
-    import_image(base, [])
-    import_image(whole, [harness.binary()], "--change", 'ENTRYPOINT ["/towpath", "agent"]')
-    yield base, whole
-    docker("image", "rm", "--force", base, whole)
-
-
-def import_image(name, programs, *args):
-    libraries = re.findall(r"(/\S+) \(0x", subprocess.run(["ldd", harness.binary()], capture_output=True, text=True).stdout)
-    links = "mkdir -p bin tmp etc && cp -L /bin/busybox bin/ && for t in sh mkdir touch sleep; do ln -s busybox bin/$t; done"
-    copies = [f"cp -L --parents {library} ." for library in libraries] + [f"cp {program} towpath" for program in programs]
-    with harness.temporary() as folder:
-        subprocess.run(["sh", "-ec", " && ".join([links, *copies])], cwd=folder, check=True, timeout=60)
-        packed = subprocess.run(["tar", "-c", "."], cwd=folder, capture_output=True, check=True, timeout=60).stdout
-    docker("import", *args, "-", name, input=packed)
-
-
-@pytest.fixture(scope="module")
-def platform(engine):
+def platform(engine):  # noqa: F811
     base, _ = engine
-    env = {
-        "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
-        "TOWPATH_DEPLOYMENTS_BACKEND": "docker",
-        "TOWPATH_DEPLOYMENTS_DOCKER_HOST": HOST,
-        "TOWPATH_DEPLOYMENTS_DOCKER_BASE_IMAGE": base,
-    }
-    world = harness.World("embedded", env)
+    world = harness.World("embedded", settings(base) | {"TOWPATH_DEPLOYMENTS_BACKEND": "docker"})
     yield world
     world.stop()
     assert containers(world) == [], "a container outlived its platform"
-    for image in docker("images", "--quiet", "--filter", f"label=dev.towpath.root={root(world)}").split():
-        docker("image", "rm", "--force", image)
-
-
-def root(world):
-    return f"{world.data}/deployments"
-
-
-def containers(world):
-    """The deployment of each container of this platform, whether it runs or not."""
-    label = f"label=dev.towpath.root={root(world)}"
-    return docker("ps", "--all", "--filter", label, "--format", '{{.Label "dev.towpath.deployment"}}').split()
+    remove_images(world)
 
 
 def delete(world, deployment):
@@ -131,7 +78,18 @@ async def life(platform, repository):
     delete(platform, deployment)
 
 
-def test_an_image_is_a_deployment(platform, engine):
+def answers(platform, name):
+    """The graphs of a deployment, as the official client finds them."""
+
+    async def ask():
+        async with client(platform, name) as sdk:
+            found = await sdk.assistants.search()
+            return [assistant["graph_id"] for assistant in found]
+
+    return asyncio.run(ask())
+
+
+def test_an_image_is_a_deployment(platform, engine):  # noqa: F811
     _, image = engine
     body = {
         "name": "image",
@@ -146,12 +104,7 @@ def test_an_image_is_a_deployment(platform, engine):
     container = docker("ps", "--quiet", "--filter", f"label=dev.towpath.deployment={deployment}")
     assert docker("inspect", "--format", "{{.HostConfig.Memory}}", container) == str(512 << 20)
 
-    async def ask():
-        async with client(platform, "image") as sdk:
-            found = await sdk.assistants.search()
-            return [assistant["graph_id"] for assistant in found]
-
-    assert asyncio.run(ask()) == ["agent"]
+    assert answers(platform, "image") == ["agent"]
     status, _ = platform.request("GET", "/d/image/ok", headers={"X-API-Key": None})
     assert status == 200
     # Past the gateway nobody gets in.
@@ -159,3 +112,73 @@ def test_an_image_is_a_deployment(platform, engine):
     assert harness.get_status(f"http://127.0.0.1:{port}/ok") == 200
     assert harness.get_status(f"http://127.0.0.1:{port}/metrics") == 401
     delete(platform, deployment)
+
+
+def langgraph(platform, folder, *args):
+    """The official command line, with the engine's docker command."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "DOCKER_HOST": HOST,
+        "LANGGRAPH_HOST_URL": f"http://{platform.api}",
+        "LANGGRAPH_HOST_API_KEY": harness.KEY,
+        "LANGGRAPH_CLI_NO_ANALYTICS": "1",
+        "NO_COLOR": "1",
+    }
+    command = [sys.executable, "-m", "langgraph_cli", "deploy", *args, "--no-input", "--json"]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert harness.KEY not in done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_an_image_is_pushed_and_pulled(platform, engine, tmp_path):  # noqa: F811
+    """`langgraph deploy --image` asks for a push token, logs in, pushes, and names what it pushed by its digest."""
+    pytest.importorskip("langgraph_cli", reason="skipped: langgraph-cli is not installed")
+    _, image = engine
+    (tmp_path / "langgraph.json").write_text(json.dumps({"dependencies": ["."], "graphs": {"agent": "./agent.py:graph"}}))
+    (tmp_path / "agent.py").touch()
+    told = langgraph(platform, tmp_path, "--name", "pushed", "--image", image)
+    result = told[-1]
+    assert result["event"] == "result" and result["status"] == "succeeded", told
+    deployment = result["deployment_id"]
+    found = platform.call("GET", f"/v2/deployments/{deployment}")
+    uri = found["source_revision_config"]["image_uri"]
+    assert uri.startswith(f"{platform.api}/images/{deployment}@sha256:"), uri
+    assert found["source"] == "internal_docker"
+    assert answers(platform, "pushed") == ["agent"]
+    # What it pulled is there under a name of ours alone, so nobody else gets it without asking the registry.
+    again = langgraph(platform, tmp_path, "--deployment-id", deployment, "--image", image)
+    assert again[-1]["status"] == "succeeded", again
+
+    # A registry that wants a login, as anybody's: this one, from outside.
+    held = [path for path in platform.data.rglob(f"images/*/{deployment}/blobs/*") if path.is_file()]
+    assert held, "its images lie in the object store"
+    # By its tag: what is named by its digest an engine may have, and does not ask for.
+    uri = uri.split("@")[0] + ":latest"
+    assert docker("image", "inspect", uri), "the engine has it, under that name; whoever may not pull it does not get it"
+    body = {
+        "name": "private",
+        "source": "external_docker",
+        "source_config": {"resource_spec": {"image_pull_secrets": [{"name": "acme"}]}},
+        "source_revision_config": {"image_uri": uri},
+        "secrets": [],
+    }
+    made = platform.call("POST", "/v2/deployments", body, status=201)
+    private = made["id"]
+    refused = ended(platform, private, made["latest_revision_id"])
+    text = logs(platform, private, made["latest_revision_id"])
+    assert refused["status"] == "DEPLOY_FAILED" and "pulling the image" in refused["error"], f"{refused}\n{text}"
+    assert "this workspace has none named acme" in text, text
+    token = platform.call("POST", f"/v2/deployments/{deployment}/push-token", {})
+    login = {"registry": platform.api, "username": "anybody", "password": token["token"]}
+    platform.call("PUT", "/v2/image-pull-secrets/acme", login, status=201)
+    second = change(platform, private, source_revision_config={"image_uri": uri})
+    deployed(platform, private, second)
+    assert answers(platform, "private") == ["agent"]
+    said = logs(platform, private, second) + platform.logs()
+    assert token["token"] not in said
+    for one in (private, deployment):
+        delete(platform, one)
+    left = [path for path in platform.data.rglob(f"images/*/{deployment}/**/*") if path.is_file()]
+    assert left == [], "its images go with it"

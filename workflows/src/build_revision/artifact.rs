@@ -5,15 +5,17 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan, Stage};
 use towpath_compute::git::Repository;
-use towpath_compute::tarball;
+use towpath_compute::{Log, tarball};
 use towpath_domain::deployment::{RevisionStatus, Source};
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl};
+use towpath_domain::registry::RegistryLogin;
 use towpath_domain::{Secret, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
-use towpath_store::{artifacts, integrations, revisions};
+use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
 use super::Work;
 use crate::deployment_log::DeploymentLog;
+use crate::images;
 
 impl Work<'_> {
     /// The revision's artifact, made where it is not there yet. Answers its key.
@@ -72,7 +74,8 @@ impl Work<'_> {
         log.info(format!("pulling {uri}"));
         let backend = &self.hosting.backend;
         let begun = Instant::now();
-        let pulled = backend.pull(&uri, log, &cancel).await;
+        let logins = self.logins(&uri, log).await?;
+        let pulled = backend.pull(&uri, &logins, log, &cancel).await;
         let made = match pulled {
             Ok(pulled) => backend.record_image(&self.hosting.root, &uri, &pulled).await,
             Err(error) => Err(error),
@@ -85,6 +88,38 @@ impl Work<'_> {
         let key = made.map_err(|error| self.failed(&error, log))?;
         self.record(ctx, &key).await?;
         Ok(key)
+    }
+
+    /// What may open the registry of an image: a token for the platform's own, else what the resource specification
+    /// names.
+    async fn logins(&self, uri: &str, log: &Log) -> Result<Vec<RegistryLogin>, Failure> {
+        let (tenant, world) = (self.deployment.tenant_id, self.world);
+        let clock = world.store.clock();
+        if let Some(own) = images::own_login(uri, tenant, self.deployment.id, &world.sealer, clock) {
+            return Ok(vec![own]);
+        }
+        let sizes = self.revision.source_config().fatal()?.resource_spec.unwrap_or_default();
+        let names: Vec<String> = sizes
+            .image_pull_secrets
+            .unwrap_or_default()
+            .into_iter()
+            .map(|one| one.name)
+            .collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let stored = world.store.read(async |tx| image_pull_secrets::list(tx, tenant).await);
+        let stored = stored.await.retry()?;
+        let mut logins = Vec::new();
+        for name in names {
+            match stored.iter().find(|secret| secret.name == name) {
+                Some(secret) => logins.extend(secret.logins(&world.sealer).retry()?),
+                None => log.warn(format!(
+                    "image_pull_secrets: this workspace has none named {name}; PUT /v2/image-pull-secrets/{name} makes it"
+                )),
+            }
+        }
+        Ok(logins)
     }
 
     async fn has(&self, artifact: &Artifact) -> Result<bool, Failure> {

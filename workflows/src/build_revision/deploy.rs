@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_compute::{Launch, Log, Standby};
 use towpath_domain::deployment::RevisionStatus;
 use towpath_domain::failpoint;
-use towpath_durable::{Ctx, Failure, Outcome};
+use towpath_durable::{Ctx, Failure, Outcome, Verdict as _};
 use towpath_store::{self as store, deployments, placements, revisions};
 
 use super::Work;
@@ -26,6 +26,9 @@ impl Work<'_> {
             .launch(self.world, self.deployment, self.revision, artifact)?;
         let cancel = ctx.cancelled();
         let lines = log.log();
+        if let Some(text) = self.without_effect()? {
+            lines.warn(text);
+        }
         lines.info("checking the revision beside what serves");
         let begun = Instant::now();
         // Says what the check says, until it serves.
@@ -68,6 +71,21 @@ impl Work<'_> {
         log.flush().await;
         failpoint::hit("deploy.settled");
         switched
+    }
+
+    /// What is asked for and cannot be had: kept, answered, and said here.
+    fn without_effect(&self) -> Result<Option<String>, Failure> {
+        let sizes = self.revision.source_config().fatal()?.resource_spec.unwrap_or_default();
+        let honoured = self.hosting.backend.honours();
+        let mut names = sizes.asked_for();
+        names.retain(|name| !honoured.contains(&name.as_str()));
+        let text = || {
+            format!(
+                "resource_spec: without effect where this deployment runs: {}",
+                names.join(", ")
+            )
+        };
+        Ok((!names.is_empty()).then(text))
     }
 
     async fn switch(

@@ -16,3 +16,4 @@ mod s3;
 mod scheduling;
 mod server;
 mod webhooks;
+mod yard;

@@ -27,6 +27,26 @@ pub enum BenchCommand {
     Export(BenchExport),
     /// Ingest: trace runs acknowledged, and folded, per second.
     Ingest(BenchIngest),
+    /// Deployments: from the request to what serves, step by step.
+    Deploy(BenchDeploy),
+}
+
+/// `towpath bench deploy`
+#[derive(Debug, Args)]
+pub struct BenchDeploy {
+    /// Address of a running server of this machine that reads repositories of its disk (deployments.git_transports = file)
+    /// [default: one of its own, in a temporary folder]
+    #[arg(long, value_name = "URL", requires = "api_key")]
+    pub server: Option<String>,
+    /// A key of that server that opens one workspace.
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Option<String>,
+    /// Deployments behind the first, each with one more revision.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    pub rounds: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
 }
 
 /// `towpath bench export`

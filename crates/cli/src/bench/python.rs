@@ -4,7 +4,7 @@
 mod bare;
 mod endurance;
 mod official;
-mod project;
+pub(super) mod project;
 
 use std::path::Path;
 use std::time::Duration;

@@ -454,6 +454,13 @@ pub const KEYS: &[Key] = &[
         about: "what images are built from where the graph configuration names no base_image; it needs glibc, and uv or Python for Python graphs",
     },
     Key {
+        name: "deployments.docker_config",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "a config.json of Docker with logins of registries; images of every workspace are pulled with them where the workspace has no login of its own",
+    },
+    Key {
         name: "deployments.git_transports",
         environment: &[],
         default: Fallback::Text(""),

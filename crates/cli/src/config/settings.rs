@@ -141,6 +141,8 @@ pub struct DockerSettings {
     pub network: String,
     /// What images are built from.
     pub base_image: String,
+    /// Logins of registries, as `docker login` writes them.
+    pub config: Option<PathBuf>,
 }
 
 /// What runs deployments.
@@ -309,6 +311,7 @@ impl Settings {
                     host: values.text("deployments.docker_host").to_owned(),
                     network: values.text("deployments.docker_network").to_owned(),
                     base_image: values.text("deployments.docker_base_image").to_owned(),
+                    config: values.optional("deployments.docker_config").map(PathBuf::from),
                 },
             },
             log_filter: values.text("log.filter").to_owned(),

@@ -137,6 +137,7 @@ fn containers(settings: &Settings, mut variables: BTreeMap<String, Secret>, root
         network: Network::parse(&deployments.docker.network),
         base_image: deployments.docker.base_image.clone(),
         program: program()?,
+        logins: deployments.docker.config.clone(),
         variables,
         fixed: fixed(settings),
         health: deployments.health_timeout,

@@ -10,13 +10,14 @@ use bollard::query_parameters::{
     RemoveContainerOptionsBuilder, StartContainerOptions, StopContainerOptionsBuilder, WaitContainerOptions,
 };
 use futures::StreamExt as _;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::engine_failed;
 use crate::error::{Error, Result};
-use crate::health;
+use crate::health::Place;
 use crate::instances::Instance;
+use crate::life::{Holder, Life};
 use crate::log::{Log, Splitter};
 
 /// Where an agent server listens in a network of its own.
@@ -73,42 +74,25 @@ pub(super) struct Startup {
 pub(crate) struct Container {
     id: String,
     address: SocketAddr,
-    stop: CancellationToken,
-    loaded: CancellationToken,
-    ended: watch::Receiver<Option<String>>,
+    life: Life,
 }
 
 impl Container {
     /// Creates and starts it. Its lines go to the log.
     pub(super) async fn start(engine: &bollard::Docker, given: Startup, log: &Log) -> Result<Self> {
-        let stop = CancellationToken::new();
-        let (tell, ended) = watch::channel(None);
+        // Dropped with this future, it is stopped.
+        let (life, holder) = Life::begin();
         let (started, answer) = oneshot::channel();
         // A task of its own: a request that was sent must not be forgotten when nobody waits for its answer any more.
-        let loaded = CancellationToken::new();
         let held = Held {
             engine: engine.clone(),
             log: log.clone(),
-            stop: stop.clone(),
-            loaded: loaded.clone(),
+            holder,
             grace: given.grace,
         };
-        tokio::spawn(held.own(given, started, tell));
-        let guard = stop.clone().drop_guard();
+        tokio::spawn(held.own(given, started));
         let (id, address) = answer.await.unwrap_or(Err(Error::Cancelled))?;
-        guard.disarm();
-        Ok(Self {
-            id,
-            address,
-            stop,
-            loaded,
-            ended,
-        })
-    }
-
-    /// Waits until it stands by.
-    pub(super) async fn loaded(&self, limit: Duration, cancel: &CancellationToken) -> Result<()> {
-        health::loaded(&self.loaded, self.ended.clone(), limit, cancel).await
+        Ok(Self { id, address, life })
     }
 
     /// Its database is free.
@@ -120,26 +104,13 @@ impl Container {
 
     /// Waits until it answers that it is healthy; where it does.
     pub(super) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
-        health::wait(health::Place::At(self.address), self.ended.clone(), limit, cancel).await
+        self.life.healthy(Place::At(self.address), limit, cancel).await
     }
 }
 
 impl Instance for Container {
-    fn ending(&self) -> watch::Receiver<Option<String>> {
-        self.ended.clone()
-    }
-
-    async fn stop(&self) {
-        self.stop.cancel();
-        let mut ended = self.ended.clone();
-        // An error says that its task is gone, and so is it.
-        let _ = ended.wait_for(Option::is_some).await;
-    }
-}
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        self.stop.cancel();
+    fn life(&self) -> &Life {
+        &self.life
     }
 }
 
@@ -147,19 +118,13 @@ impl Drop for Container {
 struct Held {
     engine: bollard::Docker,
     log: Log,
-    stop: CancellationToken,
-    loaded: CancellationToken,
+    holder: Holder,
     grace: Duration,
 }
 
 impl Held {
     /// Creates the container, holds it until it has ended, and removes it.
-    async fn own(
-        self,
-        given: Startup,
-        started: oneshot::Sender<Result<(String, SocketAddr)>>,
-        tell: watch::Sender<Option<String>>,
-    ) {
+    async fn own(self, given: Startup, started: oneshot::Sender<Result<(String, SocketAddr)>>) {
         let how = match create(&self.engine, given).await {
             Err(error) => {
                 let _ = started.send(Err(error));
@@ -180,21 +145,18 @@ impl Held {
                 how
             }
         };
-        tell.send_replace(Some(how));
+        self.holder.ended(how);
     }
 
     /// Reads its lines until it has ended, or is to stop. Answers how it ended.
     async fn hold(&self, id: &str) -> String {
+        let hears = self.holder.listener();
         let reading = async {
             let options = LogsOptionsBuilder::new().follow(true).stdout(true).stderr(true).build();
             let mut output = Box::pin(self.engine.logs(id, Some(options)));
             let mut lines = Splitter::new(&self.log);
             while let Some(Ok(piece)) = output.next().await {
-                lines.take(piece.as_ref(), |line| {
-                    if line == health::STANDING_BY {
-                        self.loaded.cancel();
-                    }
-                });
+                lines.take(piece.as_ref(), &hears);
             }
             lines.finish(|_| {});
         };
@@ -210,7 +172,7 @@ impl Held {
             }
         };
         let stopping = async {
-            self.stop.cancelled().await;
+            self.holder.stop.cancelled().await;
             let seconds = i32::try_from(self.grace.as_secs()).unwrap_or(i32::MAX);
             let options = StopContainerOptionsBuilder::new().t(seconds).build();
             if let Err(error) = self.engine.stop_container(id, Some(options)).await {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::Path;
 
+use bollard::auth::DockerCredentials;
 use bollard::models::ImageSummary;
 use bollard::query_parameters::{
     BuildImageOptionsBuilder, CreateImageOptionsBuilder, ListImagesOptionsBuilder, RemoveImageOptions,
@@ -14,14 +15,14 @@ use futures::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
-use towpath_domain::git::TreePath;
+use towpath_domain::registry::{self, RegistryLogin};
 
 use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone};
 use crate::artifact::{Artifact, Built, Plan};
+use crate::build::Project;
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::log::{Log, Splitter};
-use crate::{build, tree};
 
 /// An image of a registry, at the engine.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -59,10 +60,13 @@ impl Containers {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<Built> {
-        let path = TreePath::parse(&plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
-        let top = artifact.source();
-        let config = build::read(&tree::config(&top, &path)?, path.as_str())?;
-        let install = build::install_command(plan, &config, &top);
+        let Project {
+            path,
+            top,
+            config,
+            install,
+            ..
+        } = Project::read(artifact, plan)?;
         let program = self.program().await?;
         let arguments = self.machine();
         let text = dockerfile::write(
@@ -157,13 +161,21 @@ impl Containers {
         id.ok_or_else(|| Error::Transient("the image that was built is gone already".to_owned()))
     }
 
-    /// Fetches an image. Where its registry does not answer, the one that the engine has serves.
-    pub(crate) async fn pull(&self, uri: &str, log: &Log, cancel: &CancellationToken) -> Result<Pulled> {
+    /// Fetches an image. Where its registry does not answer, the one that the engine has serves; where it refuses, that is
+    /// for somebody else.
+    pub(crate) async fn pull(
+        &self,
+        uri: &str,
+        logins: &[RegistryLogin],
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<Pulled> {
         let whole = with_tag(uri);
+        let login = self.login(logins, &whole)?;
         let before = self.find(&whole).await?;
         let pulling = async {
             let options = CreateImageOptionsBuilder::new().from_image(&whole).build();
-            let mut said = Box::pin(self.engine.create_image(Some(options), None, None));
+            let mut said = Box::pin(self.engine.create_image(Some(options), None, login));
             let mut last = None;
             while let Some(piece) = said.next().await {
                 let piece = piece.map_err(engine_failed("pulling the image"))?;
@@ -202,7 +214,7 @@ impl Containers {
                     is_ours,
                 })
             }
-            (Err(error), Some(id)) => {
+            (Err(error), Some(id)) if !(registry::names_registry(&whole) && is_refusal(&error.told())) => {
                 log.warn(format!("{}; the one that is here is used", error.told()));
                 Ok(Pulled {
                     name: whole,
@@ -210,8 +222,30 @@ impl Containers {
                     is_ours: false,
                 })
             }
-            (Err(error), None) => Err(error),
+            (Err(error), _) => Err(error),
         }
+    }
+
+    /// The login that fits an image: of the deployment's own, else of the operator's file, which is read each time, so
+    /// that a password may change.
+    fn login(&self, logins: &[RegistryLogin], image: &str) -> Result<Option<DockerCredentials>> {
+        let of_operator;
+        let found = match (registry::login_for(logins, image), &self.settings.logins) {
+            (Some(login), _) => Some(login),
+            (None, Some(file)) => {
+                let text = std::fs::read_to_string(file).map_err(Error::io("reading deployments.docker_config"))?;
+                of_operator = registry::of_docker_config(&text)
+                    .map_err(|why| Error::Refused(format!("deployments.docker_config {why}")))?;
+                registry::login_for(&of_operator, image)
+            }
+            (None, None) => None,
+        };
+        Ok(found.map(|login| DockerCredentials {
+            username: Some(login.username.clone()),
+            password: Some(login.password.reveal().to_owned()),
+            serveraddress: Some(login.registry.split('/').next().unwrap_or_default().to_owned()),
+            ..DockerCredentials::default()
+        }))
     }
 
     /// Keeps an image that was pulled under a name of ours, which goes with its artifact.
@@ -310,6 +344,19 @@ fn append(tar: &mut tar::Builder<impl io::Write>, name: &str, bytes: &[u8]) -> i
     tar.append_data(&mut header, name, bytes)
 }
 
+/// Whether a registry asks who pulls, and says no: the engine hands on its words, and adds its own.
+fn is_refusal(said: &str) -> bool {
+    const WORDS: [&str; 5] = [
+        "unauthorized",
+        "denied",
+        "forbidden",
+        "no basic auth",
+        "authentication required",
+    ];
+    let said = said.to_ascii_lowercase();
+    WORDS.iter().any(|word| said.contains(word))
+}
+
 /// Without a tag the engine would pull all of them.
 fn with_tag(uri: &str) -> String {
     let last = uri.rsplit('/').next().unwrap_or(uri);
@@ -323,6 +370,23 @@ fn with_tag(uri: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_registry_that_refuses_is_told_from_one_that_is_away() {
+        for said in [
+            "pulling the image: Head \"http://127.0.0.1:1/v2/a/manifests/1\": no basic auth credentials",
+            "pulling the image: unauthorized: send a token",
+            "pulling the image: pull access denied for a/b, repository does not exist or may require 'docker login'",
+        ] {
+            assert!(is_refusal(said), "{said}");
+        }
+        assert!(!is_refusal(
+            "pulling the image: dial tcp 127.0.0.1:1: connect: connection refused"
+        ));
+        assert!(!is_refusal(
+            "pulling the image: manifest for a/b:1 not found: manifest unknown"
+        ));
+    }
 
     #[test]
     fn an_image_without_a_tag_is_its_latest() {

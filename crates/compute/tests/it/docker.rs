@@ -108,6 +108,7 @@ impl Dock {
             network,
             base_image: BASE.to_owned(),
             program,
+            logins: None,
             variables: BTreeMap::new(),
             fixed: vec![("TOWPATH_AGENT_AUTH".to_owned(), "none".to_owned())],
             health: Duration::from_secs(20),
@@ -348,10 +349,10 @@ async fn an_image_is_started_as_its_author_made_it() {
     let Some(dock) = Dock::find().await else { return };
     let (backend, never) = (dock.backend(Network::Bridge), CancellationToken::new());
     let (log, said) = lines();
-    let gone = backend.pull("towpath-test-no-such-image:1", &log, &never).await;
+    let gone = backend.pull("towpath-test-no-such-image:1", &[], &log, &never).await;
     assert!(matches!(gone, Err(Error::Refused(_) | Error::Transient(_))), "{gone:?}");
     // No registry has it: the one that is here serves.
-    let pulled = backend.pull(BASE, &log, &never).await.unwrap();
+    let pulled = backend.pull(BASE, &[], &log, &never).await.unwrap();
     assert!(!pulled.is_ours);
     let told = said.lock().unwrap().join("\n");
     assert!(told.contains("the one that is here is used"), "{told}");

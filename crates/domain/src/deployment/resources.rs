@@ -358,6 +358,19 @@ impl ResourceSpec {
         Ok(())
     }
 
+    /// The fields that ask for something, but for the one replica that there is in any case.
+    #[must_use]
+    pub fn asked_for(&self) -> Vec<String> {
+        let Ok(Value::Object(fields)) = serde_json::to_value(self) else {
+            return Vec::new();
+        };
+        let one = |name: &str, value: &Value| name.ends_with("_scale") && *value == 1;
+        let asks = |(name, value): &(String, Value)| !value.is_null() && !one(name, value);
+        let mut names: Vec<String> = fields.into_iter().filter(asks).map(|(name, _)| name).collect();
+        names.sort();
+        names
+    }
+
     /// With the defaults in the place of what was left out.
     #[must_use]
     pub fn filled(&self, of: Option<DeploymentType>) -> Self {
@@ -430,6 +443,13 @@ mod tests {
             (database.db_memory_limit_mb, database.redis_memory_limit_mb),
             (Some(200), Some(64))
         );
+    }
+
+    #[test]
+    fn what_is_asked_for_has_a_name() {
+        let asks = spec(json!({"cpu": 2, "min_scale": 1, "max_scale": 3, "labels": {}, "db_cpu": null}));
+        assert_eq!(asks.asked_for(), ["cpu", "labels", "max_scale"]);
+        assert_eq!(ResourceSpec::default().asked_for(), [""; 0]);
     }
 
     #[test]

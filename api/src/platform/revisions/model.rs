@@ -1,0 +1,155 @@
+//! What revisions look like on the wire.
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use towpath_domain::deployment::{RevisionConfig, RevisionStatus, Source};
+use towpath_domain::{DeploymentId, Rejection, RevisionId, Timestamp};
+use towpath_store::revisions::Revision as RevisionRow;
+
+use crate::errors::ApiError;
+use crate::extract::{optional_object, optional_objects};
+use crate::platform::deployments::model::NewSecret;
+use crate::platform::names;
+
+/// A revision.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Revision {
+    #[schema(value_type = Uuid)]
+    id: RevisionId,
+    #[schema(value_type = Uuid)]
+    deployment_id: DeploymentId,
+    #[schema(value_type = names::RevisionState)]
+    status: RevisionStatus,
+    #[schema(value_type = names::DeploymentSource)]
+    source: Source,
+    source_revision_config: RevisionConfigAnswer,
+    /// The revision whose artifact and secrets it deploys again.
+    #[schema(value_type = Option<Uuid>)]
+    redeploy_of: Option<RevisionId>,
+    /// Why it failed, with the last lines of its log, or why it was skipped.
+    error: Option<String>,
+    #[schema(value_type = String, format = DateTime)]
+    created_at: Timestamp,
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+    #[schema(value_type = Option<String>, format = DateTime)]
+    finished_at: Option<Timestamp>,
+}
+
+impl TryFrom<RevisionRow> for Revision {
+    type Error = ApiError;
+
+    fn try_from(row: RevisionRow) -> Result<Self, ApiError> {
+        Ok(Self {
+            source_revision_config: row.config()?.into(),
+            id: row.id,
+            deployment_id: row.deployment_id,
+            status: row.status,
+            source: row.source,
+            redeploy_of: row.redeploy_of,
+            error: row.error,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+            finished_at: row.finished_at,
+        })
+    }
+}
+
+/// A page of revisions.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct RevisionList {
+    pub(crate) resources: Vec<Revision>,
+    /// Where the next page begins.
+    pub(crate) offset: i64,
+}
+
+/// What a revision is made from.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = SourceRevisionConfigAnswer)]
+pub struct RevisionConfigAnswer {
+    repo_ref: Option<String>,
+    graph_config_path: Option<String>,
+    /// The same, under the name that `langgraph deploy` uses.
+    langgraph_config_path: Option<String>,
+    image_uri: Option<String>,
+    source_tarball_path: Option<String>,
+    /// The commit `repo_ref` was found to be.
+    repo_commit_sha: Option<String>,
+}
+
+impl From<RevisionConfig> for RevisionConfigAnswer {
+    fn from(config: RevisionConfig) -> Self {
+        Self {
+            repo_ref: config.repo_ref,
+            langgraph_config_path: config.graph_config_path.clone(),
+            graph_config_path: config.graph_config_path,
+            image_uri: config.image_uri,
+            source_tarball_path: config.source_tarball_path,
+            repo_commit_sha: config.repo_commit_sha,
+        }
+    }
+}
+
+/// What a revision is made from, as it is sent. Which fields may be set depends on the source.
+#[derive(Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = SourceRevisionConfig)]
+pub struct NewRevisionConfig {
+    /// `github`: a branch by its bare name, or a tag as `refs/tags/…`.
+    #[serde(default)]
+    repo_ref: Option<String>,
+    /// `github` and `internal_source`: the graph configuration file, from the root.
+    #[serde(default)]
+    graph_config_path: Option<String>,
+    /// The same under another name; send one of the two.
+    #[serde(default)]
+    langgraph_config_path: Option<String>,
+    /// `external_docker` and `internal_docker`: the image.
+    #[serde(default)]
+    image_uri: Option<String>,
+    /// `internal_source`: the `object_path` that `upload-url` answered.
+    #[serde(default)]
+    source_tarball_path: Option<String>,
+    // Read-only.
+    #[serde(default, rename = "repo_commit_sha")]
+    #[schema(ignore)]
+    _repo_commit_sha: IgnoredAny,
+}
+
+impl NewRevisionConfig {
+    pub(crate) fn admit(self) -> Result<RevisionConfig, Rejection> {
+        let both = (self.graph_config_path.as_ref(), self.langgraph_config_path.as_ref());
+        if let (Some(ours), Some(theirs)) = both
+            && ours != theirs
+        {
+            return Err(Rejection::rule(
+                "source_revision_config.graph_config_path",
+                "source_revision_config.graph_config_path and langgraph_config_path are one field and must agree",
+            ));
+        }
+        Ok(RevisionConfig {
+            repo_ref: self.repo_ref,
+            graph_config_path: self.graph_config_path.or(self.langgraph_config_path),
+            image_uri: self.image_uri,
+            source_tarball_path: self.source_tarball_path,
+            repo_commit_sha: None,
+        })
+    }
+}
+
+/// A revision to be made beside a change.
+#[derive(Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = NewRevision)]
+pub struct NewRevision {
+    #[serde(default, deserialize_with = "optional_object")]
+    pub(crate) source_revision_config: Option<NewRevisionConfig>,
+    /// Replaces the list.
+    #[serde(default, deserialize_with = "optional_objects")]
+    #[schema(max_items = 1000)]
+    pub(crate) secrets: Option<Vec<NewSecret>>,
+    /// Where this one revision comes from, of `internal_docker` and `internal_source`.
+    #[serde(default)]
+    #[schema(value_type = Option<names::DeploymentSource>)]
+    pub(crate) revision_source: Option<Source>,
+}

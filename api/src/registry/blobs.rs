@@ -1,0 +1,292 @@
+//! Layers and configurations: sent in pieces, named after what they hold.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, Request, State};
+use axum::response::{IntoResponse, Response};
+use futures::StreamExt as _;
+use http::header::{CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, LOCATION, RANGE};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use object_store::{ObjectMeta, ObjectStoreExt as _};
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use towpath_domain::UploadId;
+use towpath_store::image_tokens::Right;
+use towpath_traces::upload::Upload;
+
+use super::{DIGEST, Digest, Images, Refused, UPLOAD, sweep};
+use crate::app::App;
+use crate::errors::ApiError;
+
+/// A sender that is silent for longer has gone away.
+const SILENCE: Duration = Duration::from_secs(60);
+/// The largest layer, in bytes.
+const LARGEST: u64 = 10 << 30;
+
+/// A piece of a blob on its way, as its name says.
+struct Piece {
+    meta: ObjectMeta,
+    offset: u64,
+    bytes: u64,
+    sha256: String,
+}
+
+impl Piece {
+    fn of(meta: ObjectMeta) -> Option<Self> {
+        let (offset, bytes, sha256) = {
+            let mut parts = meta.location.filename()?.splitn(3, '-');
+            let mut next = || parts.next();
+            (next()?.parse().ok()?, next()?.parse().ok()?, next()?.to_owned())
+        };
+        Some(Self {
+            meta,
+            offset,
+            bytes,
+            sha256,
+        })
+    }
+}
+
+/// What there is of an upload, in order, without gaps.
+async fn pieces(app: &App, images: &Images, upload: UploadId) -> Result<Vec<Piece>, Refused> {
+    let folder = images.key(&format!("uploads/{upload}"));
+    let mut listed = app.objects.store().list(Some(&folder));
+    let mut pieces = Vec::new();
+    while let Some(found) = listed.next().await {
+        pieces.extend(Piece::of(found.map_err(|error| Refused::unstored(&error))?));
+    }
+    if pieces.is_empty() {
+        let text = "there is no such upload, or it was given up";
+        return Err(Refused::new(StatusCode::NOT_FOUND, "BLOB_UPLOAD_UNKNOWN", text));
+    }
+    pieces.sort_by_key(|piece| piece.offset);
+    Ok(pieces)
+}
+
+fn end(pieces: &[Piece]) -> u64 {
+    pieces.last().map_or(0, |piece| piece.offset + piece.bytes)
+}
+
+/// How an upload stands: where it goes on, and how much there is.
+fn standing(images: &Images, upload: UploadId, bytes: u64, status: StatusCode) -> Response {
+    let range = format!("0-{}", bytes.saturating_sub(1));
+    let mut response = status.into_response();
+    let headers = response.headers_mut();
+    headers.insert(LOCATION, images.location(&format!("blobs/uploads/{upload}")));
+    headers.insert(RANGE, text(&range));
+    headers.insert(UPLOAD, text(&upload.to_string()));
+    response
+}
+
+fn text(value: &str) -> HeaderValue {
+    HeaderValue::from_str(value).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+/// `POST blobs/uploads/`: a place for a blob. One of another repository is not taken from there: the specification lets
+/// a registry ask for it whole.
+pub(super) async fn begin(
+    State(app): State<App>,
+    Path(deployment): Path<String>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
+    sweep::uploads(&app, &images).await?;
+    let upload = UploadId::new();
+    // So that it is known before its first byte comes.
+    let (bytes, sha256) = store(&app, &images, upload, 0, Body::empty()).await?;
+    debug_assert!(bytes == 0 && !sha256.is_empty());
+    Ok(standing(&images, upload, 0, StatusCode::ACCEPTED))
+}
+
+/// `GET blobs/uploads/{upload}`: how far it is.
+pub(super) async fn progress(
+    State(app): State<App>,
+    Path((deployment, upload)): Path<(String, UploadId)>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
+    let bytes = end(&pieces(&app, &images, upload).await?);
+    Ok(standing(&images, upload, bytes, StatusCode::NO_CONTENT))
+}
+
+/// `PATCH blobs/uploads/{upload}`: more of it.
+pub(super) async fn append(
+    State(app): State<App>,
+    Path((deployment, upload)): Path<(String, UploadId)>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
+    let begun = end(&pieces(&app, &images, upload).await?);
+    if starts(request.headers()).is_some_and(|start| start != begun) {
+        return Ok(standing(&images, upload, begun, StatusCode::RANGE_NOT_SATISFIABLE));
+    }
+    let (bytes, _) = store(&app, &images, upload, begun, request.into_body()).await?;
+    Ok(standing(&images, upload, begun + bytes, StatusCode::ACCEPTED))
+}
+
+/// Where a piece says that it begins: `Content-Range: <first>-<last>`.
+fn starts(headers: &HeaderMap) -> Option<u64> {
+    let range = headers.get(CONTENT_RANGE)?.to_str().ok()?;
+    range
+        .trim_start_matches("bytes ")
+        .split_once('-')?
+        .0
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// What an upload is to be.
+#[derive(Deserialize)]
+pub(super) struct Wanted {
+    #[serde(default)]
+    digest: String,
+}
+
+/// `PUT blobs/uploads/{upload}?digest=`: the rest of it, and what all of it is.
+pub(super) async fn finish(
+    State(app): State<App>,
+    Path((deployment, upload)): Path<(String, UploadId)>,
+    Query(Wanted { digest }): Query<Wanted>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
+    let digest = Digest::parse(&digest)?;
+    let begun = end(&pieces(&app, &images, upload).await?);
+    store(&app, &images, upload, begun, request.into_body()).await?;
+    let all = pieces(&app, &images, upload).await?;
+    let filled: Vec<&Piece> = all.iter().filter(|piece| piece.bytes > 0).collect();
+    let to = images.key(&format!("blobs/{}", digest.0));
+    let is_it = match filled[..] {
+        // As every client sends it: what it is, was seen when it came.
+        [one] if one.offset == 0 => {
+            let is_it = one.sha256 == digest.0;
+            if is_it {
+                let renamed = app.objects.store().rename(&one.meta.location, &to).await;
+                renamed.map_err(|error| Refused::unstored(&error))?;
+            }
+            is_it
+        }
+        _ => join(&app, &filled, &to, &digest).await?,
+    };
+    if is_it {
+        app.objects.sync(&to).await.map_err(|error| Refused::unstored(&error))?;
+    }
+    clear(&app, &images, upload).await?;
+    if !is_it {
+        return Err(Refused::bad("DIGEST_INVALID", "what was sent has another digest"));
+    }
+    let mut response = StatusCode::CREATED.into_response();
+    let headers = response.headers_mut();
+    headers.insert(LOCATION, images.location(&format!("blobs/{digest}")));
+    headers.insert(DIGEST, digest.header());
+    Ok(response)
+}
+
+/// `DELETE blobs/uploads/{upload}`: it does not come.
+pub(super) async fn give_up(
+    State(app): State<App>,
+    Path((deployment, upload)): Path<(String, UploadId)>,
+    request: Request,
+) -> Result<StatusCode, Refused> {
+    let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
+    pieces(&app, &images, upload).await?;
+    clear(&app, &images, upload).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn clear(app: &App, images: &Images, upload: UploadId) -> Result<(), Refused> {
+    let folder = images.key(&format!("uploads/{upload}"));
+    let gone = app.objects.delete_below(&folder).await;
+    gone.map(drop).map_err(|error| Refused::unstored(&error))
+}
+
+/// Puts pieces together. False when they make something else than was said; then nothing is kept.
+async fn join(app: &App, pieces: &[&Piece], to: &object_store::path::Path, digest: &Digest) -> Result<bool, Refused> {
+    let mut object = Upload::new(app.objects.store().clone(), to.clone());
+    let mut hash = Sha256::new();
+    for piece in pieces {
+        if piece.offset != object.bytes() {
+            let text = "pieces of this upload came at the same time, or one twice";
+            return Err(Refused::bad("BLOB_UPLOAD_INVALID", text));
+        }
+        let found = app.objects.store().get(&piece.meta.location).await;
+        let mut bytes = found.map_err(|error| Refused::unstored(&error))?.into_stream();
+        while let Some(part) = bytes.next().await {
+            let part = part.map_err(|error| Refused::unstored(&error))?;
+            hash.update(&part);
+            object.write(&part).await.map_err(|error| Refused::unstored(&error))?;
+        }
+    }
+    // Dropped, it leaves nothing.
+    if hex::encode(hash.finalize()) != digest.0 {
+        return Ok(false);
+    }
+    object.complete().await.map_err(|error| Refused::unstored(&error))?;
+    Ok(true)
+}
+
+/// Stores a body as the piece that begins at `offset`. Answers its size and what it is.
+async fn store(
+    app: &App,
+    images: &Images,
+    upload: UploadId,
+    offset: u64,
+    mut body: Body,
+) -> Result<(u64, String), Refused> {
+    // Its name is known when it is there: until then it has one of its own.
+    let coming = images.key(&format!("uploads/{upload}/coming-{}", UploadId::new()));
+    let mut object = Upload::new(app.objects.store().clone(), coming.clone());
+    let mut hash = Sha256::new();
+    loop {
+        let frame = tokio::time::timeout(SILENCE, body.frame())
+            .await
+            .map_err(|_| ApiError::too_slow())?;
+        let Some(frame) = frame else { break };
+        let frame = frame.map_err(|_| ApiError::bad_request("the body broke off before its end"))?;
+        let Ok(part) = frame.into_data() else { continue };
+        if offset + object.bytes() + part.len() as u64 > LARGEST {
+            return Err(ApiError::too_large(usize::try_from(LARGEST).unwrap_or(usize::MAX)).into());
+        }
+        hash.update(&part);
+        object.write(&part).await.map_err(|error| Refused::unstored(&error))?;
+    }
+    let bytes = object.complete().await.map_err(|error| Refused::unstored(&error))?;
+    let sha256 = hex::encode(hash.finalize());
+    let name = images.key(&format!("uploads/{upload}/{offset}-{bytes}-{sha256}"));
+    let named = app.objects.store().rename(&coming, &name).await;
+    named.map_err(|error| Refused::unstored(&error))?;
+    Ok((bytes, sha256))
+}
+
+/// `GET blobs/{digest}`, also as HEAD.
+pub(super) async fn read(
+    State(app): State<App>,
+    Path((deployment, digest)): Path<(String, String)>,
+    request: Request,
+) -> Result<Response, Refused> {
+    let images = Images::open(&app, request.headers(), &deployment, Right::Pull).await?;
+    let digest = Digest::parse(&digest)?;
+    let key = images.key(&format!("blobs/{}", digest.0));
+    let unknown = |error| match error {
+        object_store::Error::NotFound { .. } => {
+            Refused::new(StatusCode::NOT_FOUND, "BLOB_UNKNOWN", "there is no such blob here")
+        }
+        error => Refused::unstored(&error),
+    };
+    let (bytes, body) = if request.method() == Method::HEAD {
+        let meta = app.objects.store().head(&key).await.map_err(unknown)?;
+        (meta.size, Body::empty())
+    } else {
+        let found = app.objects.store().get(&key).await.map_err(unknown)?;
+        (found.meta.size, Body::from_stream(found.into_stream()))
+    };
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(bytes));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(DIGEST, digest.header());
+    Ok(response)
+}

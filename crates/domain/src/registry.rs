@@ -1,0 +1,253 @@
+//! Registries of images that ask who pulls: logins as Docker's `config.json` has them.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::Secret;
+
+/// The registry of images whose name begins with none.
+pub const DOCKER_HUB: &str = "docker.io";
+/// What Docker Hub is called in files that `docker login` writes.
+const HUB_NAMES: [&str; 4] = [
+    "index.docker.io/v1",
+    "index.docker.io",
+    "registry-1.docker.io",
+    DOCKER_HUB,
+];
+/// Logins one list may have.
+const MOST: usize = 100;
+
+/// What opens a registry, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegistryLogin {
+    /// `host[:port]`, and a path where it is for repositories below it only.
+    pub registry: String,
+    /// User name.
+    pub username: String,
+    /// Password, or what stands for one.
+    pub password: Secret,
+}
+
+/// The logins of a `config.json`, in the order of their registries.
+///
+/// # Errors
+/// It is no such file, or says nothing that could be used without programs of the machine it comes from. The text
+/// follows the field's name, and holds no secret.
+pub fn of_docker_config(text: &str) -> Result<Vec<RegistryLogin>, String> {
+    let config: DockerConfig = serde_json::from_str(text).map_err(|_| {
+        "must be the content of a Docker config.json: {\"auths\": {\"registry.example\": {\"auth\": \"…\"}}}".to_owned()
+    })?;
+    if config.auths.len() > MOST {
+        return Err(format!("must have at most {MOST} registries"));
+    }
+    let mut logins = Vec::new();
+    for (name, entry) in config.auths {
+        let registry = registry_named(&name)?;
+        let (username, password) = entry
+            .login()
+            .map_err(|why| format!("must say how to log in at {registry}: {why}"))?;
+        logins.push(RegistryLogin {
+            registry,
+            username,
+            password: Secret::new(password),
+        });
+    }
+    if logins.is_empty() {
+        return Err(
+            "must name at least one registry under auths; credential stores and helpers cannot be asked".into(),
+        );
+    }
+    logins.sort_by(|one, other| one.registry.cmp(&other.registry));
+    Ok(logins)
+}
+
+/// The same logins as a `config.json`.
+#[must_use]
+pub fn docker_config(logins: &[RegistryLogin]) -> String {
+    let auths: BTreeMap<&str, Value> = logins
+        .iter()
+        .map(|login| {
+            let auth = BASE64.encode(format!("{}:{}", login.username, login.password.reveal()));
+            (login.registry.as_str(), json!({ "auth": auth }))
+        })
+        .collect();
+    json!({ "auths": auths }).to_string()
+}
+
+#[derive(Deserialize)]
+struct DockerConfig {
+    #[serde(default)]
+    auths: BTreeMap<String, Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    auth: Option<String>,
+    username: Option<String>,
+    password: Option<String>,
+}
+
+impl Entry {
+    fn login(self) -> Result<(String, String), &'static str> {
+        let login = match self {
+            Self {
+                username: Some(username),
+                password: Some(password),
+                ..
+            } => (username, password),
+            Self { auth: Some(auth), .. } => {
+                let bytes = BASE64.decode(auth.trim()).map_err(|_| "auth is not base64")?;
+                let text = String::from_utf8(bytes).map_err(|_| "auth is not UTF-8")?;
+                let (username, password) = text.split_once(':').ok_or("auth is not user:password")?;
+                (username.to_owned(), password.trim_end_matches('\0').to_owned())
+            }
+            _ => return Err("it has neither auth nor username and password"),
+        };
+        match (login.0.is_empty(), login.1.is_empty()) {
+            (false, false) => Ok(login),
+            _ => Err("user name or password is empty"),
+        }
+    }
+}
+
+/// A registry as people and files write it, in one form: without scheme, and Docker Hub under one name.
+///
+/// # Errors
+/// It is no address of a registry. The text follows the field's name.
+pub fn registry_named(text: &str) -> Result<String, String> {
+    let bare = text.trim().trim_start_matches("https://").trim_start_matches("http://");
+    let bare = bare.trim_end_matches('/').to_ascii_lowercase();
+    if HUB_NAMES.contains(&bare.as_str()) {
+        return Ok(DOCKER_HUB.to_owned());
+    }
+    // Some files of Docker name the version of the protocol.
+    let bare = bare.trim_end_matches("/v1").trim_end_matches("/v2").to_owned();
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:[]".contains(&byte);
+    let begins = bare
+        .bytes()
+        .next()
+        .is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'[');
+    if !begins || bare.len() > 255 || !bare.bytes().all(allowed) {
+        return Err("must be the address of a registry, such as registry.example or registry.example:5000/team".into());
+    }
+    Ok(bare)
+}
+
+/// The login that fits an image best: the one for the longest part of its name.
+#[must_use]
+pub fn login_for<'a>(logins: &'a [RegistryLogin], image: &str) -> Option<&'a RegistryLogin> {
+    let name = name_of(image);
+    let covers = |login: &&RegistryLogin| {
+        let rest = name.strip_prefix(login.registry.as_str());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    logins.iter().filter(covers).max_by_key(|login| login.registry.len())
+}
+
+/// Whether an image says which registry it is of. Others may be images of the machine alone.
+#[must_use]
+pub fn names_registry(image: &str) -> bool {
+    image.split_once('/').is_some_and(|(first, _)| is_host(first))
+}
+
+/// As Docker tells a registry from a user of its own.
+fn is_host(first: &str) -> bool {
+    first.contains(['.', ':']) || first == "localhost"
+}
+
+/// An image's registry and repository, without tag and digest.
+fn name_of(image: &str) -> String {
+    let image = image.split('@').next().unwrap_or(image);
+    let end = match (image.rfind(':'), image.rfind('/')) {
+        (Some(colon), slash) if slash.is_none_or(|slash| slash < colon) => colon,
+        _ => image.len(),
+    };
+    let image = &image[..end];
+    match image.split_once('/') {
+        Some((first, rest)) if is_host(first) => {
+            let host = registry_named(first).unwrap_or_else(|_| first.to_owned());
+            format!("{host}/{rest}")
+        }
+        _ => format!("{DOCKER_HUB}/{image}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn login(registry: &str) -> RegistryLogin {
+        RegistryLogin {
+            registry: registry.to_owned(),
+            username: "me".to_owned(),
+            password: Secret::new("pa:ss"),
+        }
+    }
+
+    #[test]
+    fn a_config_of_docker_is_read_and_written() {
+        let text = json!({
+            "auths": {
+                "https://index.docker.io/v1/": {"auth": BASE64.encode("me:pa:ss")},
+                "Registry.example:5000": {"username": "me", "password": "pa:ss"},
+            },
+            "credsStore": "desktop",
+        });
+        let logins = of_docker_config(&text.to_string()).unwrap();
+        assert_eq!(logins, [login("docker.io"), login("registry.example:5000")]);
+        assert_eq!(of_docker_config(&docker_config(&logins)).unwrap(), logins);
+        assert!(!format!("{logins:?}").contains("pa:ss"));
+    }
+
+    #[test]
+    fn what_says_nothing_is_refused() {
+        for (text, why) in [
+            ("", "config.json"),
+            ("7", "config.json"),
+            (r#"{"credsStore": "desktop"}"#, "at least one registry"),
+            (r#"{"auths": {"registry.example": {}}}"#, "neither auth nor"),
+            (r#"{"auths": {"registry.example": {"auth": "%"}}}"#, "base64"),
+            (r#"{"auths": {"registry.example": {"auth": "bWU="}}}"#, "user:password"),
+            (r#"{"auths": {"registry.example": {"auth": "bWU6"}}}"#, "empty"),
+            (r#"{"auths": {"a b": {"auth": "bWU6cA=="}}}"#, "address of a registry"),
+        ] {
+            let refused = of_docker_config(text).unwrap_err();
+            assert!(refused.contains(why), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_login_for_the_longest_part_of_the_name_fits() {
+        let logins = [
+            "docker.io",
+            "registry.example",
+            "registry.example/team",
+            "localhost:5000",
+        ]
+        .map(login);
+        for (image, registry) in [
+            ("agent", Some("docker.io")),
+            ("me/agent:1", Some("docker.io")),
+            ("docker.io/me/agent", Some("docker.io")),
+            ("index.docker.io/me/agent", Some("docker.io")),
+            ("registry.example/agent@sha256:00", Some("registry.example")),
+            ("registry.example/team/agent:1", Some("registry.example/team")),
+            ("registry.example/teams/agent", Some("registry.example")),
+            ("localhost:5000/agent", Some("localhost:5000")),
+            ("localhost:5001/agent", None),
+            ("registry.example.org/agent", None),
+        ] {
+            let found = login_for(&logins, image).map(|login| login.registry.as_str());
+            assert_eq!(found, registry, "{image}");
+            assert_eq!(
+                names_registry(image),
+                image.starts_with(['d', 'i', 'r', 'l']),
+                "{image}"
+            );
+        }
+    }
+}
