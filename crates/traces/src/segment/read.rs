@@ -107,7 +107,8 @@ impl Segment {
     /// # Errors
     /// There is no such row group, or the object can't be read.
     pub fn batches(&self, row_group: usize, columns: &[usize], range: Option<Range<usize>>) -> Result<Batches> {
-        self.selected(row_group, columns, range.as_ref().map(std::slice::from_ref))
+        let one = range.map(|range| [range]);
+        self.selected(row_group, columns, one.as_ref().map(<[_; 1]>::as_slice))
     }
 
     /// The same for some ranges, which follow one another: a page that several of them touch is decoded once.
