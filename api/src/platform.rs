@@ -37,11 +37,12 @@ pub fn platform_router(app: App) -> Router {
     let (api, document) = described(&app);
     let beside = ops::routes(app.ops.clone()).merge(gateway::routes(&app));
     let requests = app.settings.requests;
-    let pages = ui::routes(&app);
+    let (pages, wal) = (ui::routes(&app), app.wal.clone());
     layers::limited(
         api.merge(pages).with_state(app).merge(docs::routes(&document)),
         beside,
         requests,
+        wal,
     )
 }
 
