@@ -12,9 +12,11 @@ use http::header::{
     X_FRAME_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body::Body as _;
 use tower_http::catch_panic::CatchPanicLayer;
 use towpath_domain::{RequestId, Traceparent};
 use towpath_durable::trace;
+use towpath_traces::wal::Wal;
 use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
@@ -34,12 +36,14 @@ pub(crate) fn plain(router: Router) -> Router {
         .layer(from_fn(observe))
 }
 
-/// The layers of an API that works on at most `requests` at once; `ops` stays outside of that limit.
-pub(crate) fn limited(router: Router, ops: Router, requests: usize) -> Router {
+/// The layers of an API that works on at most `requests` at once and brings trace data into `wal`; `ops` stays outside of
+/// that limit.
+pub(crate) fn limited(router: Router, ops: Router, requests: usize, wal: Wal) -> Router {
     let gates = Arc::new(Gates {
         all: Gate::new(requests),
         // Whatever comes in as traces, somebody can still look at what is going on.
         ingest: Gate::new(requests - requests / 4),
+        wal,
     });
     plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
 }
@@ -47,6 +51,7 @@ pub(crate) fn limited(router: Router, ops: Router, requests: usize) -> Router {
 struct Gates {
     all: Gate,
     ingest: Gate,
+    wal: Wal,
 }
 
 /// As [`limited`], with refusals in the shape of the agent surface. What no route takes goes to `rest`.
@@ -77,6 +82,10 @@ async fn no_such_method() -> ApiError {
 /// before keys are looked at and bodies are kept, so refusing costs next to nothing.
 async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
     let entered = if is_ingest(&request) {
+        if let Err(wait) = gates.wal.admit(request.body().size_hint().lower()) {
+            metrics::counter!(metric::SHED, "reason" => "backlog").increment(1);
+            return ApiError::too_many("trace data comes in faster than it is worked off", wait).into_response();
+        }
         gates
             .ingest
             .enter()

@@ -33,7 +33,7 @@ pub fn describe() {
     metrics::describe_counter!(
         SHED,
         Unit::Count,
-        "Requests refused at once, because too many were under way (requests) or memory was short (ingest_memory)"
+        "Requests refused at once, because too many were under way (requests), memory was short (ingest_memory), or trace data waited to be folded (backlog)"
     );
     metrics::describe_histogram!(
         GATEWAY_HELD,
@@ -75,7 +75,7 @@ pub fn describe() {
     metrics::counter!(PANICS).absolute(0);
     metrics::counter!(INGEST_REFUSED).absolute(0);
     metrics::counter!(INGEST_BYTES).absolute(0);
-    for reason in ["requests", "ingest_memory"] {
+    for reason in ["requests", "ingest_memory", "backlog"] {
         metrics::counter!(SHED, "reason" => reason).absolute(0);
     }
 }

@@ -40,11 +40,12 @@ pub fn platform_router(app: App) -> Router {
         .merge(gateway::routes(&app))
         .merge(registry::routes(&app));
     let requests = app.settings.requests;
-    let pages = ui::routes(&app);
+    let (pages, wal) = (ui::routes(&app), app.wal.clone());
     layers::limited(
         api.merge(pages).with_state(app).merge(docs::routes(&document)),
         beside,
         requests,
+        wal,
     )
 }
 

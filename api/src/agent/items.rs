@@ -81,7 +81,7 @@ pub(crate) struct Label(String);
 pub(crate) struct NewItem {
     #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
-    #[schema(min_length = 1, max_length = 1000, pattern = r"^[^\x00]+$")]
+    #[schema(min_length = 1, max_length = 1000)]
     key: String,
     value: Map<String, Value>,
     /// Minutes it lives; without one the server's default, null for ever.
@@ -100,7 +100,7 @@ fn said<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<f64>>
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
     /// Its key.
-    #[param(required = true, min_length = 1, pattern = r"^[^\x00]+$")]
+    #[param(required = true, min_length = 1)]
     key: Option<String>,
     /// Its labels, joined by dots.
     #[param(required = true, pattern = r"^[^.\x00]+(\.[^.\x00]+){0,99}$")]
@@ -115,7 +115,7 @@ pub(crate) struct Which {
 pub(crate) struct GoneItem {
     #[schema(value_type = Vec<Label>, min_items = 1, max_items = 100)]
     namespace: Vec<String>,
-    #[schema(min_length = 1, max_length = 1000, pattern = r"^[^\x00]+$")]
+    #[schema(min_length = 1, max_length = 1000)]
     key: String,
 }
 

@@ -85,7 +85,7 @@ impl Server {
         let draining = CancellationToken::new();
         let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
-        let wal = roles.api.then(|| shared.wal());
+        let wal = roles.api.then(|| shared.wal(settings));
         let app = wal
             .as_ref()
             .map(|wal| shared.app(settings, address, agents, wal.clone(), ops.clone()))

@@ -161,6 +161,19 @@ pub async fn backlog(tx: &mut Tx<'_>) -> Result<(i64, i64)> {
     .await)?)
 }
 
+/// Bytes of the units that were folded since then and are not forgotten yet.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn folded_bytes_since(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT CAST(COALESCE(SUM(bytes), 0) AS bigint) FROM wal_unit WHERE state = 'folded' AND folded_at > $1",
+    )
+    .bind(since)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Notes that `job` folds these units, whoever had them before. Folding is serialised by its lane; this says to
 /// people who is at it.
 ///

@@ -11,6 +11,7 @@
 //!
 //! A unit whose transaction did not commit is as if it never was; its object is swept later.
 
+mod backlog;
 mod queue;
 pub mod sweep;
 pub mod unit;
@@ -29,6 +30,7 @@ use towpath_store::{Store, Tx, projects, units};
 use crate::accept::Accepted;
 use crate::metric;
 use crate::objects::{Objects, ObjectsError};
+use backlog::Backlog;
 use queue::{Bounds, Entry, Queue};
 pub use unit::{Damage, Frame, FrameHead};
 
@@ -50,6 +52,9 @@ pub const fn seq(unit: i64, index: u32) -> i64 {
 pub struct Options {
     /// Bytes of bodies that may wait; more is refused.
     pub queue_bytes: usize,
+    /// About how many bytes of accepted bodies may wait to be folded; where more is offered, it comes in at the pace of
+    /// folding.
+    pub backlog_bytes: u64,
     /// About how many bytes of bodies go into one unit. A larger body gets a unit of its own.
     pub unit_bytes: usize,
     /// How long a flush waits for company.
@@ -67,6 +72,7 @@ impl Options {
         let local = objects.is_local();
         Self {
             queue_bytes: 64 * 1024 * 1024,
+            backlog_bytes: 1 << 30,
             unit_bytes: 8 * 1024 * 1024,
             linger: if local {
                 Duration::ZERO
@@ -108,11 +114,13 @@ pub struct Wal(Arc<Gate>);
 struct Gate {
     shared: Arc<Shared>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    watch: JoinHandle<()>,
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
         self.shared.queue.close();
+        self.watch.abort();
     }
 }
 
@@ -122,6 +130,7 @@ struct Shared {
     options: Options,
     on_registered: OnRegistered,
     queue: Queue,
+    backlog: Arc<Backlog>,
 }
 
 impl Wal {
@@ -134,12 +143,18 @@ impl Wal {
             flushes: options.flushes,
             wait: options.patience / 2,
         });
+        let backlog = Arc::new(Backlog::new(options.backlog_bytes));
+        let watch = {
+            let (backlog, store) = (Arc::clone(&backlog), store.clone());
+            tokio::spawn(async move { backlog.watch(&store).await })
+        };
         let shared = Arc::new(Shared {
             store,
             objects,
             options,
             on_registered,
             queue,
+            backlog,
         });
         let tasks = (0..options.flushes.max(1))
             .map(|_| tokio::spawn(flusher(shared.clone())))
@@ -147,7 +162,17 @@ impl Wal {
         Self(Arc::new(Gate {
             shared,
             tasks: Mutex::new(tasks),
+            watch,
         }))
+    }
+
+    /// Whether a body of about so many bytes may come in, seen from what waits to be folded. Asked before anything of it
+    /// is read.
+    ///
+    /// # Errors
+    /// When there will probably be room.
+    pub fn admit(&self, bytes: u64) -> Result<(), Duration> {
+        self.0.shared.backlog.admit(bytes, Instant::now())
     }
 
     /// Makes a request durable. A caller that goes away meanwhile does not stop the writing.
@@ -165,6 +190,7 @@ impl Wal {
     /// Takes no more requests, writes what waits and returns when that is done.
     pub async fn close(&self) {
         self.0.shared.queue.close();
+        self.0.watch.abort();
         let tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
         for task in tasks {
             if let Err(error) = task.await {
@@ -199,6 +225,7 @@ async fn flusher(shared: Arc<Shared>) {
         metrics::gauge!(metric::WAL_WAITING).set(shared.queue.bytes() as f64);
         match &result {
             Ok(()) => {
+                shared.backlog.accepted(bytes as u64);
                 metrics::counter!(metric::WAL_BYTES).increment(bytes as u64);
                 metrics::counter!(metric::WAL_UNITS).increment(1);
             }

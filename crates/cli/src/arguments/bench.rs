@@ -22,6 +22,9 @@ pub enum BenchCommand {
     /// An agent server: runs created and waited for, first events, background runs, threads.
     Agent(BenchAgent),
     /// A server under twice the load it can take: goodput, refusals, latency.
+    ///
+    /// The server is filled first, until it refuses for the first time. The peak is what it then accepts of senders that
+    /// wait for their answers, so what it takes and works off, not what it takes in one breath. Of this, twice is offered.
     Overload(BenchOverload),
     /// Exports: trace runs to Parquet files, copied and scanned, beside DuckDB where it is at hand.
     Export(BenchExport),
@@ -184,7 +187,7 @@ pub struct BenchOverload {
     /// A key of that server that opens one workspace.
     #[arg(long, value_name = "KEY")]
     pub api_key: Option<String>,
-    /// Length of the phase under twice the load.
+    /// Length of the phase under twice the load; each that looks for the peak has a third of it.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
     pub seconds: u64,
     /// Trace runs in one request; the official clients send up to a hundred.

@@ -1,7 +1,13 @@
 //! `towpath bench overload`: what a server does when twice as much comes as it can take.
 //!
-//! An open loop: requests go out at their appointed time, whether or not the ones before were answered, and a latency
-//! counts from that time. A closed loop would wait for a slow server, and so never overload it.
+//! What a server acknowledges at first says little about what it can take: accepting is several times as fast as folding,
+//! and what is accepted waits until it is folded. So the server is filled first, until it refuses for the first time. Only
+//! then it is measured how much senders get accepted that each wait for their answer, and a moment after a refusal: the
+//! peak is what the server takes and works off.
+//!
+//! Then twice the peak is offered by an open loop: requests go out at their appointed time, whether or not the ones before
+//! were answered, and a latency counts from that time. A closed loop would wait for a slow server, and so never overload
+//! it.
 //!
 //! A generator that takes the processor from the server it overloads would measure itself. So a server of the
 //! benchmark's own gets one half of the cores and the generator the other; where there is only one core the figures say
@@ -21,8 +27,16 @@ use load::{Load, Seen};
 
 /// Requests per second of a server that is hardly busy.
 const IDLE_RATE: f64 = 50.0;
-/// Senders that look for the peak, each waiting for its answer.
-const SENDERS: [usize; 6] = [8, 16, 32, 64, 128, 256];
+/// Senders that look for the peak, each waiting for its answer. The most come first: a backlog that stands at its bound
+/// can then only shrink, and nothing counts that was accepted and is not worked off.
+const SENDERS: [usize; 5] = [64, 32, 16, 8, 4];
+/// What may wait to be folded in a server of the benchmark's own: little, so that it is soon full.
+const BACKLOG: (&str, &str) = ("TOWPATH_INGEST_BACKLOG_MB", "256");
+/// Senders that fill the server, and how long they may take.
+const FILLING: usize = 64;
+const LONGEST_FILLING: Duration = Duration::from_secs(120);
+/// For how long the full server goes on being filled before anything is measured: its pace has to settle.
+const SETTLING: Duration = Duration::from_secs(8);
 /// The least share of the peak that has to be left under twice the load.
 const GOODPUT: f64 = 0.9;
 
@@ -30,7 +44,7 @@ pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
     let child = match options.server {
         Some(_) => None,
         None => Some(
-            Child::dev(Some(cores::Half::Lower))
+            Child::dev_with(Some(cores::Half::Lower), &[(BACKLOG.0, BACKLOG.1.to_owned())])
                 .await
                 .context("starting a server of its own")?,
         ),
@@ -50,8 +64,13 @@ pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
     if let Some(child) = child {
         child.stop().await?;
     }
-    let (report, goodput) = measured?;
+    let (report, goodput, unsent) = measured?;
     report.print(options.output)?;
+    ensure!(
+        unsent == 0,
+        "this run says nothing: {unsent} requests of twice the load could not be sent. Give the load more cores, or name a \
+         smaller server by --server"
+    );
     ensure!(
         goodput >= GOODPUT,
         "goodput under twice the load is {:.0} % of the peak, less than {:.0} %",
@@ -61,7 +80,7 @@ pub async fn run(options: &BenchOverload) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measure(load: &Load, seconds: u64) -> anyhow::Result<(Report, f64)> {
+async fn measure(load: &Load, seconds: u64) -> anyhow::Result<(Report, f64, u64)> {
     let mut report = Report::default();
     let phase = Duration::from_secs(seconds);
     // Connections, caches, the first project.
@@ -72,25 +91,39 @@ async fn measure(load: &Load, seconds: u64) -> anyhow::Result<(Report, f64)> {
     report.note("idle, p50", idle.quantile(0.5), "ms");
     report.note("idle, p99", idle.quantile(0.99), "ms");
 
+    let filled = load.fill(FILLING, LONGEST_FILLING).await;
+    ensure!(
+        filled.refused() > 0,
+        "the server refuses nothing for {} s: more senders are needed to fill it",
+        LONGEST_FILLING.as_secs()
+    );
+    report.note("until it is full", filled.goodput(), "accepted/s");
+    report.note("until it is full, took", filled.took().as_secs_f64(), "s");
+    load.saturate(FILLING, SETTLING).await;
+
     let mut peak: f64 = 0.0;
     for senders in SENDERS {
+        let folded = load.folded().await?;
         let seen = load.saturate(senders, phase / 3).await;
-        report.note(format!("{senders} senders"), seen.goodput(), "accepted/s");
-        // Beyond the peak more senders only wait longer.
-        if seen.goodput() < peak * 0.8 {
-            break;
-        }
+        let folded = (load.folded().await? - folded) / seen.took().as_secs_f64();
+        report.note(format!("full, {senders} senders"), seen.goodput(), "accepted/s");
+        report.note(format!("full, {senders} senders, folded"), folded, "requests/s");
         peak = peak.max(seen.goodput());
     }
     report.note("peak", peak, "accepted/s");
 
+    let folded = load.folded().await?;
     let over = load.offer(peak * 2.0, phase).await;
+    let folded = (load.folded().await? - folded) / over.took().as_secs_f64();
     overloaded(&mut report, &over);
+    report.note("2x, folded", folded, "requests/s");
 
     let after = load.offer(IDLE_RATE, Duration::from_secs(5)).await;
     report.against("after, p99", after.quantile(0.99), "ms", "idle, p99");
     report.note("after, refused", after.refused() as f64, "requests");
-    Ok((report, over.goodput() / peak))
+    let rested = load.rest(LONGEST_FILLING).await?;
+    report.note("until nothing waits to be folded", rested.as_secs_f64(), "s");
+    Ok((report, over.goodput() / peak, over.unsent()))
 }
 
 fn overloaded(report: &mut Report, over: &Seen) {

@@ -36,7 +36,12 @@ pub(super) struct Child {
 impl Child {
     /// `towpath dev` in a temporary folder, ready; on one half of the cores where one is named.
     pub(super) async fn dev(half: Option<Half>) -> anyhow::Result<Self> {
-        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], folder()?, &[], half).await
+        Self::dev_with(half, &[]).await
+    }
+
+    /// The same, with more in its environment.
+    pub(super) async fn dev_with(half: Option<Half>, environment: &[(&str, String)]) -> anyhow::Result<Self> {
+        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], folder()?, environment, half).await
     }
 
     /// `towpath dev` in a temporary folder with these variables, ready.

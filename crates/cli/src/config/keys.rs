@@ -416,6 +416,16 @@ pub const KEYS: &[Key] = &[
         about: "largest ingest body as it is sent, compressed or not",
     },
     Key {
+        name: "ingest.backlog_mb",
+        environment: &[],
+        default: Fallback::Text("1024"),
+        kind: Kind::Count {
+            least: 16,
+            most: 1_048_576,
+        },
+        about: "trace data, as sent, that may wait to be folded; beyond half of it more comes in at the pace of folding only, the rest is answered 429",
+    },
+    Key {
         name: "ingest.memory_mb",
         environment: &[],
         default: Fallback::Text("256"),

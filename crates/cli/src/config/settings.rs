@@ -64,6 +64,8 @@ pub struct Settings {
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together, in bytes.
     pub ingest_memory_bytes: usize,
+    /// Accepted trace data that may wait to be folded.
+    pub ingest_backlog_bytes: u64,
     /// Private or local addresses that destinations may have.
     pub outbound_allow: Vec<Allowed>,
     /// The agent server.
@@ -251,6 +253,7 @@ impl Settings {
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
             requests: values.number("http.requests"),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
+            ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
             outbound_allow: kind::items(values.text("outbound.allow"))
                 .filter_map(|item| item.parse().ok())

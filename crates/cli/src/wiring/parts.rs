@@ -83,8 +83,11 @@ impl Shared {
     }
 
     /// The write-ahead log of ingest.
-    pub fn wal(&self) -> Wal {
-        let options = wal::Options::for_store(&self.objects);
+    pub fn wal(&self, settings: &Settings) -> Wal {
+        let options = wal::Options {
+            backlog_bytes: settings.ingest_backlog_bytes,
+            ..wal::Options::for_store(&self.objects)
+        };
         Wal::new(
             self.store.clone(),
             self.objects.clone(),

@@ -19,11 +19,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Requests of this generator under way at once. More is counted as not sent: the figure must be zero, or the
 /// generator is what was measured.
 const UNDER_WAY: usize = 8192;
+/// Who waits for answers comes back after a refusal so late: sooner than asked for, or the server would not stay full.
+const AFTER_REFUSAL: Duration = Duration::from_millis(50);
 
 /// One server, one key, one body but for the ids in it.
 pub(super) struct Load {
     http: reqwest::Client,
     url: String,
+    metrics: String,
     body: Vec<u8>,
     /// Where in the body each trace run's ids stand.
     ids: Vec<[usize; 2]>,
@@ -69,6 +72,7 @@ impl Load {
         Ok(Self {
             http,
             url: format!("{base}/runs/batch"),
+            metrics: format!("{base}/metrics"),
             body,
             ids,
             places: Arc::new(Semaphore::new(UNDER_WAY)),
@@ -111,8 +115,45 @@ impl Load {
         seen
     }
 
-    /// As much as `senders` bring that each wait for their answer.
+    /// As much as `senders` bring that each wait for their answer, and a moment after a refusal.
     pub(super) async fn saturate(&self, senders: usize, span: Duration) -> Seen {
+        self.send(senders, span, false).await
+    }
+
+    /// As [`Load::saturate`], until the first refusal.
+    pub(super) async fn fill(&self, senders: usize, longest: Duration) -> Seen {
+        self.send(senders, longest, true).await
+    }
+
+    /// Requests whose trace runs are folded, counted from the server's start.
+    pub(super) async fn folded(&self) -> anyhow::Result<f64> {
+        let runs = self.metric("towpath_folded_operations_total").await?;
+        Ok(runs / self.ids.len() as f64)
+    }
+
+    /// Waits until hardly anything waits to be folded; answers how long that took.
+    pub(super) async fn rest(&self, longest: Duration) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        loop {
+            let before = self.folded().await?;
+            // Longer than a fold waits for company.
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            if self.folded().await? <= before {
+                return Ok(began.elapsed());
+            }
+            anyhow::ensure!(began.elapsed() < longest, "the server still folds what it accepted");
+        }
+    }
+
+    async fn metric(&self, name: &str) -> anyhow::Result<f64> {
+        let text = self.http.get(&self.metrics).send().await?.text().await?;
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        Ok(line
+            .and_then(|rest| rest.rsplit(' ').next()?.parse().ok())
+            .unwrap_or_default())
+    }
+
+    async fn send(&self, senders: usize, span: Duration, until_refused: bool) -> Seen {
         let began = Instant::now();
         let seen = Arc::new(Mutex::new(Seen::default()));
         let sending = (0..senders).map(|_| {
@@ -120,9 +161,18 @@ impl Load {
             async move {
                 while began.elapsed() < span {
                     let fate = fate(self.request(), Instant::now()).await;
-                    let mut seen = seen.lock().expect("no holder of it panics");
-                    seen.offered += 1;
-                    seen.count(fate);
+                    let refused = {
+                        let mut seen = seen.lock().expect("no holder of it panics");
+                        seen.offered += 1;
+                        seen.count(fate);
+                        seen.refused() > 0
+                    };
+                    if refused && until_refused {
+                        return;
+                    }
+                    if matches!(fate, Fate::Refused(_)) {
+                        tokio::time::sleep(AFTER_REFUSAL).await;
+                    }
                 }
             }
         });
@@ -195,6 +245,10 @@ impl Seen {
             Fate::Other(status) => *self.others.entry(status).or_default() += 1,
             Fate::Lost => self.lost += 1,
         }
+    }
+
+    pub(super) const fn took(&self) -> Duration {
+        self.took
     }
 
     pub(super) fn accepted(&self) -> usize {

@@ -20,6 +20,7 @@ on_both_databases!(
     a_failed_registration_fails_its_callers_and_leaves_nothing,
     a_disk_that_cannot_be_written_fails_its_callers,
     a_full_queue_refuses_and_says_when_to_come_back,
+    more_than_may_wait_comes_in_once_it_is_folded,
     closing_writes_what_waits_and_takes_no_more,
     an_empty_body_needs_no_unit,
     sweeping_takes_orphans_and_folded_units_and_leaves_the_rest,
@@ -153,6 +154,29 @@ async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
     gate.add_permits(10);
     first.await.unwrap().unwrap();
     wal.append(accepted).await.unwrap();
+}
+
+async fn more_than_may_wait_comes_in_once_it_is_folded(world: World) {
+    let accepted = world.accept(&sample(9).body(0..5, Which::Both, Encoding::Identity));
+    let options = Options {
+        backlog_bytes: 1000,
+        ..Options::for_store(&world.objects)
+    };
+    let registered: OnRegistered = Arc::new(|_tx| Box::pin(async { Ok(()) }));
+    let wal = Wal::new(world.store.clone(), world.objects.clone(), options, registered);
+    assert_eq!(wal.admit(1 << 20), Ok(()), "nothing waits");
+    wal.append(accepted).await.unwrap();
+    let wait = wal.admit(1).unwrap_err();
+    assert!(wait.as_secs() >= 2, "{wait:?}");
+    world.fold().await;
+    let room = async {
+        while wal.admit(1).is_err() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), room)
+        .await
+        .unwrap();
 }
 
 async fn closing_writes_what_waits_and_takes_no_more(world: World) {
