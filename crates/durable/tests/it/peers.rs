@@ -426,7 +426,7 @@ async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i
                             .collect();
                         steps::record(tx, &steps).await?.len()
                     }
-                    _ => jobs::complete(tx, &held).await?.len(),
+                    _ => jobs::complete(tx, &held, &[]).await?.len(),
                 };
                 assert_eq!(touched, 16);
                 Ok(rows_read(tx).await? - before)
