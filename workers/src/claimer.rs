@@ -8,10 +8,10 @@ use rand::Rng;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{TenantId, WorkerId};
-use towpath_durable::{Claimed, Engine, Fenced};
+use towpath_durable::{Claimed, Ending, Engine, Fenced};
 use towpath_queue::Wakes;
 use towpath_store::jobs::{self, Turned};
-use towpath_store::{self as store, Dialect};
+use towpath_store::{self as store, Dialect, Tx};
 
 use crate::held::Held;
 use crate::metric::{self, Slots};
@@ -105,7 +105,8 @@ impl Claimer {
             match turned {
                 Ok(turned) => {
                     trouble = Duration::ZERO;
-                    backlog = (turned.claimed.len() == wanted).then(|| started.elapsed());
+                    // Each tenant gets an equal share, so that many of them leave some slots free.
+                    backlog = (turned.claimed.len() * 2 > wanted).then(|| started.elapsed());
                     if turned.claimed.is_empty() {
                         rest = Some(self.rest(self.fallback));
                     }
@@ -170,19 +171,22 @@ impl Claimer {
         let lease = self.engine.settings().lease;
         let store = self.engine.store();
         let wanted = i64::try_from(hand.len()).unwrap_or(i64::MAX);
-        let held: Vec<Fenced> = hand.finished.iter().map(|finished| finished.bare.job()).collect();
-        store
-            .write_one(async |tx| {
-                if held.is_empty() {
-                    let claimed = jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await?;
-                    return Ok(Turned {
-                        missed: Vec::new(),
-                        claimed,
-                    });
-                }
-                jobs::turn(tx, &held, &self.pool, self.worker, lease, wanted, after).await
-            })
-            .await
+        let (held, lanes) = Ending::all(hand.finished.iter().map(|finished| finished.bare.ending()));
+        let turn = async |tx: &mut Tx<'_>| {
+            if held.is_empty() {
+                let claimed = jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await?;
+                return Ok(Turned {
+                    missed: Vec::new(),
+                    claimed,
+                });
+            }
+            jobs::turn(tx, &held, &lanes, &self.pool, self.worker, lease, wanted, after).await
+        };
+        if lanes.is_empty() {
+            store.write_one(turn).await
+        } else {
+            store.write(turn).await
+        }
     }
 
     /// Starts what was claimed, on the slots of what is finished and on those that were free.
@@ -233,9 +237,15 @@ impl Claimer {
 
     /// Writes the finished jobs while there is nothing to claim.
     async fn complete(&self, finished: Vec<Finished>) {
-        let held: Vec<Fenced> = finished.iter().map(|finished| finished.bare.job()).collect();
+        let (held, lanes) = Ending::all(finished.iter().map(|finished| finished.bare.ending()));
         let store = self.engine.store();
-        match store.write_one(async |tx| jobs::complete(tx, &held).await).await {
+        let complete = async |tx: &mut Tx<'_>| jobs::complete(tx, &held, &lanes).await;
+        let completed = if lanes.is_empty() {
+            store.write_one(complete).await
+        } else {
+            store.write(complete).await
+        };
+        match completed {
             Ok(hit) if hit.len() == held.len() => self.settle(finished, &[]),
             Ok(hit) => {
                 let missed: Vec<Fenced> = held.into_iter().filter(|job| !hit.contains(job)).collect();
@@ -248,7 +258,7 @@ impl Claimer {
     /// Lets go of jobs whose rows are written. Those that were `missed` have an end of their own to write.
     fn settle(&self, finished: Vec<Finished>, missed: &[Fenced]) {
         for Finished { bare, place } in finished {
-            if missed.contains(&bare.job()) {
+            if missed.contains(&bare.ending().job) {
                 let engine = self.engine.clone();
                 tokio::spawn(async move {
                     bare.missed(&engine).await;

@@ -1,12 +1,12 @@
 //! What the parts of the engine share in one process.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_store::jobs::{self, Fenced};
 use towpath_store::steps::{self, NewStep};
-use towpath_store::{self as store, Store};
+use towpath_store::{self as store, Store, Tx};
 
 use crate::batch::Batch;
 
@@ -28,6 +28,27 @@ impl Default for Settings {
     }
 }
 
+/// A job that ends with nothing to write but its own row, and its place in a lane if it has one.
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// The job, and the fence of its attempt.
+    pub job: Fenced,
+    /// Its lane.
+    pub lane: Option<String>,
+}
+
+impl Ending {
+    /// As the store takes them: the jobs, and their lanes in order, each once.
+    pub fn all<'a>(endings: impl IntoIterator<Item = &'a Self>) -> (Vec<Fenced>, Vec<String>) {
+        let (mut held, mut lanes) = (Vec::new(), BTreeSet::new());
+        for ending in endings {
+            held.push(ending.job);
+            lanes.extend(ending.lane.clone());
+        }
+        (held, lanes.into_iter().collect())
+    }
+}
+
 /// The engine of one process. Clones share it.
 #[derive(Clone)]
 pub struct Engine(Arc<Inner>);
@@ -36,7 +57,7 @@ struct Inner {
     store: Store,
     settings: Settings,
     steps: Batch<NewStep, bool>,
-    completions: Batch<Fenced, bool>,
+    completions: Batch<Ending, bool>,
 }
 
 impl Engine {
@@ -55,11 +76,17 @@ impl Engine {
         });
         let completions = Batch::new({
             let store = store.clone();
-            move |group: Arc<Vec<Fenced>>| {
+            move |group: Arc<Vec<Ending>>| {
                 let store = store.clone();
                 async move {
-                    let hit = store.write_one(async |tx| jobs::complete(tx, &group).await).await?;
-                    Ok(among(hit, group.iter().copied()))
+                    let (held, lanes) = Ending::all(group.iter());
+                    let complete = async |tx: &mut Tx<'_>| jobs::complete(tx, &held, &lanes).await;
+                    let hit = if lanes.is_empty() {
+                        store.write_one(complete).await?
+                    } else {
+                        store.write(complete).await?
+                    };
+                    Ok(among(hit, held.iter().copied()))
                 }
             }
         });
@@ -98,8 +125,8 @@ impl Engine {
     }
 
     /// Completes a job that has nothing else to write; `false` when it moved on or was asked to stop.
-    pub(crate) async fn complete(&self, job: Fenced) -> store::Result<bool> {
-        self.0.completions.call(job).await
+    pub(crate) async fn complete(&self, ending: Ending) -> store::Result<bool> {
+        self.0.completions.call(ending).await
     }
 }
 

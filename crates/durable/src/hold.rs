@@ -232,14 +232,7 @@ impl Hold {
         let Some(key) = job.lane.as_ref().filter(|_| job.lane_held) else {
             return Ok(());
         };
-        let Some(mut lane) = lanes::leave(tx, key).await? else {
-            return Ok(());
-        };
-        let promoted = lanes::promote(tx, &mut lane).await?;
-        if promoted.is_empty() {
-            return Ok(());
-        }
-        for promoted in promoted {
+        for promoted in lanes::leave(tx, key).await? {
             tx.wake(&promoted.pool);
             // It may be one of ours, and about to leave the lane again.
             if let Some(row) = self.jobs.get_mut(&promoted.id) {
@@ -247,7 +240,7 @@ impl Hold {
                 row.lane_held = true;
             }
         }
-        lanes::save(tx, &lane).await
+        Ok(())
     }
 
     async fn tell_parent(&mut self, tx: &mut Tx<'_>, child: &Job, state: JobState) -> store::Result<()> {
@@ -353,7 +346,7 @@ impl Wanted {
         for (key, places) in &self.lanes {
             match places {
                 Some(places) => drop(lanes::lock(tx, key, *places).await?),
-                None => drop(lanes::lock_existing(tx, key).await?),
+                None => lanes::hold(tx, key).await?,
             }
         }
         let mut ids = self.family;

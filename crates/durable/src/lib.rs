@@ -27,7 +27,7 @@ mod workflow;
 
 pub use cancel::{Cancelled, cancel};
 pub use ctx::{Child, Ctx};
-pub use engine::{Engine, Settings};
+pub use engine::{Ending, Engine, Settings};
 pub use explain::{Explanation, Why, explain};
 pub use failure::{Done, Failure, Outcome, Verdict};
 pub use lane::Lane;

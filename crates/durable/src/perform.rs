@@ -12,7 +12,7 @@ use towpath_store::{self as store};
 use tracing::{Instrument, Span};
 
 use crate::ctx::Ctx;
-use crate::engine::Engine;
+use crate::engine::{Ending, Engine};
 use crate::failure::{Cause, End, Failure, Outcome};
 use crate::metric;
 use crate::outcome;
@@ -43,7 +43,7 @@ pub enum Performed {
 
 /// A job that ended well, its row not yet written.
 pub struct Bare {
-    job: jobs::Fenced,
+    ending: Ending,
     kind: String,
     pool: String,
     policy: RetryPolicy,
@@ -53,10 +53,10 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// The job, and the fence of its attempt.
+    /// What is to be written.
     #[must_use]
-    pub fn job(&self) -> jobs::Fenced {
-        self.job
+    pub fn ending(&self) -> &Ending {
+        &self.ending
     }
 
     /// Its row is written.
@@ -70,7 +70,7 @@ impl Bare {
 
     /// Writes the row, with whatever others are at it. Returns as [`perform`] does.
     pub async fn complete(self, engine: &Engine) {
-        match engine.complete(self.job).await {
+        match engine.complete(self.ending.clone()).await {
             Ok(true) => self.completed(),
             Ok(false) => self.missed(engine).await,
             Err(error) => self.failed(engine, crate::ctx::failure(error)).await,
@@ -84,7 +84,7 @@ impl Bare {
 
     async fn failed(mut self, engine: &Engine, failure: Failure) {
         attempted(&self.kind, word(&failure));
-        write_down(engine, self.job, &failure, self.policy, &mut self.signal)
+        write_down(engine, self.ending.job, &failure, self.policy, &mut self.signal)
             .instrument(self.span)
             .await;
         took(self.pool, self.kind, self.started);
@@ -136,8 +136,9 @@ async fn run<World: Send + Sync + 'static>(
     let policy = runner
         .as_ref()
         .map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
-    // Nothing but its own row changes. (It records children only by waiting for them, which ends the attempt.)
-    let bare = job.lane.is_none() && job.parent_id.is_none() && job.open_children == 0;
+    // Nothing but its own row and its lane changes. (It records children only by waiting for them, which ends the attempt.)
+    let bare = job.parent_id.is_none() && job.open_children == 0;
+    let lane = job.lane.clone();
     let remaining = job
         .deadline_at
         .map(|deadline| deadline.since(engine.store().clock().now()));
@@ -160,7 +161,7 @@ async fn run<World: Send + Sync + 'static>(
     let failure = match outcome {
         Ok(End::Bare) if bare => {
             return Performed::Bare(Bare {
-                job: fenced,
+                ending: Ending { job: fenced, lane },
                 kind,
                 pool,
                 policy,

@@ -10,6 +10,7 @@ use crate::tx::{Conn, Tx};
 mod bulk;
 mod claim;
 mod family;
+mod leaving;
 mod list;
 mod sweep;
 

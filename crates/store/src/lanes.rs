@@ -7,7 +7,7 @@ use sqlx::FromRow;
 use towpath_domain::JobId;
 
 use crate::error::Result;
-use crate::tx::Tx;
+use crate::tx::{Conn, Tx};
 
 /// A lane, locked by this transaction.
 #[derive(Clone, Debug, FromRow)]
@@ -66,17 +66,48 @@ pub async fn lock_existing(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
         .await)?)
 }
 
-/// Gives one place of a locked lane back. `None` when there is no such lane.
+/// Locks the lane if it is there, for those who do not look at it. On SQLite the writer is alone.
 ///
 /// # Errors
 /// As every statement.
-pub async fn leave(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
-    Ok(on!(tx, |conn| {
-        sqlx::query_as("UPDATE lane SET held = held - 1 WHERE key = $1 RETURNING *")
+pub async fn hold(tx: &mut Tx<'_>, key: &str) -> Result<()> {
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SELECT 1 FROM lane WHERE key = $1 FOR UPDATE")
             .bind(key)
-            .fetch_optional(conn)
-            .await
-    })?)
+            .execute(conn)
+            .await?;
+    }
+    Ok(())
+}
+
+/// Gives one place of a locked lane back, and the free places to the jobs that wait longest: those are returned.
+///
+/// # Errors
+/// As every statement.
+pub async fn leave(tx: &mut Tx<'_>, key: &str) -> Result<Vec<Promoted>> {
+    // `changes()` is how many the statement before it promoted. A lane that is not there has nothing to give.
+    let text = sql!(tx,
+        sqlite: "UPDATE lane SET held = held - 1 WHERE key = $1;
+                 UPDATE job SET state = 'ready', lane_held = 1
+                 WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
+                              ORDER BY lane_seq, id
+                              LIMIT coalesce((SELECT max(places - held, 0) FROM lane WHERE key = $1), 0))
+                 RETURNING id, pool;
+                 UPDATE lane SET held = held + changes() WHERE key = $1 AND changes() > 0",
+        // An array, not a join: see `postgres.rs`.
+        postgres: "WITH promoted AS (
+                       UPDATE job SET state = 'ready', lane_held = true
+                       WHERE id = ANY (ARRAY (
+                           SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
+                           ORDER BY lane_seq, id
+                           LIMIT coalesce((SELECT greatest(places - held + 1, 0) FROM lane WHERE key = $1), 0)))
+                       RETURNING id, pool
+                   ),
+                   counted AS (
+                       UPDATE lane SET held = held - 1 + (SELECT count(*) FROM promoted) WHERE key = $1
+                   )
+                   SELECT id, pool FROM promoted");
+    Ok(on!(tx, |conn| sqlx::query_as(text).bind(key).fetch_all(conn).await)?)
 }
 
 /// Reads a lane without locking it.

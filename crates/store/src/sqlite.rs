@@ -7,7 +7,7 @@
 //!
 //! Each call to the library goes to a thread and back, which takes longer than most statements do. So what belongs
 //! together is one call: BEGIN with the first SAVEPOINT, and the RELEASE of one caller with the SAVEPOINT of the next.
-//! COMMIT releases the last one.
+//! COMMIT releases the last one. These are prepared once ([`sqlx::query`] keeps a statement, a bare text is prepared anew).
 //!
 //! A caller may be dropped wherever it waits. [`At`] says how far it had come; whoever takes the lock next puts that
 //! right before doing anything else, and may be dropped while doing so.
@@ -239,7 +239,7 @@ impl Writer {
             } else {
                 "SAVEPOINT caller"
             };
-            if let Err(error) = self.conn.execute(text).await {
+            if let Err(error) = sqlx::query(text).execute(&mut self.conn).await {
                 self.put_right(None).await;
                 if self.open {
                     return Err(error.into());
@@ -252,7 +252,9 @@ impl Writer {
             self.at = At::Begins;
             // IMMEDIATE: a deferred transaction that turns into a writer can fail with BUSY_SNAPSHOT, which no busy
             // timeout helps against.
-            self.conn.execute("BEGIN IMMEDIATE; SAVEPOINT caller").await?;
+            sqlx::query("BEGIN IMMEDIATE; SAVEPOINT caller")
+                .execute(&mut self.conn)
+                .await?;
             self.open = true;
         }
         self.at = At::Inside;
@@ -323,7 +325,7 @@ impl Writer {
 
     async fn commit(&mut self) -> Result<(), Refused> {
         let started = std::time::Instant::now();
-        let result = self.conn.execute("COMMIT").await;
+        let result = sqlx::query("COMMIT").execute(&mut self.conn).await;
         metrics::histogram!(metric::COMMIT_SECONDS).record(started.elapsed());
         metrics::histogram!(metric::COMMIT_GROUP).record(self.waiting.len() as f64);
         if let Err(error) = &result {

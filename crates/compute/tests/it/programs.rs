@@ -1,11 +1,19 @@
-use std::path::Path;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::program::Program;
 use towpath_compute::{Error, Log, Root, orphans};
 
 use crate::place::{lines, path};
+
+/// The longest a test waits for a program.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn shell(script: &str) -> Program {
     Program::new("test", "sh", Duration::from_secs(20))
@@ -13,28 +21,52 @@ fn shell(script: &str) -> Program {
         .envs([("PATH", path())])
 }
 
-/// Waits until a process wrote its id, and gives it.
-async fn pid(file: &Path) -> i32 {
-    loop {
-        if let Some(pid) = std::fs::read_to_string(file)
-            .ok()
-            .and_then(|text| text.trim().parse().ok())
-        {
-            return pid;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+/// A pipe that programs and all they start hold open, as file 3: lines come from those that are at work, and its end
+/// says that none of them is left.
+struct Presence {
+    path: PathBuf,
+    lines: mpsc::UnboundedReceiver<String>,
 }
 
-/// Waits until a process is gone, or only waits for its parent to notice.
-async fn gone(pid: i32) {
-    loop {
-        let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let state = state.rsplit(") ").next().unwrap_or_default().chars().next();
-        if matches!(state, None | Some('Z' | 'X')) {
-            return;
+impl Presence {
+    fn new(folder: &Path) -> Self {
+        let path = folder.join("presence");
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        let (send, lines) = mpsc::unbounded_channel();
+        let reads = path.clone();
+        // A thread that nobody waits for: opening a pipe waits for its first writer, reading for its last.
+        std::thread::spawn(move || {
+            for line in BufReader::new(File::open(reads).unwrap()).lines() {
+                let _ = send.send(line.unwrap());
+            }
+        });
+        Self { path, lines }
+    }
+
+    /// Lets the rest of a script, and all that it starts, hold it open.
+    fn held_in(&self, script: &str) -> String {
+        format!("exec 3> {}; {script}", self.path.display())
+    }
+
+    async fn next(&mut self) -> Option<String> {
+        let next = tokio::time::timeout(PATIENCE, self.lines.recv()).await;
+        next.expect("nothing came, and somebody is still there")
+    }
+
+    /// Waits until each of these was said, in whatever order.
+    async fn said<const N: usize>(&mut self, mut expected: [&str; N]) {
+        let mut lines = Vec::new();
+        for _ in 0..N {
+            lines.push(self.next().await.expect("all of them are gone"));
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        lines.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(lines, expected);
+    }
+
+    /// Waits until nobody is left.
+    async fn gone(&mut self) {
+        assert_eq!(self.next().await, None);
     }
 }
 
@@ -61,33 +93,28 @@ async fn lines_come_as_they_are_written() {
 #[tokio::test]
 async fn who_is_stopped_is_stopped_with_all_it_started() {
     let folder = tempfile::tempdir().unwrap();
-    let (own, other) = (folder.path().join("own"), folder.path().join("other"));
+    let mut presence = Presence::new(folder.path());
     // One of its children leaves the process group, as daemons do.
-    let script = format!(
-        "sleep 600 & echo $! > {}; setsid sh -c 'echo $$ > {}; exec sleep 600' & wait",
-        own.display(),
-        other.display()
-    );
+    let script =
+        presence.held_in("sh -c 'echo own >&3; exec sleep 600' & setsid sh -c 'echo other >&3; exec sleep 600' & wait");
     let cancel = CancellationToken::new();
     let stop = cancel.clone();
     let run = tokio::spawn(async move { shell(&script).run(&Log::none(), &stop).await });
-    let pids = [pid(&own).await, pid(&other).await];
+    presence.said(["own", "other"]).await;
     cancel.cancel();
     assert!(matches!(run.await.unwrap(), Err(Error::Cancelled)));
-    for pid in pids {
-        gone(pid).await;
-    }
+    presence.gone().await;
 }
 
 #[tokio::test]
 async fn who_is_dropped_is_ended_too() {
     let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("pid");
-    let script = format!("sleep 600 & echo $! > {}; wait", file.display());
+    let mut presence = Presence::new(folder.path());
+    let script = presence.held_in("sh -c 'echo own >&3; exec sleep 600' & wait");
     let run = tokio::spawn(async move { shell(&script).run(&Log::none(), &CancellationToken::new()).await });
-    let pid = pid(&file).await;
+    presence.said(["own"]).await;
     run.abort();
-    gone(pid).await;
+    presence.gone().await;
 }
 
 #[tokio::test]
@@ -126,15 +153,15 @@ async fn what_an_earlier_life_left_is_ended_at_the_start() {
     drop(root);
 
     // As after a kill: nobody waits for it, and nobody ended it.
-    let file = folder.path().join("pid");
+    let mut presence = Presence::new(folder.path());
     let mut orphan = std::process::Command::new("setsid")
-        .args(["sh", "-c", &format!("echo $$ > {}; exec sleep 600", file.display())])
+        .args(["sh", "-c", &presence.held_in("echo orphan >&3; exec sleep 600")])
         .env(orphans::ROOT_MARK, mark)
         .spawn()
         .unwrap();
-    let pid = pid(&file).await;
+    presence.said(["orphan"]).await;
     let _root = Root::open(&place).unwrap();
-    gone(pid).await;
+    presence.gone().await;
     orphan.wait().unwrap();
     assert!(!place.join("scratch/left").exists());
 }

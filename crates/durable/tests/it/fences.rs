@@ -3,11 +3,12 @@
 //! The second session takes the job while the first one's write is already waiting for the row, which is the case a
 //! fence in a plain WHERE lets slip through.
 
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use towpath_domain::job::JobState;
 use towpath_domain::{TenantId, WorkerId};
-use towpath_durable::{Claimed, perform};
+use towpath_durable::{Claimed, Lane, Start, perform};
 use towpath_store::jobs::{self, Fenced};
 use towpath_store::{Error, steps};
 
@@ -70,7 +71,7 @@ on_each! {
         let (stale, owner) = taken_over(&world, [Op::Done]).await;
         perform_stale(&world, stale.clone()).await;
         assert_eq!(world.job(owner.id).await.state, JobState::Running);
-        let hit = world.store.write(async |tx| jobs::complete(tx, &[fenced(&stale)]).await).await.unwrap();
+        let hit = world.store.write(async |tx| jobs::complete(tx, &[fenced(&stale)], &[]).await).await.unwrap();
         assert!(hit.is_empty());
     }
 }
@@ -89,7 +90,7 @@ on_each! {
                 .store
                 .write_one(async |tx| {
                     let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                    jobs::turn(tx, &mine, Script::POOL_NAME, worker, lease, n, TenantId::nil()).await
+                    jobs::turn(tx, &mine, &[], Script::POOL_NAME, worker, lease, n, TenantId::nil()).await
                 })
                 .await
                 .unwrap()
@@ -107,6 +108,59 @@ on_each! {
         let again = turn(9).await;
         assert_eq!(again.missed.len(), 3, "what is over cannot be completed");
         assert_eq!(again.claimed.iter().map(|job| job.id).collect::<Vec<_>>(), [last]);
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_turn_gives_places_to_those_who_waited_longest(world) {
+        // Of each lane so many places and jobs. Those of the last two lanes are not the caller's to end.
+        let mut jobs_of = HashMap::new();
+        for (lane, places, count) in [("one", 1, 3), ("two", 2, 5), ("stale", 1, 2), ("cancelled", 1, 2)] {
+            for nth in 1..=count {
+                let name = format!("{lane} {nth}");
+                let how = Start::new(world.tenant).lane(Lane::new(lane, places));
+                let id = world.start_as(Script::new(&name, [Op::Done]), how).await;
+                jobs_of.insert(name, id);
+            }
+        }
+        let states = async |expected: &[(&str, JobState)]| {
+            for (name, state) in expected {
+                assert_eq!(world.job(jobs_of[*name]).await.state, *state, "{name}");
+            }
+        };
+        let claimed = world.claim(9).await;
+        assert_eq!(claimed.len(), 5, "each lane lets in as many as it has places");
+        world.store.write(async |tx| towpath_durable::cancel(tx, jobs_of["cancelled 1"]).await).await.unwrap();
+        let mut mine: Vec<Fenced> = claimed.iter().map(fenced).collect();
+        for job in mine.iter_mut().filter(|job| job.id == jobs_of["stale 1"]) {
+            job.fence -= 1;
+        }
+        let lanes = ["cancelled", "one", "stale", "two"].map(str::to_owned);
+        let turned = world
+            .store
+            .write(async |tx| {
+                let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
+                jobs::turn(tx, &mine, &lanes, Script::POOL_NAME, worker, lease, 2, TenantId::nil()).await
+            })
+            .await
+            .unwrap();
+        let missed: HashSet<_> = turned.missed.iter().map(|job| job.id).collect();
+        assert_eq!(missed, HashSet::from(["stale 1", "cancelled 1"].map(|name| jobs_of[name])));
+        let next: Vec<_> = turned.claimed.iter().map(|job| job.id).collect();
+        assert_eq!(next, ["one 2", "two 3"].map(|name| jobs_of[name]), "the next of their lanes, in this very turn");
+        states(&[
+            ("one 1", JobState::Succeeded), ("one 2", JobState::Running), ("one 3", JobState::Blocked),
+            ("two 1", JobState::Succeeded), ("two 2", JobState::Succeeded), ("two 3", JobState::Running),
+            ("two 4", JobState::Ready), ("two 5", JobState::Blocked),
+            ("stale 1", JobState::Running), ("stale 2", JobState::Blocked),
+            ("cancelled 1", JobState::Running), ("cancelled 2", JobState::Blocked),
+        ]).await;
+        world.check_invariants().await;
+        let mine: Vec<Fenced> = turned.claimed.iter().map(fenced).collect();
+        let done = world.store.write(async |tx| jobs::complete(tx, &mine, &lanes).await).await.unwrap();
+        assert_eq!(done.len(), 2);
+        states(&[("one 3", JobState::Ready), ("two 4", JobState::Ready), ("two 5", JobState::Ready), ("stale 2", JobState::Blocked)]).await;
         world.check_invariants().await;
     }
 }
@@ -148,7 +202,9 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
         return;
     };
     let world = World::new(database).await;
-    for kind in ["step", "one step", "complete", "turn", "renew", "commit", "settle"] {
+    for kind in [
+        "step", "one step", "complete", "leave", "turn", "renew", "commit", "settle",
+    ] {
         let effects = (kind != "settle").then(|| Op::Effect("x".into()));
         let id = world
             .start(Script::new("a", effects.into_iter().collect::<Vec<_>>()))
@@ -202,14 +258,18 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                         .await
                         .map(usize::from),
                     "complete" => store
-                        .write(async |tx| jobs::complete(tx, &[held]).await)
+                        .write(async |tx| jobs::complete(tx, &[held], &[]).await)
+                        .await
+                        .map(|hit| hit.len()),
+                    "leave" => store
+                        .write(async |tx| jobs::complete(tx, &[held], &["thread:1".to_owned()]).await)
                         .await
                         .map(|hit| hit.len()),
                     "turn" => {
                         let turned = store
                             .write_one(async |tx| {
                                 let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                                jobs::turn(tx, &[held], Script::POOL_NAME, worker, lease, 1, TenantId::nil()).await
+                                jobs::turn(tx, &[held], &[], Script::POOL_NAME, worker, lease, 1, TenantId::nil()).await
                             })
                             .await;
                         turned.map(|turned| 1 - turned.missed.len() + turned.claimed.len())

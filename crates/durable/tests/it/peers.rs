@@ -30,15 +30,14 @@ async fn backlog(world: &World, count: usize) {
     }
 }
 
-/// Records 60 jobs, one each 20 ms, and answers how long each waited for its handler, sorted.
+/// Records 60 jobs, each when the one before is over, and answers how long each waited for its handler, sorted.
 async fn pick_ups(world: &World) -> Vec<Duration> {
     let mut recorded = Vec::new();
     for nth in 0..60 {
-        world.start(Script::new(&format!("job {nth}"), [Op::Done])).await;
+        let job = world.start(Script::new(&format!("job {nth}"), [Op::Done])).await;
         recorded.push(Instant::now());
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        world.until_over(job).await;
     }
-    world.until_drained().await;
     let mut waits: Vec<Duration> = (0..60)
         .map(|nth| {
             let began = world.shared.noted_at(&format!("job {nth} starts")).unwrap();
@@ -73,9 +72,8 @@ on_each! {
 on_each! {
     async fn r2_two_healthy_workers_run_each_job_once(world) {
         let _scheduler = world.scheduler().await;
-        let longer = u64::try_from(LEASE.as_millis()).unwrap() * 6 / 5;
         for nth in 0..10 {
-            world.start(Script::new(&format!("job {nth}"), [Op::Work(longer)])).await;
+            world.start(Script::new(&format!("job {nth}"), [Op::Lasts(LEASE * 6 / 5)])).await;
         }
         let workers = [world.workers(1), world.workers(1)];
         world.until_drained().await;
@@ -428,7 +426,7 @@ async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i
                             .collect();
                         steps::record(tx, &steps).await?.len()
                     }
-                    _ => jobs::complete(tx, &held).await?.len(),
+                    _ => jobs::complete(tx, &held, &[]).await?.len(),
                 };
                 assert_eq!(touched, 16);
                 Ok(rows_read(tx).await? - before)

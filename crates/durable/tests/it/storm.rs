@@ -13,6 +13,9 @@ use crate::support::{Op, PATIENCE, Script, World};
 
 const PARENTS: usize = 90;
 
+/// Everything may rest for as long as a job backs off.
+const STILL: Duration = Duration::from_millis(60);
+
 fn parent(nth: usize) -> Script {
     let children = (0..5)
         .map(|child| {
@@ -20,7 +23,7 @@ fn parent(nth: usize) -> Script {
             match (nth + child) % 7 {
                 0 => ops.push(Op::Fail(2)),
                 1 => ops.push(Op::Fatal),
-                2 => ops.push(Op::Work(15)),
+                2 => ops.push(Op::Lasts(Duration::from_millis(15))),
                 3 => ops.push(Op::Snooze(1, 5)),
                 _ => {}
             }
@@ -40,7 +43,8 @@ fn parent(nth: usize) -> Script {
 async fn disturb(world: &World) {
     let mut dice = StdRng::seed_from_u64(7);
     for _ in 0..60 {
-        tokio::time::sleep(Duration::from_millis(dice.random_range(1..15))).await;
+        // Paced by what the jobs do, wherever they happen to be then.
+        world.shared.until_grown(dice.random_range(1..30), STILL).await;
         let open: Vec<towpath_domain::JobId> = world
             .store
             .read(async |tx| {

@@ -69,15 +69,14 @@ impl Shared {
 
     /// Waits until `event` was noted `times`.
     async fn until_noted(&self, event: &str, times: usize) {
-        loop {
-            let mut more = pin!(self.noted.notified());
-            // Before the look, so that nothing is noted in between.
-            more.as_mut().enable();
-            if self.count(event) >= times {
-                return;
-            }
-            more.await;
-        }
+        until(&self.noted, || self.count(event) >= times).await;
+    }
+
+    /// Waits until `more` events are noted, or as long as `still` where nothing moves any more by itself.
+    pub async fn until_grown(&self, more: usize, still: Duration) {
+        let wanted = locked(&self.log).len() + more;
+        let grown = until(&self.noted, || locked(&self.log).len() >= wanted);
+        let _ = tokio::time::timeout(still, grown).await;
     }
 
     pub fn log(&self) -> Vec<String> {
@@ -120,6 +119,19 @@ impl Shared {
 
     pub fn open(&self, name: &str) {
         self.gate(name).add_permits(1);
+    }
+}
+
+/// Waits until `enough` holds, which is looked at whenever something is noted.
+pub async fn until(noted: &Notify, enough: impl Fn() -> bool) {
+    loop {
+        let mut more = pin!(noted.notified());
+        // Before the look, so that nothing is noted in between.
+        more.as_mut().enable();
+        if enough() {
+            return;
+        }
+        more.await;
     }
 }
 

@@ -8,9 +8,10 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use sqlx::FromRow;
-use towpath_domain::JobId;
+use sqlx::{FromRow, SqliteConnection};
+use towpath_domain::{JobId, Timestamp};
 
+use super::leaving;
 use crate::error::Result;
 use crate::tx::{Conn, Tx};
 
@@ -105,39 +106,42 @@ pub async fn look(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Renewed>> {
     })
 }
 
-/// Ends jobs well that have nothing else to write: no business rows, no lane, no parent, no open children. Returns those that hit; the
-/// others moved on, or were asked to stop.
+/// Ends jobs, for SQLite.
+macro_rules! sqlite_completes {
+    () => {
+        "UPDATE job SET state = 'succeeded', finished_at = $2, worker_id = NULL, lease_until = NULL, lane_held = 0
+         FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+         WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running' AND job.cancel_at IS NULL"
+    };
+}
+pub(super) use sqlite_completes;
+
+/// Ends jobs well that have nothing else to write: no business rows, no parent, no open children. Each gives its place in
+/// its lane, if it has one, to whoever waits longest there; `lanes` are those of all of them, in order, each once. Returns
+/// those that hit; the others moved on, or were asked to stop.
+///
+/// Without lanes this is one statement on PostgreSQL, so that no transaction is needed.
 ///
 /// # Errors
 /// As every statement.
-pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Fenced>> {
+pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String]) -> Result<Vec<Fenced>> {
     let now = tx.now();
+    if !lanes.is_empty() {
+        let left = match tx.conn() {
+            Conn::Sqlite(conn) => leaving::sqlite(conn, now, held, lanes).await?,
+            Conn::Postgres(conn) => leaving::postgres(conn, now, held, lanes).await?,
+        };
+        left.wakes.iter().for_each(|pool| tx.wake(pool));
+        return Ok(left.done);
+    }
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
-            let list = as_json(held);
-            let done = sqlx::query(
-                "UPDATE job SET state = 'succeeded', finished_at = $2, worker_id = NULL, lease_until = NULL
-                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
-                 WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running' AND job.cancel_at IS NULL",
-            )
-            .bind(&list)
-            .bind(now)
-            .execute(&mut *conn)
-            .await?;
-            // Nearly always all of them. Reading them back costs more than writing them: each row wakes this task.
-            if usize::try_from(done.rows_affected()).is_ok_and(|done| done == held.len()) {
-                return Ok(held.to_vec());
-            }
-            sqlx::query_as(
-                "SELECT job.id, job.fence
-                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
-                 JOIN job ON job.id = held.id AND job.fence = held.fence
-                 WHERE job.state = 'succeeded' AND job.finished_at = $2",
-            )
-            .bind(list)
-            .bind(now)
-            .fetch_all(conn)
-            .await?
+            let done = sqlx::query(sqlite_completes!())
+                .bind(as_json(held))
+                .bind(now)
+                .execute(&mut *conn)
+                .await?;
+            done_sqlite(conn, now, held, i64::try_from(done.rows_affected()).unwrap_or(i64::MAX)).await?
         }
         Conn::Postgres(conn) => {
             let (ids, fences) = as_arrays(held);
@@ -158,6 +162,30 @@ pub async fn complete(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Fenced>> {
             .await?
         }
     })
+}
+
+/// Which jobs [`sqlite_completes`] ended, when it ended `done` of them.
+///
+/// Nearly always all of them. Reading them back costs more than writing them: each row wakes this task.
+pub(super) async fn done_sqlite(
+    conn: &mut SqliteConnection,
+    now: Timestamp,
+    held: &[Fenced],
+    done: i64,
+) -> Result<Vec<Fenced>> {
+    if usize::try_from(done).is_ok_and(|done| done == held.len()) {
+        return Ok(held.to_vec());
+    }
+    Ok(sqlx::query_as(
+        "SELECT job.id, job.fence
+         FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+         JOIN job ON job.id = held.id AND job.fence = held.fence
+         WHERE job.state = 'succeeded' AND job.finished_at = $2",
+    )
+    .bind(as_json(held))
+    .bind(now)
+    .fetch_all(conn)
+    .await?)
 }
 
 /// `[["hex id", fence], …]` for `json_each`: SQLite has no arrays.

@@ -8,7 +8,7 @@ use sqlx::{FromRow, SqliteConnection};
 use towpath_domain::{JobId, TenantId, Timestamp, WorkerId};
 
 use crate::error::{Error, Result};
-use crate::jobs::bulk::{self, Fenced};
+use crate::jobs::bulk::{self, Fenced, sqlite_completes};
 use crate::tx::{Conn, Tx};
 
 /// A job as its new holder gets it.
@@ -115,51 +115,68 @@ const POSTGRES_TURN: &str = concat!(
      FROM held WHERE (id, fence) NOT IN (SELECT id, fence FROM done)"
 );
 
-/// What is claimed, for SQLite: one row of two lists, the jobs and their ids, both JSON. Rows that come one after
-/// another from the library's thread each wake the task that reads them, which takes longer than claiming them.
+/// Which jobs are claimed, for SQLite: `picked`.
 ///
 /// The `+ 0` at each LIMIT is explained at [`Query::limit`](crate::query::Query::limit). One writer, so nobody else can take
-/// the rows before they are marked. No LATERAL: a correlated IN does the same.
-const SQLITE_PICKS: &str = "WITH RECURSIVE
- above(tenant_id) AS (
-     SELECT * FROM (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $1 AND tenant_id > $3
-                    ORDER BY tenant_id LIMIT 1)
-     UNION ALL
-     SELECT (SELECT j.tenant_id FROM job j WHERE j.state = 'ready' AND j.pool = $1
-             AND j.tenant_id > above.tenant_id ORDER BY j.tenant_id LIMIT 1)
-     FROM above WHERE above.tenant_id IS NOT NULL LIMIT $2 + 1
- ),
- below(tenant_id) AS (
-     SELECT * FROM (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $1 AND tenant_id <= $3
-                    ORDER BY tenant_id LIMIT 1)
-     UNION ALL
-     SELECT (SELECT j.tenant_id FROM job j WHERE j.state = 'ready' AND j.pool = $1
-             AND j.tenant_id > below.tenant_id AND j.tenant_id <= $3 ORDER BY j.tenant_id LIMIT 1)
-     FROM below WHERE below.tenant_id IS NOT NULL LIMIT $2 + 1
- ),
- turn AS MATERIALIZED (
-     SELECT tenant_id FROM (SELECT tenant_id, 0 AS round FROM above UNION ALL SELECT tenant_id, 1 FROM below)
-     WHERE tenant_id IS NOT NULL ORDER BY round, tenant_id LIMIT $2 + 0
- ),
- picked AS MATERIALIZED (
-     SELECT j.id FROM turn CROSS JOIN job j
-     WHERE j.id IN (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool = $1
-                    AND i.tenant_id = turn.tenant_id ORDER BY i.priority DESC, i.run_at, i.id
-                    LIMIT max(1, $2 / (SELECT count(*) FROM turn)))
-     LIMIT $2 + 0
- )
- SELECT json_group_array(json_array(hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor,
-                                    lane, iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1,
-                                    failures, fence + 1, cancel_at, traceparent, created_at)),
-        json_group_array(hex(id))
- FROM job WHERE id IN (SELECT id FROM picked) AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $1 AND paused)";
+/// the rows before they are marked. No LATERAL: a correlated IN does the same. By `rowid`, which the index knows: by id each
+/// would be looked up in two trees.
+macro_rules! sqlite_picks {
+    () => {
+        "WITH RECURSIVE
+         above(tenant_id) AS (
+             SELECT * FROM (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $3 AND tenant_id > $5
+                            ORDER BY tenant_id LIMIT 1)
+             UNION ALL
+             SELECT (SELECT j.tenant_id FROM job j WHERE j.state = 'ready' AND j.pool = $3
+                     AND j.tenant_id > above.tenant_id ORDER BY j.tenant_id LIMIT 1)
+             FROM above WHERE above.tenant_id IS NOT NULL LIMIT $4 + 1
+         ),
+         below(tenant_id) AS (
+             SELECT * FROM (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $3 AND tenant_id <= $5
+                            ORDER BY tenant_id LIMIT 1)
+             UNION ALL
+             SELECT (SELECT j.tenant_id FROM job j WHERE j.state = 'ready' AND j.pool = $3
+                     AND j.tenant_id > below.tenant_id AND j.tenant_id <= $5 ORDER BY j.tenant_id LIMIT 1)
+             FROM below WHERE below.tenant_id IS NOT NULL LIMIT $4 + 1
+         ),
+         turn AS MATERIALIZED (
+             SELECT tenant_id FROM (SELECT tenant_id, 0 AS round FROM above UNION ALL SELECT tenant_id, 1 FROM below)
+             WHERE tenant_id IS NOT NULL AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $3 AND paused)
+             ORDER BY round, tenant_id LIMIT $4 + 0
+         ),
+         picked AS MATERIALIZED (
+             SELECT j.rowid AS row FROM turn CROSS JOIN job j
+             WHERE j.rowid IN (SELECT i.rowid FROM job i WHERE i.state = 'ready' AND i.pool = $3
+                               AND i.tenant_id = turn.tenant_id ORDER BY i.priority DESC, i.run_at, i.id
+                               LIMIT max(1, $4 / (SELECT count(*) FROM turn)))
+             LIMIT $4 + 0
+         )\n"
+    };
+}
 
-const SQLITE_CLAIMS: &str =
-    "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $3,
-            lease_until = $1 + $4 * 1000, started_at = coalesce(started_at, $1)
- WHERE id IN (SELECT unhex(value) FROM json_each($2))";
+/// [`complete`](super::complete) of jobs in no lane and [`claim`], for SQLite, as one call to the library: going to its
+/// thread and back takes longer than most statements.
+///
+/// What is claimed comes as one row, a JSON list of the jobs as they will be: rows that come one after another each wake
+/// the task that reads them, which takes longer than claiming them. Then the same jobs are marked. They are picked anew
+/// for it, and are the same since nothing has changed. The numbers are how many rows were ended and how many claimed.
+const SQLITE_TURN: &str = concat!(
+    sqlite_completes!(),
+    ";\n",
+    sqlite_picks!(),
+    "SELECT changes(), json_group_array(json_array(
+         hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor, lane,
+         iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1, failures, fence + 1,
+         cancel_at, traceparent, created_at))
+     FROM job WHERE rowid IN (SELECT row FROM picked);\n",
+    sqlite_picks!(),
+    "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $6,
+                    lease_until = $2 + $7 * 1000, started_at = coalesce(started_at, $2)
+     WHERE rowid IN (SELECT row FROM picked);
+     SELECT changes(), ''"
+);
 
-/// A job as [`SQLITE_PICKS`] lists it. Times are microseconds.
+/// A job as [`SQLITE_TURN`] lists it. Times are microseconds.
 #[derive(Deserialize)]
 struct Picked(
     JobId,
@@ -221,16 +238,22 @@ pub async fn claim(
     n: i64,
     after: TenantId,
 ) -> Result<Vec<Claimed>> {
-    let now = tx.now_param();
-    let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+    let now = tx.now();
+    let claimer = Claimer {
+        pool,
+        worker,
+        lease: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
+        n,
+        after,
+    };
     let claimed = match tx.conn() {
-        Conn::Sqlite(conn) => claim_sqlite(conn, now, pool, worker, lease, n, after).await?,
+        Conn::Sqlite(conn) => turn_sqlite(conn, now, &[], &claimer).await?.claimed,
         Conn::Postgres(conn) => {
             sqlx::query_as(POSTGRES_CLAIM)
-                .bind(now)
+                .bind(None::<Timestamp>)
                 .bind(pool)
                 .bind(worker)
-                .bind(lease)
+                .bind(claimer.lease)
                 .bind(n)
                 .bind(after)
                 .fetch_all(conn)
@@ -250,26 +273,44 @@ pub struct Turned {
 }
 
 /// [`complete`](super::complete) and [`claim`] in one transaction: what a worker with a backlog does all day. On PostgreSQL
-/// one statement.
+/// one statement where there are no lanes.
 ///
 /// # Errors
 /// As every statement.
+#[expect(clippy::too_many_arguments, reason = "those of two calls")]
 pub async fn turn(
     tx: &mut Tx<'_>,
     held: &[Fenced],
+    lanes: &[String],
     pool: &str,
     worker: WorkerId,
     lease: Duration,
     n: i64,
     after: TenantId,
 ) -> Result<Turned> {
+    if !lanes.is_empty() {
+        // The claim comes second, so that it finds those that got a place.
+        let done = bulk::complete(tx, held, lanes).await?;
+        return Ok(Turned {
+            missed: missed(held, done),
+            claimed: claim(tx, pool, worker, lease, n, after).await?,
+        });
+    }
     let now = tx.now();
+    let claimer = Claimer {
+        pool,
+        worker,
+        lease: i64::try_from(lease.as_millis()).unwrap_or(i64::MAX),
+        n,
+        after,
+    };
     match tx.conn() {
-        Conn::Sqlite(_) => {
-            let hit: HashSet<Fenced> = bulk::complete(tx, held).await?.into_iter().collect();
+        Conn::Sqlite(conn) => {
+            let turned = turn_sqlite(conn, now, held, &claimer).await?;
+            let done = bulk::done_sqlite(conn, now, held, turned.done).await?;
             Ok(Turned {
-                missed: held.iter().filter(|job| !hit.contains(job)).copied().collect(),
-                claimed: claim(tx, pool, worker, lease, n, after).await?,
+                missed: missed(held, done),
+                claimed: in_order(turned.claimed),
             })
         }
         Conn::Postgres(conn) => {
@@ -278,7 +319,7 @@ pub async fn turn(
                 .bind(None::<Timestamp>)
                 .bind(pool)
                 .bind(worker)
-                .bind(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX))
+                .bind(claimer.lease)
                 .bind(n)
                 .bind(after)
                 .bind(ids)
@@ -308,33 +349,59 @@ struct TurnRow {
     job: Claimed,
 }
 
-async fn claim_sqlite(
-    conn: &mut SqliteConnection,
-    now: Option<Timestamp>,
-    pool: &str,
+fn missed(held: &[Fenced], done: Vec<Fenced>) -> Vec<Fenced> {
+    if done.len() == held.len() {
+        return Vec::new();
+    }
+    let done: HashSet<Fenced> = done.into_iter().collect();
+    held.iter().filter(|job| !done.contains(job)).copied().collect()
+}
+
+/// Who claims, and how many.
+struct Claimer<'a> {
+    pool: &'a str,
     worker: WorkerId,
+    /// Milliseconds.
     lease: i64,
     n: i64,
     after: TenantId,
-) -> Result<Vec<Claimed>> {
-    let (picked, ids): (String, String) = sqlx::query_as(SQLITE_PICKS)
-        .bind(pool)
-        .bind(n)
-        .bind(after)
-        .fetch_one(&mut *conn)
+}
+
+/// What [`SQLITE_TURN`] did.
+struct TurnedSqlite {
+    /// How many of those that were to end did.
+    done: i64,
+    claimed: Vec<Claimed>,
+}
+
+async fn turn_sqlite(
+    conn: &mut SqliteConnection,
+    now: Timestamp,
+    held: &[Fenced],
+    claimer: &Claimer<'_>,
+) -> Result<TurnedSqlite> {
+    let rows: Vec<(i64, String)> = sqlx::query_as(SQLITE_TURN)
+        .bind(bulk::as_json(held))
+        .bind(now)
+        .bind(claimer.pool)
+        .bind(claimer.n)
+        .bind(claimer.after)
+        .bind(claimer.worker)
+        .bind(claimer.lease)
+        .fetch_all(conn)
         .await?;
-    let picked: Vec<Picked> =
-        serde_json::from_str(&picked).map_err(|_| Error::corrupt("job", "id", "one that is ready"))?;
-    if !picked.is_empty() {
-        sqlx::query(SQLITE_CLAIMS)
-            .bind(now)
-            .bind(ids)
-            .bind(worker)
-            .bind(lease)
-            .execute(conn)
-            .await?;
+    let unreadable = || Error::corrupt("job", "id", "one that is ready");
+    let [(done, picked), (marked, _)] = &rows[..] else {
+        return Err(unreadable());
+    };
+    let picked: Vec<Picked> = serde_json::from_str(picked).map_err(|_| unreadable())?;
+    if i64::try_from(picked.len()) != Ok(*marked) {
+        return Err(unreadable());
     }
-    Ok(picked.into_iter().map(Claimed::from).collect())
+    Ok(TurnedSqlite {
+        done: *done,
+        claimed: picked.into_iter().map(Claimed::from).collect(),
+    })
 }
 
 /// Neither RETURNING nor a JSON list has an order of its own.

@@ -15,6 +15,9 @@ use super::check::{Ask, History};
 use super::walk::{Process, Record, TABLES, Thread, Walk, open_when_free, registry};
 use crate::support::{Database, LEASE, PATIENCE, broken_invariants};
 
+/// How long walks may stand still before the next cancel comes all the same.
+const STILL: Duration = Duration::from_millis(90);
+
 /// Records the jobs of a history and answers what was asked of each.
 async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, Ask)> {
     let tenants: Vec<TenantId> = (0..3).map(|_| TenantId::new()).collect();
@@ -67,16 +70,17 @@ async fn record_jobs(store: &Store, dice: &mut StdRng) -> Vec<(JobId, Ask)> {
     asked
 }
 
-/// Cancels some jobs at random moments; endless ones without a deadline for certain. Answers when, and how many
+/// Cancels some jobs, now and then as the walks go on; endless ones without a deadline for certain. Answers when, and how many
 /// effects of the job were committed by then.
-async fn cancel_some(store: &Store, asked: &[(JobId, Ask)], mut dice: StdRng) -> HashMap<JobId, i64> {
+async fn cancel_some(store: &Store, record: &Record, asked: &[(JobId, Ask)], mut dice: StdRng) -> HashMap<JobId, i64> {
     let mut effects = HashMap::new();
     for (job, ask) in asked {
         let must = ask.endless && ask.deadline.is_none();
         if !must && dice.random_range(0..100) >= 12 {
             continue;
         }
-        tokio::time::sleep(Duration::from_millis(dice.random_range(10..90))).await;
+        // Where every slot holds a walk that waits to be stopped, only this cancel makes room.
+        record.until_grown(dice.random_range(2..40), STILL).await;
         let before = store
             .write(async |tx| {
                 cancel(tx, *job).await?;
@@ -199,8 +203,8 @@ async fn what_killed_workers_leave_is_whole_on_postgres() {
     }
     let asked = record_jobs(&store, &mut dice).await;
     let cancelling = tokio::spawn({
-        let (store, asked, dice) = (store.clone(), asked.clone(), StdRng::seed_from_u64(2));
-        async move { cancel_some(&store, &asked, dice).await }
+        let (store, record, asked) = (store.clone(), record.clone(), asked.clone());
+        async move { cancel_some(&store, &record, &asked, StdRng::seed_from_u64(2)).await }
     });
     let (mut killed, mut left, mut held) = (HashSet::new(), HashSet::new(), 0);
     let (mut looks, mut forced) = (0, 0);
@@ -271,8 +275,8 @@ async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
     let (mut killed, mut left, mut held, mut looks, mut forced) = (HashSet::new(), HashSet::new(), 0, 0, 0);
     let mut cancelled = HashMap::new();
     for life in 0..8 {
-        let (uri, queue, record) = (database.uri.clone(), queue.clone(), record.clone());
-        let process = tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), |_| record))
+        let (uri, queue, world) = (database.uri.clone(), queue.clone(), record.clone());
+        let process = tokio::task::spawn_blocking(move || Process::start(&uri, LEASE, &queue, registry(), |_| world))
             .await
             .unwrap();
         let id = process.id;
@@ -284,7 +288,7 @@ async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
         };
         let until = tokio::time::Instant::now() + until;
         if life == 6 {
-            cancelled = cancel_some(&store, &asked, StdRng::seed_from_u64(4)).await;
+            cancelled = cancel_some(&store, &record, &asked, StdRng::seed_from_u64(4)).await;
         }
         while tokio::time::Instant::now() < until && still_open(&store).await > 0 {
             let broken = broken_invariants(&store).await;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{Clock, JobId, Timestamp};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Registry, Start, Workflow};
@@ -13,6 +14,7 @@ use towpath_store::{self as store, Tx, on};
 #[derive(Default)]
 pub struct Record {
     events: Mutex<Vec<Event>>,
+    noted: Notify,
     clock: Clock,
 }
 
@@ -38,6 +40,15 @@ impl Record {
         let mut events = self.events.lock().unwrap();
         let at = self.clock.now();
         events.push(Event { at, job, fence, what });
+        drop(events);
+        self.noted.notify_waiters();
+    }
+
+    /// Waits until `more` events are noted, or as long as `still` where nothing moves any more by itself.
+    pub async fn until_grown(&self, more: usize, still: Duration) {
+        let wanted = self.events.lock().unwrap().len() + more;
+        let grown = crate::support::until(&self.noted, || self.events.lock().unwrap().len() >= wanted);
+        let _ = tokio::time::timeout(still, grown).await;
     }
 
     pub fn events(&self) -> Vec<Event> {
@@ -120,6 +131,7 @@ impl Walk {
             let name = format!("step {nth}");
             ctx.step(&name, async || {
                 record.note(job, fence, What::Body(name.clone()));
+                // The work of the step: kills and cancels are to come in the middle of it.
                 tokio::time::sleep(Duration::from_millis(self.dice(fence, nth, 20))).await;
                 Ok(())
             })

@@ -28,8 +28,9 @@ pub enum Op {
     Gate(String),
     /// As `Gate`, but blocks the thread it runs on until the gate opens.
     Block(String),
-    /// Is at work for so many milliseconds.
-    Work(u64),
+    /// Lasts so long. This is no waiting for something: it is the load, a handler whose time passes while leases, which
+    /// the database's clock ends, have to be renewed.
+    Lasts(Duration),
     /// Fails the first so many times it is reached, over all attempts.
     Fail(u32),
     /// Fails for good.
@@ -127,7 +128,7 @@ impl Workflow for Script {
                         std::thread::yield_now();
                     }
                 }
-                Op::Work(millis) => tokio::time::sleep(Duration::from_millis(*millis)).await,
+                Op::Lasts(span) => tokio::time::sleep(*span).await,
                 Op::Fail(times) => {
                     if shared.nth(&format!("{name} {nth}")) <= *times {
                         return Err(Failure::retry(format!("{name} fails")));

@@ -1,0 +1,159 @@
+//! Jobs of lanes that end together: each gives its place to whoever waits longest in its lane.
+//!
+//! As everywhere, lanes are locked first, in the order of their keys and by a statement of their own: see `lanes.rs`.
+
+use serde::Deserialize;
+use sqlx::{FromRow, PgConnection, SqliteConnection};
+use towpath_domain::{JobId, Timestamp};
+
+use super::bulk::{self, Fenced};
+use crate::error::{Error, Result};
+
+/// What [`sqlite`] and [`postgres`] did.
+pub(super) struct Left {
+    /// Jobs that ended.
+    pub(super) done: Vec<Fenced>,
+    /// Pools in which others are ready now.
+    pub(super) wakes: Vec<String>,
+}
+
+/// Gives back the places, ends the jobs, and lists who gets the places: in this order, since each reads what the one
+/// after it changes. Nobody else writes.
+///
+/// Numbers in a lane are each given once, so a walk from number to number finds as many as there are free places, and
+/// reads no more of the lane than those.
+const SQLITE_LEAVE: &str = concat!(
+    "UPDATE lane SET held = held - gone.places
+     FROM (SELECT job.lane AS key, count(*) AS places
+           FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held CROSS JOIN job
+           WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running' AND job.cancel_at IS NULL
+           AND job.lane_held GROUP BY job.lane) gone
+     WHERE lane.key = gone.key;\n",
+    bulk::sqlite_completes!(),
+    ";\n
+     WITH RECURSIVE next(lane, free, seq) AS (
+         SELECT lane.key, lane.places - lane.held,
+                (SELECT j.lane_seq FROM job j WHERE j.lane = lane.key AND j.finished_at IS NULL AND j.state = 'blocked'
+                 ORDER BY j.lane_seq LIMIT 1)
+         FROM lane WHERE lane.key IN (SELECT value FROM json_each($3)) AND lane.places > lane.held
+         UNION ALL
+         SELECT next.lane, next.free - 1,
+                (SELECT j.lane_seq FROM job j WHERE j.lane = next.lane AND j.finished_at IS NULL AND j.state = 'blocked'
+                 AND j.lane_seq > next.seq ORDER BY j.lane_seq LIMIT 1)
+         FROM next WHERE next.free > 1 AND next.seq IS NOT NULL
+     )
+     SELECT changes(), json_group_array(json_array(hex(job.id), job.lane, job.pool))
+     FROM next CROSS JOIN job
+     WHERE job.lane = next.lane AND job.lane_seq = next.seq AND job.finished_at IS NULL AND job.state = 'blocked'"
+);
+
+/// Gives places to those that [`SQLITE_LEAVE`] listed.
+const SQLITE_PROMOTE: &str = "UPDATE job SET state = 'ready', lane_held = 1
+     WHERE id IN (SELECT unhex(value ->> 0) FROM json_each($1));
+     UPDATE lane SET held = held + taken.places
+     FROM (SELECT value ->> 1 AS key, count(*) AS places FROM json_each($1) GROUP BY 1) taken
+     WHERE lane.key = taken.key";
+
+/// In the order of their bytes, as whoever locks one after another does.
+const POSTGRES_LOCK: &str = "SELECT 1 FROM lane WHERE key = ANY($1) ORDER BY key COLLATE \"C\" FOR UPDATE";
+
+/// All of it, once the lanes are locked. Arrays, not joins: see `postgres.rs`.
+const POSTGRES_LEAVE: &str = "WITH locked AS MATERIALIZED (
+         SELECT id, fence, lane, lane_held FROM job WHERE id = ANY($1) AND state = 'running' AND cancel_at IS NULL
+         ORDER BY id FOR UPDATE
+     ),
+     held AS MATERIALIZED (SELECT * FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)),
+     ours AS MATERIALIZED (SELECT id, fence, lane, lane_held FROM locked JOIN held USING (id, fence)),
+     done AS (
+         UPDATE job SET state = 'succeeded', finished_at = $3, worker_id = NULL, lease_until = NULL, lane_held = false
+         WHERE id = ANY (ARRAY (SELECT id FROM ours))
+         RETURNING id, fence
+     ),
+     free AS MATERIALIZED (
+         SELECT key, places - held + (SELECT count(*) FROM ours WHERE ours.lane = lane.key AND ours.lane_held) AS places
+         FROM lane WHERE key = ANY($4)
+     ),
+     next AS MATERIALIZED (
+         SELECT j.id, free.key, j.pool FROM free, LATERAL (
+             SELECT i.id, i.pool FROM job i WHERE i.lane = free.key AND i.finished_at IS NULL AND i.state = 'blocked'
+             ORDER BY i.lane_seq, i.id LIMIT greatest(free.places, 0)
+         ) j
+     ),
+     promoted AS (
+         UPDATE job SET state = 'ready', lane_held = true WHERE id = ANY (ARRAY (SELECT id FROM next))
+     ),
+     counted AS (
+         UPDATE lane SET held = held - (SELECT count(*) FROM ours WHERE ours.lane = lane.key AND ours.lane_held)
+                                     + (SELECT count(*) FROM next WHERE next.key = lane.key)
+         WHERE key = ANY($4)
+     )
+     SELECT id, fence, NULL AS pool FROM done
+     UNION ALL
+     SELECT NULL, NULL, pool FROM (SELECT DISTINCT pool FROM next) pools";
+
+/// A job that gets a place, as [`SQLITE_LEAVE`] lists it: its id, its lane, its pool.
+#[derive(Deserialize)]
+struct Promoted(serde::de::IgnoredAny, serde::de::IgnoredAny, String);
+
+#[derive(FromRow)]
+struct Row {
+    id: Option<JobId>,
+    fence: Option<i64>,
+    pool: Option<String>,
+}
+
+pub(super) async fn sqlite(
+    conn: &mut SqliteConnection,
+    now: Timestamp,
+    held: &[Fenced],
+    lanes: &[String],
+) -> Result<Left> {
+    let lanes = serde_json::to_string(lanes).expect("texts are always JSON");
+    let (done, next): (i64, String) = sqlx::query_as(SQLITE_LEAVE)
+        .bind(bulk::as_json(held))
+        .bind(now)
+        .bind(lanes)
+        .fetch_one(&mut *conn)
+        .await?;
+    let promoted: Vec<Promoted> =
+        serde_json::from_str(&next).map_err(|_| Error::corrupt("job", "lane", "one that waits in it"))?;
+    if !promoted.is_empty() {
+        sqlx::query(SQLITE_PROMOTE).bind(next).execute(&mut *conn).await?;
+    }
+    Ok(Left {
+        done: bulk::done_sqlite(conn, now, held, done).await?,
+        wakes: promoted.into_iter().map(|job| job.2).collect(),
+    })
+}
+
+pub(super) async fn postgres(
+    conn: &mut PgConnection,
+    now: Timestamp,
+    held: &[Fenced],
+    lanes: &[String],
+) -> Result<Left> {
+    sqlx::query(POSTGRES_LOCK).bind(lanes).execute(&mut *conn).await?;
+    let (ids, fences) = bulk::as_arrays(held);
+    let rows: Vec<Row> = sqlx::query_as(POSTGRES_LEAVE)
+        .bind(ids)
+        .bind(fences)
+        .bind(now)
+        .bind(lanes)
+        .fetch_all(conn)
+        .await?;
+    let mut left = Left {
+        done: Vec::with_capacity(held.len()),
+        wakes: Vec::new(),
+    };
+    for row in rows {
+        match row {
+            Row {
+                id: Some(id),
+                fence: Some(fence),
+                ..
+            } => left.done.push(Fenced { id, fence }),
+            Row { pool, .. } => left.wakes.extend(pool),
+        }
+    }
+    Ok(left)
+}
