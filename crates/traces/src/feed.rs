@@ -1,5 +1,8 @@
 //! The rows of an export in order: what several row groups share is merged row by row, and row groups that nobody else
-//! overlaps are offered whole, so that they can be copied as they are.
+//! overlaps are offered whole, so that they can be copied as they are. So are those of which others only patch some
+//! columns.
+
+mod window;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,6 +14,8 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use towpath_domain::Timestamp;
 
+pub(crate) use self::window::Anew;
+use self::window::Window;
 use crate::columnar::{Error, Result};
 use crate::row::Key;
 use crate::scan::{PartRef, Request, Scan, ScanBatch};
@@ -31,6 +36,8 @@ pub(crate) enum Piece {
 /// A row group to be copied.
 pub(crate) struct Group {
     pub(crate) segment: Segment,
+    /// But for these columns.
+    pub(crate) anew: Option<Anew>,
     pub(crate) row_group: usize,
     pub(crate) rows: u64,
     pub(crate) last: Key,
@@ -82,6 +89,8 @@ struct Source {
     request: Request,
     least_rows: u64,
     units: VecDeque<Unit>,
+    /// What the unit at hand was cut into.
+    windows: VecDeque<Window>,
     /// Open segments, with how many of their row groups are still to come.
     segments: HashMap<Path, (Segment, usize)>,
 }
@@ -135,6 +144,7 @@ impl Feed {
                 request,
                 least_rows,
                 units,
+                windows: VecDeque::new(),
                 segments: HashMap::new(),
             }),
             scan: None,
@@ -186,12 +196,27 @@ enum Next {
 
 impl Source {
     async fn next(&mut self) -> Result<Option<Next>> {
-        while let Some(unit) = self.units.pop_front() {
-            let part = match unit {
-                Unit::Merged(parts) => return Ok(Some(Next::Scan(self.scan(parts)))),
-                Unit::Alone(part) => part,
+        loop {
+            if let Some(window) = self.windows.pop_front() {
+                match self.window(window).await? {
+                    Some(next) => return Ok(Some(next)),
+                    None => continue,
+                }
+            }
+            let Some(unit) = self.units.pop_front() else {
+                return Ok(None);
             };
             let after = self.request.after;
+            let part = match unit {
+                Unit::Merged(parts) => {
+                    let read = |part: &PartRef| after.is_some_and(|after| part.max_sort_time < after.sort_time);
+                    if !parts.iter().all(read) {
+                        self.windows = window::cut(&self.store, parts, &self.request.range).await?;
+                    }
+                    continue;
+                }
+                Unit::Alone(part) => part,
+            };
             if after.is_some_and(|after| part.max_sort_time < after.sort_time) {
                 self.passed(&part.path);
                 continue;
@@ -221,10 +246,33 @@ impl Source {
                 rows: segment.group_rows(part.row_group)?,
                 row_group: part.row_group,
                 segment,
+                anew: None,
                 last,
             })));
         }
-        Ok(None)
+    }
+
+    async fn window(&self, window: Window) -> Result<Option<Next>> {
+        let after = self.request.after;
+        if window.is_before(after) {
+            return Ok(None);
+        }
+        let patched = window.patched(&self.store, &self.request, self.least_rows).await?;
+        let Some(patched) =
+            patched.filter(|patched| after.is_none_or(|after| after < patched.first || patched.last <= after))
+        else {
+            return Ok(Some(Next::Scan(Box::new(window.scan(&self.store, &self.request)))));
+        };
+        if after.is_some_and(|after| patched.last <= after) {
+            return Ok(None);
+        }
+        Ok(Some(Next::Group(Group {
+            rows: patched.segment.group_rows(patched.row_group)?,
+            row_group: patched.row_group,
+            segment: patched.segment,
+            anew: patched.anew,
+            last: patched.last,
+        })))
     }
 
     fn scan(&self, parts: Vec<PartRef>) -> Box<Scan> {
