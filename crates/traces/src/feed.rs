@@ -30,7 +30,7 @@ pub(crate) enum Piece {
     /// Rows.
     Rows(ScanBatch),
     /// A row group every row of which is wanted, and nothing else at its place.
-    Group(Group),
+    Group(Box<Group>),
 }
 
 /// A row group to be copied.
@@ -190,7 +190,7 @@ impl Feed {
 }
 
 enum Next {
-    Group(Group),
+    Group(Box<Group>),
     Scan(Box<Scan>),
 }
 
@@ -242,13 +242,13 @@ impl Source {
             {
                 return Ok(Some(Next::Scan(self.scan(vec![part]))));
             }
-            return Ok(Some(Next::Group(Group {
+            return Ok(Some(Next::Group(Box::new(Group {
                 rows: segment.group_rows(part.row_group)?,
                 row_group: part.row_group,
                 segment,
                 anew: None,
                 last,
-            })));
+            }))));
         }
     }
 
@@ -266,13 +266,13 @@ impl Source {
         if after.is_some_and(|after| patched.last <= after) {
             return Ok(None);
         }
-        Ok(Some(Next::Group(Group {
+        Ok(Some(Next::Group(Box::new(Group {
             rows: patched.segment.group_rows(patched.row_group)?,
             row_group: patched.row_group,
             segment: patched.segment,
             anew: patched.anew,
             last: patched.last,
-        })))
+        }))))
     }
 
     fn scan(&self, parts: Vec<PartRef>) -> Box<Scan> {
