@@ -105,7 +105,7 @@ impl Workflow for ExportPart {
             // Its export is over, and this job is about to be cancelled.
             return Err(Failure::Cancelled);
         }
-        let plan = self.read_plan(world).await?;
+        let mut plan = self.read_plan(world).await?;
         let parts = world.store.read(async |tx| {
             let day = plan.run.start_time.day();
             segments::pinned(tx, tenant, plan.export.project_id, day, day, run.0).await
@@ -113,6 +113,7 @@ impl Workflow for ExportPart {
         let parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
         if !parts.is_empty() {
             let destination = world.destination(tenant, plan.export.destination_id).await?;
+            plan.options.part_bytes = plan.options.part_bytes.min(destination.part_bytes());
             self.give_up_earlier_uploads(ctx, world, &destination).await?;
             let own = format!("{}/{run}-", plan.run.prefix);
             if ctx.fence() > 1 {
@@ -128,7 +129,7 @@ impl Workflow for ExportPart {
                 after: cursor.after,
                 selection: plan.selection.clone(),
             };
-            let objects = world.objects.store().clone();
+            let objects = world.objects.near_store();
             // Only what is wanted whole and compressed as asked can be copied.
             let feed = match (&plan.sieve, plan.export.compression) {
                 (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,

@@ -38,7 +38,7 @@ pub enum Performed {
     /// Nothing: its row is written, or is no longer this worker's to write.
     Written,
     /// The job ended well and has nothing to write but its own row, which is written together with those of others.
-    Bare(Bare),
+    Bare(Box<Bare>),
 }
 
 /// A job that ended well, its row not yet written.
@@ -160,7 +160,7 @@ async fn run<World: Send + Sync + 'static>(
     };
     let failure = match outcome {
         Ok(End::Bare) if bare => {
-            return Performed::Bare(Bare {
+            return Performed::Bare(Box::new(Bare {
                 ending: Ending { job: fenced, lane },
                 kind,
                 pool,
@@ -168,7 +168,7 @@ async fn run<World: Send + Sync + 'static>(
                 started,
                 signal,
                 span: Span::current(),
-            });
+            }));
         }
         Ok(End::Bare) => ctx.settle(async |_| Ok(())).await.err(),
         Ok(End::Written) => None,

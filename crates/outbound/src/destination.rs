@@ -98,6 +98,16 @@ impl Destination {
         &self.objects
     }
 
+    /// Bytes of a part of an upload that suit it. A bucket wants 5 MiB at least, and all parts but the last equal; a
+    /// folder takes any, and of small ones less lies in memory.
+    #[must_use]
+    pub const fn part_bytes(&self) -> usize {
+        match self.place {
+            Place::Bucket(_) => 5 << 20,
+            Place::Folder(_) => 1 << 20,
+        }
+    }
+
     /// Uploads in parts that were begun through this value and are not over. Whoever wants them to be given up after
     /// a crash writes them down.
     #[must_use]

@@ -66,6 +66,13 @@ impl Error {
         }
     }
 
+    pub(crate) fn read(path: &Path, source: object_store::Error) -> Self {
+        Self::Read {
+            path: path.clone(),
+            source: Box::new(source),
+        }
+    }
+
     pub(crate) fn write(path: &Path, source: object_store::Error) -> Self {
         Self::Write {
             path: path.clone(),

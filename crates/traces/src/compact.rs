@@ -66,7 +66,7 @@ pub async fn compact<E>(
         after: None,
         selection: Selection::stored(),
     };
-    let mut scan = Scan::new(objects.store().clone(), request);
+    let mut scan = Scan::new(objects.near_store(), request);
     let mut segments = Vec::new();
     let mut writer: Option<(SegmentId, Writer)> = None;
     while let Some(mut batch) = scan.next().await? {

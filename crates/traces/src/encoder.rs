@@ -3,14 +3,14 @@
 //! What is written goes to an upload column by column, so that beside the row group in the making hardly anything lies
 //! in memory.
 
-use std::io::Read;
+use std::io::{Repeat, Write};
 use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use bytes::{Buf, Bytes};
-use futures::{StreamExt, TryStreamExt};
+use bytes::Bytes;
+use futures::TryStreamExt;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_writer::{
     ArrowColumnChunk, ArrowColumnWriter, ArrowRowGroupWriterFactory, ArrowWriterOptions, compute_leaves,
@@ -23,20 +23,18 @@ use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::writer::SerializedFileWriter;
 use towpath_domain::export::FormatVersion;
 
-use crate::columnar::Result;
+use crate::columnar::{Error, Result};
+use crate::feed::Group;
+use crate::scan::Scan;
 use crate::schema::{Selection, convert, differs_in_v2};
-use crate::segment::Segment;
+use crate::segment::Batches;
 use crate::upload::{Blocks, Upload};
-
-/// Copied column chunks that lie together are read together, up to about so many bytes.
-const READ_BYTES: u64 = 1 << 20;
-/// Reads under way at once: one travels while the other is written.
-const READS: usize = 2;
 
 /// A file in the making.
 pub(crate) struct Encoder {
     file: SerializedFileWriter<Blocks>,
     factory: ArrowRowGroupWriterFactory,
+    properties: WriterProperties,
     schema: SchemaRef,
     sink: Blocks,
     /// One for each leaf column, while a row group is being encoded.
@@ -47,16 +45,12 @@ pub(crate) struct Encoder {
 impl Encoder {
     /// Begins a file of these columns.
     pub(crate) fn new(schema: SchemaRef, properties: WriterProperties) -> Result<Self> {
-        // Plain Parquet types only; an embedded Arrow schema would say nothing more.
-        let how = ArrowWriterOptions::new()
-            .with_properties(properties)
-            .with_skip_arrow_metadata(true);
         let sink = Blocks::default();
-        let writer = ArrowWriter::try_new_with_options(sink.clone(), Arc::clone(&schema), how)?;
-        let (file, factory) = writer.into_serialized_writer()?;
+        let (file, factory) = writer(sink.clone(), Arc::clone(&schema), properties.clone())?;
         Ok(Self {
             file,
             factory,
+            properties,
             schema,
             sink,
             open: Vec::new(),
@@ -119,63 +113,39 @@ impl Encoder {
     }
 
     /// Copies a row group: its column chunks as they lie compressed in the segment. Only columns that have another
-    /// type in `version` are decoded and encoded anew. What was being made is ended before.
+    /// type in `version`, or that late rows changed, are encoded anew. What was being made is ended before.
     pub(crate) async fn splice(
         &mut self,
-        segment: &Segment,
-        row_group: usize,
+        group: &Group,
         selection: &Selection,
         version: FormatVersion,
         upload: &mut Upload,
     ) -> Result<()> {
         self.flush(upload).await?;
-        let writers = self.column_writers()?;
-        let mut anew = encoded(writers, segment, row_group, selection, version)
+        let anew = |at: usize| {
+            let late = group.anew.as_ref().is_some_and(|late| late.has(at));
+            late || version == FormatVersion::V2Beta && differs_in_v2(at)
+        };
+        let columns = selection.positions().iter().copied().filter(|at| anew(*at)).collect();
+        let mut encoded = encoded(self.properties.clone(), group, Selection::at(columns), version)
             .await?
             .into_iter();
-        let mut copied = Vec::with_capacity(selection.positions().len());
+        let mut at = self.file.bytes_written() as u64;
+        let mut writer = self.file.next_row_group()?;
         for leaf in selection.positions() {
-            if version == FormatVersion::V1 || !differs_in_v2(*leaf) {
-                copied.push(segment.chunk(row_group, *leaf)?);
-            }
-        }
-        let reads = reads(&copied);
-        let mut fetched = futures::stream::iter(reads.into_iter().map(|read| {
-            let chunks = copied[read.clone()].to_vec();
-            async move {
-                let range = chunks[0].range.start..chunks[chunks.len() - 1].range.end;
-                let bytes = segment.read(range).await?;
-                Ok::<_, crate::columnar::Error>((chunks, bytes))
-            }
-        }))
-        .buffered(READS);
-        let mut ready = Vec::new().into_iter();
-        let mut group = self.file.next_row_group()?;
-        for leaf in selection.positions() {
-            if version == FormatVersion::V2Beta && differs_in_v2(*leaf) {
-                let chunk: ArrowColumnChunk = anew.next().ok_or_else(too_few)?;
-                chunk.append_to_row_group(&mut group)?;
+            if anew(*leaf) {
+                let chunk: ArrowColumnChunk = encoded.next().ok_or_else(too_few)?;
+                at += u64::try_from(chunk.close().metadata.compressed_size()).unwrap_or_default();
+                chunk.append_to_row_group(&mut writer)?;
             } else {
-                let next = match ready.next() {
-                    Some(next) => Some(next),
-                    None => {
-                        let (chunks, bytes) = fetched.try_next().await?.ok_or_else(too_few)?;
-                        let base = chunks[0].range.start;
-                        let placed: Vec<_> = chunks
-                            .into_iter()
-                            .map(|chunk| Placed::cut(chunk, base, &bytes))
-                            .collect();
-                        ready = placed.into_iter();
-                        ready.next()
-                    }
-                };
-                let placed = next.ok_or_else(too_few)?;
-                let close = placed.close.clone();
-                group.append_column(&placed, close)?;
+                let chunk = group.segment.chunk(group.row_group, *leaf)?;
+                let from = at;
+                at += chunk.range.end - chunk.range.start;
+                self.sink.copy(from, group.segment.copied(chunk.range));
+                writer.append_column(&StandIn, chunk.close)?;
             }
-            self.sink.send(upload).await?;
         }
-        group.close()?;
+        writer.close()?;
         self.sink.send(upload).await
     }
 
@@ -191,39 +161,72 @@ impl Encoder {
     }
 }
 
-/// The columns of a row group that cannot be copied, encoded. `writers` are those of all columns: each has one leaf, so
-/// that leaves are numbered like columns.
+/// Columns of a row group that are to be encoded.
+enum Columns {
+    Stored(Batches),
+    Merged(Box<Scan>),
+}
+
+impl Columns {
+    async fn next(&mut self) -> Result<Option<RecordBatch>> {
+        match self {
+            Self::Stored(batches) => batches.try_next().await,
+            Self::Merged(scan) => Ok(scan.next().await?.map(|batch| batch.rows)),
+        }
+    }
+}
+
+/// Some columns of a row group, decoded, merged with what came late, and encoded as `version` has them.
 async fn encoded(
-    writers: Vec<ArrowColumnWriter>,
-    segment: &Segment,
-    row_group: usize,
-    selection: &Selection,
+    properties: WriterProperties,
+    group: &Group,
+    selection: Selection,
     version: FormatVersion,
 ) -> Result<Vec<ArrowColumnChunk>> {
-    let differs = |at: usize| version == FormatVersion::V2Beta && differs_in_v2(at);
-    let positions = selection.positions();
-    let part = Selection::at(positions.iter().copied().filter(|at| differs(*at)).collect());
-    if part.positions().is_empty() {
+    if selection.positions().is_empty() {
         return Ok(Vec::new());
     }
-    let schema = part.schema_of(version);
-    let mut writers: Vec<_> = positions
-        .iter()
-        .zip(writers)
-        .filter(|(at, _)| differs(**at))
-        .map(|(_, writer)| writer)
-        .collect();
-    let mut batches = segment.batches(row_group, part.positions(), None)?;
-    while let Some(rows) = batches.try_next().await? {
-        let rows = convert(rows, &schema, version)?;
-        for ((field, column), writer) in schema.fields().iter().zip(rows.columns()).zip(&mut writers) {
+    let schema = selection.schema_of(version);
+    let (_, factory) = writer(std::io::sink(), Arc::clone(&schema), properties)?;
+    let mut writers = factory.create_column_writers(0)?;
+    let mut columns = match &group.anew {
+        Some(anew) => Columns::Merged(Box::new(anew.scan(selection))),
+        None => Columns::Stored(group.segment.batches(group.row_group, selection.positions(), None)?),
+    };
+    let mut rows = 0;
+    while let Some(batch) = columns.next().await? {
+        rows += batch.num_rows() as u64;
+        let batch = convert(batch, &schema, version)?;
+        for ((field, column), writer) in schema.fields().iter().zip(batch.columns()).zip(&mut writers) {
             for leaf in compute_leaves(field, column)? {
                 writer.write(&leaf)?;
             }
         }
+        // Encoding holds the thread; this is where a cancelled caller gets a word in.
+        tokio::task::yield_now().await;
+    }
+    if rows != group.rows {
+        let what = format!(
+            "{rows} merged rows stand for {} of row group {}",
+            group.rows, group.row_group
+        );
+        return Err(Error::corrupt(group.segment.path(), what));
     }
     let chunks: std::result::Result<_, ParquetError> = writers.into_iter().map(ArrowColumnWriter::close).collect();
     Ok(chunks?)
+}
+
+/// A writer of these columns, and what makes writers of single ones.
+fn writer<W: Write + Send>(
+    sink: W,
+    schema: SchemaRef,
+    properties: WriterProperties,
+) -> Result<(SerializedFileWriter<W>, ArrowRowGroupWriterFactory)> {
+    // Plain Parquet types only; an embedded Arrow schema would say nothing more.
+    let how = ArrowWriterOptions::new()
+        .with_properties(properties)
+        .with_skip_arrow_metadata(true);
+    Ok(ArrowWriter::try_new_with_options(sink, schema, how)?.into_serialized_writer()?)
 }
 
 /// Never in practice: the columns of a file are those of its schema.
@@ -263,62 +266,23 @@ impl Chunk {
     }
 }
 
-/// Which chunks are read together: neighbours, as long as that stays small.
-fn reads(chunks: &[Chunk]) -> Vec<Range<usize>> {
-    let mut reads: Vec<Range<usize>> = Vec::new();
-    for (at, chunk) in chunks.iter().enumerate() {
-        match reads.last_mut() {
-            Some(read)
-                if chunks[at - 1].range.end == chunk.range.start
-                    && chunk.range.end - chunks[read.start].range.start <= READ_BYTES =>
-            {
-                read.end = at + 1;
-            }
-            _ => reads.push(at..at + 1),
-        }
-    }
-    reads
-}
+/// What a writer of files is given for a column chunk that is copied: so many bytes, whatever they are.
+struct StandIn;
 
-/// A chunk's bytes at the offset they had in the segment, which is what its footer speaks of.
-struct Placed {
-    start: u64,
-    bytes: Bytes,
-    close: ColumnCloseResult,
-}
-
-impl Placed {
-    fn cut(chunk: Chunk, base: u64, bytes: &Bytes) -> Self {
-        let at = |offset: u64| usize::try_from(offset - base).unwrap_or(usize::MAX).min(bytes.len());
-        Self {
-            start: chunk.range.start,
-            bytes: bytes.slice(at(chunk.range.start)..at(chunk.range.end)),
-            close: chunk.close,
-        }
-    }
-
-    fn from(&self, start: u64) -> Bytes {
-        let skip = usize::try_from(start.saturating_sub(self.start)).unwrap_or(usize::MAX);
-        self.bytes.slice(skip.min(self.bytes.len())..)
-    }
-}
-
-impl Length for Placed {
+impl Length for StandIn {
     fn len(&self) -> u64 {
-        self.start + self.bytes.len() as u64
+        u64::MAX
     }
 }
 
-impl ChunkReader for Placed {
-    type T = Box<dyn Read>;
+impl ChunkReader for StandIn {
+    type T = Repeat;
 
-    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
-        Ok(Box::new(self.from(start).reader()))
+    fn get_read(&self, _: u64) -> parquet::errors::Result<Self::T> {
+        Ok(std::io::repeat(0))
     }
 
-    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
-        let bytes = self.from(start);
-        let length = length.min(bytes.len());
-        Ok(bytes.slice(..length))
+    fn get_bytes(&self, _: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        Ok(Bytes::from(vec![0; length]))
     }
 }

@@ -1,5 +1,8 @@
 //! The rows of an export in order: what several row groups share is merged row by row, and row groups that nobody else
-//! overlaps are offered whole, so that they can be copied as they are.
+//! overlaps are offered whole, so that they can be copied as they are. So are those of which others only patch some
+//! columns.
+
+mod window;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,6 +14,8 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use towpath_domain::Timestamp;
 
+pub(crate) use self::window::Anew;
+use self::window::Window;
 use crate::columnar::{Error, Result};
 use crate::row::Key;
 use crate::scan::{PartRef, Request, Scan, ScanBatch};
@@ -25,12 +30,14 @@ pub(crate) enum Piece {
     /// Rows.
     Rows(ScanBatch),
     /// A row group every row of which is wanted, and nothing else at its place.
-    Group(Group),
+    Group(Box<Group>),
 }
 
 /// A row group to be copied.
 pub(crate) struct Group {
     pub(crate) segment: Segment,
+    /// But for these columns.
+    pub(crate) anew: Option<Anew>,
     pub(crate) row_group: usize,
     pub(crate) rows: u64,
     pub(crate) last: Key,
@@ -93,6 +100,8 @@ struct Source {
     request: Request,
     least_rows: u64,
     units: VecDeque<Unit>,
+    /// What the unit at hand was cut into.
+    windows: VecDeque<Window>,
     /// Open segments, with how many of their row groups are still to come.
     segments: HashMap<Path, (Segment, usize)>,
 }
@@ -157,6 +166,7 @@ impl Feed {
                 request,
                 least_rows,
                 units,
+                windows: VecDeque::new(),
                 segments: HashMap::new(),
             }),
             scan: None,
@@ -207,18 +217,33 @@ impl Feed {
 }
 
 enum Next {
-    Group(Group),
+    Group(Box<Group>),
     Scan(Box<Scan>),
 }
 
 impl Source {
     async fn next(&mut self, beside: Option<&dyn Beside>) -> Result<Option<Next>> {
-        while let Some(unit) = self.units.pop_front() {
-            let part = match unit {
-                Unit::Merged(parts) => return Ok(Some(Next::Scan(self.scan(parts)))),
-                Unit::Alone(part) => part,
+        loop {
+            if let Some(window) = self.windows.pop_front() {
+                match self.window(window, beside).await? {
+                    Some(next) => return Ok(Some(next)),
+                    None => continue,
+                }
+            }
+            let Some(unit) = self.units.pop_front() else {
+                return Ok(None);
             };
             let after = self.request.after;
+            let part = match unit {
+                Unit::Merged(parts) => {
+                    let read = |part: &PartRef| after.is_some_and(|after| part.max_sort_time < after.sort_time);
+                    if !parts.iter().all(read) {
+                        self.windows = window::cut(&self.store, parts, &self.request.range).await?;
+                    }
+                    continue;
+                }
+                Unit::Alone(part) => part,
+            };
             if after.is_some_and(|after| part.max_sort_time < after.sort_time) {
                 self.passed(&part.path);
                 continue;
@@ -249,14 +274,42 @@ impl Source {
             {
                 return Ok(Some(Next::Scan(self.scan(vec![part]))));
             }
-            return Ok(Some(Next::Group(Group {
+            return Ok(Some(Next::Group(Box::new(Group {
                 rows: segment.group_rows(part.row_group)?,
                 row_group: part.row_group,
                 segment,
+                anew: None,
                 last,
-            })));
+            }))));
         }
-        Ok(None)
+    }
+
+    async fn window(&self, window: Window, beside: Option<&dyn Beside>) -> Result<Option<Next>> {
+        let after = self.request.after;
+        if window.is_before(after) {
+            return Ok(None);
+        }
+        let patched = window.patched(&self.store, &self.request, self.least_rows).await?;
+        let Some(patched) =
+            patched.filter(|patched| after.is_none_or(|after| after < patched.first || patched.last <= after))
+        else {
+            return Ok(Some(Next::Scan(Box::new(window.scan(&self.store, &self.request)))));
+        };
+        if after.is_some_and(|after| patched.last <= after) {
+            return Ok(None);
+        }
+        if let Some(beside) = beside
+            && beside.touches(&patched.segment.keys(patched.row_group).await?)
+        {
+            return Ok(Some(Next::Scan(Box::new(window.scan(&self.store, &self.request)))));
+        }
+        Ok(Some(Next::Group(Box::new(Group {
+            rows: patched.segment.group_rows(patched.row_group)?,
+            row_group: patched.row_group,
+            segment: patched.segment,
+            anew: patched.anew,
+            last: patched.last,
+        }))))
     }
 
     fn scan(&self, parts: Vec<PartRef>) -> Box<Scan> {

@@ -1,5 +1,7 @@
 //! Where segments, units and attachments lie: a local folder or an S3 bucket, behind one door.
 
+mod near;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -16,6 +18,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig};
 use uuid::Uuid;
 
+use self::near::Near;
 use crate::metric;
 
 /// Folder of files that are being written, of a local store.
@@ -149,6 +152,16 @@ impl Objects {
     #[must_use]
     pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
+    }
+
+    /// The store itself, for work that has threads of its own: what is local is read on the thread that asks, between
+    /// awaits.
+    #[must_use]
+    pub fn near_store(&self) -> Arc<dyn ObjectStore> {
+        match &self.local {
+            Some(local) => Arc::new(Near(local.files.clone())),
+            None => self.store.clone(),
+        }
     }
 
     /// Whether writing is cheap enough that nothing is won by waiting for company.

@@ -255,7 +255,7 @@ impl<'a> File<'a> {
                     self.encode_chunk().await?;
                     let (selection, version) = (&self.options.selection, self.options.version);
                     self.encoder
-                        .splice(&group.segment, group.row_group, selection, version, &mut self.upload)
+                        .splice(&group, selection, version, &mut self.upload)
                         .await?;
                     self.rows += group.rows;
                     self.last = Some(group.last);

@@ -117,6 +117,18 @@ impl Scan {
         }
     }
 
+    /// With segments that are open already.
+    pub(crate) fn with_open<'a>(mut self, open: impl IntoIterator<Item = &'a Segment>) -> Self {
+        for segment in open {
+            let path = segment.path();
+            let left = self.waiting.iter().filter(|waiting| waiting.part.path == *path).count();
+            if left > 0 {
+                self.segments.insert(path.clone(), (segment.clone(), left));
+            }
+        }
+        self
+    }
+
     /// The next rows, at most some thousand; `None` at the end. Not cancel-safe: after a dropped call make a new
     /// scan from the last key.
     ///
@@ -277,6 +289,19 @@ fn plan(request: &Request) -> VecDeque<Waiting> {
         .collect()
 }
 
+/// The columns that the one at this position follows from, beside what was sent for it.
+pub(crate) const fn derived_from(column: usize) -> &'static [usize] {
+    match column {
+        at::TRACE_ID | at::PARENT_RUN_ID | at::PARENT_RUN_IDS | at::IS_ROOT => {
+            &[at::DOTTED_ORDER, at::TRACE_ID, at::PARENT_RUN_ID]
+        }
+        at::STATUS => &[at::ERROR, at::END_TIME],
+        at::TOTAL_TOKENS..=at::COMPLETION_COST => &[at::OUTPUTS, at::EXTRA],
+        at::FIRST_TOKEN_TIME => &[at::EVENTS],
+        _ => &[],
+    }
+}
+
 /// Positions of the columns to read: the selected ones and the key, and where rows may have to be merged also what
 /// the selected columns are derived from.
 fn columns(selection: &Selection, overlaps: bool) -> Vec<usize> {
@@ -284,15 +309,7 @@ fn columns(selection: &Selection, overlaps: bool) -> Vec<usize> {
     columns.extend([at::ID, at::SORT_TIME]);
     if overlaps {
         for column in selection.positions() {
-            columns.extend(match *column {
-                at::TRACE_ID | at::PARENT_RUN_ID | at::PARENT_RUN_IDS | at::IS_ROOT => {
-                    &[at::DOTTED_ORDER, at::TRACE_ID, at::PARENT_RUN_ID][..]
-                }
-                at::STATUS => &[at::ERROR, at::END_TIME],
-                at::TOTAL_TOKENS..=at::COMPLETION_COST => &[at::OUTPUTS, at::EXTRA],
-                at::FIRST_TOKEN_TIME => &[at::EVENTS],
-                _ => &[],
-            });
+            columns.extend(derived_from(*column));
         }
         columns.extend([at::SEQ, at::PROVENANCE]);
     }

@@ -59,21 +59,28 @@ pub(crate) mod at {
     pub const TRACE_ID: usize = 3;
     pub const PARENT_RUN_ID: usize = 4;
     pub const PARENT_RUN_IDS: usize = 5;
+    pub const REFERENCE_EXAMPLE_ID: usize = 6;
+    pub const NAME: usize = 7;
+    pub const RUN_TYPE: usize = 8;
     pub const START_TIME: usize = 9;
     pub const END_TIME: usize = 10;
     pub const STATUS: usize = 11;
     pub const IS_ROOT: usize = 12;
     pub const DOTTED_ORDER: usize = 13;
+    pub const INPUTS: usize = 15;
     pub const OUTPUTS: usize = 16;
     pub const ERROR: usize = 17;
     pub const EXTRA: usize = 18;
     pub const EVENTS: usize = 19;
+    pub const TAGS: usize = 20;
     pub const TOTAL_TOKENS: usize = 22;
     pub const COMPLETION_COST: usize = 27;
     pub const FIRST_TOKEN_TIME: usize = 28;
     pub const SORT_TIME: usize = 29;
     pub const SEQ: usize = 30;
+    pub const HAS_POST: usize = 31;
     pub const PROVENANCE: usize = 33;
+    pub const SERIALIZED: usize = 34;
 }
 
 /// Whether the column at this position has another type in `v2_beta` files than in `v1` files and in segments.

@@ -1,12 +1,20 @@
 //! One object written piece by piece with bounded memory.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+mod blocks;
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{GetOptions, GetResultPayload, MultipartUpload, ObjectStore, ObjectStoreExt, PutPayload};
 use tokio::task::JoinSet;
 
+pub(crate) use self::blocks::{Blocks, Copied};
 use crate::columnar::{Error, Result};
 
 /// Size of a part of a multipart upload in bytes: what S3 wants at least, since up to three lie in memory. Some stores
@@ -15,6 +23,9 @@ pub const PART_BYTES: usize = 5 << 20;
 
 /// Parts under way at once. One may travel while the next is filled.
 const PARTS_IN_FLIGHT: usize = 2;
+
+/// Read from a local file at once: what stays in a core's cache until it is read over.
+const READ_BYTES: usize = 128 << 10;
 
 /// An object in the making. Nothing is visible under its key before [`Upload::complete`].
 ///
@@ -73,10 +84,7 @@ impl Upload {
     pub async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.bytes += bytes.len() as u64;
         let mut rest = bytes;
-        if self.buffer.capacity() == 0 && self.multipart.is_some() {
-            // At once, since growing by and by leaves pieces of every size behind.
-            self.buffer.reserve(self.part_bytes);
-        }
+        self.make_room(bytes.len());
         while self.buffer.len() + rest.len() > self.part_bytes {
             let (part, later) = rest.split_at(self.part_bytes - self.buffer.len());
             self.buffer.extend_from_slice(part);
@@ -85,6 +93,62 @@ impl Upload {
         }
         self.buffer.extend_from_slice(rest);
         Ok(())
+    }
+
+    /// Takes a range of another object as it is. Nothing of it lies in memory but what a part of this one holds.
+    ///
+    /// A local file is read in this call, between awaits: do it where it may take a core.
+    ///
+    /// # Errors
+    /// The other object can't be read or ends before its range does, or the store refused; then the upload is aborted.
+    pub(crate) async fn copy(&mut self, from: &Arc<dyn ObjectStore>, path: &Path, range: Range<u64>) -> Result<()> {
+        let options = GetOptions {
+            range: Some(range.clone().into()),
+            ..GetOptions::default()
+        };
+        let found = from.get_opts(path, options).await;
+        let found = found.map_err(|source| Error::read(path, source))?;
+        match found.payload {
+            GetResultPayload::File(file, _) => self.copy_file(&file, path, range).await,
+            GetResultPayload::Stream(mut pieces) => {
+                let end = self.bytes + (range.end - range.start);
+                while let Some(piece) = pieces.try_next().await.map_err(|source| Error::read(path, source))? {
+                    self.write(&piece).await?;
+                }
+                if self.bytes == end {
+                    return Ok(());
+                }
+                Err(unread(path, ErrorKind::UnexpectedEof.into()))
+            }
+        }
+    }
+
+    async fn copy_file(&mut self, file: &File, path: &Path, range: Range<u64>) -> Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            if self.buffer.len() >= self.part_bytes {
+                self.send_part().await?;
+            }
+            let left = usize::try_from(range.end - at).unwrap_or(usize::MAX);
+            self.make_room(left);
+            let filled = self.buffer.len();
+            let take = left.min(self.part_bytes - filled).min(READ_BYTES);
+            self.buffer.resize(filled + take, 0);
+            file.read_exact_at(&mut self.buffer[filled..], at)
+                .map_err(|error| unread(path, error))?;
+            at += take as u64;
+            self.bytes += take as u64;
+        }
+        Ok(())
+    }
+
+    /// A buffer for what comes. All of it at once where it is going to be needed: growing by and by leaves pieces of
+    /// every size behind.
+    fn make_room(&mut self, bytes: usize) {
+        let full = self.multipart.is_some() || self.buffer.len() + bytes >= self.part_bytes;
+        if full && self.buffer.capacity() < self.part_bytes {
+            self.buffer.reserve(self.part_bytes - self.buffer.len());
+        }
     }
 
     /// Sends what is left of a large object and waits for its parts, so that [`Upload::complete`] is one short
@@ -180,70 +244,18 @@ impl Upload {
     }
 }
 
-/// What an encoder writes into between two awaits: blocks, since one growing buffer would for a moment hold everything
-/// twice. Clones share them, so that what one half-written row group has made so far can be sent already.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Blocks(Arc<Mutex<Shared>>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    full: Vec<Vec<u8>>,
-    /// Sent, and to be filled again.
-    free: Vec<Vec<u8>>,
-}
-
-impl Blocks {
-    const BYTES: usize = 1 << 20;
-    /// Of the first, which is all that a small segment needs.
-    const FIRST_BYTES: usize = 64 << 10;
-    /// So many are kept for what comes.
-    const FREE: usize = 4;
-
-    /// Hands everything on to an upload, block by block.
-    pub(crate) async fn send(&self, upload: &mut Upload) -> Result<()> {
-        let blocks = std::mem::take(&mut self.lock().full);
-        for mut block in blocks {
-            upload.write(&block).await?;
-            let mut shared = self.lock();
-            if shared.free.len() < Self::FREE {
-                block.clear();
-                shared.free.push(block);
-            }
-        }
-        Ok(())
+fn unread(path: &Path, error: io::Error) -> Error {
+    if error.kind() == ErrorKind::UnexpectedEof {
+        return Error::corrupt(path, "it ends before its columns do");
     }
-
-    fn lock(&self) -> MutexGuard<'_, Shared> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl std::io::Write for Blocks {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let mut shared = self.lock();
-        let full = shared
-            .full
-            .last()
-            .is_none_or(|block| block.len() + bytes.len() > Self::BYTES);
-        if full {
-            let least = if shared.full.is_empty() {
-                Self::FIRST_BYTES
-            } else {
-                Self::BYTES
-            };
-            let free = shared.free.pop();
-            let block = free.unwrap_or_else(|| Vec::with_capacity(least.max(bytes.len()).min(Self::BYTES)));
-            shared.full.push(block);
-        }
-        if let Some(block) = shared.full.last_mut() {
-            block.extend_from_slice(bytes);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
+    let source = Box::new(error);
+    Error::read(
+        path,
+        object_store::Error::Generic {
+            store: "folder",
+            source,
+        },
+    )
 }
 
 impl Drop for Upload {

@@ -37,11 +37,11 @@ pub async fn run(options: &BenchDeploy) -> anyhow::Result<()> {
         measure(options, &platform, &repository, &mut report).await?;
         return report.print(options.output);
     }
-    let environment = crate::config::read_environment().into_iter();
-    let mut environment: Vec<(String, String)> =
-        environment.filter(|(name, _)| !name.starts_with("TOWPATH_")).collect();
-    environment.push(("TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS".to_owned(), "file".to_owned()));
-    let child = Child::dev_with(&environment)
+    let own = crate::config::read_environment();
+    let own = own.iter().filter(|(name, _)| !name.starts_with("TOWPATH_"));
+    let mut environment: Vec<(&str, String)> = own.map(|(name, value)| (name.as_str(), value.clone())).collect();
+    environment.push(("TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS", "file".to_owned()));
+    let child = Child::dev_with(None, &environment)
         .await
         .context("starting a server of its own")?;
     let measured = async {

@@ -44,15 +44,6 @@ impl Child {
         Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], folder()?, environment, half).await
     }
 
-    /// `towpath dev` in a temporary folder with these variables, ready.
-    pub(super) async fn dev_with(environment: &[(String, String)]) -> anyhow::Result<Self> {
-        let environment: Vec<(&str, String)> = environment
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.clone()))
-            .collect();
-        Self::start(&["dev", "--agent-listen", "127.0.0.1:0"], folder()?, &environment, None).await
-    }
-
     /// `towpath agent` in a temporary folder, ready: all roles, SQLite, one graph that echoes.
     pub(super) async fn agent() -> anyhow::Result<Self> {
         Self::start(&["agent"], folder()?, &[], None).await

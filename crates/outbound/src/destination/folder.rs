@@ -199,19 +199,24 @@ impl Staged {
         Ok(())
     }
 
+    /// Brings it to disk and under its name.
     fn finish(&self) -> Result<()> {
-        let key = &self.upload.path;
-        let target = self.folder.0.within(key)?;
-        let finished = (|| {
-            self.file.sync_all()?;
-            make_folders(&self.folder.0.top, &target)?;
-            fs::rename(&self.path, &target)?;
-            sync_folder(target.parent())
-        })();
-        finished.map_err(|error| failed(&error, key))?;
-        self.folder.0.uploads.remove(&self.upload);
-        Ok(())
+        finish(&self.folder, &self.upload, &self.path, &self.file)
     }
+}
+
+fn finish(folder: &Folder, upload: &Begun, path: &FilePath, file: &File) -> Result<()> {
+    let key = &upload.path;
+    let target = folder.0.within(key)?;
+    let finished = (|| {
+        file.sync_all()?;
+        make_folders(&folder.0.top, &target)?;
+        fs::rename(path, &target)?;
+        sync_folder(target.parent())
+    })();
+    finished.map_err(|error| failed(&error, key))?;
+    folder.0.uploads.remove(upload);
+    Ok(())
 }
 
 #[async_trait]
@@ -231,10 +236,9 @@ impl MultipartUpload for Staged {
 
     async fn complete(&mut self) -> Result<PutResult> {
         // Bringing a large file to disk takes its time.
+        let (folder, upload, path) = (self.folder.clone(), self.upload.clone(), self.path.clone());
         let file = Arc::clone(&self.file);
-        let key = self.upload.path.clone();
-        blocking(move || file.sync_all().map_err(|error| failed(&error, &key).into())).await?;
-        self.finish()?;
+        blocking(move || finish(&folder, &upload, &path, &file)).await?;
         Ok(PutResult {
             e_tag: None,
             version: None,

@@ -1,5 +1,7 @@
 //! Columns back to rows.
 
+use std::collections::BTreeSet;
+
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray,
     TimestampNanosecondArray,
@@ -8,7 +10,7 @@ use arrow::datatypes::{Int64Type, TimestampMicrosecondType, TimestampNanosecondT
 use towpath_domain::{Timestamp, TraceRunId};
 use uuid::Uuid;
 
-use super::provenance::{EXTRA, UNSET};
+use super::provenance::{COLUMNS, EXTRA, FIELDS, UNSET};
 use super::{Key, Provenance, Row, extra};
 use crate::columnar::{Error, Result};
 use crate::operation::Fields;
@@ -158,6 +160,35 @@ pub(crate) fn keys(batch: &RecordBatch) -> Result<Vec<Key>> {
         })
     };
     (0..batch.num_rows()).map(key).collect()
+}
+
+/// The columns of which the rows of a batch say something themselves, by position. `None` where one of them has a post:
+/// that may take the place of another post, and so of every column.
+///
+/// # Errors
+/// A column is missing or corrupt.
+pub(crate) fn patched(batch: &RecordBatch) -> Result<Option<BTreeSet<usize>>> {
+    let posts = batch
+        .column_by_name("_tp_has_post")
+        .and_then(|column| column.as_boolean_opt());
+    if required("_tp_has_post", posts)?.true_count() > 0 {
+        return Ok(None);
+    }
+    let newest = batch
+        .column_by_name("_tp_seq")
+        .and_then(|column| column.as_primitive_opt::<Int64Type>());
+    let newest = required("_tp_seq", newest)?;
+    let provenances = batch
+        .column_by_name("_tp_provenance")
+        .and_then(|column| column.as_binary_opt::<i32>());
+    let provenances = required("_tp_provenance", provenances)?;
+    let mut columns = BTreeSet::new();
+    for (newest, stored) in newest.values().iter().zip(provenances) {
+        let provenance = stored.and_then(|stored| Provenance::decode_without_extra(stored, *newest));
+        let (provenance, _) = provenance.ok_or_else(|| Error::Columns("a provenance".to_owned()))?;
+        columns.extend((0..FIELDS).filter(|at| provenance.is_set(*at)).map(|at| COLUMNS[at]));
+    }
+    Ok(Some(columns))
 }
 
 /// Lowest and highest sequence of the operations in a batch.

@@ -14,11 +14,31 @@
 //! ```
 
 use crate::operation::Verb;
+use crate::schema::at;
 
 /// Fields including `extra`.
 pub const FIELDS: usize = 16;
 /// Position of `extra` as a whole.
 pub const EXTRA: usize = 15;
+/// The column of a segment in which each field lies.
+pub const COLUMNS: [usize; FIELDS] = [
+    at::TRACE_ID,
+    at::PARENT_RUN_ID,
+    at::DOTTED_ORDER,
+    at::REFERENCE_EXAMPLE_ID,
+    at::NAME,
+    at::RUN_TYPE,
+    at::START_TIME,
+    at::END_TIME,
+    at::STATUS,
+    at::ERROR,
+    at::TAGS,
+    at::INPUTS,
+    at::OUTPUTS,
+    at::EVENTS,
+    at::SERIALIZED,
+    at::EXTRA,
+];
 /// Source of a field that nobody set. Smaller than every other source: the higher source wins.
 pub const UNSET: i64 = -2;
 /// Source of a field that the post set. Patches have their sequence, which is never negative.

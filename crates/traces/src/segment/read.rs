@@ -5,10 +5,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
+use object_store::ObjectStore;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
@@ -21,6 +20,7 @@ use crate::columnar::{Error, Result};
 use crate::encoder::Chunk;
 use crate::row::{self, Key, Row, RowReader};
 use crate::schema::{at, segment_schema};
+use crate::upload::Copied;
 
 /// Most rows of a decoded batch, and about how many bytes of values it holds.
 const BATCH_ROWS: usize = 4096;
@@ -222,13 +222,13 @@ impl Segment {
         ))
     }
 
-    /// Bytes of the object as they are.
-    pub(crate) async fn read(&self, range: Range<u64>) -> Result<Bytes> {
-        let read = self.object.store.get_range(&self.object.path, range).await;
-        read.map_err(|source| Error::Read {
-            path: self.path().clone(),
-            source: Box::new(source),
-        })
+    /// Bytes of the object, to be copied as they are.
+    pub(crate) fn copied(&self, range: Range<u64>) -> Copied {
+        Copied {
+            store: self.object.store.clone(),
+            path: self.object.path.clone(),
+            range,
+        }
     }
 
     pub(super) fn builder(&self) -> ParquetRecordBatchStreamBuilder<Object> {

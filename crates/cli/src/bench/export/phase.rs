@@ -41,6 +41,7 @@ pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyho
             ExportPhase::SplicedV2 => FormatVersion::V2Beta,
             _ => FormatVersion::V1,
         },
+        part_bytes: destination.part_bytes(),
         ..FileOptions::new(selection.clone(), Compression::Zstandard)
     };
     let scans = matches!(phase, ExportPhase::Scanned | ExportPhase::ScannedSubset);
@@ -56,7 +57,7 @@ pub async fn run(folder: &Folder, phase: ExportPhase, to: Option<&str>) -> anyho
             after: None,
             selection: selection.clone(),
         };
-        let store = objects.store().clone();
+        let store = objects.near_store();
         let feed = if scans {
             Feed::new(Scan::new(store, request))
         } else {

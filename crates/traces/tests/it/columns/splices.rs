@@ -1,5 +1,7 @@
 //! Row groups that are copied into a file give the same rows as those that are read and written again.
 
+use std::collections::HashSet;
+
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
 use object_store::path::Path;
@@ -10,11 +12,12 @@ use towpath_traces::compact::{Day, compact};
 use towpath_traces::feed::Feed;
 use towpath_traces::fold::FoldError;
 use towpath_traces::objects::Objects;
-use towpath_traces::operation::Operation;
+use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::parquet_file::{Compression, End, FileOptions, FileWritten, file_name, write_file};
 use towpath_traces::row::Key;
 use towpath_traces::scan::{PartRef, Request};
 use towpath_traces::schema::Selection;
+use uuid::Uuid;
 
 use super::generate::{Random, operations};
 use super::shown;
@@ -130,6 +133,120 @@ async fn copied_rows_are_the_scanned_rows() {
                 }
             }
         }
+    }
+}
+
+/// Posts in one segment, patches in two later ones: rows and row groups stay, whatever the patches say.
+#[tokio::test]
+async fn late_patches_change_their_columns_and_no_more() {
+    let text = |value: &str| Some(value.to_owned());
+    let said = [
+        ("nothing", Fields::default()),
+        (
+            "extra",
+            Fields {
+                extra: Some(vec![("k".to_owned(), "1".to_owned())]),
+                ..Fields::default()
+            },
+        ),
+        (
+            "usage",
+            Fields {
+                outputs: text(r#"{"usage_metadata":{"input_tokens":3,"output_tokens":4,"total_tokens":7}}"#),
+                end_time: Some(time("2026-05-03T00:00:00Z")),
+                ..Fields::default()
+            },
+        ),
+        (
+            "error",
+            Fields {
+                error: text("it broke"),
+                ..Fields::default()
+            },
+        ),
+        (
+            "status",
+            Fields {
+                status: text("interrupted"),
+                ..Fields::default()
+            },
+        ),
+        (
+            "events",
+            Fields {
+                events: text(r#"[{"name":"new_token","time":"2026-05-01T00:00:01Z"}]"#),
+                ..Fields::default()
+            },
+        ),
+        (
+            "name, tags, serialized",
+            Fields {
+                name: text("another"),
+                tags: Some(vec!["late".to_owned()]),
+                serialized: text("{}"),
+                ..Fields::default()
+            },
+        ),
+        (
+            "inputs, type, example",
+            Fields {
+                inputs: text("[1]"),
+                run_type: text("llm"),
+                reference_example_id: Some(Uuid::from_u128(5)),
+                start_time: Some(time("2026-05-01T07:00:00Z")),
+                ..Fields::default()
+            },
+        ),
+        (
+            "parent",
+            Fields {
+                parent_run_id: Some(Uuid::from_u128(6)),
+                trace_id: Some(Uuid::from_u128(7)),
+                ..Fields::default()
+            },
+        ),
+    ];
+    for (seed, (name, fields)) in said.into_iter().enumerate() {
+        let mut random = Random::new(seed as u64);
+        let all = operations(40 + seed as u64, 900, time("2026-05-01"), time("2026-05-04"));
+        let mut seen = HashSet::new();
+        let posts = all
+            .into_iter()
+            .filter(|o| o.verb == Verb::Post && o.sort_time().is_some() && seen.insert(o.id));
+        let mut world = World::empty();
+        world.accepted = posts.enumerate().map(|(at, o)| (at as i64, o)).collect();
+        let posts = world.accepted.clone();
+        let mut late = [Vec::new(), Vec::new()];
+        for (at, post) in &posts {
+            if random.one_in(3) {
+                let (fields, verb) = (fields.clone(), Verb::Patch);
+                let patch = Operation {
+                    verb,
+                    fields,
+                    ..post.clone()
+                };
+                late[random.below(2)].push((10_000 + at, patch));
+            }
+        }
+        world.write(PROJECT, posts.clone()).await;
+        let groups_of_posts = world.parts(PROJECT).len();
+        for late in late {
+            world.write(PROJECT, late).await;
+        }
+        for version in [FormatVersion::V1, FormatVersion::V2Beta] {
+            let options = options(Selection::all(), version);
+            let (scanned, _) = rows(&world, &export(&world, world.request(), &options, None).await).await;
+            let (copied, groups) = rows(&world, &export(&world, world.request(), &options, Some(1)).await).await;
+            assert!(copied == scanned, "{name}, {version:?}");
+            assert_eq!(copied.num_rows(), posts.len());
+            assert_eq!(groups.len(), groups_of_posts, "{name}");
+        }
+        // A post that might be the first: its day is merged row by row.
+        world.write(PROJECT, vec![(20_000, posts[0].1.clone())]).await;
+        let options = options(Selection::all(), FormatVersion::V1);
+        let (scanned, _) = rows(&world, &export(&world, world.request(), &options, None).await).await;
+        let (copied, _) = rows(&world, &export(&world, world.request(), &options, Some(1)).await).await;
+        assert!(copied == scanned, "{name}, with a second post");
     }
 }
 
