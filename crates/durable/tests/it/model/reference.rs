@@ -229,7 +229,7 @@ impl Model {
             row.attempt += 1;
             row.fence += 1;
             row.lease = Some(now + LEASE);
-            let bare = row.lane.is_none() && row.parent.is_none() && row.open == 0;
+            let bare = row.parent.is_none() && row.open == 0;
             let (fence, over) = (row.fence, row.deadline.is_some_and(|deadline| deadline <= now));
             self.claims.push(Claim {
                 job,

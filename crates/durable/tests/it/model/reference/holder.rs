@@ -75,7 +75,7 @@ impl Model {
                 self.finish(job, JobState::Succeeded, false);
             }
             Act::Done => {
-                // Written together with others, without touching the fence, where nothing else changes.
+                // Written together with others, without touching the fence, where nothing but a lane changes with it.
                 self.finish(job, JobState::Succeeded, false);
                 self.jobs[job].fence -= i64::from(bare);
             }
