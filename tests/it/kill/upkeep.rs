@@ -184,6 +184,8 @@ impl Drill {
             if bury(&mut self.world, armed.is_some()) > 0 {
                 self.deaths.extend(armed);
                 armed = left.next();
+                // One sweep meets all its points, and each death takes the other worker along.
+                self.tables.forgive().await;
                 restart(&mut self.world, armed.map(str::to_owned)).await;
             }
             let answer = over(&mut self.tables, &self.world.api).await;
