@@ -215,7 +215,7 @@ async fn killed_anywhere_it_changes_nothing_or_all(on: Database) {
     home.drain().await;
     let expected = home.rows(whole);
     let mut killed = 0;
-    for polls in (1..2000).step_by(on.stride()) {
+    for polls in 1..2000 {
         // Something new each time, so that there is something to do.
         home.send(polls..polls + 2, Which::Both).await;
         home.wait(Duration::from_secs(3)).await;
