@@ -20,6 +20,12 @@ class State(TypedDict, total=False):
     count: int
 
 
+class Answers(TypedDict, total=False):
+    log: Annotated[list[Any], operator.add]
+    one: Any
+    other: Any
+
+
 class Speaker(BaseChatModel):
     """Says a text word by word."""
 
@@ -91,6 +97,10 @@ async def ask(state: State) -> State:
     return {"answer": interrupt({"question": "go on?"}), "log": ["asked"]}
 
 
+async def ask_twice(state: Answers) -> Answers:
+    return {"one": interrupt("one?"), "other": interrupt("other?"), "log": ["first"]}
+
+
 async def done(state: State) -> State:
     return {"log": ["done"]}
 
@@ -121,6 +131,7 @@ steps = line(one, two).compile()
 slow = line(first, waiting(60)).compile()
 brief = line(first, waiting(0.7)).compile()
 human = line(ask, done).compile()
+twice = line(("ask", ask_twice), waiting(60), state=Answers).compile()
 broken = line(breaks).compile()
 private = line(hides).compile()
 nested = line(outer, ("sub", line(inner).compile())).compile()
