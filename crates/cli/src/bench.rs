@@ -9,6 +9,7 @@ mod engine;
 mod export;
 mod ingest;
 mod overload;
+mod peer;
 mod process;
 mod python;
 mod report;

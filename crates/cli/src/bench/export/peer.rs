@@ -1,9 +1,8 @@
 //! The same rows by DuckDB, in a Python that has it.
 
 use std::path::Path;
-use std::process::Stdio;
 
-use anyhow::{Context as _, ensure};
+use crate::bench::peer;
 use towpath_traces::schema::EXPORT_FIELDS;
 
 use super::Seen;
@@ -41,17 +40,5 @@ pub async fn run(python: &Path, folder: &Path) -> anyhow::Result<Seen> {
         "files": Layout::read(folder)?.files(folder),
         "to": folder.join("duckdb").display().to_string(),
     });
-    let mut child = tokio::process::Command::new(python)
-        .args(["-c", SCRIPT])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .with_context(|| format!("starting {}", python.display()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        tokio::io::AsyncWriteExt::write_all(&mut stdin, asked.to_string().as_bytes()).await?;
-    }
-    let output = child.wait_with_output().await?;
-    ensure!(output.status.success(), "DuckDB ended with {}", output.status);
-    serde_json::from_slice(&output.stdout).context("what DuckDB's process tells")
+    peer::ask(python, SCRIPT, &asked).await
 }

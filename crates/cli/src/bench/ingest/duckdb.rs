@@ -2,13 +2,13 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::Stdio;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::bodies::extra;
+use crate::bench::peer;
 use crate::bench::report::Report;
 use crate::bench::runs::Runs;
 
@@ -106,19 +106,7 @@ pub async fn measure(python: &Path, runs: &Runs, rows: u64, report: &mut Report)
     let file = folder.path().join("rows.jsonl");
     write(&file, runs, rows).context("writing rows for DuckDB")?;
     let asked = json!({"rows": file, "folder": folder.path()});
-    let mut child = tokio::process::Command::new(python)
-        .args(["-c", SCRIPT])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .with_context(|| format!("starting {}", python.display()))?;
-    if let Some(mut stdin) = child.stdin.take() {
-        tokio::io::AsyncWriteExt::write_all(&mut stdin, asked.to_string().as_bytes()).await?;
-    }
-    let output = child.wait_with_output().await?;
-    ensure!(output.status.success(), "DuckDB ended with {}", output.status);
-    let told: Told = serde_json::from_slice(&output.stdout).context("what DuckDB's process tells")?;
+    let told: Told = peer::ask(python, SCRIPT, &asked).await?;
     note(report, "DuckDB, appender", &told.appender);
     let mut best = told.appender.rate();
     if let Some(arrow) = &told.arrow {
