@@ -3,6 +3,8 @@
 //! A reader subscribes first and looks at the log and at the run's row afterwards, so nothing falls between them. Frames
 //! are numbered: a gap is filled from the log. Once a second the run's row is read, so an end arrives without any hint.
 
+mod heard;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use towpath_domain::{RunId, ThreadId};
 use towpath_queue::{Event, Events, State};
 use towpath_store::{self as store, Dialect, run_events, runs};
 
+use self::heard::Heard;
 use super::app::AgentApp;
 use super::errors::AgentError;
 
@@ -50,8 +53,10 @@ pub(crate) struct Reader {
     ready: VecDeque<Item>,
     /// A frame that is being dealt with.
     taken: Option<Arc<str>>,
-    /// Id of the last frame handed out.
+    /// Id of the last frame handed out; for a thread, of the last one that the log held.
     last: EventId,
+    /// What was handed out, for a thread.
+    heard: Heard,
     /// Attempt and number of it; absent before the first one of a run that was going on already.
     place: Option<(i64, i64)>,
     /// The id a reader came back with, until the log has said which place that is.
@@ -102,6 +107,7 @@ impl Reader {
             ready: VecDeque::new(),
             taken: None,
             last: EventId::default(),
+            heard: Heard::default(),
             place: None,
             anchor: None,
             looks: 0,
@@ -127,6 +133,7 @@ impl Reader {
             }
             Since::After(id) => {
                 self.last = id;
+                self.heard = Heard::after(id);
                 self.anchor = (self.run.is_some() && self.logged).then_some(id);
                 self.looks = LOOKS_AFTER;
                 self.refill().await?;
@@ -181,9 +188,7 @@ impl Reader {
             return Ok(());
         }
         if self.run.is_none() {
-            if frame.id > self.last {
-                self.hand_out(text.clone());
-            }
+            self.hand_out(text.clone());
             return Ok(());
         }
         if frame.is_end() {
@@ -263,6 +268,7 @@ impl Reader {
                 for text in frame::split(&batch.frames) {
                     let Some(frame) = Frame::decode(text) else { continue };
                     if frame.id > self.last {
+                        self.last = frame.id;
                         self.hand_out(text.into());
                     } else if self.anchor == Some(frame.id) && frame.number > 0 {
                         self.place = Some((frame.attempt, frame.number));
@@ -322,7 +328,14 @@ impl Reader {
 
     fn hand_out(&mut self, text: Arc<str>) {
         let Some(frame) = Frame::decode(&text) else { return };
-        self.last = self.last.max(frame.id);
+        if self.run.is_none() {
+            // Ids of runs in no log are those of the clocks of their workers, so they need not rise from run to run.
+            if !self.heard.is_new(&frame) {
+                return;
+            }
+        } else {
+            self.last = self.last.max(frame.id);
+        }
         if frame.number > 0 && !frame.is_end() {
             self.place = Some((frame.attempt, frame.number));
         }
