@@ -193,12 +193,26 @@ test("crons", async () => {
 });
 
 test("the stream of a thread goes over its runs", async () => {
+  // These runs are in no log, so the stream has to be open before the first of them.
+  let opened;
+  const open = new Promise((resolve) => { opened = resolve; });
+  const reader = new Client({
+    apiUrl: process.env.TOWPATH_AGENT_URL,
+    apiKey: null,
+    callerOptions: {
+      fetch: async (...asked) => {
+        const answer = await fetch(...asked);
+        opened();
+        return answer;
+      },
+    },
+  });
   const thread = await client.threads.create();
   const stop = new AbortController();
   const parts = [];
   const reading = (async () => {
     try {
-      for await (const part of client.threads.joinStream(thread.thread_id, { lastEventId: "-", signal: stop.signal })) {
+      for await (const part of reader.threads.joinStream(thread.thread_id, { lastEventId: "-", signal: stop.signal })) {
         parts.push(part);
         if (parts.filter((one) => one.event === "metadata" && one.data.status === "run_done").length === 2) stop.abort();
       }
@@ -206,8 +220,9 @@ test("the stream of a thread goes over its runs", async () => {
       if (!stop.signal.aborted) throw error;
     }
   })();
-  await client.runs.wait(thread.thread_id, "steps", { input: { log: [] }, streamResumable: true });
-  await client.runs.wait(thread.thread_id, "steps", { input: { log: [] }, streamResumable: true });
+  await Promise.race([open, reading]);
+  await client.runs.wait(thread.thread_id, "steps", { input: { log: [] } });
+  await client.runs.wait(thread.thread_id, "steps", { input: { log: [] } });
   await reading;
   assert.ok(parts.some((part) => part.event === "values"));
 });

@@ -256,6 +256,11 @@ class Fleet(Server):
         )
         return (rows[0][0], bool(int(rows[0][1])), int(rows[0][2])) if rows else ("gone", False, 0)
 
+    def ends_of(self, run):
+        """How attempts at a run ended that did not end well, oldest first."""
+        rows = self.rows(f"SELECT outcome, error FROM attempt WHERE job_id = (SELECT job_id FROM run WHERE id = {{{run}}}) ORDER BY fence")
+        return [tuple(row) for row in rows]
+
     def performer_of(self, run):
         """The process that performs a run."""
         pid = self.job_of(run)[2]
