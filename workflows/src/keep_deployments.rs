@@ -84,15 +84,15 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
     hosting.backend.stop_all().await;
 }
 
-/// Ends what an earlier life left, and has placements say that nothing runs yet.
+/// Has placements say that nothing runs yet, and ends what an earlier life left. In this order: a request that was sent
+/// to what is about to end would break off, where it can wait.
 async fn begin(world: &World, hosting: &Hosting) -> Result<(), Failure> {
-    hosting.backend.begin().await.retry()?;
     world
         .store
         .write(async |tx| placements::begin(tx).await)
         .await
-        .retry()
-        .map(drop)
+        .retry()?;
+    hosting.backend.begin().await.retry()
 }
 
 async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
