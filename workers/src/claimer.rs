@@ -1,4 +1,5 @@
-//! Claims jobs of one pool, as many as there are free slots, and writes those that ended with nothing but their own row.
+//! Claims jobs of one pool, as many as there are free slots, and writes those that ended with nothing but their own row
+//! and what goes along.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use rand::Rng;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{TenantId, WorkerId};
-use towpath_durable::{Claimed, Ending, Engine, Fenced};
+use towpath_durable::{Claimed, Endings, Engine, Fenced};
 use towpath_queue::Wakes;
 use towpath_store::jobs::{self, Turned};
 use towpath_store::{self as store, Dialect, Tx};
@@ -171,7 +172,8 @@ impl Claimer {
         let lease = self.engine.settings().lease;
         let store = self.engine.store();
         let wanted = i64::try_from(hand.len()).unwrap_or(i64::MAX);
-        let (held, lanes) = Ending::all(hand.finished.iter().map(|finished| finished.bare.ending()));
+        let endings = Endings::of(hand.finished.iter().map(|finished| finished.bare.ending()));
+        let Endings { held, lanes, .. } = &endings;
         let turn = async |tx: &mut Tx<'_>| {
             if held.is_empty() {
                 let claimed = jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await?;
@@ -180,9 +182,11 @@ impl Claimer {
                     claimed,
                 });
             }
-            jobs::turn(tx, &held, &lanes, &self.pool, self.worker, lease, wanted, after).await
+            let turned = jobs::turn(tx, held, lanes, &self.pool, self.worker, lease, wanted, after).await?;
+            endings.write_along(tx, |job| !turned.missed.contains(&job)).await?;
+            Ok(turned)
         };
-        if lanes.is_empty() {
+        if endings.are_one_statement() {
             store.write_one(turn).await
         } else {
             store.write(turn).await
@@ -237,18 +241,11 @@ impl Claimer {
 
     /// Writes the finished jobs while there is nothing to claim.
     async fn complete(&self, finished: Vec<Finished>) {
-        let (held, lanes) = Ending::all(finished.iter().map(|finished| finished.bare.ending()));
-        let store = self.engine.store();
-        let complete = async |tx: &mut Tx<'_>| jobs::complete(tx, &held, &lanes).await;
-        let completed = if lanes.is_empty() {
-            store.write_one(complete).await
-        } else {
-            store.write(complete).await
-        };
-        match completed {
-            Ok(hit) if hit.len() == held.len() => self.settle(finished, &[]),
+        let endings = Endings::of(finished.iter().map(|finished| finished.bare.ending()));
+        match endings.complete(self.engine.store()).await {
+            Ok(hit) if hit.len() == endings.held.len() => self.settle(finished, &[]),
             Ok(hit) => {
-                let missed: Vec<Fenced> = held.into_iter().filter(|job| !hit.contains(job)).collect();
+                let missed: Vec<Fenced> = endings.held.into_iter().filter(|job| !hit.contains(job)).collect();
                 self.settle(finished, &missed);
             }
             Err(_) => finished.into_iter().for_each(|finished| self.complete_apart(finished)),

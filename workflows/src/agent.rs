@@ -14,6 +14,7 @@ use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 
+use crate::run_agent::Runs;
 use crate::tracer::Tracer;
 
 pub use crate::send_webhook::Rules;
@@ -23,6 +24,8 @@ pub use crate::sweep_agent::ensure as ensure_sweeps;
 pub struct AgentWorld {
     /// For reading. A workflow writes through its `Ctx`.
     pub store: Store,
+    /// Reads runs that begin.
+    pub runs: Runs,
     /// Where live events go.
     pub queue: Queue,
     /// The graphs this server offers.

@@ -16,7 +16,9 @@ mod conclude;
 mod end;
 mod host;
 mod items;
+mod reading;
 mod start;
+mod stateless;
 mod stop;
 mod stream;
 mod trace;
@@ -33,7 +35,7 @@ use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Lane, Outcome, Verdict, Workflow};
 use towpath_runtime::{Execution, Graph, StreamMode};
-use towpath_store::runs::{self, Run};
+use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx, attempts};
 
 use crate::agent::AgentWorld;
@@ -42,7 +44,9 @@ use self::conclude::{Conclusion, Ending};
 use self::host::RunHost;
 use self::trace::Trace;
 
+pub use self::reading::Runs;
 pub use self::start::{NewRun, Target, start};
+pub use self::stateless::{Recorder, Stateless};
 pub use self::stop::{cancel, delete_run, delete_thread};
 
 /// The pool of runs.
@@ -82,7 +86,7 @@ impl Workflow for RunAgent {
 
     async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
         let &Self { tenant, run: id, .. } = self;
-        let run = match world.store.read(async |tx| runs::get(tx, tenant, id).await).await {
+        let run = match world.runs.get(tenant, id).await {
             // Deleted meanwhile, with its thread or alone.
             Err(store::Error::NotFound) => return ctx.settle_final(async |_| Ok(())).await,
             run => run.retry()?,

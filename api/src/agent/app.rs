@@ -10,8 +10,10 @@ use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
 use towpath_workflows::agent::Rules;
+use towpath_workflows::run_agent::Recorder;
 
 use super::cors::Cors;
+use super::runs::assistants::Assistants;
 use crate::auth::Keys;
 use crate::ops::Ops;
 
@@ -46,6 +48,8 @@ pub struct Inner {
     parts: Parts,
     pub(crate) known: Keys,
     pub(in crate::agent) remembered: super::auth::Remembered,
+    pub(in crate::agent) recorder: Recorder,
+    pub(in crate::agent) assistants: Assistants,
 }
 
 /// Limits and defaults of the surface.
@@ -134,6 +138,8 @@ impl AgentApp {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         Self(Arc::new(Inner {
+            recorder: Recorder::new(parts.store.clone()),
+            assistants: Assistants::new(parts.store.clone(), parts.tenant),
             parts,
             known: Keys::default(),
             remembered: super::auth::Remembered::default(),

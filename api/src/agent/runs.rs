@@ -1,6 +1,7 @@
 //! Runs: of a thread, and stateless ones that bring their thread along.
 
 mod alone;
+pub(super) mod assistants;
 mod batch;
 mod begin;
 mod model;

@@ -17,13 +17,13 @@ const LARGEST: usize = 512;
 type Waiting<Q, A> = (Q, oneshot::Sender<store::Result<A>>);
 
 /// Gathers requests and hands them to one flush at a time.
-pub(crate) struct Batch<Q, A> {
+pub struct Batch<Q, A> {
     send: mpsc::Sender<Waiting<Q, A>>,
     asking: AtomicUsize,
 }
 
 /// Stands for a caller until it is dropped.
-pub(crate) struct Asking<'b>(&'b AtomicUsize);
+pub struct Asking<'b>(&'b AtomicUsize);
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
@@ -32,8 +32,8 @@ impl Drop for Asking<'_> {
 }
 
 impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
-    /// `flush` answers its requests in their order.
-    pub(crate) fn new<F, Fut>(flush: F) -> Self
+    /// `flush` answers its requests in their order. On the calling runtime.
+    pub fn new<F, Fut>(flush: F) -> Self
     where
         F: Fn(Arc<Vec<Q>>) -> Fut + Send + 'static,
         Fut: Future<Output = store::Result<Vec<A>>> + Send,
@@ -87,12 +87,16 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
 
     /// When nobody asks at this moment, leave to do so without company: handing a request to another task and waiting for it
     /// costs more than the statement of one alone.
-    pub(crate) fn alone(&self) -> Option<Asking<'_>> {
+    pub fn alone(&self) -> Option<Asking<'_>> {
         let free = self.asking.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed);
         free.is_ok().then(|| Asking(&self.asking))
     }
 
-    pub(crate) async fn call(&self, request: Q) -> store::Result<A> {
+    /// Asks with whoever else does.
+    ///
+    /// # Errors
+    /// Those of the flush.
+    pub async fn call(&self, request: Q) -> store::Result<A> {
         self.asking.fetch_add(1, Ordering::Relaxed);
         let _asking = Asking(&self.asking);
         let (answer, answered) = oneshot::channel();

@@ -1,6 +1,7 @@
 //! What a workflow may ask for while it runs.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -12,6 +13,7 @@ use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Tx};
 use tracing::Instrument as _;
 
+use crate::along::Along;
 use crate::engine::Engine;
 use crate::failure::{Cause, Done, End, Failure, Outcome};
 use crate::hold::Hold;
@@ -318,7 +320,16 @@ impl Ctx {
     /// # Errors
     /// None; it answers an outcome to return.
     pub fn done(&self) -> Outcome {
-        Ok(Done(End::Bare))
+        Ok(Done(End::Bare(None)))
+    }
+
+    /// As [`Ctx::done`], with business rows that are written with those of other jobs. A job that was asked to stop
+    /// before that ends as cancelled, and they are not written.
+    ///
+    /// # Errors
+    /// None; it answers an outcome to return.
+    pub fn done_along(&self, along: impl Along) -> Outcome {
+        Ok(Done(End::Bare(Some(Arc::new(along)))))
     }
 
     pub(crate) fn fenced(&self) -> Fenced {

@@ -8,6 +8,7 @@ use towpath_store::jobs::{self, Fenced};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{self as store, Store, Tx};
 
+use crate::along::{self, Along};
 use crate::batch::Batch;
 
 /// Times of the engine.
@@ -28,24 +29,72 @@ impl Default for Settings {
     }
 }
 
-/// A job that ends with nothing to write but its own row, and its place in a lane if it has one.
+/// A job that ends with nothing to write but its own row, its place in a lane if it has one, and what goes along.
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// The job, and the fence of its attempt.
     pub job: Fenced,
     /// Its lane.
     pub lane: Option<String>,
+    /// What else is written with its end.
+    pub along: Option<Arc<dyn Along>>,
 }
 
-impl Ending {
-    /// As the store takes them: the jobs, and their lanes in order, each once.
-    pub fn all<'a>(endings: impl IntoIterator<Item = &'a Self>) -> (Vec<Fenced>, Vec<String>) {
-        let (mut held, mut lanes) = (Vec::new(), BTreeSet::new());
+/// Jobs that end together, as the store takes them.
+pub struct Endings {
+    /// The jobs.
+    pub held: Vec<Fenced>,
+    /// Their lanes in order, each once.
+    pub lanes: Vec<String>,
+    along: Vec<(Fenced, Arc<dyn Along>)>,
+}
+
+impl Endings {
+    /// These.
+    pub fn of<'a>(endings: impl IntoIterator<Item = &'a Ending>) -> Self {
+        let (mut held, mut lanes, mut along) = (Vec::new(), BTreeSet::new(), Vec::new());
         for ending in endings {
             held.push(ending.job);
             lanes.extend(ending.lane.clone());
+            along.extend(ending.along.clone().map(|along| (ending.job, along)));
         }
-        (held, lanes.into_iter().collect())
+        Self {
+            held,
+            lanes: lanes.into_iter().collect(),
+            along,
+        }
+    }
+
+    /// Whether ending them is one statement, which needs no transaction around it.
+    #[must_use]
+    pub fn are_one_statement(&self) -> bool {
+        self.lanes.is_empty() && self.along.is_empty()
+    }
+
+    /// Ends them; answers those that hit.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn complete(&self, store: &Store) -> store::Result<Vec<Fenced>> {
+        let complete = async |tx: &mut Tx<'_>| {
+            let hit = jobs::complete(tx, &self.held, &self.lanes).await?;
+            self.write_along(tx, |job| hit.contains(&job)).await?;
+            Ok(hit)
+        };
+        if self.are_one_statement() {
+            store.write_one(complete).await
+        } else {
+            store.write(complete).await
+        }
+    }
+
+    /// Writes what goes along with those of them that ended, in the transaction that ended them.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn write_along(&self, tx: &mut Tx<'_>, ended: impl Fn(Fenced) -> bool) -> store::Result<()> {
+        let hit = self.along.iter().filter(|(job, _)| ended(*job));
+        along::write(tx, hit.map(|(_, along)| Arc::clone(along)).collect()).await
     }
 }
 
@@ -79,14 +128,9 @@ impl Engine {
             move |group: Arc<Vec<Ending>>| {
                 let store = store.clone();
                 async move {
-                    let (held, lanes) = Ending::all(group.iter());
-                    let complete = async |tx: &mut Tx<'_>| jobs::complete(tx, &held, &lanes).await;
-                    let hit = if lanes.is_empty() {
-                        store.write_one(complete).await?
-                    } else {
-                        store.write(complete).await?
-                    };
-                    Ok(among(hit, held.iter().copied()))
+                    let endings = Endings::of(group.iter());
+                    let hit = endings.complete(&store).await?;
+                    Ok(among(hit, endings.held.iter().copied()))
                 }
             }
         });

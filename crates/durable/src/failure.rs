@@ -1,7 +1,10 @@
 //! How an attempt can end.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
+
+use crate::along::Along;
 
 /// What a workflow's `run` answers.
 pub type Outcome = Result<Done, Failure>;
@@ -10,12 +13,12 @@ pub type Outcome = Result<Done, Failure>;
 #[derive(Debug)]
 pub struct Done(pub(crate) End);
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum End {
     /// The job row is already written.
     Written,
-    /// Nothing but the job row is to be written: many such are completed in one statement.
-    Bare,
+    /// Nothing but the job row is to be written, and what goes along with it: many such are completed together.
+    Bare(Option<Arc<dyn Along>>),
 }
 
 /// An attempt that did not. Which one it is, is decided where it happens: the code that made the call knows whether

@@ -8,6 +8,7 @@
 //! Lock order, everywhere: lane rows sorted by key, then job rows sorted by id, then business rows. [`hold`] is the
 //! one place that takes them.
 
+mod along;
 mod batch;
 mod cancel;
 mod ctx;
@@ -25,15 +26,17 @@ mod sweep;
 pub mod trace;
 mod workflow;
 
+pub use along::{Along, each};
+pub use batch::Batch;
 pub use cancel::{Cancelled, cancel};
 pub use ctx::{Child, Ctx};
-pub use engine::{Ending, Engine, Settings};
+pub use engine::{Ending, Endings, Engine, Settings};
 pub use explain::{Explanation, Why, explain};
 pub use failure::{Done, Failure, Outcome, Verdict};
 pub use lane::Lane;
 pub use perform::{Bare, Performed, Signal, attempt, perform};
 pub use retry::{has_pool, knows, retry};
-pub use start::{Start, start, start_raw};
+pub use start::{Start, ready, recorded, start, start_raw};
 pub use sweep::{end_overdue, ready_due, ready_earlier_boots, rescue, respawn};
-pub use towpath_store::jobs::{Claimed, Fenced};
+pub use towpath_store::jobs::{Claimed, Fenced, NewJob};
 pub use workflow::{Again, Ends, Registry, Workflow};

@@ -37,7 +37,8 @@ pub enum Signal {
 pub enum Performed {
     /// Nothing: its row is written, or is no longer this worker's to write.
     Written,
-    /// The job ended well and has nothing to write but its own row, which is written together with those of others.
+    /// The job ended well and has nothing to write but its own row and what goes along with it, which is written together
+    /// with those of others.
     Bare(Box<Bare>),
 }
 
@@ -159,9 +160,13 @@ async fn run<World: Send + Sync + 'static>(
         }
     };
     let failure = match outcome {
-        Ok(End::Bare) if bare => {
+        Ok(End::Bare(along)) if bare => {
             return Performed::Bare(Box::new(Bare {
-                ending: Ending { job: fenced, lane },
+                ending: Ending {
+                    job: fenced,
+                    lane,
+                    along,
+                },
                 kind,
                 pool,
                 policy,
@@ -170,7 +175,10 @@ async fn run<World: Send + Sync + 'static>(
                 span: Span::current(),
             }));
         }
-        Ok(End::Bare) => ctx.settle(async |_| Ok(())).await.err(),
+        Ok(End::Bare(along)) => {
+            let settled = ctx.settle(async |tx| crate::along::write(tx, along.into_iter().collect()).await);
+            settled.await.err()
+        }
         Ok(End::Written) => None,
         Err(failure) => Some(failure),
     };

@@ -119,6 +119,43 @@ pub async fn start_raw(tx: &mut Tx<'_>, kind: &str, pool: &str, input: &str, how
     record(tx, JobId::new(), kind, pool, input.to_owned(), false, how).await
 }
 
+/// A job that is due now, in no lane and of no parent, for callers that record it with other rows in one statement; they
+/// say so with [`recorded`].
+///
+/// # Errors
+/// As [`start`].
+pub fn ready<W: Workflow>(tenant: TenantId, input: &W, now: Timestamp) -> store::Result<NewJob<'static>> {
+    let id = JobId::new();
+    Ok(NewJob {
+        id,
+        tenant_id: tenant,
+        kind: W::KIND,
+        pool: W::POOL,
+        priority: 0,
+        state: JobState::Ready,
+        run_at: now,
+        deadline_at: None,
+        input: serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?,
+        lane: None,
+        lane_seq: None,
+        lane_held: false,
+        keep_place: W::KEEP_PLACE,
+        parent_id: None,
+        traceparent: trace::current().map(|current| current.to_string()),
+    })
+}
+
+/// The caller has inserted this job: workers of its pool are woken once that is committed.
+pub fn recorded(tx: &mut Tx<'_>, job: &NewJob<'_>) {
+    if job.state == JobState::Ready {
+        tx.wake(job.pool);
+    }
+    if job.state == JobState::Blocked {
+        metrics::counter!(metric::BLOCKED, "pool" => job.pool.to_owned()).increment(1);
+    }
+    metrics::counter!(metric::ENQUEUED, "pool" => job.pool.to_owned(), "kind" => job.kind.to_owned()).increment(1);
+}
+
 async fn record(
     tx: &mut Tx<'_>,
     id: JobId,
@@ -172,12 +209,6 @@ async fn record(
     if let Some(parent) = how.parent {
         tx.note_child(parent);
     }
-    if state == JobState::Ready {
-        tx.wake(pool);
-    }
-    if state == JobState::Blocked {
-        metrics::counter!(metric::BLOCKED, "pool" => pool.to_owned()).increment(1);
-    }
-    metrics::counter!(metric::ENQUEUED, "pool" => pool.to_owned(), "kind" => kind.to_owned()).increment(1);
+    recorded(tx, &job);
     Ok(id)
 }

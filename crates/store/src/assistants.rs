@@ -178,6 +178,19 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<A
     .await)?)
 }
 
+/// Those of these assistants that are there, in any order.
+///
+/// # Errors
+/// As every statement.
+pub async fn get_each(tx: &mut Tx<'_>, tenant: TenantId, ids: &[AssistantId]) -> Result<Vec<Assistant>> {
+    let mut query = Query::new(tx, "SELECT * FROM assistant WHERE tenant_id = ");
+    query
+        .bind(Arg::Uuid(tenant.0))
+        .push(" AND id")
+        .among(ids.iter().map(|id| id.0));
+    query.fetch_all(tx).await
+}
+
 /// One assistant, kept from changing until the transaction is over.
 async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<Assistant> {
     // SQLite has one writer, so nobody else can change it.

@@ -113,6 +113,23 @@ impl Query {
         self.push(")")
     }
 
+    /// Adds ` IN …` for any number of ids: the text is the same for all numbers, so it is prepared once.
+    pub fn among(&mut self, ids: impl IntoIterator<Item = Uuid>) -> &mut Self {
+        let ids: Vec<String> = ids.into_iter().map(|id| format!("\"{}\"", id.simple())).collect();
+        let ids = Arg::Text(format!("[{}]", ids.join(",")));
+        match self.dialect {
+            Dialect::Sqlite => self
+                .push(" IN (SELECT unhex(value) FROM json_each(")
+                .bind(ids)
+                .push("))"),
+            // An array, because plans for joins read the table.
+            Dialect::Postgres => self
+                .push(" = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text(")
+                .bind(ids)
+                .push("::text::json)))"),
+        }
+    }
+
     /// Adds what holds when `column`, JSON kept as text, contains `filter`: see [`crate::containment`].
     pub fn contains(&mut self, column: &str, filter: &serde_json::Value) -> &mut Self {
         crate::containment::push(self, column, filter);

@@ -1,6 +1,8 @@
 //! Runs of the agent server. Whether a run that is not over is at work is what its job says, so no write of its own
 //! tells that it began.
 
+pub mod temporary;
+
 use serde_json::Value;
 use sqlx::FromRow;
 use towpath_domain::agent::{CancelAction, MultitaskStrategy, RunStatus};
@@ -43,7 +45,7 @@ pub struct Run {
     pub attempt: i64,
 }
 
-const COLUMNS: &str = "SELECT run.id, run.thread_id, run.assistant_id, run.job_id,
+const COLUMNS: &str = "SELECT run.id, run.tenant_id, run.thread_id, run.assistant_id, run.job_id,
     CASE WHEN run.status = 'pending' AND job.state = 'running' THEN 'running' ELSE run.status END AS status,
     run.metadata, run.kwargs, run.multitask_strategy, run.cancel_action, run.created_at, run.updated_at,
     run.finished_at, job.started_at, coalesce(job.attempt, 0) AS attempt
@@ -111,6 +113,24 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RunId) -> Result<Run> {
     query.push(" AND run.id = ").bind(Arg::Uuid(id.0));
     let found: Vec<Run> = query.fetch_all(tx).await?;
     found.into_iter().next().ok_or(crate::Error::NotFound)
+}
+
+/// Those of these runs that are there, in any order, whoever's they are.
+///
+/// # Errors
+/// As every statement.
+pub async fn get_each(tx: &mut Tx<'_>, ids: &[RunId]) -> Result<Vec<(TenantId, Run)>> {
+    let mut query = Query::new(tx, COLUMNS);
+    query.push("WHERE run.id").among(ids.iter().map(|id| id.0));
+    let rows: Vec<Owned> = query.fetch_all(tx).await?;
+    Ok(rows.into_iter().map(|row| (row.tenant_id, row.run)).collect())
+}
+
+#[derive(FromRow)]
+struct Owned {
+    tenant_id: TenantId,
+    #[sqlx(flatten)]
+    run: Run,
 }
 
 /// Which runs of a thread.

@@ -1,11 +1,15 @@
 //! The last transaction of a run that came to an end by itself, or was stopped while it ran.
 
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
 use serde_json::Value;
 use towpath_domain::agent::frame::End;
 use towpath_domain::agent::{CancelAction, Kwargs, RunStatus, StreamMode, ThreadStatus};
-use towpath_durable::{Ctx, Failure, Outcome};
+use towpath_domain::{TenantId, ThreadId};
+use towpath_durable::{Along, Ctx, Failure, Outcome};
 use towpath_runtime::Shared;
-use towpath_store::runs::{self, Run};
+use towpath_store::runs::{self, Run, temporary};
 use towpath_store::threads;
 use towpath_store::{self as store, Tx, attempts, checkpoints, run_events};
 
@@ -13,6 +17,7 @@ use super::RunAgent;
 use super::host::Rest;
 use super::saver::without_nul;
 use super::saver::write_all;
+use super::stream::Log;
 use crate::send_webhook;
 
 /// How a run ended.
@@ -118,6 +123,13 @@ pub struct Conclusion<'a> {
 impl Conclusion<'_> {
     /// Writes everything there is to write, with the end of the job.
     pub async fn settle(mut self, ctx: &mut Ctx) -> Outcome {
+        if self.leaves_nothing() {
+            return ctx.done_along(Leaves {
+                tenant: self.job.tenant,
+                thread: self.job.thread,
+                end: self.last_frame(Some(RunStatus::Success)).0.into(),
+            });
+        }
         if !matches!(self.ending, Ending::Cancelled { .. }) {
             match ctx.settle(async |tx| self.write(tx).await).await {
                 // Asked to stop before this was written: what was answered to that must hold.
@@ -127,6 +139,16 @@ impl Conclusion<'_> {
         }
         // Stopping in good order is the effect here, and its rows say that the run was cancelled.
         ctx.settle_final(async |tx| self.write(tx).await).await
+    }
+
+    /// Whether all it takes to end it is to delete its thread: it did well, and nothing of it was ever kept.
+    fn leaves_nothing(&self) -> bool {
+        self.job.temporary
+            && matches!(self.ending, Ending::Done(_))
+            && !self.rest.stream.logged()
+            && !self.rest.wrote
+            && self.rest.fence == 1
+            && self.kwargs.webhook.is_none()
     }
 
     async fn write(&self, tx: &mut Tx<'_>) -> store::Result<()> {
@@ -205,19 +227,8 @@ impl Conclusion<'_> {
         let &RunAgent {
             tenant, thread, run, ..
         } = self.job;
-        let stream = &self.rest.stream;
-        let orphan = self.job.temporary && status.is_some();
-        let (frame, log) = stream.end(&End {
-            status,
-            attempt: 0,
-            last: 0,
-            // Who waits for a thread that is gone cannot read its state there.
-            values: (orphan && !self.kwargs.stream_mode.contains(&StreamMode::Values))
-                .then(|| self.values().cloned())
-                .flatten(),
-            error: self.ending.error().filter(|_| orphan).cloned(),
-        });
-        if stream.logged() {
+        let (frame, log) = self.last_frame(status);
+        if self.rest.stream.logged() {
             run_events::append(tx, tenant, thread, &log.batch(run, self.rest.fence)).await?;
             let kept = std::time::Duration::from_secs(self.job.events_kept_s);
             let until = tx.now().plus(kept);
@@ -227,8 +238,48 @@ impl Conclusion<'_> {
         Ok(())
     }
 
+    /// The frame that ends the run, and the rest of its log.
+    fn last_frame(&self, status: Option<RunStatus>) -> (String, Log) {
+        let orphan = self.job.temporary && status.is_some();
+        self.rest.stream.end(&End {
+            status,
+            attempt: 0,
+            last: 0,
+            // Who waits for a thread that is gone cannot read its state there.
+            values: (orphan && !self.kwargs.stream_mode.contains(&StreamMode::Values))
+                .then(|| self.values().cloned())
+                .flatten(),
+            error: self.ending.error().filter(|_| orphan).cloned(),
+        })
+    }
+
     fn values(&self) -> Option<&Value> {
         self.ending.left().map(|left| left.values.value())
+    }
+}
+
+/// The end of a run that leaves nothing.
+#[derive(Debug)]
+struct Leaves {
+    tenant: TenantId,
+    thread: ThreadId,
+    /// Its last frame.
+    end: Arc<str>,
+}
+
+impl Along for Leaves {
+    fn write<'a, 'c: 'a>(&'a self, tx: &'a mut Tx<'c>, all: &'a [Arc<dyn Along>]) -> BoxFuture<'a, store::Result<()>> {
+        Box::pin(async move {
+            let all: Vec<&Self> = towpath_durable::each(all).collect();
+            for of_tenant in all.chunk_by(|one, next| one.tenant == next.tenant) {
+                let threads: Vec<ThreadId> = of_tenant.iter().map(|one| one.thread).collect();
+                temporary::delete(tx, of_tenant[0].tenant, &threads).await?;
+            }
+            for Self { thread, end, .. } in all {
+                tx.publish(*thread, Arc::clone(end));
+            }
+            Ok(())
+        })
     }
 }
 

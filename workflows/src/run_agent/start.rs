@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use towpath_domain::agent::{AdmittedRun, InTheWay, Layers, Object, RunStatus, ThreadStatus, merge};
-use towpath_domain::{CronId, Rejection, RunId, TenantId, ThreadId, Timestamp, Why};
+use towpath_domain::{CronId, JobId, Rejection, RunId, TenantId, ThreadId, Timestamp, Why};
 use towpath_durable::Start;
 use towpath_store::assistants::Assistant;
 use towpath_store::runs::{self, Run};
@@ -62,7 +62,6 @@ impl Target {
 /// A missing thread, and a thread that is busy when the run wants none of that; those of the database.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store::Result<Run> {
     let thread = new.thread.id();
-    let mut kwargs = new.admitted.kwargs;
     let own = matches!(new.thread, Target::Own(_));
     let (mut metadata, mut config) = (Object::new(), Object::new());
     let mut made = own;
@@ -77,15 +76,9 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store:
             Err(error) => return Err(error),
         }
     }
-    let job = RunAgent {
-        tenant,
-        run: new.id,
-        thread,
-        temporary: kwargs.temporary,
-        events_kept_s: new.events_kept.as_secs(),
-    };
+    let job = job_of(tenant, &new, thread);
     let mut how = Start::new(tenant).after(new.admitted.after);
-    if !kwargs.temporary {
+    if !job.temporary {
         // Locked from here on: nobody else starts, ends or cancels a run of the thread.
         how = how.lane(lane(thread));
     }
@@ -109,7 +102,43 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store:
         metadata = object("metadata", thread, &row.metadata)?;
         config = object("config", thread, &row.config)?;
     }
-    let assistant = new.assistant;
+    let (temporary, ttl, cron) = (new.admitted.kwargs.temporary, new.ttl, new.cron);
+    let Drawn { metadata, config, run } = draw_up(new, made, metadata, &config, job_id, tx.now())?;
+    if own {
+        let thread = fresh(thread, &metadata, &config, temporary, ttl);
+        threads::insert(tx, tenant, &thread).await?;
+    } else {
+        threads::busy(tx, tenant, thread, &metadata, &config).await?;
+    }
+    runs::insert(tx, tenant, &row_of(&run, cron)).await?;
+    if let InTheWay::Cancel(action) = in_the_way {
+        stop::cancel(tx, tenant, &open, action).await?;
+    }
+    Ok(run)
+}
+
+/// What a run and its thread are to say.
+#[derive(Clone, Debug)]
+pub(super) struct Drawn {
+    /// Of the thread: JSON object.
+    pub(super) metadata: String,
+    /// Of the thread: JSON object.
+    pub(super) config: String,
+    /// The run.
+    pub(super) run: Run,
+}
+
+/// Puts together what assistant, thread and request say. `made` says that the thread is made for it.
+pub(super) fn draw_up(
+    new: NewRun<'_>,
+    made: bool,
+    mut metadata: Object,
+    config: &Object,
+    job_id: JobId,
+    now: Timestamp,
+) -> store::Result<Drawn> {
+    let (assistant, thread) = (new.assistant, new.thread.id());
+    let mut kwargs = new.admitted.kwargs;
     let mut forced = Object::new();
     for (key, value) in [
         ("run_id", json!(new.id)),
@@ -123,7 +152,7 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store:
     let merged = merge(Layers {
         assistant_config: &object_of_assistant(assistant, &assistant.config)?,
         assistant_metadata: &object_of_assistant(assistant, &assistant.metadata)?,
-        thread_config: &config,
+        thread_config: config,
         thread_metadata: &metadata,
         config: &kwargs.config,
         metadata: &new.admitted.metadata,
@@ -148,14 +177,6 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store:
     if made {
         metadata.extend(new.admitted.metadata);
     }
-    let (metadata, config) = (text(&metadata), text(&merged.thread_config));
-    if own {
-        let thread = fresh(thread, &metadata, &config, kwargs.temporary, new.ttl);
-        threads::insert(tx, tenant, &thread).await?;
-    } else {
-        threads::busy(tx, tenant, thread, &metadata, &config).await?;
-    }
-    let now = tx.now();
     let run = Run {
         id: new.id,
         thread_id: thread,
@@ -172,25 +193,38 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store:
         started_at: None,
         attempt: 0,
     };
-    let row = runs::NewRun {
-        id: run.id,
+    Ok(Drawn {
+        metadata: text(&metadata),
+        config: text(&merged.thread_config),
+        run,
+    })
+}
+
+pub(super) const fn job_of(tenant: TenantId, new: &NewRun<'_>, thread: ThreadId) -> RunAgent {
+    RunAgent {
+        tenant,
+        run: new.id,
         thread,
+        temporary: new.admitted.kwargs.temporary,
+        events_kept_s: new.events_kept.as_secs(),
+    }
+}
+
+pub(super) fn row_of(run: &Run, cron: Option<(CronId, Timestamp)>) -> runs::NewRun<'_> {
+    runs::NewRun {
+        id: run.id,
+        thread: run.thread_id,
         assistant: run.assistant_id,
-        job: job_id,
-        cron: new.cron,
+        job: run.job_id,
+        cron,
         metadata: &run.metadata,
         kwargs: &run.kwargs,
         strategy: run.multitask_strategy,
         created_at: run.created_at,
-    };
-    runs::insert(tx, tenant, &row).await?;
-    if let InTheWay::Cancel(action) = in_the_way {
-        stop::cancel(tx, tenant, &open, action).await?;
     }
-    Ok(run)
 }
 
-const fn fresh<'a>(
+pub(super) const fn fresh<'a>(
     id: ThreadId,
     metadata: &'a str,
     config: &'a str,

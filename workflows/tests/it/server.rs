@@ -96,6 +96,7 @@ impl Server {
         Self {
             engine: Engine::new(store.clone(), towpath_durable::Settings::default()),
             world: AgentWorld {
+                runs: run_agent::Runs::new(store.clone()),
                 store,
                 queue,
                 graphs: graphs.into(),

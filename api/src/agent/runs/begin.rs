@@ -1,14 +1,16 @@
 //! From a request to a run that is recorded.
 
+use std::sync::Arc;
+
 use http::{HeaderMap, HeaderName};
 use serde_json::{Value, json};
 use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
 use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
 use towpath_store::Tx;
-use towpath_store::assistants::{self, Assistant};
+use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
 use towpath_workflows::agent::EVENTS_KEPT;
-use towpath_workflows::run_agent::{self, NewRun, Target};
+use towpath_workflows::run_agent::{self, NewRun, Stateless, Target};
 
 use crate::agent::app::{AgentApp, Settings};
 use crate::agent::errors::AgentError;
@@ -20,7 +22,7 @@ pub(super) struct Ready {
     pub target: Target,
     pub resumable: bool,
     pub cancel_on_disconnect: bool,
-    assistant: Assistant,
+    assistant: Arc<Assistant>,
     admitted: AdmittedRun,
     headers: Object,
 }
@@ -41,8 +43,8 @@ impl Ready {
             return Err(AgentError::invalid(refused));
         }
         let assistant = app
-            .store
-            .read(async |tx| assistants::get(tx, app.tenant, assistant).await)
+            .assistants
+            .get(assistant)
             .await
             .map_err(|error| AgentError::from(error).or_missing(AgentError::no_thread_or_assistant()))?;
         // A graph draws up its schemas each time it is asked.
@@ -71,23 +73,33 @@ impl Ready {
 
     /// Records it, in the caller's transaction.
     pub async fn record(self, app: &AgentApp, tx: &mut Tx<'_>) -> towpath_store::Result<Run> {
-        let new = NewRun {
+        let assistant = self.assistant.clone();
+        run_agent::start(tx, app.tenant, self.into_new(app, &assistant)).await
+    }
+
+    /// Records it; a stateless one with others that come at the same moment.
+    pub async fn start(self, app: &AgentApp) -> Result<Run, AgentError> {
+        let assistant = self.assistant.clone();
+        let new = match Stateless::of(app.tenant, self.into_new(app, &assistant), app.clock.now())? {
+            Err(new) => new,
+            Ok(stateless) => return Ok(app.recorder.record(stateless).await?),
+        };
+        let recorded = app.store.write(async |tx| run_agent::start(tx, app.tenant, new).await);
+        Ok(recorded.await?)
+    }
+
+    fn into_new<'a>(self, app: &AgentApp, assistant: &'a Assistant) -> NewRun<'a> {
+        NewRun {
             id: self.id,
             thread: self.target,
-            assistant: &self.assistant,
+            assistant,
             admitted: self.admitted,
             headers: self.headers,
             user: crate::agent::auth::identity(),
             cron: None,
             events_kept: EVENTS_KEPT,
             ttl: app.settings.thread_ttl,
-        };
-        run_agent::start(tx, app.tenant, new).await
-    }
-
-    /// Records it.
-    pub async fn start(self, app: &AgentApp) -> Result<Run, AgentError> {
-        Ok(app.store.write(async |tx| self.record(app, tx).await).await?)
+        }
     }
 }
 

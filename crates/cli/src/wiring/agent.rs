@@ -206,6 +206,7 @@ impl AgentServer {
             let engine = Engine::new(store.clone(), parts::engine(settings));
             let options = parts::pools(settings, &registry.pools());
             let world = Arc::new(AgentWorld {
+                runs: towpath_workflows::run_agent::Runs::new(store.clone()),
                 store: store.clone(),
                 queue: queue.clone(),
                 graphs: graphs.clone(),

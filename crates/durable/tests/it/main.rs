@@ -6,6 +6,7 @@
     reason = "tests say what was skipped, and the figures they saw"
 )]
 
+mod along;
 mod cancelling;
 mod children;
 mod ends;

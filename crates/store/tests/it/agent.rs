@@ -2,8 +2,11 @@
 
 use serde_json::{Value, json};
 use towpath_domain::agent::{EventId, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
+use towpath_domain::job::JobState;
 use towpath_domain::{AssistantId, JobId, RunId, TenantId, ThreadId};
+use towpath_store::jobs::{self, NewJob};
 use towpath_store::run_events::{self, NewBatch};
+use towpath_store::runs::temporary::{self, Temporary};
 use towpath_store::runs::{self, NewRun};
 use towpath_store::threads::{self, Filter, Left, NewThread, Search, SortBy, Ttl};
 use towpath_store::{Error, Store};
@@ -36,6 +39,7 @@ on_both!(
     threads_are_found,
     a_thread_follows_its_runs,
     events_are_read_from_where_a_reader_was,
+    runs_with_threads_of_their_own_come_and_go_together,
 );
 
 async fn migrated(database: Database) -> Database {
@@ -351,4 +355,97 @@ async fn events_are_read_from_where_a_reader_was(database: Database) {
         .unwrap();
     assert_eq!(pruned, 2);
     assert_eq!(read(None, 0, 0).await, [(10, 2), (11, 0)]);
+}
+
+async fn runs_with_threads_of_their_own_come_and_go_together(database: Database) {
+    let store = database.store;
+    let tenant = TenantId::new();
+    let now = store.clock().now();
+    // More than one statement takes, and no multiple of it.
+    let ids: Vec<(RunId, ThreadId, String)> = (0..13)
+        .map(|nth| {
+            let text = json!({"nth": nth, "text": "a\"b'c"}).to_string();
+            (RunId::new(), ThreadId::new(), text)
+        })
+        .collect();
+    let jobs: Vec<NewJob<'_>> = ids
+        .iter()
+        .map(|(_, _, text)| NewJob {
+            id: JobId::new(),
+            tenant_id: tenant,
+            kind: "run_agent",
+            pool: "agent",
+            priority: 0,
+            state: JobState::Ready,
+            run_at: now,
+            deadline_at: None,
+            input: text.clone(),
+            lane: None,
+            lane_seq: None,
+            lane_held: false,
+            keep_place: true,
+            parent_id: None,
+            traceparent: None,
+        })
+        .collect();
+    let ttl = Ttl {
+        strategy: TtlStrategy::Delete,
+        minutes: 5.0,
+    };
+    let rows: Vec<Temporary<'_>> = ids
+        .iter()
+        .zip(&jobs)
+        .map(|((run, thread, text), job)| Temporary {
+            job,
+            thread: NewThread {
+                temporary: true,
+                ttl: Some(ttl),
+                ..new(*thread, text)
+            },
+            run: NewRun {
+                id: *run,
+                thread: *thread,
+                assistant: AssistantId::new(),
+                job: job.id,
+                cron: None,
+                metadata: text,
+                kwargs: text,
+                strategy: MultitaskStrategy::Enqueue,
+                created_at: now,
+            },
+        })
+        .collect();
+    let insert = async || store.write(async |tx| temporary::insert(tx, tenant, &rows).await).await;
+    insert().await.unwrap();
+    assert!(matches!(insert().await, Err(Error::Conflict { .. })));
+    let asked: Vec<RunId> = ids.iter().map(|one| one.0).chain([RunId::new()]).collect();
+    let get = async || store.read(async |tx| runs::get_each(tx, &asked).await).await.unwrap();
+    let found = get().await;
+    assert_eq!(found.len(), ids.len());
+    for (owner, run) in found {
+        let (_, thread, text) = ids.iter().find(|one| one.0 == run.id).unwrap();
+        assert_eq!(
+            (owner, run.thread_id, run.status),
+            (tenant, *thread, RunStatus::Pending)
+        );
+        assert_eq!(&run.kwargs, text);
+        let job = store
+            .read(async |tx| jobs::get(tx, run.job_id).await)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!((&job.input, job.state, job.keep_place), (text, JobState::Ready, true));
+        let kept = store
+            .read(async |tx| threads::get(tx, tenant, *thread).await)
+            .await
+            .unwrap();
+        assert!(kept.temporary && kept.expires_at.is_some() && kept.metadata == *text);
+    }
+    let (gone, left): (Vec<ThreadId>, Vec<ThreadId>) = ids.iter().map(|one| one.1).partition(|id| *id != ids[5].1);
+    store
+        .write(async |tx| temporary::delete(tx, tenant, &gone).await)
+        .await
+        .unwrap();
+    let found: Vec<ThreadId> = get().await.into_iter().map(|(_, run)| run.thread_id).collect();
+    assert_eq!(found, left);
 }

@@ -1,11 +1,13 @@
 //! A workflow that does what its input says and notes what it did.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use towpath_domain::JobId;
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Workflow};
+use towpath_durable::{Again, Along, Ctx, Failure, Lane, Outcome, Start, Workflow};
 use towpath_store::{self as store, Tx};
 
 use super::{Shared, write_effect};
@@ -49,6 +51,30 @@ pub enum Op {
     CheckChildren,
     /// Ends with nothing to write.
     Done,
+    /// Ends with this effect, which is written with those of others. The effect [`Script::REFUSED`] is refused.
+    Along(String),
+}
+
+/// An effect that is written with the end of its job.
+#[derive(Debug)]
+struct Effect {
+    job: JobId,
+    fence: i64,
+    name: String,
+}
+
+impl Along for Effect {
+    fn write<'a, 'c: 'a>(&'a self, tx: &'a mut Tx<'c>, all: &'a [Arc<dyn Along>]) -> BoxFuture<'a, store::Result<()>> {
+        Box::pin(async move {
+            for Self { job, fence, name } in towpath_durable::each(all) {
+                if name == Script::REFUSED {
+                    return Err(store::Error::NotFound);
+                }
+                write_effect(tx, *job, name, *fence).await?;
+            }
+            Ok(())
+        })
+    }
 }
 
 impl Script {
@@ -57,6 +83,8 @@ impl Script {
     pub const LIMIT: Duration = Duration::from_secs(4 * 3600);
     /// A script of this name cannot be ended: its `end` fails, as that of a defect or of another version would.
     pub const ENDLESS: &'static str = "endless";
+    /// No effect has this name.
+    pub const REFUSED: &'static str = "refused";
     /// A script of this name may not be performed again.
     pub const FINAL: &'static str = "final";
     /// A script of this name belongs to the lane `thread:1`, of one place.
@@ -187,6 +215,13 @@ impl Workflow for Script {
                     }
                 }
                 Op::Done => return ctx.done(),
+                Op::Along(name) => {
+                    return ctx.done_along(Effect {
+                        job: ctx.job(),
+                        fence: ctx.fence(),
+                        name: name.clone(),
+                    });
+                }
             }
         }
         let job = ctx.job();

@@ -1,0 +1,43 @@
+//! What a job leaves to be written with its end, together with what other jobs that end leave.
+
+use std::any::{Any, TypeId};
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use towpath_store::{self as store, Tx};
+
+/// Business rows that are written in the transaction that ends the job: one statement for those of many jobs.
+///
+/// They are written only if the job ended well. A job that was asked to stop before that ends by its workflow's
+/// [`end`](crate::Workflow::end) instead.
+pub trait Along: Any + Debug + Send + Sync {
+    /// Writes `all`, which are of this type: see [`each`].
+    ///
+    /// # Errors
+    /// As every statement. All of them are written anew then, each by itself.
+    fn write<'a, 'c: 'a>(&'a self, tx: &'a mut Tx<'c>, all: &'a [Arc<dyn Along>]) -> BoxFuture<'a, store::Result<()>>;
+}
+
+/// Those of type `T`.
+pub fn each<T: Along>(all: &[Arc<dyn Along>]) -> impl Iterator<Item = &T> {
+    all.iter().filter_map(|one| {
+        let one: &dyn Any = &**one;
+        one.downcast_ref()
+    })
+}
+
+/// Writes them, those of one type together.
+pub(crate) async fn write(tx: &mut Tx<'_>, mut all: Vec<Arc<dyn Along>>) -> store::Result<()> {
+    while let Some(first) = all.first().cloned() {
+        let (same, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| type_of(one) == type_of(&first));
+        first.write(tx, &same).await?;
+        all = others;
+    }
+    Ok(())
+}
+
+fn type_of(one: &Arc<dyn Along>) -> TypeId {
+    let one: &dyn Any = &**one;
+    one.type_id()
+}
