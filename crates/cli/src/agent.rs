@@ -55,7 +55,7 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
     let settings = &config.settings;
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;
     if command.prepare {
-        return Hosting::new(&config, Guard::new(Policy::default()), None)?
+        return Hosting::new(&config, Guard::new(Policy::default()), None)
             .prepare(&file)
             .await;
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context as _, anyhow};
 use towpath_domain::Secret;
@@ -46,28 +46,36 @@ pub struct Hosting {
     guard: Guard,
     process: BTreeMap<String, Secret>,
     tracing: Option<Tracing>,
-    sockets: tempfile::TempDir,
+    /// Made when the first process starts: a server that is killed leaves it.
+    sockets: OnceLock<tempfile::TempDir>,
 }
 
 impl Hosting {
     /// For the agent server of this configuration.
-    ///
-    /// # Errors
-    /// There is no folder for sockets.
-    pub fn new(config: &Config, guard: Guard, tracing: Option<Tracing>) -> anyhow::Result<Self> {
+    pub fn new(config: &Config, guard: Guard, tracing: Option<Tracing>) -> Self {
         let settings = &config.settings;
-        Ok(Self {
+        Self {
             settings: settings.agent.hosts.clone(),
             slots: settings.slots_of(run_agent::POOL),
             guard,
             process: config.environment.clone(),
             tracing,
-            // Paths of sockets are short, and a data folder may lie deep.
-            sockets: tempfile::Builder::new()
-                .prefix("towpath-")
-                .tempdir()
-                .context("a folder for sockets")?,
-        })
+            sockets: OnceLock::new(),
+        }
+    }
+
+    /// Where the sockets of processes lie.
+    fn sockets(&self) -> anyhow::Result<&Path> {
+        if let Some(made) = self.sockets.get() {
+            return Ok(made.path());
+        }
+        // Paths of sockets are short, and a data folder may lie deep.
+        let made = tempfile::Builder::new()
+            .prefix("towpath-")
+            .tempdir()
+            .context("a folder for sockets")?;
+        // Whoever was first keeps its own.
+        Ok(self.sockets.get_or_init(|| made).path())
     }
 
     /// The graphs of a file, its own code loaded.
@@ -162,7 +170,7 @@ impl Hosting {
             config: file.text.clone(),
             graphs: None,
             http: file.server.own_routes(),
-            sockets: self.sockets.path().to_owned(),
+            sockets: self.sockets()?.to_owned(),
             start_timeout: self.settings.start_timeout,
         })
     }

@@ -85,7 +85,7 @@ impl Loaded {
     /// # Errors
     /// Their environment cannot be made, or their code cannot be loaded.
     pub async fn new(config: &Config, file: &GraphFile) -> anyhow::Result<Self> {
-        let hosting = Arc::new(Hosting::new(config, guard(&config.settings, false), None)?);
+        let hosting = Arc::new(Hosting::new(config, guard(&config.settings, false), None));
         let graphs = hosting.load(file).await.context("the graphs")?;
         Ok(Self { hosting, graphs })
     }
@@ -143,7 +143,7 @@ impl AgentServer {
         let (hosting, graphs) = match given.loaded {
             Some(loaded) => (loaded.hosting, loaded.graphs),
             None => {
-                let hosting = Arc::new(Hosting::new(config, guard.clone(), given.tracing)?);
+                let hosting = Arc::new(Hosting::new(config, guard.clone(), given.tracing));
                 let graphs = if roles.api || roles.worker {
                     match hosting.load(&given.file).await {
                         Ok(graphs) => graphs,
