@@ -61,7 +61,11 @@ pub struct BenchExport {
     /// How many of a hundred have a late update in another segment.
     #[arg(long, default_value_t = 30.0, value_parser = percent)]
     pub late: f64,
-    /// file, or s3://bucket/prefix with the usual AWS variables [default: file, in a temporary folder]
+    /// file, or s3://bucket/prefix in a store that speaks S3 [default: file, in a temporary folder]
+    ///
+    /// The bucket must be there. AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are needed, AWS_SESSION_TOKEN and AWS_REGION
+    /// are taken where they are set. With AWS_ENDPOINT_URL that address is asked, the bucket in its path, or else AWS.
+    /// What is written stays in the bucket.
     #[arg(long, value_name = "ADDRESS")]
     pub destination: Option<String>,
     /// A Python that has `duckdb`: the same rows by its COPY, in the same run [default: none]

@@ -3,36 +3,36 @@
 mod bodies;
 
 use proptest::prelude::*;
+use towpath_traces::accept::Route;
+use towpath_traces::otlp::{self, Format};
 
-const FILTERS: [&str; 5] = [
-    r#"and(eq(run_type, "llm"), gt(latency, "5s"), in(status, ["error", "pending"]))"#,
-    r#"or(not(has(metadata, '{"a": 1}')), and(eq(metadata_key, "k"), gte(metadata_value, 0.5)))"#,
-    r#"like(name, "50\\% of _")"#,
-    r#"and(gte(start_time, "2026-01-31T12:00:00Z"), search(inputs, "ünï\u00e9"), neq(error, null))"#,
-    "has(tags, 'x')",
-];
-const ORDER: &str =
-    "20260227T010203000004Z01890a5d-ac96-774b-bcce-b302099a8057.20260227T010204Z01890a5d-ac96-774b-bcce-b302099a8058";
-const RUN: &str = r#"{"id":"01890a5d-ac96-774b-bcce-b302099a8057","trace_id":"01890a5d-ac96-774b-bcce-b302099a8057","name":"n","run_type":"llm","start_time":"2026-02-27T01:02:03Z","end_time":1772154123000,"inputs":{"a":[1,{}]},"extra":{"metadata":{"k":"v"}},"tags":["t"]}"#;
-const SPANS: &str = r#"{"resourceSpans":[{"resource":{"attributes":[{"key":"service.name","value":{"stringValue":"s"}}]},"scopeSpans":[{"spans":[{"traceId":"5b8efff798038103d269b633813fc60c","spanId":"eee19b7ec3c1b174","parentSpanId":"eee19b7ec3c1b173","name":"chat","startTimeUnixNano":"1544712660000000000","endTimeUnixNano":"1544712661000000000","attributes":[{"key":"gen_ai.prompt.0.content","value":{"stringValue":"hi"}},{"key":"gen_ai.usage.input_tokens","value":{"intValue":"3"}}],"events":[{"timeUnixNano":"1544712660500000000","name":"exception","attributes":[]}],"status":{"code":2,"message":"no"}}]}]}]}"#;
-
-fn multipart() -> Vec<u8> {
-    let part = |name: &str, data: &str| {
-        let length = data.len();
-        format!(
-            "--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{data}\r\n"
-        )
+/// What the fuzz targets begin with.
+macro_rules! seed {
+    ($path:literal) => {
+        include_bytes!(concat!("fuzzed/seeds/", $path)).as_slice()
     };
-    let id = "01890a5d-ac96-774b-bcce-b302099a8057";
-    let body = part(&format!("post.{id}"), RUN)
-        + &part(&format!("post.{id}.outputs"), r#"{"b":null}"#)
-        + &part(&format!("attachment.{id}.file"), "bytes")
-        + &part(
-            "feedback.01890a5d-ac96-774b-bcce-b302099a8059",
-            &format!(r#"{{"run_id":"{id}","key":"k","score":1}}"#),
-        );
-    format!("{body}--b--\r\n").into_bytes()
 }
+const FILTERS: [&[u8]; 5] = [
+    seed!("filter/calls"),
+    seed!("filter/metadata"),
+    seed!("filter/pattern"),
+    seed!("filter/searched"),
+    seed!("filter/tags"),
+];
+const ORDER: &[u8] = seed!("dotted_order/two_links");
+/// With the route, the encoding and the operations of each.
+const INGEST: [(Route, Option<&str>, usize, &[u8]); 6] = [
+    (Route::Multipart, None, 1, seed!("multipart/parts")),
+    (Route::Multipart, Some("zstd"), 1, seed!("multipart/parts.zst")),
+    (Route::Multipart, Some("gzip"), 1, seed!("multipart/parts.gz")),
+    (Route::Batch, None, 2, seed!("multipart/batch.json")),
+    (Route::Run, None, 1, seed!("multipart/run.json")),
+    (Route::Feedback, None, 0, seed!("multipart/feedback.json")),
+];
+const SPANS: [(Format, &[u8]); 2] = [
+    (Format::Json, seed!("otlp/spans.json")),
+    (Format::Protobuf, seed!("otlp/spans.protobuf")),
+];
 
 /// Where, what to do there, and with what.
 type Change = (prop::sample::Index, u8, u8);
@@ -91,27 +91,29 @@ proptest! {
 
     #[test]
     fn filters(which in 0..FILTERS.len(), changes in changes(), noise in any::<Vec<u8>>()) {
-        bodies::filter(&changed(FILTERS[which].as_bytes().to_vec(), &changes));
+        bodies::filter(&changed(FILTERS[which].to_vec(), &changes));
         bodies::filter(&noise);
     }
 
     #[test]
     fn dotted_orders(changes in changes(), noise in any::<Vec<u8>>()) {
-        bodies::dotted_order(&changed(ORDER.as_bytes().to_vec(), &changes));
+        bodies::dotted_order(&changed(ORDER.to_vec(), &changes));
         bodies::dotted_order(&noise);
     }
 
     #[test]
     fn bodies_of_ingest(changes in changes(), noise in any::<Vec<u8>>()) {
-        bodies::multipart(&changed(multipart(), &changes));
-        bodies::multipart(&changed(RUN.as_bytes().to_vec(), &changes));
-        bodies::multipart(&changed(towpath_traces::sample::as_zstd(&multipart()).to_vec(), &changes));
+        for (.., body) in INGEST {
+            bodies::multipart(&changed(body.to_vec(), &changes));
+        }
         bodies::multipart(&noise);
     }
 
     #[test]
     fn spans(changes in changes(), message in protobuf()) {
-        bodies::otlp(&changed(SPANS.as_bytes().to_vec(), &changes));
+        for (_, spans) in SPANS {
+            bodies::otlp(&changed(spans.to_vec(), &changes));
+        }
         bodies::otlp(&changed(message, &changes));
     }
 }
@@ -119,11 +121,21 @@ proptest! {
 /// Or the tests above would change what was refused before anything was looked at.
 #[test]
 fn what_is_changed_there_is_good_before() {
-    for text in FILTERS {
-        towpath_domain::filter::Filter::parse(text).unwrap();
+    let text = |seed| std::str::from_utf8(seed).unwrap();
+    for filter in FILTERS {
+        towpath_domain::filter::Filter::parse(text(filter)).unwrap();
     }
-    assert_eq!(towpath_domain::trace::links(ORDER).flatten().count(), 2);
-    let (_, spans) =
-        towpath_traces::otlp::to_batch(SPANS.as_bytes(), towpath_traces::otlp::Format::Json, None).unwrap();
-    assert_eq!(spans, 1);
+    assert_eq!(towpath_domain::trace::links(text(ORDER)).flatten().count(), 2);
+    for (route, encoding, operations, body) in INGEST {
+        let content_type = if matches!(route, Route::Multipart) {
+            bodies::CONTENT_TYPE
+        } else {
+            "application/json"
+        };
+        let accepted = bodies::accepted(route, content_type, encoding, body);
+        assert_eq!(accepted, Some(operations), "{route:?} {encoding:?}");
+    }
+    for (format, body) in SPANS {
+        assert_eq!(otlp::to_batch(body, format, None).unwrap().1, 1);
+    }
 }

@@ -68,7 +68,7 @@ pub fn otlp(data: &[u8]) {
 }
 
 /// Operations of a body that is accepted.
-fn accepted(route: Route, content_type: &str, content_encoding: Option<&str>, data: &[u8]) -> Option<usize> {
+pub fn accepted(route: Route, content_type: &str, content_encoding: Option<&str>, data: &[u8]) -> Option<usize> {
     let limits = Limits {
         decoded_bytes: 1 << 22,
         ..Limits::default()
