@@ -96,7 +96,7 @@ mod tests {
             |labels: &[&str]| Namespace::new("namespace", labels.iter().map(|label| (*label).to_owned()).collect());
         assert_eq!(of(&["a", "b c"]).unwrap().dotted(), "a.b c");
         let long = "ü".repeat(LONGEST_LABEL);
-        assert!(of(&[&long; MOST_LABELS]).is_ok());
+        assert!(of(&[long.as_str(); MOST_LABELS]).is_ok());
         let longer = format!("{long}ü");
         for wrong in [
             &[][..],
