@@ -15,7 +15,7 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{DeserializeOwned, Error, MapAccess, Unexpected, Visitor};
+use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_path_to_error::{Path as Trail, Segment};
 
@@ -291,13 +291,62 @@ pub(crate) async fn read_body(body: axum::body::Body, limit_bytes: usize) -> Res
     }
 }
 
-/// Reads a JSON object into `T`. serde_json itself refuses to go deeper than 128.
+/// Reads a JSON object into `T`.
 pub(crate) fn parse_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    parse_value(body).map(|Object(value)| value)
+}
+
+/// Reads JSON into `T`. serde_json itself refuses to go deeper than 128.
+pub(crate) fn parse_value<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(body);
-    let Object(value) = serde_path_to_error::deserialize(&mut json)
+    let value = serde_path_to_error::deserialize(&mut json)
         .map_err(|problem| json_problem(Some(problem.path()), problem.inner()))?;
     json.end().map_err(|problem| json_problem(None, &problem))?;
     Ok(value)
+}
+
+/// The body of a route that the tracing clients call, who say of none that it is JSON.
+pub(crate) async fn unsaid_json(request: Request, limit_bytes: usize) -> Result<Bytes, ApiError> {
+    if request.headers().contains_key(CONTENT_TYPE) {
+        expect_json(&request)?;
+    }
+    read_body(request.into_body(), limit_bytes).await
+}
+
+/// One value, or a list of them; as an answer, too.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub enum OneOrMany<T> {
+    /// One.
+    One(T),
+    /// Several.
+    Many(Vec<T>),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for OneOrMany<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Either<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Either<T> {
+            type Value = OneOrMany<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object or a list of objects")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(OneOrMany::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+                let mut many = Vec::new();
+                while let Some(Object(item)) = items.next_element()? {
+                    many.push(item);
+                }
+                Ok(OneOrMany::Many(many))
+            }
+        }
+        from.deserialize_any(Either(PhantomData))
+    }
 }
 
 fn json_problem(trail: Option<&Trail>, problem: &serde_json::Error) -> ApiError {

@@ -106,6 +106,10 @@ async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) ->
 fn is_ingest(request: &Request) -> bool {
     let path = request.uri().path();
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
+    if let Some(token) = path.strip_prefix("/feedback/tokens") {
+        // Through a link, which is made like anything else.
+        return token.len() > 1 && matches!(*request.method(), Method::POST | Method::GET);
+    }
     matches!(*request.method(), Method::POST | Method::PATCH)
         && (path.starts_with("/runs") || path.starts_with("/feedback") || path.starts_with("/otel"))
         && !path.starts_with("/runs/query")

@@ -62,6 +62,7 @@ fn described(app: &App) -> (Router<App>, Value) {
         .routes(routes!(info::get))
         .routes(routes!(attachments::get));
     let open = both_places(open)
+        .merge(both_places(feedback::given::routes()))
         .merge(session::routes())
         .merge(below_api_host(signed()));
     let (router, mut document) = keyed.merge(operators).merge(open).split_for_parts();
@@ -96,6 +97,7 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(runs::statistics))
         .routes(routes!(feedback::create, feedback::list))
         .routes(routes!(feedback::get, feedback::update, feedback::delete))
+        .routes(routes!(feedback::tokens::create, feedback::tokens::list))
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::get, sessions::update, sessions::delete))
         .routes(routes!(settings::get))

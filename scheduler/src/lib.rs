@@ -117,6 +117,12 @@ impl Scheduler {
                     .await?
                     == 200
                 {}
+                let before = store.clock().now().minus(store::feedback_tokens::KEPT);
+                while store
+                    .write(async |tx| store::feedback_tokens::prune(tx, before, 200).await)
+                    .await?
+                    == 200
+                {}
                 store.write(async |tx| store::lanes::prune(tx, 200).await).await?;
                 store
                     .write(async |tx| store::workers::prune(tx, SILENT_WORKERS).await)

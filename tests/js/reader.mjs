@@ -27,11 +27,17 @@ const read = await client.readRun(run);
 const filter = 'and(eq(metadata_key, "who"), eq(metadata_value, "js"))';
 const listed = await collect(client.listRuns({ projectName: project, filter }));
 const none = await collect(client.listRuns({ projectName: project, error: true }));
-const feedback = await client.createFeedback(run, "good", { score: 1 });
+await client.createFeedback(run, "good", { score: 1 });
+const link = await client.createPresignedFeedbackToken(run, "liked", { expiration: { hours: 1 } });
+const links = await collect(client.listPresignedFeedbackTokens(run));
+// As a page does it, without a key.
+const headers = { "content-type": "application/json" };
+const liked = await fetch(link.url, { method: "POST", headers, body: JSON.stringify({ score: 1 }) });
 const given = await collect(client.listFeedback({ runIds: [run] }));
 const known = await client.readProject({ projectName: project });
 const stats = await client.getRunStats({ projectNames: [project] });
 console.log(JSON.stringify({
   run, outputs: read.outputs, status: read.status, listed: listed.map((one) => one.id), none: none.length,
-  feedback: feedback.id, given: given.map((one) => one.id), name: known.name, count: stats.run_count,
+  given: given.map((one) => [one.key, one.score]), liked: liked.status,
+  links: links.map((one) => one.url), link: link.url, name: known.name, count: stats.run_count,
 }));

@@ -53,7 +53,8 @@ def test_it_reads_back_what_it_sent(world):
     told = json.loads(done.stdout)
     assert (told["outputs"], told["status"]) == ({"b": 2}, "success")
     assert told["listed"] == [told["run"]] and told["none"] == 0 and told["count"] == 1
-    assert told["given"] == [told["feedback"]] and told["name"] == project
+    assert told["given"] == [["liked", 1], ["good", 1]] and told["name"] == project
+    assert told["liked"] == 200 and told["links"] == [told["link"]]
 
 
 @pytest.mark.parametrize("mode", MODES)

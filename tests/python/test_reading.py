@@ -4,11 +4,12 @@ Each test runs on SQLite in one process and on PostgreSQL + Redis with two worke
 """
 
 import datetime
+import urllib.request
 import uuid
 
 import pytest
 from langsmith import Client
-from langsmith.utils import LangSmithNotFoundError
+from langsmith.utils import LangSmithError, LangSmithNotFoundError
 
 import harness
 
@@ -188,6 +189,36 @@ def test_feedback(world, client):
     with pytest.raises(LangSmithNotFoundError):
         client.read_feedback(good.id)
     assert len(list(client.list_feedback(run_ids=runs))) == 2
+
+
+def test_feedback_through_links(world, client):
+    run = trace(client, f"links-{uuid.uuid4().hex}", 0)[0]
+    mine = uuid.uuid4()
+    score = client.create_presigned_feedback_token(run, "score", feedback_id=mine)
+    liked, stars = client.create_presigned_feedback_tokens(
+        run, ["liked", "stars"], expiration=datetime.timedelta(days=1),
+        feedback_configs=[None, {"type": "continuous", "min": 1, "max": 5}],
+    )
+    assert score.expires_at < liked.expires_at
+    listed = list(client.list_presigned_feedback_tokens(run))
+    assert [(one.id, one.url) for one in listed] == [(one.id, one.url) for one in (score, liked, stars)]
+
+    # Whoever has the link needs no key; a click will do.
+    stranger = Client(api_url=f"http://{world.api}", api_key="tp_opens-nothing")
+    stranger.create_feedback_from_token(score.url, score=0)
+    stranger.create_feedback_from_token(score.id, score=1, comment="better", correction={"text": "y"}, metadata={"page": "chat"})
+    assert urllib.request.urlopen(f"{liked.url}?score=true&value=yes").status == 200
+    with pytest.raises(LangSmithError):
+        stranger.create_feedback_from_token(stars.url, score=6)
+    stranger.create_feedback_from_token(stars.url, score=4.5)
+    with pytest.raises(LangSmithNotFoundError):
+        stranger.create_feedback_from_token(uuid.uuid4(), score=1)
+
+    given = {one.key: one for one in client.list_feedback(run_ids=[run])}
+    assert {key: one.score for key, one in given.items()} == {"score": 1, "liked": 1, "stars": 4.5}
+    assert (given["score"].id, given["score"].comment, given["score"].correction) == (mine, "better", {"text": "y"})
+    assert given["score"].feedback_source.metadata == {"page": "chat"} and given["liked"].value == "yes"
+    assert client.read_run(run).feedback_stats["stars"]["avg"] == 4.5
 
 
 def test_attachments_come_back(world):

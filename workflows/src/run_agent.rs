@@ -156,8 +156,11 @@ impl RunAgent {
             .map_or(Duration::ZERO, |started| world.store.clock().now().since(started));
         let limit = world.settings.timeout.saturating_sub(spent);
         let native = matches!(graph, Graph::Native(_));
+        let asked = world.tracer.as_ref().zip(kwargs.feedback_keys.as_deref());
         let Some(tracer) = world.tracer.as_ref().filter(|_| native) else {
-            return host.run(graph, &execution, limit).await;
+            let ending = host.run(graph, &execution, limit).await?;
+            host.ask_feedback(asked, &execution, &ending).await;
+            return Ok(ending);
         };
         let streamed = execution.modes.contains(&StreamMode::Tasks);
         if !streamed {
@@ -166,6 +169,7 @@ impl RunAgent {
         let trace = Trace::begin(world.store.clock().clone(), &execution, streamed);
         let trace = host.follow(trace);
         let ending = host.run(graph, &execution, limit).await?;
+        host.ask_feedback(asked, &execution, &ending).await;
         let name = graph.name().unwrap_or(graph_id);
         tracer.take(trace.end(
             name,

@@ -16,8 +16,8 @@ use super::errors::AgentError;
 use super::extract::{Body, Flag, Query};
 use crate::extract::whole;
 
-/// The most bytes a key may have.
-const KEY_BYTES: usize = 1000;
+/// The most characters a key may have.
+const LONGEST_KEY: usize = 1000;
 /// The most items one search answers.
 const MOST: i64 = 10_000;
 
@@ -72,7 +72,7 @@ pub(crate) struct FoundItems {
 
 /// Part of a namespace.
 #[derive(utoipa::ToSchema)]
-#[schema(min_length = 1, pattern = r"^[^.\x00]+$")]
+#[schema(min_length = 1, max_length = 1000, pattern = r"^[^.\x00]+$")]
 #[expect(dead_code, reason = "described only")]
 pub(crate) struct Label(String);
 
@@ -103,7 +103,7 @@ pub(crate) struct Which {
     #[param(required = true, min_length = 1)]
     key: Option<String>,
     /// Its labels, joined by dots.
-    #[param(required = true, pattern = r"^[^.\x00]+(\.[^.\x00]+){0,99}$")]
+    #[param(required = true, pattern = r"^[^.\x00]{1,1000}(\.[^.\x00]{1,1000}){0,99}$")]
     namespace: Option<String>,
     /// Whether its time to live begins anew.
     #[param(value_type = Option<String>)]
@@ -282,9 +282,9 @@ async fn refresh(app: &AgentApp, wanted: Option<bool>, found: &[items::Item]) ->
 }
 
 fn check_key(key: &str) -> Result<(), AgentError> {
-    if key.is_empty() || key.len() > KEY_BYTES || key.contains('\0') {
+    if key.is_empty() || key.chars().count() > LONGEST_KEY || key.contains('\0') {
         return Err(AgentError::invalid(format!(
-            "key: expected 1 to {KEY_BYTES} bytes without NUL"
+            "key: expected 1 to {LONGEST_KEY} characters without NUL"
         )));
     }
     Ok(())

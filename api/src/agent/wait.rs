@@ -69,6 +69,8 @@ struct Waiting {
 struct Seen {
     values: Option<String>,
     error: Option<String>,
+    /// Where the run may be judged.
+    feedback: Option<String>,
     /// Frames were lost, perhaps the last state among them.
     cut: bool,
 }
@@ -116,18 +118,27 @@ impl Waiting {
         if let Some(error) = end.error {
             return Ok(failed(&error.to_string()));
         }
-        let whole = !self.seen.cut && end.status == Some(RunStatus::Success);
+        let values = self.values(end.status, end.values).await?;
+        Ok(without_nul(match self.seen.feedback.take() {
+            Some(feedback) => with_feedback(values, &feedback),
+            None => values,
+        }))
+    }
+
+    /// The state a run left that ended so.
+    async fn values(&mut self, status: Option<RunStatus>, told: Option<Value>) -> Result<String, AgentError> {
+        let whole = !self.seen.cut && status == Some(RunStatus::Success);
         if let Some(values) = self.seen.values.take().filter(|_| whole) {
-            return Ok(without_nul(values));
+            return Ok(values);
         }
-        if let Some(values) = end.values {
-            return Ok(without_nul(values.to_string()));
+        if let Some(values) = told {
+            return Ok(values.to_string());
         }
         let stored = stored(&self.app, self.thread, self.run).await?;
         Ok(match (stored, self.seen.values.take()) {
-            (Some(stored), _) => without_nul(stored.to_string()),
-            (None, Some(values)) => without_nul(values),
-            (None, None) => Bytes::from_static(b"{}"),
+            (Some(stored), _) => stored.to_string(),
+            (None, Some(values)) => values,
+            (None, None) => "{}".to_owned(),
         })
     }
 }
@@ -138,10 +149,25 @@ impl Seen {
         match frame.event {
             "values" => self.values = Some(frame.data.to_owned()),
             "error" => self.error = Some(frame.data.to_owned()),
+            "feedback" => self.feedback = Some(frame.data.to_owned()),
             // A new attempt: what an earlier one said does not count.
             "metadata" => *self = Self::default(),
             _ => {}
         }
+    }
+}
+
+/// The state, and beside it where the run may be judged. A state that is no object has no room for that.
+fn with_feedback(values: String, feedback: &str) -> String {
+    match serde_json::from_str::<Map<String, Value>>(&values) {
+        Ok(mut state) => {
+            state.insert(
+                "__feedback__".to_owned(),
+                serde_json::from_str(feedback).unwrap_or_default(),
+            );
+            Value::Object(state).to_string()
+        }
+        Err(_) => values,
     }
 }
 

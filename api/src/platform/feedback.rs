@@ -1,6 +1,9 @@
 //! Judgements on trace runs. New ones take the way of the traces themselves: durable first, a row when folded. Changes
 //! are made to the row at once, so that a fold that is behind does not bring the old ones back.
 
+pub mod given;
+pub mod tokens;
+
 use axum::extract::{Request, State};
 use serde::Serialize;
 use serde_json::{Map, Value, json};

@@ -33,7 +33,7 @@ const SMALL_BYTES: usize = 16 * 1024;
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Ingested {
     /// For people; official clients read only the status.
-    message: &'static str,
+    pub(super) message: &'static str,
 }
 
 /// What a handler of this module answers.

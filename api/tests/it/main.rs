@@ -6,6 +6,7 @@ mod dashboard;
 mod deployments;
 mod documents;
 mod exports;
+mod feedback_links;
 mod gateway;
 mod idempotency;
 mod keys;

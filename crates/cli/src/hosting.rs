@@ -238,7 +238,7 @@ impl Hosting {
             let guard = self
                 .guard_of(&platform.endpoint, settings)
                 .unwrap_or_else(|| guard.clone());
-            return Some(Tracer::start(platform, guard));
+            return Tracer::start(&platform, guard);
         }
         let tracing = self.tracing.as_ref()?;
         let folder = file.folder();
@@ -248,7 +248,7 @@ impl Hosting {
             workspace: Some(tracing.workspace.clone()),
             project: project.unwrap_or_else(|| project_of(&folder).to_owned()),
         };
-        Some(Tracer::start(platform, guard.clone()))
+        Tracer::start(&platform, guard.clone())
     }
 
     /// A platform that who started this process named may be called wherever it is: a deployment's is on the same machine.

@@ -109,6 +109,8 @@ id! {
     LogLineId,
     /// A source archive that a client sends.
     UploadId,
+    /// A link that takes feedback; not its token.
+    FeedbackTokenId,
 }
 
 /// The namespace under which clients make the ids of assistants that come with a graph.

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod deployment;
 pub mod export;
 pub mod failpoint;
+pub mod feedback;
 pub mod filter;
 pub mod git;
 pub mod id;
@@ -23,9 +24,9 @@ pub mod traceparent;
 
 pub use clock::Clock;
 pub use id::{
-    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, ImagePullSecretId, IntegrationId, JobId,
-    KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId, ScheduleId, SegmentId,
-    TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
+    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId,
+    ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

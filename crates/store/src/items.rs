@@ -1,13 +1,30 @@
 //! The long-term store of the agent server: JSON objects under a namespace and a key.
+//!
+//! An index of PostgreSQL takes 2704 bytes of a row. Where a namespace and a key are longer than that allows, the columns
+//! that are found by index have their beginnings and a hash of both, and the texts themselves stand beside them:
+//!
+//! ```text
+//! namespace        key                whole_namespace   whole_key
+//! users.ann        mood
+//! users.…..<hash>  the first of it…   users.…           …
+//! ```
+//! No label is empty, so two dots in a row mark a name that was cut.
+
+mod names;
 
 use serde_json::{Map, Value};
-use sqlx::FromRow;
+use sqlx::{AssertSqlSafe, FromRow};
 use towpath_domain::agent::namespace::{Namespace, split};
 use towpath_domain::{Rejection, TenantId, Timestamp};
 
+use self::names::{Names, UNCUT};
 use crate::query::{Arg, Query};
 use crate::tx::Dialect;
 use crate::{Error, Result, Tx};
+
+/// What is read of an item.
+const READ: &str = "SELECT coalesce(whole_namespace, namespace) AS namespace, coalesce(whole_key, key) AS key, value,
+                           ttl_minutes, expires_at, created_at, updated_at FROM store_item";
 
 /// An item.
 #[derive(Clone, Debug, PartialEq, FromRow)]
@@ -57,9 +74,12 @@ pub async fn put(
     ttl_minutes: Option<f64>,
 ) -> Result<()> {
     let now = tx.now();
+    let dotted = namespace.dotted();
+    let names = Names::of(&dotted, key);
     on!(tx, |conn| sqlx::query(
-        "INSERT INTO store_item (tenant_id, namespace, key, value, ttl_minutes, expires_at, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
+        "INSERT INTO store_item (tenant_id, namespace, key, value, ttl_minutes, expires_at, created_at, updated_at,
+                                 whole_namespace, whole_key)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
          ON CONFLICT (tenant_id, namespace, key) DO UPDATE
          SET value = excluded.value, ttl_minutes = excluded.ttl_minutes, expires_at = excluded.expires_at,
              -- What had expired is a new item, though nobody has swept the old one yet.
@@ -68,12 +88,14 @@ pub async fn put(
              updated_at = excluded.updated_at",
     )
     .bind(tenant)
-    .bind(namespace.dotted())
-    .bind(key)
+    .bind(&names.namespace)
+    .bind(&names.key)
     .bind(value)
     .bind(ttl_minutes)
     .bind(end(now, ttl_minutes))
     .bind(now)
+    .bind(names.cut.then_some(&dotted))
+    .bind(names.cut.then_some(key))
     .execute(conn)
     .await
     .map(drop))?;
@@ -89,16 +111,18 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, key: 
         return Ok(None); // PostgreSQL refuses the parameter itself.
     }
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT namespace, key, value, ttl_minutes, expires_at, created_at, updated_at FROM store_item
-         WHERE tenant_id = $1 AND namespace = $2 AND key = $3 AND (expires_at IS NULL OR expires_at > $4)",
-    )
-    .bind(tenant)
-    .bind(namespace.dotted())
-    .bind(key)
-    .bind(now)
-    .fetch_optional(conn)
-    .await)?)
+    let dotted = namespace.dotted();
+    let names = Names::of(&dotted, key);
+    let text = format!(
+        "{READ} WHERE tenant_id = $1 AND namespace = $2 AND key = $3 AND (expires_at IS NULL OR expires_at > $4)"
+    );
+    Ok(on!(tx, |conn| sqlx::query_as(AssertSqlSafe(text))
+        .bind(tenant)
+        .bind(&names.namespace)
+        .bind(&names.key)
+        .bind(now)
+        .fetch_optional(conn)
+        .await)?)
 }
 
 /// Lets items that have a time to live begin it anew.
@@ -111,13 +135,14 @@ pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[Item]) -> Resul
         let Some(end) = end(now, item.ttl_minutes) else {
             continue;
         };
+        let names = Names::of(&item.namespace, &item.key);
         on!(tx, |conn| sqlx::query(
             "UPDATE store_item SET expires_at = $4
              WHERE tenant_id = $1 AND namespace = $2 AND key = $3 AND expires_at IS NOT NULL",
         )
         .bind(tenant)
-        .bind(&item.namespace)
-        .bind(&item.key)
+        .bind(&names.namespace)
+        .bind(&names.key)
         .bind(end)
         .execute(conn)
         .await
@@ -131,12 +156,14 @@ pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[Item]) -> Resul
 /// # Errors
 /// As every statement.
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, key: &str) -> Result<()> {
+    let dotted = namespace.dotted();
+    let names = Names::of(&dotted, key);
     on!(tx, |conn| sqlx::query(
         "DELETE FROM store_item WHERE tenant_id = $1 AND namespace = $2 AND key = $3"
     )
     .bind(tenant)
-    .bind(namespace.dotted())
-    .bind(key)
+    .bind(&names.namespace)
+    .bind(&names.key)
     .execute(conn)
     .await
     .map(drop))?;
@@ -155,13 +182,7 @@ pub async fn search(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<Item>> {
-    let mut query = alive(
-        tx,
-        "SELECT namespace, key, value, ttl_minutes, expires_at, created_at, updated_at FROM store_item
-         WHERE tenant_id = ",
-        tenant,
-        prefix.labels(),
-    );
+    let mut query = alive(tx, READ, tenant, prefix.labels());
     for (key, wanted) in filter {
         query.push(" AND ");
         let mut matcher = Matcher {
@@ -196,12 +217,8 @@ pub async fn namespaces(
         .take_while(|label| *label != "*")
         .cloned()
         .collect();
-    let mut query = alive(
-        tx,
-        "SELECT DISTINCT namespace FROM store_item WHERE tenant_id = ",
-        tenant,
-        &known,
-    );
+    let text = "SELECT DISTINCT coalesce(whole_namespace, namespace) AS namespace FROM store_item";
+    let mut query = alive(tx, text, tenant, &known);
     query.push(" ORDER BY namespace");
     let rows: Vec<(String,)> = query.fetch_all(tx).await?;
     let mut found: Vec<Vec<String>> = rows
@@ -229,7 +246,7 @@ fn matches<'a>(labels: impl Iterator<Item = &'a String>, wanted: impl Iterator<I
 fn alive(tx: &Tx<'_>, text: &'static str, tenant: TenantId, prefix: &[String]) -> Query {
     let now = tx.now();
     let mut query = Query::new(tx, text);
-    query.bind(Arg::Uuid(tenant.0));
+    query.push(" WHERE tenant_id = ").bind(Arg::Uuid(tenant.0));
     query
         .push(" AND (expires_at IS NULL OR expires_at > ")
         .bind(Arg::Time(now));
@@ -237,8 +254,20 @@ fn alive(tx: &Tx<'_>, text: &'static str, tenant: TenantId, prefix: &[String]) -
     if !prefix.is_empty() {
         let prefix = prefix.join(".");
         // The range below it: `/` follows `.`. On PostgreSQL texts compare by their locale, so it asks for the bytes.
-        let bytes = sql!(tx, sqlite: "namespace", postgres: "namespace COLLATE \"C\"");
-        query.push(" AND (namespace = ").bind(Arg::Text(prefix.clone()));
+        // What was cut begins as it did before, and goes on with dots.
+        let (column, bytes) = if prefix.len() < UNCUT {
+            let bytes = sql!(tx, sqlite: "namespace", postgres: "namespace COLLATE \"C\"");
+            ("namespace", bytes)
+        } else {
+            let bytes = sql!(tx, sqlite: "coalesce(whole_namespace, namespace)",
+                postgres: "coalesce(whole_namespace, namespace) COLLATE \"C\"");
+            ("coalesce(whole_namespace, namespace)", bytes)
+        };
+        query
+            .push(" AND (")
+            .push(column)
+            .push(" = ")
+            .bind(Arg::Text(prefix.clone()));
         query
             .push(" OR (")
             .push(bytes)

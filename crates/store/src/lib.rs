@@ -30,6 +30,7 @@ pub mod destinations;
 pub mod ended_sessions;
 pub mod exports;
 pub mod feedback;
+pub mod feedback_tokens;
 pub mod gauges;
 pub mod idempotency;
 pub mod image_pull_secrets;

@@ -35,8 +35,9 @@ def dev(tmp_path):
 def test_an_example_its_trace_and_its_export(dev):
     client = get_sync_client(url=dev.agent, api_key=None)
     thread = client.threads.create()["thread_id"]
-    answer = client.runs.wait(thread, "chat", input={"messages": [{"role": "user", "content": "hello there"}]})
-    said = answer["messages"][-1]["content"]
+    asked = {"messages": [{"role": "user", "content": "hello there"}]}
+    *_, answer, links = client.runs.stream(thread, "chat", input=asked, feedback_keys=["good"])
+    said = answer.data["messages"][-1]["content"]
     assert "hello there" in said
 
     # Its trace, by the official SDK, in the project of the folder's name.
@@ -55,6 +56,9 @@ def test_an_example_its_trace_and_its_export(dev):
     assert root.error is None and root.outputs["messages"][-1]["content"] == said
     assert root.metadata["thread_id"] == thread
     assert {run.trace_id for run in runs} == {root.trace_id}
+    # Who read the answer judged it by the link that came with it.
+    traces.create_feedback_from_token(links.data["good"], score=1)
+    assert [(one.run_id, one.score) for one in traces.list_feedback(feedback_key=["good"])] == [(root.id, 1)]
 
     # Its export, by the commands of the page, and the file, by a reader that is not ours.
     made = json.loads(

@@ -114,3 +114,32 @@ async def test_what_is_no_item_is_refused(client, http):
     answer = await http.get("/store/items", params={"namespace": "a"})
     assert (answer.status_code, answer.json()) == (400, {"detail": "Key is required"})
 
+
+
+async def test_names_of_any_length(client, http):
+    top = uuid.uuid4().hex
+    label, key = "ü" * 1000, "k" + "é" * 999
+    long, sibling, short = [top, *[label] * 20], [top, *[label] * 19, "x"], [top]
+    for place, name, n in [(long, "a", 1), (sibling, "a", 2), (short, key, 3), (long, key, 4), (short, key[:-1] + "è", 5)]:
+        await client.store.put_item(place, name, {"n": n})
+    # An address holds less than a body.
+    item = await client.store.get_item(short, key)
+    assert (item["namespace"], item["key"], item["value"]) == (short, key, {"n": 3})
+
+    async def found(place):
+        items = (await client.store.search_items(place))["items"]
+        assert all(item["namespace"][: len(place)] == place for item in items)
+        return sorted(item["value"]["n"] for item in items)
+
+    assert await found(short) == [1, 2, 3, 4, 5]
+    assert await found([top, label]) == [1, 2, 4]
+    assert await found(long) == [1, 4] and await found(sibling) == [2]
+    assert await found([top, label[:-1]]) == []
+    namespaces = (await client.store.list_namespaces(prefix=[top]))["namespaces"]
+    assert sorted(namespaces) == sorted([short, long, sibling])
+    await client.store.put_item(long, key, {"n": 6})
+    await client.store.delete_item(long, "a")
+    assert await found(long) == [6]
+    for place, name in [([label + "ü"], "k"), (["a"] * 101, "k"), (["a"], "k" * 1001)]:
+        answer = await http.put("/store/items", json={"namespace": place, "key": name, "value": {}})
+        assert answer.status_code == 422, answer.text

@@ -23,8 +23,9 @@ use super::conclude::{Ending, Left};
 use super::items;
 use super::saver::{Saver, write_all};
 use super::stream::Stream;
-use super::trace::Trace;
+use super::trace::{self, Trace};
 use crate::agent::AgentWorld;
+use crate::tracer::Tracer;
 
 /// How long checkpoints that need not be durable at once wait for company. A short run is over by then, also where many
 /// share a process, and they are written with its end: of a stateless one never.
@@ -147,6 +148,21 @@ impl<'a> RunHost<'a> {
             error,
             told: Some(format!("{class}: {message}")),
             left: None,
+        }
+    }
+
+    /// Tells the readers of a run that did well where it may be judged under the names that it was `asked` for.
+    pub async fn ask_feedback(&self, asked: Option<(&Tracer, &[String])>, execution: &Execution, ending: &Ending) {
+        let (Some((tracer, keys @ [_, ..])), Ending::Done(_)) = (asked, ending) else {
+            return;
+        };
+        let links = tokio::select! {
+            biased;
+            () = self.token.cancelled() => None,
+            links = tracer.feedback_links(trace::root(execution), keys) => links,
+        };
+        if let Some(links) = links {
+            self.send("feedback", &json!(links).to_string());
         }
     }
 

@@ -43,15 +43,10 @@ struct Task {
 }
 
 impl Trace {
-    /// Of an attempt that begins now. The first one goes by the id of its run, as clients expect.
+    /// Of an attempt that begins now.
     pub fn begin(clock: Clock, execution: &Execution, streamed: bool) -> Self {
-        let id = if execution.attempt == 1 {
-            execution.run_id
-        } else {
-            TraceRunId::new().0
-        };
         Self {
-            id,
+            id: root(execution),
             start: clock.now(),
             clock,
             streamed,
@@ -166,6 +161,15 @@ impl Trace {
     fn tasks(&self) -> MutexGuard<'_, Tasks> {
         // Each change is a push or a replacement.
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The id of an attempt's trace. That of the first one goes by the id of its run, as clients expect; processes that run
+/// users' own code come to the same ids.
+pub fn root(execution: &Execution) -> Uuid {
+    match execution.attempt {
+        1 => execution.run_id,
+        later => Uuid::new_v5(&execution.run_id, later.to_string().as_bytes()),
     }
 }
 

@@ -7,6 +7,7 @@ mod deployments;
 mod drills;
 mod exports;
 mod failing;
+mod feedback;
 mod folds;
 mod home;
 mod postgres;

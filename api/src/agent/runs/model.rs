@@ -112,6 +112,9 @@ pub(super) struct RunCreate {
     stream_subgraphs: Option<bool>,
     /// Keep events for some minutes, so that a reader can resume.
     stream_resumable: Option<bool>,
+    /// Names under which readers may judge the run: where runs are traced, its stream ends with an event `feedback`, and
+    /// what waits for it answers `__feedback__`, an address for each.
+    #[schema(value_type = Option<Vec<FeedbackKey>>, max_items = 100)]
     feedback_keys: Option<Vec<String>>,
     multitask_strategy: Option<Strategy>,
     /// What happens when the thread is missing.
@@ -130,6 +133,12 @@ pub(super) struct RunCreate {
     /// Fail with `UnknownInterruptError` where `command.resume` answers no waiting interrupt; the thread stays as it was.
     strict_resume: Option<bool>,
 }
+
+/// A name under which something is judged.
+#[derive(utoipa::ToSchema)]
+#[schema(min_length = 1, max_length = 200)]
+#[expect(dead_code, reason = "described only")]
+pub(super) struct FeedbackKey(String);
 
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "described only")]

@@ -4,8 +4,8 @@ use crate::Rejection;
 
 /// Labels of a namespace in all.
 const MOST_LABELS: usize = 100;
-/// Bytes of all labels together. With those of a key they have to fit into an index of PostgreSQL, which takes 2704.
-const MOST_BYTES: usize = 1500;
+/// Characters of a label.
+const LONGEST_LABEL: usize = 1000;
 
 /// A namespace whose labels were checked. Stored joined by dots, which no label contains.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,9 +44,12 @@ impl Namespace {
             if label.contains('\0') {
                 return refuse("Namespace labels cannot contain NUL characters.".to_owned());
             }
+            if label.chars().count() > LONGEST_LABEL {
+                return refuse(format!("expected labels of at most {LONGEST_LABEL} characters"));
+            }
         }
-        if labels.len() > MOST_LABELS || labels.iter().map(String::len).sum::<usize>() > MOST_BYTES {
-            return refuse(format!("at most {MOST_LABELS} labels of {MOST_BYTES} bytes in all"));
+        if labels.len() > MOST_LABELS {
+            return refuse(format!("expected at most {MOST_LABELS} labels"));
         }
         Ok(Self(labels))
     }
@@ -92,7 +95,18 @@ mod tests {
         let of =
             |labels: &[&str]| Namespace::new("namespace", labels.iter().map(|label| (*label).to_owned()).collect());
         assert_eq!(of(&["a", "b c"]).unwrap().dotted(), "a.b c");
-        for wrong in [&[][..], &[""], &["a", ""], &["a.b"], &["a\0"]] {
+        let long = "ü".repeat(LONGEST_LABEL);
+        assert!(of(&[long.as_str(); MOST_LABELS]).is_ok());
+        let longer = format!("{long}ü");
+        for wrong in [
+            &[][..],
+            &[""],
+            &["a", ""],
+            &["a.b"],
+            &["a\0"],
+            &[&longer],
+            &["a"; MOST_LABELS + 1],
+        ] {
             assert_eq!(of(wrong).unwrap_err().field, "namespace", "{wrong:?}");
         }
         assert!(Namespace::part("prefix", Vec::new()).is_ok());

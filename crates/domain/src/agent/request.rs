@@ -9,6 +9,7 @@ use super::merge::{Object, RESERVED_CONFIGURABLE};
 use super::state::MultitaskStrategy;
 use super::stream::StreamMode;
 use crate::Rejection;
+use crate::feedback::{MOST_KEYS, check_key};
 
 /// The longest delay: a run is not a calendar.
 const LONGEST_DELAY: f64 = 10.0 * 365.0 * 86_400.0;
@@ -60,7 +61,7 @@ pub struct RunRequest {
     /// Whether events are kept, so that a reader can resume.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream_resumable: Option<bool>,
-    /// Keys of feedback to ask for.
+    /// Under which names readers may judge the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub feedback_keys: Option<Vec<String>>,
     /// What happens to runs of the thread that are not over.
@@ -188,7 +189,7 @@ pub struct Kwargs {
     pub interrupt_after: Option<Nodes>,
     /// Called once the run is over.
     pub webhook: Option<String>,
-    /// Keys of feedback to ask for.
+    /// Under which names readers may judge the run.
     pub feedback_keys: Option<Vec<String>>,
     /// The thread goes with the run.
     #[serde(default)]
@@ -245,6 +246,7 @@ impl RunRequest {
         if let Some(webhook) = &self.webhook {
             check_webhook(webhook)?;
         }
+        check_feedback_keys(self.feedback_keys.as_deref().unwrap_or_default())?;
         let mut configurable = match config.remove("configurable") {
             Some(Value::Object(configurable)) => configurable,
             _ => Object::new(),
@@ -425,6 +427,16 @@ fn check_checkpoint(checkpoint: &Object) -> Result<(), Rejection> {
     Ok(())
 }
 
+fn check_feedback_keys(keys: &[String]) -> Result<(), Rejection> {
+    if keys.len() > MOST_KEYS {
+        return Err(Rejection::invalid(
+            "feedback_keys",
+            format!("expected at most {MOST_KEYS} keys"),
+        ));
+    }
+    keys.iter().try_for_each(|key| check_key("feedback_keys", key))
+}
+
 /// What can be said of an address without resolving it; that is done when it is called.
 fn check_webhook(address: &str) -> Result<(), Rejection> {
     let refused = |why: &str| Err(Rejection::invalid("webhook", why));
@@ -526,6 +538,8 @@ mod tests {
             (json!({"checkpoint_id": "x"}), "checkpoint_id"),
             (json!({"webhook": "/relative"}), "webhook"),
             (json!({"webhook": "http://"}), "webhook"),
+            (json!({"feedback_keys": ["good", ""]}), "feedback_keys"),
+            (json!({"feedback_keys": vec!["good"; 101]}), "feedback_keys"),
         ] {
             assert_eq!(refused(body, false), (field.to_owned(), Why::Invalid));
         }

@@ -8,7 +8,7 @@ import logging
 import time
 import traceback
 from typing import Any, cast
-from uuid import UUID, uuid4
+from uuid import UUID, uuid5
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.errors import EmptyInputError
@@ -230,8 +230,9 @@ class Run:
             configurable["langgraph_auth_user"] = user
         # By this langgraph knows a run that goes on.
         config.setdefault("metadata", {})["run_id"] = fields["run"]
-        # A trace has one root for each attempt.
-        config["run_id"] = UUID(fields["run"]) if fields.get("attempt", 1) == 1 else uuid4()
+        # A trace has one root for each attempt, which the server computes too.
+        run, attempt = UUID(fields["run"]), fields.get("attempt", 1)
+        config["run_id"] = run if attempt == 1 else uuid5(run, str(attempt))
         return cast(RunnableConfig, config)
 
 

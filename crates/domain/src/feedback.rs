@@ -1,0 +1,241 @@
+//! Feedback that is given through a link, by somebody without a key: what a link may say, how long it lasts, and what it
+//! takes.
+
+use std::cmp::Ordering;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Rejection, Timestamp};
+
+/// How long a link lasts whose maker does not say.
+pub const DEFAULT_LIFE: Duration = Duration::from_secs(3 * 60 * 60);
+/// The longest life of a link.
+const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
+/// The most characters a key may have.
+pub const LONGEST_KEY: usize = 200;
+/// Links that are made at once, and keys that a run may ask links for.
+pub const MOST_KEYS: usize = 100;
+
+/// Checks the name under which something is judged.
+///
+/// # Errors
+/// `Invalid` naming `field`.
+pub fn check_key(field: &str, key: &str) -> Result<(), Rejection> {
+    if key.is_empty() || key.chars().count() > LONGEST_KEY {
+        return Err(Rejection::invalid(
+            field,
+            format!("expected 1 to {LONGEST_KEY} characters"),
+        ));
+    }
+    if key.contains('\0') {
+        return Err(Rejection::invalid(field, "expected a text without NUL"));
+    }
+    Ok(())
+}
+
+/// A span of time, as clients say it. What is left out is 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// Days.
+    pub days: i64,
+    /// Hours.
+    pub hours: i64,
+    /// Minutes.
+    pub minutes: i64,
+}
+
+/// When a link ends that is made `now`.
+///
+/// # Errors
+/// Both are said, or the end is not after `now`, or too far away.
+pub fn expires(now: Timestamp, at: Option<Timestamp>, within: Option<Span>) -> Result<Timestamp, Rejection> {
+    let (field, end) = match (at, within) {
+        (Some(_), Some(_)) => {
+            return Err(Rejection::rule(
+                "expires_at",
+                "expires_at and expires_in exclude each other: send one",
+            ));
+        }
+        (None, None) => return Ok(now.plus(DEFAULT_LIFE)),
+        (Some(at), None) => ("expires_at", Some(at)),
+        (None, Some(span)) => ("expires_in", after(now, span)),
+    };
+    match end {
+        Some(end) if end > now && end <= now.plus(LONGEST_LIFE) => Ok(end),
+        _ => {
+            let days = LONGEST_LIFE.as_secs() / 86_400;
+            let text = format!("expected an end in the future, at most {days} days from now");
+            Err(Rejection::invalid(field, text))
+        }
+    }
+}
+
+/// `None` where no clock goes so far.
+fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
+    let minutes = span
+        .days
+        .checked_mul(24)?
+        .checked_add(span.hours)?
+        .checked_mul(60)?
+        .checked_add(span.minutes)?;
+    let seconds = u64::try_from(minutes.checked_mul(60)?).ok()?;
+    Some(now.plus(Duration::from_secs(seconds)))
+}
+
+/// How the scores of a key are meant.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FeedbackConfig {
+    /// Which sort of scores.
+    #[serde(rename = "type")]
+    pub kind: FeedbackKind,
+    /// The least score.
+    #[serde(default)]
+    pub min: Option<f64>,
+    /// The highest score.
+    #[serde(default)]
+    pub max: Option<f64>,
+    /// The scores there are.
+    #[serde(default)]
+    pub categories: Option<Vec<FeedbackCategory>>,
+}
+
+/// Sorts of scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FeedbackKind {
+    /// Numbers, perhaps within bounds.
+    Continuous,
+    /// One of some numbers, which have names.
+    Categorical,
+    /// No scores, or any.
+    Freeform,
+}
+
+/// One of some scores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FeedbackCategory {
+    /// The score.
+    pub value: f64,
+    /// What people call it.
+    #[serde(default)]
+    pub label: Option<String>,
+}
+
+impl FeedbackConfig {
+    /// Checks that some score can fit.
+    ///
+    /// # Errors
+    /// A rule across the fields, naming `feedback_config`.
+    pub fn check(&self) -> Result<(), Rejection> {
+        let refuse = |field: &str, text: &str| Err(Rejection::rule(format!("feedback_config.{field}"), text));
+        match self.kind {
+            FeedbackKind::Continuous => match (self.min, self.max) {
+                (Some(min), Some(max)) if min >= max => refuse("min", "min must be less than max"),
+                _ => Ok(()),
+            },
+            FeedbackKind::Categorical if self.categories.as_ref().is_none_or(Vec::is_empty) => {
+                refuse("categories", "categorical feedback needs categories")
+            }
+            FeedbackKind::Categorical | FeedbackKind::Freeform => Ok(()),
+        }
+    }
+
+    /// Judges a score that somebody gives.
+    ///
+    /// # Errors
+    /// `Invalid` naming `score`: which scores there are.
+    pub fn admit(&self, score: f64) -> Result<(), Rejection> {
+        match self.kind {
+            FeedbackKind::Continuous => {
+                let (min, max) = (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
+                if (min..=max).contains(&score) {
+                    return Ok(());
+                }
+                let text = match (self.min, self.max) {
+                    (Some(min), Some(max)) => format!("expected a number from {min} to {max}"),
+                    (Some(min), None) => format!("expected a number of at least {min}"),
+                    _ => format!("expected a number of at most {max}"),
+                };
+                Err(Rejection::invalid("score", text))
+            }
+            FeedbackKind::Categorical => {
+                let known = self.categories.as_deref().unwrap_or_default();
+                // As they were written, so there is nothing to round.
+                let same = |category: &FeedbackCategory| category.value.partial_cmp(&score) == Some(Ordering::Equal);
+                if known.iter().any(same) {
+                    return Ok(());
+                }
+                let known: Vec<String> = known.iter().map(|category| category.value.to_string()).collect();
+                Err(Rejection::invalid(
+                    "score",
+                    format!("expected one of {}", known.join(", ")),
+                ))
+            }
+            FeedbackKind::Freeform => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn links_end() {
+        let now = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
+        let at = |text: &str| Timestamp::parse(text).unwrap();
+        let span = |days, hours, minutes| Some(Span { days, hours, minutes });
+        assert_eq!(expires(now, None, None).unwrap(), at("2026-03-01T15:00:00Z"));
+        assert_eq!(expires(now, None, span(1, 2, 3)).unwrap(), at("2026-03-02T14:03:00Z"));
+        assert_eq!(expires(now, None, span(1, -1, 0)).unwrap(), at("2026-03-02T11:00:00Z"));
+        let said = at("2026-03-05T00:00:00Z");
+        assert_eq!(expires(now, Some(said), None).unwrap(), said);
+        let refused = |at, within| expires(now, at, within).unwrap_err().field;
+        assert_eq!(refused(Some(said), span(1, 0, 0)), "expires_at");
+        assert_eq!(refused(Some(now), None), "expires_at");
+        assert_eq!(refused(Some(at("2046-01-01T00:00:00Z")), None), "expires_at");
+        for wrong in [
+            span(0, 0, 0),
+            span(0, 0, -1),
+            span(3651, 0, 0),
+            span(i64::MAX, 0, 0),
+            span(0, i64::MIN, 0),
+        ] {
+            assert_eq!(refused(None, wrong), "expires_in", "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn scores_fit_what_was_said_of_them() {
+        let config = |json: Value| serde_json::from_value::<FeedbackConfig>(json).unwrap();
+        let within = config(json!({"type": "continuous", "min": 0, "max": 1}));
+        within.check().unwrap();
+        assert!(within.admit(0.0).is_ok() && within.admit(1.0).is_ok());
+        assert_eq!(within.admit(1.5).unwrap_err().message, "expected a number from 0 to 1");
+        let least = config(json!({"type": "continuous", "min": 2}));
+        assert!(least.admit(1e300).is_ok() && least.admit(1.0).is_err());
+        let named = config(json!({"type": "categorical", "categories": [{"value": 0, "label": "no"}, {"value": 1}]}));
+        named.check().unwrap();
+        assert!(named.admit(1.0).is_ok());
+        assert_eq!(named.admit(0.5).unwrap_err().message, "expected one of 0, 1");
+        assert!(config(json!({"type": "freeform"})).admit(-7.0).is_ok());
+        for wrong in [
+            json!({"type": "continuous", "min": 1, "max": 1}),
+            json!({"type": "categorical"}),
+            json!({"type": "categorical", "categories": []}),
+        ] {
+            assert!(config(wrong.clone()).check().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn keys_are_short_texts() {
+        check_key("key", "user_score").unwrap();
+        for wrong in ["", "a\0b", "x".repeat(201).as_str()] {
+            assert_eq!(check_key("feedback_key", wrong).unwrap_err().field, "feedback_key");
+        }
+    }
+}
