@@ -1,6 +1,6 @@
 //! Many callers, one statement.
 //!
-//! A flush starts when the previous one ends (or the last but one, see [`Batch::overlapping`]) and takes whatever waits by then. There is no timer: one caller alone
+//! A flush starts when the previous one ends and takes whatever waits by then. There is no timer: one caller alone
 //! pays for one statement, sixty-four at once pay for one together. When the database refuses a group because of what
 //! one of them asks, each is asked alone, so that the others do not fail with it.
 
@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use towpath_store as store;
 
 /// The most one flush takes.
@@ -35,28 +35,13 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
     /// `flush` answers its requests in their order. On the calling runtime.
     pub fn new<F, Fut>(flush: F) -> Self
     where
-        F: Fn(Arc<Vec<Q>>) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = store::Result<Vec<A>>> + Send,
-    {
-        Self::overlapping(1, flush)
-    }
-
-    /// As [`Batch::new`], with at most `flushes` at a time: for transactions, of which the second can be written while the
-    /// first waits to be on disk.
-    pub fn overlapping<F, Fut>(flushes: usize, flush: F) -> Self
-    where
-        F: Fn(Arc<Vec<Q>>) -> Fut + Send + Sync + 'static,
+        F: Fn(Arc<Vec<Q>>) -> Fut + Send + 'static,
         Fut: Future<Output = store::Result<Vec<A>>> + Send,
     {
         let (send, mut receive) = mpsc::channel::<Waiting<Q, A>>(LARGEST * 2);
-        let (flush, places) = (Arc::new(flush), Arc::new(Semaphore::new(flushes)));
         tokio::spawn(async move {
-            // The semaphore is never closed.
-            while let Ok(place) = places.clone().acquire_owned().await {
-                let mut group = Vec::new();
-                if receive.recv_many(&mut group, LARGEST).await == 0 {
-                    return;
-                }
+            let mut group = Vec::with_capacity(LARGEST);
+            while receive.recv_many(&mut group, LARGEST).await > 0 {
                 // Tasks that are ready to run may be about to ask too. No timer: a few turns of the runtime, for as
                 // long as each brings somebody, so that one caller alone waits for a single turn.
                 loop {
@@ -71,15 +56,26 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
                         break;
                     }
                 }
-                let flush = Arc::clone(&flush);
-                let answering = async move {
-                    answer(&*flush, group).await;
-                    drop(place);
-                };
-                if flushes == 1 {
-                    answering.await;
-                } else {
-                    tokio::spawn(answering);
+                let (requests, waiting): (Vec<_>, Vec<_>) = group.drain(..).unzip();
+                let requests = Arc::new(requests);
+                match flush(requests.clone()).await {
+                    Ok(answers) => {
+                        for (caller, answer) in waiting.into_iter().zip(answers) {
+                            let _ = caller.send(Ok(answer));
+                        }
+                    }
+                    Err(error) if error.is_transient() || requests.len() == 1 => {
+                        for caller in waiting {
+                            let _ = caller.send(Err(again(&error)));
+                        }
+                    }
+                    Err(_) => {
+                        for (request, caller) in requests.iter().zip(waiting) {
+                            let answer = flush(Arc::new(vec![request.clone()])).await;
+                            let alone = answer.and_then(|mut answers| answers.pop().ok_or_else(gone));
+                            let _ = caller.send(alone);
+                        }
+                    }
                 }
             }
         });
@@ -111,36 +107,6 @@ impl<Q: Clone + Send + Sync + 'static, A: Send + 'static> Batch<Q, A> {
     }
 }
 
-/// Flushes a group and answers its callers.
-async fn answer<Q, A, F, Fut>(flush: &F, group: Vec<Waiting<Q, A>>)
-where
-    Q: Clone,
-    F: Fn(Arc<Vec<Q>>) -> Fut,
-    Fut: Future<Output = store::Result<Vec<A>>>,
-{
-    let (requests, waiting): (Vec<_>, Vec<_>) = group.into_iter().unzip();
-    let requests = Arc::new(requests);
-    match flush(requests.clone()).await {
-        Ok(answers) => {
-            for (caller, answer) in waiting.into_iter().zip(answers) {
-                let _ = caller.send(Ok(answer));
-            }
-        }
-        Err(error) if error.is_transient() || requests.len() == 1 => {
-            for caller in waiting {
-                let _ = caller.send(Err(again(&error)));
-            }
-        }
-        Err(_) => {
-            for (request, caller) in requests.iter().zip(waiting) {
-                let answer = flush(Arc::new(vec![request.clone()])).await;
-                let alone = answer.and_then(|mut answers| answers.pop().ok_or_else(gone));
-                let _ = caller.send(alone);
-            }
-        }
-    }
-}
-
 /// The same error for each of a group.
 fn again(error: &store::Error) -> store::Error {
     match error {
@@ -166,39 +132,6 @@ mod tests {
         drop(first);
         assert_eq!(batch.call(7).await.unwrap(), 7);
         assert!(batch.alone().is_some(), "the caller has its answer and is gone");
-    }
-
-    #[tokio::test]
-    async fn flushes_overlap_as_far_as_they_may() {
-        let gate = Arc::new(Semaphore::new(0));
-        let (under_way, mut seen) = mpsc::unbounded_channel();
-        let batch: Batch<u32, u32> = Batch::overlapping(2, {
-            let gate = gate.clone();
-            move |group: Arc<Vec<u32>>| {
-                let (gate, under_way) = (gate.clone(), under_way.clone());
-                async move {
-                    under_way.send(group.to_vec()).unwrap();
-                    gate.acquire().await.unwrap().forget();
-                    Ok(group.to_vec())
-                }
-            }
-        });
-        let opened = async {
-            assert_eq!(seen.recv().await.unwrap(), [1]);
-            let second = async {
-                assert_eq!(seen.recv().await.unwrap(), [2]);
-                let third = async {
-                    gate.add_permits(1);
-                    assert_eq!(seen.recv().await.unwrap(), [3, 4]);
-                    gate.add_permits(2);
-                };
-                tokio::join!(batch.call(3), batch.call(4), third)
-            };
-            tokio::join!(batch.call(2), second)
-        };
-        let (one, (two, (three, four, ()))) = tokio::join!(batch.call(1), opened);
-        let answers = [one, two, three, four].map(Result::unwrap);
-        assert_eq!(answers, [1, 2, 3, 4]);
     }
 
     #[tokio::test]

@@ -75,7 +75,7 @@ impl Recorder {
     /// Records in this store, on the calling runtime.
     #[must_use]
     pub fn new(store: Store) -> Self {
-        let together = Batch::overlapping(2, {
+        let together = Batch::new({
             let store = store.clone();
             move |group: Arc<Vec<Arc<Stateless>>>| {
                 let store = store.clone();
