@@ -97,7 +97,7 @@ fn traces() -> OpenApiRouter<App> {
         .routes(routes!(runs::statistics))
         .routes(routes!(feedback::create, feedback::list))
         .routes(routes!(feedback::get, feedback::update, feedback::delete))
-        .routes(routes!(feedback::tokens::create, feedback::tokens::list))
+        .routes(routes!(feedback::tokens::create_token, feedback::tokens::list_tokens))
         .routes(routes!(sessions::create, sessions::list))
         .routes(routes!(sessions::get, sessions::update, sessions::delete))
         .routes(routes!(settings::get))

@@ -144,7 +144,7 @@ impl Token {
 #[utoipa::path(post, path = "/feedback/tokens", tag = "feedback", request_body = OneOrMany<NewToken>,
     responses((status = 200, description = "The link, or a list of them in the order asked for", body = OneOrMany<Token>),
               (status = 413, description = "Too large"), ApiError))]
-pub async fn create(
+pub async fn create_token(
     State(app): State<App>,
     tenant: Tenant,
     request: Request,
@@ -213,7 +213,7 @@ fn admit(new: NewToken, now: Timestamp) -> Result<feedback_tokens::NewToken, Rej
            ("limit" = Option<i64>, Query, minimum = 1, maximum = 100, description = "At most so many; 100 is the default"),
            ("offset" = Option<i64>, Query, minimum = 0, maximum = 1_000_000_000, description = "Skip so many")),
     responses((status = 200, description = "Links", body = Vec<Token>), ApiError))]
-pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Token>>, ApiError> {
+pub async fn list_tokens(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result<Json<Vec<Token>>, ApiError> {
     sent.only(&["run_id", "limit", "offset"])?;
     let limit = sent.number("limit", 1..=100)?.unwrap_or(100);
     let offset = sent.number("offset", 0..=MAX_OFFSET)?.unwrap_or(0);
