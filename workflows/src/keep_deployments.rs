@@ -60,7 +60,7 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
         if pruned.elapsed() >= PRUNE_EVERY {
             pruned = Instant::now();
             if let Err(error) = prune(&world, &hosting).await {
-                tracing::warn!(%error, "artifacts and lines that nothing needs stay for now");
+                tracing::warn!(%error, "artifacts and lines that nothing needs are left to the next round");
             }
         }
         let soonest = trouble

@@ -266,7 +266,7 @@ impl Containers {
         Ok(())
     }
 
-    /// Removes the images whose artifact is gone. One that a container has stays for now.
+    /// Removes the images whose artifact is gone. One that a container has is left to the sweep after that container's end.
     pub(crate) async fn sweep(&self) -> Result<usize> {
         let repository = self.repository();
         let mut removed = 0;
@@ -280,7 +280,7 @@ impl Containers {
                 }
                 match self.engine.remove_image(&name, None::<RemoveImageOptions>, None).await {
                     Ok(_) => removed += 1,
-                    Err(error) => tracing::debug!(%error, "an image stays for now"),
+                    Err(error) => tracing::debug!(%error, "an image is left to the next sweep"),
                 }
             }
         }
