@@ -116,9 +116,14 @@ impl Claimer {
                     self.hand_out(hand, turned, started).await;
                 }
                 Err(error) => {
+                    let ended = !hand.finished.is_empty();
                     hand.finished
                         .into_iter()
                         .for_each(|finished| self.complete_apart(finished));
+                    if ended && !error.is_transient() {
+                        // What goes along with one of them was refused. That is its own affair: the next turn is without it.
+                        continue;
+                    }
                     trouble = (trouble * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
                     rest = Some(self.rest(trouble));
                     tracing::warn!(pool = self.pool, error = %error, retry_ms = trouble.as_millis(), "cannot claim");
