@@ -113,7 +113,9 @@ impl Workflow for CompactDay {
             failpoint::hit("compact.replaced");
         }
         drop(place);
-        ctx.done()
+        // An attempt that was killed may have begun to write what another job has brought together since.
+        ctx.settle(async |tx| segments::abandon_of(tx, mark).await.map(drop))
+            .await
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, _: Ended) -> store::Result<()> {

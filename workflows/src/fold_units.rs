@@ -99,13 +99,13 @@ impl Workflow for FoldUnits {
     type World = World;
 
     async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
+        let mark = self.mark;
         let mut operations: u64 = ctx.cursor()?.unwrap_or_default();
         for round in 0.. {
             let waited_for = self.waited_for(world).await?;
             if waited_for == Some(0) || (waited_for.is_none() && round >= ROUNDS) {
                 break;
             }
-            let mark = self.mark;
             let bytes = world.sizes.fold_bytes;
             let units = ctx.commit(async |tx| take(tx, mark, bytes).await).await?;
             if units.is_empty() {
@@ -126,6 +126,8 @@ impl Workflow for FoldUnits {
             }
         }
         ctx.settle(async |tx| {
+            // An attempt that was killed may have begun to write what another fold has brought in since.
+            segments::abandon_of(tx, mark).await?;
             // The lane is locked here, as it is in `ensure`.
             if units::open(tx, 0).await?.is_empty() {
                 Ok(())

@@ -20,6 +20,7 @@ use crate::home::{DAY_ROWS, Database, Home, on_both_databases, time};
 
 const LIVE: &str = "SELECT count(*) FROM segment WHERE state = 'live'";
 const COMPACTED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND compacted";
+const WRITING: &str = "SELECT count(*) FROM segment WHERE state = 'writing'";
 const PARTS: &str = "SELECT count(*) FROM segment_part";
 const ALL: &str = "SELECT count(*) FROM segment";
 /// Longer than a sweep waits for queries.
@@ -30,6 +31,7 @@ on_both_databases! {
     who_has_begun_to_read_goes_on_with_what_was_there,
     a_query_without_a_pin_has_time_to_end,
     killed_anywhere_it_changes_nothing_or_all,
+    what_an_attempt_began_goes_though_another_job_was_faster,
     what_is_folded_meanwhile_is_not_lost,
     a_deleted_project_is_gone_at_once_and_its_bytes_later,
     days_past_their_time_go,
@@ -228,10 +230,7 @@ async fn killed_anywhere_it_changes_nothing_or_all(on: Database) {
         home.drain().await;
         assert!(home.rows(export) == expected, "killed after {polls} looks");
         assert_eq!(home.count(LIVE).await, 1, "killed after {polls} looks");
-        assert_eq!(
-            home.count("SELECT count(*) FROM segment WHERE state = 'writing'").await,
-            0
-        );
+        assert_eq!(home.count(WRITING).await, 0);
         home.assert_tidy().await;
         if !dropped {
             break;
@@ -245,6 +244,17 @@ async fn killed_anywhere_it_changes_nothing_or_all(on: Database) {
     home.wait(LATER).await;
     home.sweep().await;
     assert_eq!((home.objects().await, home.count(ALL).await), (1, 1));
+}
+
+async fn what_an_attempt_began_goes_though_another_job_was_faster(on: Database) {
+    let home = Home::scattered_on(&on, 1).await;
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    home.compact("2026-03-01").await;
+    let idle = home.until("compact_day").await;
+    home.intend(&idle).await;
+    home.perform(idle).await;
+    assert_eq!((home.count(LIVE).await, home.count(WRITING).await), (1, 0));
 }
 
 async fn what_is_folded_meanwhile_is_not_lost(on: Database) {

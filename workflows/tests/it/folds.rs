@@ -76,6 +76,25 @@ async fn a_fold_that_ends_badly_gives_back_what_it_took() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_an_attempt_began_goes_though_another_fold_was_faster() {
+    let home = Home::empty(1).await;
+    home.send(0..10, Which::Both).await;
+    home.clock.advance(std::time::Duration::from_secs(2));
+    let first = home.until("fold_units").await;
+    // It asks for a fold of its own, which waits for its turn and has nothing to do then.
+    home.export(1).await;
+    home.drive().await;
+    home.perform(first).await;
+    let idle = home.until("fold_units").await;
+    home.intend(&idle).await;
+    home.perform(idle).await;
+    assert_eq!(
+        home.count("SELECT count(*) FROM segment WHERE state = 'writing'").await,
+        0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
     let home = Home::empty(1).await;
     home.send(0..10, Which::Both).await;

@@ -11,14 +11,14 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
-use towpath_domain::{Clock, DestinationId, ExportId, ProjectId, TenantId, Timestamp, WorkerId};
+use towpath_domain::{Clock, DestinationId, ExportId, ProjectId, SegmentId, TenantId, Timestamp, WorkerId};
 use towpath_durable::{Claimed, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
 use towpath_store::exports::runs::ExportRun;
 use towpath_store::exports::{self, Export, runs};
 use towpath_store::sealing::{Keys, Sealer};
-use towpath_store::{Dialect, Options, Store, jobs, on, projects};
+use towpath_store::{Dialect, Options, Store, jobs, on, projects, segments};
 use towpath_traces::accept::{self, Request, Route};
 use towpath_traces::body::{Encoding, Limits};
 use towpath_traces::objects::Objects;
@@ -493,6 +493,16 @@ impl Home {
                 work.await;
             }
         }
+    }
+
+    /// Has `job` intend a segment, as an attempt does that is killed before it has written it.
+    pub async fn intend(&self, job: &Claimed) {
+        let input: serde_json::Value = serde_json::from_str(&job.input).unwrap();
+        let mark = serde_json::from_value(input["mark"].clone()).unwrap();
+        let intended = self
+            .store()
+            .write(async |tx| segments::intend(tx, self.tenant, SegmentId::new(), "segments/begun", Some(mark)).await);
+        intended.await.unwrap();
     }
 
     /// The same world, for what runs beside the jobs.
