@@ -9,7 +9,7 @@ use rand::Rng;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{TenantId, WorkerId};
-use towpath_durable::{Claimed, Endings, Engine, Fenced};
+use towpath_durable::{Claimed, Endings, Engine, Fenced, Joining};
 use towpath_queue::Wakes;
 use towpath_store::jobs::{self, Turned};
 use towpath_store::{self as store, Dialect, Tx};
@@ -36,6 +36,8 @@ pub(crate) struct Claimer {
     /// Jobs that ended with nothing to write but their own row. While there is a backlog, writing those and claiming
     /// the next ones is one transaction: one commit where there would be two.
     pub(crate) finished: mpsc::Receiver<Finished>,
+    /// Jobs of this pool that are recorded in this process: with its next turn.
+    pub(crate) joining: mpsc::Receiver<Joining>,
     pub(crate) wakes: Wakes,
     pub(crate) fallback: Duration,
     pub(crate) draining: CancellationToken,
@@ -46,6 +48,7 @@ pub(crate) struct Claimer {
 struct Hand {
     finished: Vec<Finished>,
     permits: Vec<OwnedSemaphorePermit>,
+    joining: Vec<Joining>,
 }
 
 impl Hand {
@@ -58,6 +61,8 @@ impl Claimer {
     pub(crate) async fn run(mut self) {
         self.work().await;
         self.taken.close();
+        // Whoever records from now on does it alone; those who wait are told by being dropped.
+        self.joining.close();
         // Whoever finishes from now on writes alone.
         self.finished.close();
         while let Some(finished) = self.finished.recv().await {
@@ -80,6 +85,7 @@ impl Claimer {
                 biased;
                 () = self.draining.cancelled() => return,
                 Some(finished) = self.finished.recv() => hand.finished.push(finished),
+                Some(joining) = self.joining.recv(), if trouble.is_zero() || rest.is_none() => hand.joining.push(joining),
                 // After trouble no wake counts: it would only repeat it.
                 _ = self.wakes.next(), if rest.is_some() && trouble.is_zero() => {
                     rest = None;
@@ -92,9 +98,11 @@ impl Claimer {
                 // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
                 permit = self.permits.clone().acquire_owned(), if rest.is_none() => hand.permits.extend(permit),
             }
-            self.gather(&mut hand, rest.is_none(), backlog).await;
+            let claims = rest.is_none() || !hand.joining.is_empty();
+            self.gather(&mut hand, claims, backlog).await;
             let woken = trouble.is_zero() && self.wakes.next().now_or_never().is_some();
-            if self.draining.is_cancelled() || (rest.is_some() && !woken) {
+            let nothing_new = rest.is_some() && !woken && hand.joining.is_empty();
+            if self.draining.is_cancelled() || nothing_new {
                 self.complete(hand.finished).await;
                 continue;
             }
@@ -106,22 +114,27 @@ impl Claimer {
             match turned {
                 Ok(turned) => {
                     trouble = Duration::ZERO;
+                    for joining in hand.joining.drain(..) {
+                        let _ = joining.done.send(());
+                    }
                     // Each tenant gets an equal share, so that many of them leave some slots free.
-                    backlog = (turned.claimed.len() * 2 > wanted).then(|| started.elapsed());
-                    if turned.claimed.is_empty() {
-                        rest = Some(self.rest(self.fallback));
+                    if wanted > 0 {
+                        backlog = (turned.claimed.len() * 2 > wanted).then(|| started.elapsed());
+                        rest = turned.claimed.is_empty().then(|| self.rest(self.fallback));
                     }
                     // The tenant served last, in the order of their turns.
                     after = last_in_turn(&turned.claimed, after);
                     self.hand_out(hand, turned, started).await;
                 }
                 Err(error) => {
-                    let ended = !hand.finished.is_empty();
+                    let brought = !hand.finished.is_empty() || !hand.joining.is_empty();
+                    // Whoever waits for it records alone.
+                    drop(hand.joining);
                     hand.finished
                         .into_iter()
                         .for_each(|finished| self.complete_apart(finished));
-                    if ended && !error.is_transient() {
-                        // What goes along with one of them was refused. That is its own affair: the next turn is without it.
+                    if brought && !error.is_transient() {
+                        // What one of them writes was refused. That is its own affair: the next turn is without it.
                         continue;
                     }
                     trouble = (trouble * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
@@ -141,12 +154,17 @@ impl Claimer {
         // Tasks that are ready to run may be about to finish too: a few turns of the runtime, for as long as each
         // brings somebody.
         loop {
-            let before = hand.len();
+            let before = (hand.len(), hand.joining.len());
             tokio::task::yield_now().await;
             while hand.len() < most
                 && let Ok(finished) = self.finished.try_recv()
             {
                 hand.finished.push(finished);
+            }
+            while hand.joining.len() < most
+                && let Ok(joining) = self.joining.try_recv()
+            {
+                hand.joining.push(joining);
             }
             while claims
                 && hand.len() < most
@@ -154,7 +172,7 @@ impl Claimer {
             {
                 hand.permits.push(permit);
             }
-            if hand.len() == before || hand.len() == most {
+            if (hand.len(), hand.joining.len()) == before || hand.len() == most {
                 break;
             }
         }
@@ -180,6 +198,14 @@ impl Claimer {
         let endings = Endings::of(hand.finished.iter().map(|finished| finished.bare.ending()));
         let Endings { held, lanes, .. } = &endings;
         let turn = async |tx: &mut Tx<'_>| {
+            // First, so that they are claimed with the others.
+            towpath_durable::write_along(tx, hand.joining.iter().map(|one| Arc::clone(&one.along)).collect()).await?;
+            if wanted == 0 {
+                return Ok(Turned {
+                    missed: Vec::new(),
+                    claimed: Vec::new(),
+                });
+            }
             if held.is_empty() {
                 let claimed = jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await?;
                 return Ok(Turned {
@@ -191,7 +217,7 @@ impl Claimer {
             endings.write_along(tx, |job| !turned.missed.contains(&job)).await?;
             Ok(turned)
         };
-        if endings.are_one_statement() {
+        if endings.are_one_statement() && hand.joining.is_empty() {
             store.write_one(turn).await
         } else {
             store.write(turn).await

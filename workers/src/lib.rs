@@ -130,6 +130,7 @@ impl Workers {
                 held: held.clone(),
                 assignments: send,
                 finished,
+                joining: engine.joining(pool),
                 wakes: queue.listen([pool]),
                 fallback: options.fallback,
                 draining: draining.clone(),

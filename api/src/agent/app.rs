@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{Clock, Secret, TenantId};
+use towpath_durable::Engine;
 use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
@@ -25,6 +26,8 @@ pub struct AgentApp(Arc<Inner>);
 pub struct Parts {
     /// The database of this server.
     pub store: Store,
+    /// The engine of this process's workers, where it has some.
+    pub engine: Option<Engine>,
     /// Wakes, cancel signals and live events of runs.
     pub queue: Queue,
     /// The graphs this server offers.
@@ -138,7 +141,7 @@ impl AgentApp {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         Self(Arc::new(Inner {
-            recorder: Recorder::new(parts.store.clone()),
+            recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: Assistants::new(parts.store.clone(), parts.tenant),
             parts,
             known: Keys::default(),

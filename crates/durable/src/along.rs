@@ -1,4 +1,6 @@
-//! What a job leaves to be written with its end, together with what other jobs that end leave.
+//! What is written in a transaction of the engine, together with what others leave for it: with the ends of jobs
+//! ([`Ctx::done_along`](crate::Ctx::done_along)), or with the turn of a claimer
+//! ([`Engine::record_with_turn`](crate::Engine::record_with_turn)).
 
 use std::any::{Any, TypeId};
 use std::fmt::Debug;
@@ -7,10 +9,10 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use towpath_store::{self as store, Tx};
 
-/// Business rows that are written in the transaction that ends the job: one statement for those of many jobs.
+/// Business rows that are written in a transaction of the engine: one statement for those of many jobs.
 ///
-/// They are written only if the job ended well. A job that was asked to stop before that ends by its workflow's
-/// [`end`](crate::Workflow::end) instead.
+/// Those of an end are written only if the job ended well. A job that was asked to stop before that ends by its
+/// workflow's [`end`](crate::Workflow::end) instead.
 pub trait Along: Any + Debug + Send + Sync {
     /// Writes `all`, which are of this type: see [`each`].
     ///
@@ -28,7 +30,10 @@ pub fn each<T: Along>(all: &[Arc<dyn Along>]) -> impl Iterator<Item = &T> {
 }
 
 /// Writes them, those of one type together.
-pub(crate) async fn write(tx: &mut Tx<'_>, mut all: Vec<Arc<dyn Along>>) -> store::Result<()> {
+///
+/// # Errors
+/// As every statement.
+pub async fn write(tx: &mut Tx<'_>, mut all: Vec<Arc<dyn Along>>) -> store::Result<()> {
     while let Some(first) = all.first().cloned() {
         let (same, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|one| type_of(one) == type_of(&first));
         first.write(tx, &same).await?;

@@ -1,12 +1,13 @@
 //! What the parts of the engine share in one process.
 
-use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::{mpsc, oneshot};
 use towpath_store::jobs::{self, Fenced};
 use towpath_store::steps::{self, NewStep};
-use towpath_store::{self as store, Store, Tx};
+use towpath_store::{self as store, Dialect, Store, Tx};
 
 use crate::along::{self, Along};
 use crate::batch::Batch;
@@ -107,7 +108,20 @@ struct Inner {
     settings: Settings,
     steps: Batch<NewStep, bool>,
     completions: Batch<Ending, bool>,
+    /// Who claims in this process, by pool.
+    claimers: Mutex<HashMap<String, mpsc::Sender<Joining>>>,
 }
+
+/// Jobs to be recorded in the transaction that claims the next ones.
+pub struct Joining {
+    /// What records them. It need not wake the pool of the claimer.
+    pub along: Arc<dyn Along>,
+    /// Told once they are recorded, and dropped when they are not.
+    pub done: oneshot::Sender<()>,
+}
+
+/// What may wait for a claimer's next turn; more write by themselves.
+const JOINING: usize = 512;
 
 impl Engine {
     /// An engine over `store`, on the calling runtime.
@@ -139,7 +153,37 @@ impl Engine {
             settings,
             steps,
             completions,
+            claimers: Mutex::default(),
         }))
+    }
+
+    /// For the one claimer of a pool in this process: what is to be recorded with its turns, until it drops this.
+    #[must_use]
+    pub fn joining(&self, pool: &str) -> mpsc::Receiver<Joining> {
+        let (send, receive) = mpsc::channel(JOINING);
+        self.claimers().insert(pool.to_owned(), send);
+        receive
+    }
+
+    /// Has jobs of a pool recorded by whoever claims them in this process, in the transaction of its next turn: where a slot
+    /// is free they are claimed there and then. False when nobody claims here, or the transaction failed; then nothing was
+    /// recorded.
+    ///
+    /// For SQLite: there a transaction that was not answered was not committed, and nobody else would have to be woken.
+    pub async fn record_with_turn(&self, pool: &str, along: Arc<dyn Along>) -> bool {
+        if self.store().dialect() != Dialect::Sqlite {
+            return false;
+        }
+        let Some(claimer) = self.claimers().get(pool).cloned() else {
+            return false;
+        };
+        let (done, recorded) = oneshot::channel();
+        claimer.try_send(Joining { along, done }).is_ok() && recorded.await.is_ok()
+    }
+
+    fn claimers(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<Joining>>> {
+        // An insertion does not panic half way.
+        self.0.claimers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The store.

@@ -150,6 +150,11 @@ pub fn recorded(tx: &mut Tx<'_>, job: &NewJob<'_>) {
     if job.state == JobState::Ready {
         tx.wake(job.pool);
     }
+    counted(job);
+}
+
+/// As [`recorded`], in the transaction of the claimer of its pool, which needs no waking.
+pub fn counted(job: &NewJob<'_>) {
     if job.state == JobState::Blocked {
         metrics::counter!(metric::BLOCKED, "pool" => job.pool.to_owned()).increment(1);
     }

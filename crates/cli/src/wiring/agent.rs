@@ -168,7 +168,11 @@ impl AgentServer {
 
         let draining = CancellationToken::new();
         let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone());
+        let engine = roles
+            .worker
+            .then(|| Engine::new(store.clone(), parts::engine(settings)));
         let surface = Surface {
+            engine: engine.clone(),
             settings: settings.clone(),
             environment: config.environment.clone(),
             store: store.clone(),
@@ -202,8 +206,7 @@ impl AgentServer {
             format!("http://{}{prefix}", reachable(address))
         });
         let tracer = hosting.tracer(&given.file, settings, &guard);
-        let workers = if roles.worker {
-            let engine = Engine::new(store.clone(), parts::engine(settings));
+        let workers = if let Some(engine) = engine {
             let options = parts::pools(settings, &registry.pools());
             let world = Arc::new(AgentWorld {
                 runs: towpath_workflows::run_agent::Runs::new(store.clone()),

@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_api::Ops;
 use towpath_api::agent::{AgentApp, AuthCache, Parts, Settings as Told};
 use towpath_domain::{Clock, Secret, TenantId};
+use towpath_durable::Engine;
 use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
@@ -26,6 +27,8 @@ pub struct Surface {
     pub environment: BTreeMap<String, Secret>,
     /// The server's database.
     pub store: Store,
+    /// The engine of this process's workers.
+    pub engine: Option<Engine>,
     /// Wakes, cancel signals and live events.
     pub queue: Queue,
     /// Its graphs.
@@ -50,6 +53,7 @@ impl Surface {
     pub fn app(&self, file: &GraphFile) -> anyhow::Result<AgentApp> {
         Ok(AgentApp::new(Parts {
             store: self.store.clone(),
+            engine: self.engine.clone(),
             queue: self.queue.clone(),
             graphs: self.graphs.clone(),
             tenant: self.tenant,

@@ -13,6 +13,7 @@ mod ends;
 mod explaining;
 mod fences;
 mod history;
+mod joining;
 mod lanes;
 mod leases;
 mod limits;
