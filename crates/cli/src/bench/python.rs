@@ -23,8 +23,10 @@ use official::Official;
 
 /// Clients at a time.
 const CLIENTS: [usize; 3] = [1, 20, 64];
-/// Processes of the graph: what one processor does is what is compared.
+/// Processes of the graph: what one processor does is what is compared with the process alone.
 const HOSTS: usize = 1;
+/// As many as the server starts where it is told nothing.
+const ANY_HOSTS: usize = 0;
 /// A phase is cut in so many, which take turns with those it is compared to: what else the machine does hits them alike.
 const TURNS: u32 = 4;
 
@@ -53,14 +55,15 @@ pub async fn run(options: &BenchAgent) -> anyhow::Result<()> {
         let bare = bare.context("it was started")?;
         through(&child, &client, &bare, phase, &mut report).await?;
         drop(bare);
-        if let Some(official) = &options.official {
-            beside(official, phase, &mut report).await?;
-        }
         Ok(())
     };
     let measured = measured.await;
     child.stop().await?;
     measured?;
+    if let Some(official) = options.official.as_deref().filter(|_| options.runs.is_none()) {
+        as_it_comes(&python, phase, &mut report).await?;
+        beside(official, phase, &mut report).await?;
+    }
     report.print(options.output)
 }
 
@@ -80,6 +83,9 @@ fn of(clients: usize) -> String {
 /// The names of what is measured once.
 const FIRST_EVENT: &str = "first event, 1 client";
 const FIRST_VALUES: &str = "first values, 1 client";
+
+/// Before the names of what the server does with as many processes as it finds useful.
+const AS_IT_COMES: &str = "processes as needed, ";
 
 fn background() -> String {
     format!("{BACKGROUND} background runs")
@@ -152,6 +158,31 @@ async fn settled(client: &Client) -> anyhow::Result<()> {
     client.background(1).await.map(drop)
 }
 
+/// The server as it comes, with as many processes of the graph as it finds useful.
+async fn as_it_comes(python: &Path, phase: Duration, report: &mut Report) -> anyhow::Result<()> {
+    let folder = server::folder()?;
+    project::write(folder.path())?;
+    let child = Child::agent_in(folder, python, ANY_HOSTS).await;
+    let child = child.context("starting a server of its own")?;
+    let client = Client::new(child.base(), project::ID, &project::input())?;
+    let measured = async {
+        for clients in CLIENTS {
+            let one = client.clone();
+            // Its processes start when there is work for them.
+            closed(clients, phase / TURNS, move || one.clone().create_and_wait()).await?;
+            let one = client.clone();
+            let seen = closed(clients, phase, move || one.clone().create_and_wait()).await?;
+            seen.note(report, &format!("{AS_IT_COMES}{}", ours(clients)), "runs/s");
+        }
+        let rate = client.background(BACKGROUND).await?;
+        report.note(format!("{AS_IT_COMES}{}", background()), rate, "runs/s");
+        Ok(())
+    };
+    let measured = measured.await;
+    child.stop().await?;
+    measured
+}
+
 /// The official server, and how often ours is faster.
 async fn beside(python: &Path, phase: Duration, report: &mut Report) -> anyhow::Result<()> {
     let official = Official::start(python).await?;
@@ -172,10 +203,12 @@ async fn beside(python: &Path, phase: Duration, report: &mut Report) -> anyhow::
     let measured = measured.await;
     official.stop().await?;
     measured?;
-    for name in CLIENTS.map(ours).into_iter().chain([background()]) {
-        let other = format!("official server, {name}");
-        if let (Some(ours), Some(theirs)) = (report.value(&name), report.value(&other)) {
-            report.note(format!("times the official server, {name}"), ours / theirs, "");
+    for how in ["", AS_IT_COMES] {
+        for what in CLIENTS.map(ours).into_iter().chain([background()]) {
+            let (name, other) = (format!("{how}{what}"), format!("official server, {what}"));
+            if let (Some(ours), Some(theirs)) = (report.value(&name), report.value(&other)) {
+                report.note(format!("times the official server, {name}"), ours / theirs, "");
+            }
         }
     }
     Ok(())
