@@ -9,8 +9,9 @@ use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_runtime::first_checkpoint_at;
+use towpath_store::checkpoints::{self, Cut};
 use towpath_store::schedules::{self, Schedule};
-use towpath_store::{self as store, Store, Tx, checkpoints, items, jobs, run_events, threads};
+use towpath_store::{self as store, Store, Tx, items, jobs, run_events, threads};
 
 use crate::agent::AgentWorld;
 
@@ -182,7 +183,7 @@ async fn cut_histories(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId, due:
     let age = Some(world.settings.checkpoints_kept).filter(|age| !age.is_zero());
     let cut = Cut {
         count,
-        before: age.map(|age| first_checkpoint_at(now.minus(age))),
+        from: age.map(|age| first_checkpoint_at(now.minus(age))),
     };
     if count.is_none() && age.is_none() {
         return Ok(0);
@@ -193,27 +194,6 @@ async fn cut_histories(ctx: &mut Ctx, world: &AgentWorld, tenant: TenantId, due:
         gone += cut_threads(ctx, world, tenant, rested, &cut).await?;
     }
     Ok(gone)
-}
-
-/// What is left of a history.
-struct Cut {
-    /// So many checkpoints of each namespace.
-    count: Option<i64>,
-    /// Those with this id or a later one, and the latest.
-    before: Option<String>,
-}
-
-impl Cut {
-    async fn thread(&self, tx: &mut Tx<'_>, thread: ThreadId) -> store::Result<u64> {
-        let mut gone = 0;
-        if let Some(count) = self.count {
-            gone += checkpoints::keep_last(tx, thread, count).await?;
-        }
-        if let Some(id) = &self.before {
-            gone += checkpoints::drop_before(tx, thread, id).await?;
-        }
-        Ok(gone)
-    }
 }
 
 /// Cuts the histories of threads that changed last in `span`.
@@ -234,18 +214,27 @@ async fn cut_threads(
             .retry()?;
         let Some(&(thread, at)) = found.last() else { break };
         seen = (at, thread);
-        for (thread, at) in found {
-            if at > span.1 {
-                return Ok(gone);
-            }
+        let found: Vec<ThreadId> = found
+            .into_iter()
+            .filter(|(_, at)| *at <= span.1)
+            .map(|(thread, _)| thread)
+            .collect();
+        let long = world
+            .store
+            .read(async |tx| checkpoints::overgrown(tx, &found, cut).await)
+            .await;
+        for thread in long.retry()? {
             gone += ctx
                 .commit(async |tx| match threads::lock(tx, tenant, thread).await {
                     Err(store::Error::NotFound) => Ok(0),
                     Ok(row) if row.status == ThreadStatus::Busy => Ok(0),
-                    Ok(_) => cut.thread(tx, thread).await,
+                    Ok(_) => checkpoints::apply(tx, thread, cut).await,
                     Err(error) => Err(error),
                 })
                 .await?;
+        }
+        if at > span.1 {
+            break;
         }
     }
     Ok(gone)

@@ -16,7 +16,7 @@ use crate::query::{Arg, Query};
 use crate::tx::Tx;
 
 pub use read::{Blobs, Place, blobs, get, has_written, latest, list, writes};
-pub use retain::{Storage, copy, delete_all, delete_run, drop_before, keep_last, keep_latest, storage};
+pub use retain::{Cut, Storage, apply, copy, delete_all, delete_run, keep_latest, overgrown, storage};
 
 /// A checkpoint as it is stored.
 #[derive(Clone, Debug, FromRow)]

@@ -4,8 +4,62 @@ use sqlx::FromRow;
 use towpath_domain::{RunId, ThreadId};
 
 use super::replaced;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tx::Tx;
+
+/// What is left of the history of a thread.
+#[derive(Clone, Debug, Default)]
+pub struct Cut {
+    /// So many checkpoints of each namespace.
+    pub count: Option<i64>,
+    /// Those with this id or a later one, and the latest of each namespace.
+    pub from: Option<String>,
+}
+
+/// Which of these threads have more than is left by `cut`: a look that locks nothing, as most have not.
+///
+/// # Errors
+/// As every statement.
+pub async fn overgrown(tx: &mut Tx<'_>, threads: &[ThreadId], cut: &Cut) -> Result<Vec<ThreadId>> {
+    // Names of threads need no escapes.
+    let threads = format!("{:?}", threads.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let text = sql!(tx,
+        sqlite: "SELECT DISTINCT thread_id FROM (
+                     SELECT thread_id FROM checkpoints WHERE thread_id IN (SELECT value FROM json_each($1))
+                     GROUP BY thread_id, checkpoint_ns
+                     HAVING count(*) > $2 OR (count(*) > 1 AND min(checkpoint_id) < $3))",
+        postgres: "SELECT DISTINCT thread_id FROM (
+                       SELECT thread_id FROM checkpoints
+                       WHERE thread_id IN (SELECT json_array_elements_text($1::json))
+                       GROUP BY thread_id, checkpoint_ns
+                       HAVING count(*) > $2 OR (count(*) > 1 AND min(checkpoint_id) < $3)) AS long");
+    let found: Vec<String> = on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(threads)
+        .bind(cut.count.map_or(i64::MAX, |count| count.max(1)))
+        // Nothing sorts before the empty text.
+        .bind(cut.from.as_deref().unwrap_or_default())
+        .fetch_all(conn)
+        .await)?;
+    found
+        .iter()
+        .map(|id| id.parse().map_err(|_| Error::corrupt("checkpoints", "thread_id", id)))
+        .collect()
+}
+
+/// Deletes what is over by `cut`; answers how many checkpoints that were.
+///
+/// # Errors
+/// As every statement.
+pub async fn apply(tx: &mut Tx<'_>, thread: ThreadId, cut: &Cut) -> Result<u64> {
+    let mut gone = 0;
+    if let Some(count) = cut.count {
+        gone += keep_last(tx, thread, count).await?;
+    }
+    if let Some(id) = &cut.from {
+        gone += drop_before(tx, thread, id).await?;
+    }
+    Ok(gone)
+}
 
 /// Deletes all checkpoints of a thread.
 ///
@@ -62,10 +116,7 @@ pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId) -> Result<u64> {
 }
 
 /// Deletes all but the latest `count` checkpoints of each namespace.
-///
-/// # Errors
-/// As every statement.
-pub async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<u64> {
+async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<u64> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM checkpoints WHERE thread_id = $1 AND checkpoint_id < (
              SELECT min(kept.checkpoint_id) FROM (
@@ -85,10 +136,7 @@ pub async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<
 }
 
 /// Deletes the checkpoints of a thread whose ids sort before `id`, but for the latest of each namespace.
-///
-/// # Errors
-/// As every statement.
-pub async fn drop_before(tx: &mut Tx<'_>, thread: ThreadId, id: &str) -> Result<u64> {
+async fn drop_before(tx: &mut Tx<'_>, thread: ThreadId, id: &str) -> Result<u64> {
     let gone = on!(tx, |conn| sqlx::query(
         "DELETE FROM checkpoints WHERE thread_id = $1 AND checkpoint_id < $2 AND EXISTS (
              SELECT 1 FROM checkpoints AS later WHERE later.thread_id = $1

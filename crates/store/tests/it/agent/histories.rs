@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::Store;
-use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Place, Write};
+use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint, Cut, Place, Write};
 use towpath_store::query::Query;
 
 use super::migrated;
@@ -214,6 +214,13 @@ async fn what_a_run_replaced_comes_back(database: Database) {
     }
 }
 
+async fn overgrown(store: &Store, threads: &[ThreadId], cut: &Cut) -> BTreeSet<ThreadId> {
+    let found = store
+        .read(async |tx| checkpoints::overgrown(tx, threads, cut).await)
+        .await;
+    found.unwrap().into_iter().collect()
+}
+
 async fn history_is_cut_without_orphans(database: Database) {
     let store = &database.store;
     let (thread, other) = (ThreadId::new(), ThreadId::new());
@@ -237,10 +244,17 @@ async fn history_is_cut_without_orphans(database: Database) {
         .await
         .unwrap();
     assert_eq!(count(store, other).await, count(store, thread).await);
+    let last_two = Cut {
+        count: Some(2),
+        from: None,
+    };
+    let both = [thread, other];
+    assert_eq!(overgrown(store, &both, &last_two).await, BTreeSet::from(both));
     let gone = store
-        .write(async |tx| checkpoints::keep_last(tx, thread, 2).await)
+        .write(async |tx| checkpoints::apply(tx, thread, &last_two).await)
         .await
         .unwrap();
+    assert_eq!(overgrown(store, &both, &last_two).await, BTreeSet::from([other]));
     assert_eq!(gone, 7, "of each namespace the last two stay");
     assert_eq!(count(store, thread).await, [4, 6, 8]);
     assert_eq!(count(store, other).await, [11, 13, 22], "the copy is untouched");
@@ -249,14 +263,21 @@ async fn history_is_cut_without_orphans(database: Database) {
         .await
         .unwrap();
     assert!(bytes.checkpoints > 0 && bytes.channel_values == 18 && bytes.pending_writes == 24);
+    let late = Cut {
+        count: None,
+        from: Some("1f0-0005".to_owned()),
+    };
+    assert_eq!(overgrown(store, &both, &late).await, BTreeSet::from(both));
     let gone = store
-        .write(async |tx| checkpoints::drop_before(tx, other, "1f0-0005").await)
+        .write(async |tx| checkpoints::apply(tx, other, &late).await)
         .await
         .unwrap();
     assert_eq!(gone, 5, "the latest of the nested ones stays, however old");
     assert_eq!(count(store, other).await[0], 6);
+    assert_eq!(overgrown(store, &[other], &late).await, BTreeSet::new());
+    assert_eq!(overgrown(store, &both, &Cut::default()).await, BTreeSet::new());
     let again = store
-        .write(async |tx| checkpoints::drop_before(tx, other, "1f0-0005").await)
+        .write(async |tx| checkpoints::apply(tx, other, &late).await)
         .await
         .unwrap();
     assert_eq!(again, 0);
