@@ -121,7 +121,7 @@ pub struct Kwargs {
     #[serde(default)]
     #[schema(value_type = Option<names::Addressing>)]
     addressing_style: Option<AddressingStyle>,
-    /// Whether the signature covers the body.
+    /// Whether the signature covers the body; if absent, where the endpoint speaks http.
     payload_signing_enabled: Option<bool>,
     /// Refused when true: not available in this build.
     use_accelerate_endpoint: Option<bool>,

@@ -121,13 +121,17 @@ impl Objects {
             retry_timeout: Duration::from_secs(20),
             ..RetryConfig::default()
         };
-        let mut builder = AmazonS3Builder::new().with_bucket_name(bucket).with_retry(retry);
-        for (name, value) in variables.iter().filter(|(name, _)| name.starts_with("AWS_")) {
+        let variables = || variables.iter().filter(|(name, _)| name.starts_with("AWS_"));
+        let plain = variables().any(|(name, value)| name.starts_with("AWS_ENDPOINT") && value.starts_with("http://"));
+        let mut builder = AmazonS3Builder::new()
+            .with_bucket_name(bucket)
+            .with_retry(retry)
+            .with_allow_http(plain)
+            // Over TLS nothing is won by a digest of every byte.
+            .with_unsigned_payload(!plain);
+        for (name, value) in variables() {
             if let Ok(key) = name.to_ascii_lowercase().parse() {
                 builder = builder.with_config(key, value);
-            }
-            if name.starts_with("AWS_ENDPOINT") && value.starts_with("http://") {
-                builder = builder.with_allow_http(true);
             }
         }
         let store = builder.build()?;

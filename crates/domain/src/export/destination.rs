@@ -34,7 +34,7 @@ pub struct S3Options {
     /// How the bucket is named in a request.
     #[serde(default)]
     pub addressing_style: AddressingStyle,
-    /// Whether the signature covers the body. Absent is yes.
+    /// Whether the signature covers the body. Absent is where the endpoint speaks http.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_signing_enabled: Option<bool>,
 }

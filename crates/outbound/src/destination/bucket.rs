@@ -86,7 +86,7 @@ impl Bucket {
             .with_access_key_id(credentials.access_key_id.reveal())
             .with_secret_access_key(credentials.secret_access_key.reveal())
             .with_virtual_hosted_style_request(virtual_hosted)
-            .with_unsigned_payload(options.payload_signing_enabled == Some(false))
+            .with_unsigned_payload(!signs_bodies(options.payload_signing_enabled, endpoint.as_deref()))
             // Whether http is allowed is the guard's to say.
             .with_allow_http(true)
             .with_http_connector(connector)
@@ -245,6 +245,12 @@ fn bucket_url(
         .map_err(|_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address"))
 }
 
+/// Whether signatures cover bodies: as in the official clients for AWS only where no TLS protects them, if nothing else is
+/// asked for. A digest of every byte is much of what an upload costs, on both sides.
+fn signs_bodies(asked: Option<bool>, endpoint: Option<&str>) -> bool {
+    asked.unwrap_or_else(|| endpoint.is_some_and(|endpoint| !endpoint.starts_with("https://")))
+}
+
 /// With the bucket in the host name, the store's endpoint has to carry it.
 fn endpoint_for(endpoint: &str, bucket: &str, virtual_hosted: bool) -> Result<String, DestinationFailure> {
     let malformed = |_| DestinationFailure::new(Reason::InvalidEndpoint, "endpoint_url is not an address");
@@ -265,6 +271,20 @@ fn endpoint_for(endpoint: &str, bucket: &str, virtual_hosted: bool) -> Result<St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bodies_are_signed_where_nothing_else_protects_them() {
+        let (aws, tls, plain) = (None, Some("https://s3.example"), Some("http://127.0.0.1:9000"));
+        let asked_nothing = [aws, tls, plain].map(|endpoint| signs_bodies(None, endpoint));
+        assert_eq!(asked_nothing, [false, false, true]);
+        for asked in [false, true] {
+            assert!(
+                [aws, tls, plain]
+                    .iter()
+                    .all(|endpoint| signs_bodies(Some(asked), *endpoint) == asked)
+            );
+        }
+    }
 
     #[test]
     fn the_bucket_is_asked_where_its_objects_are() {

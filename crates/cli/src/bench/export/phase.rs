@@ -11,7 +11,7 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind, FormatVersion};
+use towpath_domain::export::{Credentials, DestinationConfig, DestinationKind, FormatVersion, S3Options};
 use towpath_domain::{ExportRunId, Secret, Timestamp};
 use towpath_outbound::{Destination, Guard, Policy, Settings};
 use towpath_traces::feed::{Feed, SPLICE_ROWS};
@@ -130,6 +130,11 @@ fn destination(folder: &Folder, to: Option<&str>) -> anyhow::Result<Destination>
         prefix: address.path().trim_matches('/').to_owned(),
         region: variable("AWS_REGION"),
         endpoint_url: variable("AWS_ENDPOINT_URL"),
+        // As with an endpoint that speaks TLS.
+        config_kwargs_s3: Some(S3Options {
+            payload_signing_enabled: Some(false),
+            ..S3Options::default()
+        }),
         ..DestinationConfig::default()
     };
     let credentials = Credentials {
