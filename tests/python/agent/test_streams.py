@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from urllib.parse import urlsplit
 
 from clients import collect, eventually
 
@@ -106,6 +107,38 @@ async def test_a_disconnect_cancels_where_that_was_asked(http, sdk):
         return (await sdk.runs.get(thread, run))["status"] == "interrupted"
 
     await eventually(interrupted, limit_s=10)
+
+
+async def test_who_leaves_before_the_first_answer_cancels_too(server, http):
+    """The request is taken, and its sender is gone at whatever moment: nothing goes on that nobody hears."""
+    address = urlsplit(server.url)
+    body = json.dumps({"assistant_id": "slow", "input": {"log": []}, "on_disconnect": "cancel"}).encode()
+    head = f"POST {{}} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+
+    async def leave(path, moment):
+        _, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head.format(path).encode() + body)
+        await writer.drain()
+        await asyncio.sleep(moment)
+        writer.transport.abort()
+
+    async def open_runs():
+        found = []
+        for state in ("ready", "running"):
+            answer = await http.get("/internal/jobs", params={"kind": "run_agent", "state": state})
+            found += [job["id"] for job in answer.json()["items"]]
+        return set(found)
+
+    before, begun = await open_runs(), 0
+    for tenths in range(60):
+        await leave(("/runs/wait", "/runs/stream")[tenths % 2], tenths / 10_000)
+        begun += len(await open_runs() - before)
+    assert begun > 0, "nobody stayed long enough for a run to begin"
+
+    async def none_is_left():
+        return await open_runs() <= before
+
+    await eventually(none_is_left, limit_s=15)
 
 
 async def test_frames_and_headers(http, sdk):

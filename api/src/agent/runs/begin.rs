@@ -11,10 +11,13 @@ use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
 use towpath_workflows::agent::EVENTS_KEPT;
 use towpath_workflows::run_agent::{self, NewRun, Stateless, Target};
+use tracing::Instrument as _;
 
 use crate::agent::app::{AgentApp, Settings};
 use crate::agent::errors::AgentError;
 use crate::agent::live::Reader;
+
+use super::stop::CancelOnDrop;
 
 /// A run that only has to be recorded.
 pub(super) struct Ready {
@@ -25,6 +28,7 @@ pub(super) struct Ready {
     assistant: Arc<Assistant>,
     admitted: AdmittedRun,
     headers: Object,
+    user: Option<String>,
 }
 
 impl Ready {
@@ -63,6 +67,7 @@ impl Ready {
             assistant,
             admitted,
             headers: told(headers, &app.settings),
+            user: crate::agent::auth::identity(),
         })
     }
 
@@ -88,6 +93,23 @@ impl Ready {
         Ok(recorded.await?)
     }
 
+    /// Records it for somebody who reads it from now on. Whoever wanted it cancelled on leaving may leave before it is
+    /// recorded, too: it is recorded all the same then, and cancelled.
+    pub async fn start_read(self, app: &AgentApp) -> Result<(Run, Option<CancelOnDrop>), AgentError> {
+        if !self.cancel_on_disconnect {
+            return Ok((self.start(app).await?, None));
+        }
+        let app = app.clone();
+        let start = async move {
+            let run = self.start(&app).await?;
+            let guard = CancelOnDrop::new(&app, run.id, true);
+            Ok((run, guard))
+        };
+        // In a task, which goes on when nobody waits for it; what it answers is dropped then.
+        let started = tokio::spawn(start.in_current_span()).await;
+        started.map_err(|error| AgentError::internal(&error))?
+    }
+
     fn into_new<'a>(self, app: &AgentApp, assistant: &'a Assistant) -> NewRun<'a> {
         NewRun {
             id: self.id,
@@ -95,7 +117,7 @@ impl Ready {
             assistant,
             admitted: self.admitted,
             headers: self.headers,
-            user: crate::agent::auth::identity(),
+            user: self.user,
             cron: None,
             events_kept: EVENTS_KEPT,
             ttl: app.settings.thread_ttl,

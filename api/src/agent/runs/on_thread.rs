@@ -93,25 +93,23 @@ pub(super) async fn begin_stream(
     shown: Option<ThreadId>,
 ) -> Result<Response, AgentError> {
     let reader = ready.reader(app).await;
-    let (resumable, cancels) = (ready.resumable, ready.cancel_on_disconnect);
-    let run = ready.start(app).await?;
+    let resumable = ready.resumable;
+    let (run, guard) = ready.start_read(app).await?;
     let show = Show {
         modes: None,
         ids: resumable,
         kind: Kind::Run,
     };
     let headers = locations(&prefix(app, headers), shown, run.id, Some("stream"));
-    let guard = CancelOnDrop::new(app, run.id, cancels);
     Ok(sse::respond(app, reader, show, headers, guard))
 }
 
 /// Subscribes, records, waits.
 pub(super) async fn begin_wait(app: &AgentApp, headers: &HeaderMap, ready: Ready) -> Result<Response, AgentError> {
     let reader = ready.reader(app).await;
-    let (thread, cancels) = (ready.target.id(), ready.cancel_on_disconnect);
-    let run = ready.start(app).await?;
+    let thread = ready.target.id();
+    let (run, guard) = ready.start_read(app).await?;
     let headers = locations(&prefix(app, headers), Some(thread), run.id, Some("join"));
-    let guard = CancelOnDrop::new(app, run.id, cancels);
     Ok(wait::respond(app, (thread, run.id), reader, headers, guard))
 }
 
