@@ -1,6 +1,7 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
 mod patient;
+mod unread;
 
 use std::convert::Infallible;
 use std::io;
@@ -10,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::Request;
 use hyper::body::Incoming;
@@ -129,12 +129,10 @@ async fn connection(
         request.extensions_mut().insert(ConnectInfo(peer));
         let router = router.clone();
         async move {
-            Ok::<_, Infallible>(
-                router
-                    .oneshot(request.map(Body::new))
-                    .await
-                    .unwrap_or_else(|never| match never {}),
-            )
+            let (request, unread) = unread::lend(request);
+            let mut answer = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+            unread.settle(&mut answer).await;
+            Ok::<_, Infallible>(answer)
         }
     });
     let connection = http1::Builder::new()

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::routing::get;
+use axum::http::StatusCode;
+use axum::routing::{get, post};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -69,6 +70,58 @@ async fn a_request_in_flight_is_finished() {
     );
     assert!(answer.contains("connection: close"), "{answer}");
     assert_eq!(server.await.unwrap().unwrap(), 0);
+}
+
+/// A server that refuses whatever is sent to `/`, before it has read any of it.
+async fn refusing() -> (TcpStream, CancellationToken) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let shutdown = CancellationToken::new();
+    let router = Router::new().route("/", post(async || StatusCode::FORBIDDEN));
+    tokio::spawn(serve(listener, router, shutdown.clone(), Duration::from_secs(30)));
+    (connect(address).await, shutdown)
+}
+
+/// Reads to the end of a head without a body.
+async fn head(stream: &mut TcpStream) -> String {
+    let mut read = Vec::new();
+    while !read.ends_with(b"\r\n\r\n") {
+        assert_eq!(stream.read_buf(&mut read).await.unwrap().min(1), 1, "{read:?}");
+    }
+    String::from_utf8(read).unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_outlives_a_refusal_that_came_before_the_body() {
+    let (mut stream, _shutdown) = refusing().await;
+    for _ in 0..100 {
+        stream
+            .write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n")
+            .await
+            .unwrap();
+        // In a segment of its own, as many clients send it.
+        tokio::task::yield_now().await;
+        stream.write_all(b"{}").await.unwrap();
+        let answer = head(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        assert!(!answer.contains("connection: close"), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_with_its_answer_says_so() {
+    for (length, sent) in [
+        ("content-length: 2", &b""[..]),
+        ("content-length: 1000000000", &[b'x'; 1000]),
+    ] {
+        let (mut stream, _shutdown) = refusing().await;
+        let request = format!("POST / HTTP/1.1\r\nhost: x\r\n{length}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        stream.write_all(sent).await.unwrap();
+        let answer = head(&mut stream).await;
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
 }
 
 #[tokio::test]
