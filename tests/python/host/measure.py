@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-from peer import Peer
+from peer import Peer, cpu_s
 
 GRAPH = """
 import operator
@@ -29,11 +29,6 @@ graph.add_node("b", b)
 graph.add_edge(START, "a")
 graph.add_edge("a", "b")
 """
-
-
-def cpu_s(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 async def main(runs=1500, at_once=10, durability="async", *modes):
