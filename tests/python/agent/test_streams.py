@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import secrets
 import time
 from urllib.parse import urlsplit
 
@@ -139,6 +140,18 @@ async def test_who_leaves_before_the_first_answer_cancels_too(server, http):
         return await open_runs() <= before
 
     await eventually(none_is_left, limit_s=15)
+
+
+async def test_a_run_belongs_to_the_trace_of_its_request(server, http):
+    for more in ({}, {"on_disconnect": "cancel"}):
+        trace = secrets.token_hex(16)
+        body = {"assistant_id": "broken", "input": {"log": []}} | more
+        await http.post("/runs/wait", json=body, headers={"traceparent": f"00-{trace}-{'1' * 16}-01"})
+
+        async def told():
+            return f'"trace_id":"{trace}"' in server.logs()
+
+        await eventually(told, limit_s=10)
 
 
 async def test_frames_and_headers(http, sdk):

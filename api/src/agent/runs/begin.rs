@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName};
 use serde_json::{Value, json};
 use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
 use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
+use towpath_durable::trace;
 use towpath_store::Tx;
 use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
@@ -105,8 +106,10 @@ impl Ready {
             let guard = CancelOnDrop::new(&app, run.id, true);
             Ok((run, guard))
         };
-        // In a task, which goes on when nobody waits for it; what it answers is dropped then.
-        let started = tokio::spawn(start.in_current_span()).await;
+        // In a task, which goes on when nobody waits for it; what it answers is dropped then. The run belongs to the trace
+        // of its request all the same.
+        let place = trace::current().unwrap_or_default();
+        let started = tokio::spawn(trace::scope(place, start).in_current_span()).await;
         started.map_err(|error| AgentError::internal(&error))?
     }
 
