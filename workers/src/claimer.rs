@@ -18,7 +18,7 @@ use crate::held::Held;
 use crate::metric::{self, Slots};
 use crate::{Assignment, Finished, Place};
 
-/// The most one claim takes; more slots are filled by several claims.
+/// The most one turn claims, and the most it records; more slots are filled by several.
 const LARGEST: usize = 256;
 
 /// The longest a free slot waits for company.
@@ -61,8 +61,9 @@ impl Claimer {
     pub(crate) async fn run(mut self) {
         self.work().await;
         self.taken.close();
-        // Whoever records from now on does it alone; those who wait are told by being dropped.
+        // Whoever records from now on does it alone; those who wait are told by being dropped, also who was just asking.
         self.joining.close();
+        while self.joining.recv().await.is_some() {}
         // Whoever finishes from now on writes alone.
         self.finished.close();
         while let Some(finished) = self.finished.recv().await {
@@ -85,8 +86,14 @@ impl Claimer {
                 biased;
                 () = self.draining.cancelled() => return,
                 Some(finished) = self.finished.recv() => hand.finished.push(finished),
-                Some(joining) = self.joining.recv(), if trouble.is_zero() || rest.is_none() => hand.joining.push(joining),
-                // After trouble no wake counts: it would only repeat it.
+                // After trouble nothing is tried before its time, and who is dropped records alone: its caller hears of it.
+                Some(joining) = self.joining.recv() => {
+                    if rest.is_some() && !trouble.is_zero() {
+                        continue;
+                    }
+                    hand.joining.push(joining);
+                }
+                // No wake counts either: it would only repeat it.
                 _ = self.wakes.next(), if rest.is_some() && trouble.is_zero() => {
                     rest = None;
                     continue;
@@ -98,8 +105,9 @@ impl Claimer {
                 // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
                 permit = self.permits.clone().acquire_owned(), if rest.is_none() => hand.permits.extend(permit),
             }
+            let joins = rest.is_none() || trouble.is_zero();
             let claims = rest.is_none() || !hand.joining.is_empty();
-            self.gather(&mut hand, claims, backlog).await;
+            self.gather(&mut hand, claims, joins, backlog).await;
             let woken = trouble.is_zero() && self.wakes.next().now_or_never().is_some();
             let nothing_new = rest.is_some() && !woken && hand.joining.is_empty();
             if self.draining.is_cancelled() || nothing_new {
@@ -149,7 +157,7 @@ impl Claimer {
     ///
     /// While there is a backlog, a turn of one job costs as much as a turn of many. So it waits for half of the slots
     /// then, but no longer than the last turn took: slots that long jobs hold are not waited for.
-    async fn gather(&mut self, hand: &mut Hand, claims: bool, backlog: Option<Duration>) {
+    async fn gather(&mut self, hand: &mut Hand, claims: bool, joins: bool, backlog: Option<Duration>) {
         let most = LARGEST.min(self.slots);
         // Tasks that are ready to run may be about to finish too: a few turns of the runtime, for as long as each
         // brings somebody.
@@ -161,7 +169,8 @@ impl Claimer {
             {
                 hand.finished.push(finished);
             }
-            while hand.joining.len() < most
+            while joins
+                && hand.joining.len() < LARGEST
                 && let Ok(joining) = self.joining.try_recv()
             {
                 hand.joining.push(joining);
@@ -176,7 +185,8 @@ impl Claimer {
                 break;
             }
         }
-        if let Some(patience) = backlog.filter(|_| claims) {
+        // Who only records has no slot to wait for.
+        if let Some(patience) = backlog.filter(|_| claims && hand.len() > 0) {
             let half = async {
                 while hand.len() < self.slots.min(LARGEST) / 2 {
                     tokio::select! {

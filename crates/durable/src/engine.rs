@@ -178,7 +178,9 @@ impl Engine {
             return false;
         };
         let (done, recorded) = oneshot::channel();
-        claimer.try_send(Joining { along, done }).is_ok() && recorded.await.is_ok()
+        let asked = claimer.try_send(Joining { along, done }).is_ok();
+        drop(claimer);
+        asked && recorded.await.is_ok()
     }
 
     fn claimers(&self) -> MutexGuard<'_, HashMap<String, mpsc::Sender<Joining>>> {
