@@ -122,7 +122,12 @@ impl Objects {
             ..RetryConfig::default()
         };
         let variables = || variables.iter().filter(|(name, _)| name.starts_with("AWS_"));
-        let plain = variables().any(|(name, value)| name.starts_with("AWS_ENDPOINT") && value.starts_with("http://"));
+        let http = |address: &str| {
+            address
+                .get(..7)
+                .is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://"))
+        };
+        let plain = variables().any(|(name, value)| name.starts_with("AWS_ENDPOINT") && http(value));
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(bucket)
             .with_retry(retry)
