@@ -189,7 +189,7 @@ Paste this to see it answer:
 Trace into it with the official SDK:
   export LANGSMITH_TRACING=true LANGSMITH_ENDPOINT={url} LANGSMITH_WORKSPACE_ID={tenant} LANGSMITH_API_KEY=\"{pasted}\"
 
-Ctrl-C drains and stops; a second one stops at once. To make another key, stop and run: towpath keys create
+Ctrl-C drains and stops; a second one stops at once. To make another key: towpath keys create --name NAME --server {url}
 ",
         data = data_dir.display(),
     )

@@ -1,4 +1,4 @@
-//! How a command ends: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable.
+//! How a command ends: 0 done, 1 failed, 2 wrong usage, 3 a server was not reachable, 141 nobody reads its output.
 
 use std::process::ExitCode;
 
@@ -13,6 +13,22 @@ pub struct Usage(pub String);
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unreachable(pub String);
+
+/// As of a program that a signal ended: 128 and the number of SIGPIPE.
+const UNREAD: i32 = 141;
+
+/// Ends the process quietly when it prints and whoever read has left, as in `towpath jobs ls | head`. The macros that
+/// print panic then, and nothing is wrong.
+pub fn quietly_when_unread() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let told = panic.payload().downcast_ref::<String>();
+        if told.is_some_and(|told| told.starts_with("failed printing to stdout: Broken pipe")) {
+            std::process::exit(UNREAD);
+        }
+        usual(panic);
+    }));
+}
 
 /// Prints the error with its causes and gives the exit code that belongs to it.
 pub fn report(error: &anyhow::Error) -> ExitCode {

@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         eprintln!("error: a TLS provider was installed already");
         return ExitCode::FAILURE;
     }
+    exit::quietly_when_unread();
     let arguments = Arguments::parse();
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,

@@ -47,6 +47,18 @@ fn every_value_says_where_it_comes_from() {
 }
 
 #[test]
+fn output_that_nobody_reads_ends_a_command_quietly() {
+    let folder = tempfile::tempdir().unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = towpath(folder.path(), &["config", "show"])
+        .stdout(writer)
+        .output()
+        .unwrap();
+    assert_eq!((output.status.code(), err(&output).as_str()), (Some(141), ""));
+}
+
+#[test]
 fn what_is_wrong_is_said_all_at_once() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("mine.toml"), "lissten = \"127.0.0.1:1\"\n").unwrap();
