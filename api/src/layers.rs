@@ -23,7 +23,7 @@ use tracing::field::{Empty, display};
 use crate::agent::AgentError;
 use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
-use crate::{metric, unread};
+use crate::metric;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -190,9 +190,7 @@ async fn observe(mut request: Request, next: Next) -> Response {
     // A client that goes away drops this future in the middle.
     let _counted = Counted(in_flight);
     // Jobs recorded meanwhile belong to this trace.
-    let (request, unread) = unread::lend(request);
     let mut response = trace::scope(place, next.run(request)).instrument(span.clone()).await;
-    unread.pass_by().await;
     if in_tracing_shape {
         response = tracing_shape(response);
     } else if in_problem_shape {

@@ -24,7 +24,6 @@ mod internal;
 mod registry;
 mod session;
 mod ui;
-mod unread;
 
 pub use app::{App, Parts, Settings};
 pub use errors::ApiError;

@@ -1,11 +1,13 @@
-//! What is left of a request when its answer stands: a refusal often comes before the body does.
+//! What is left of a request's body when its answer stands: a refusal often comes before the body does.
 //!
-//! A connection whose request was not read to its end cannot carry another. hyper closes it after the answer without
-//! a word, and a client that keeps connections sends its next request into nothing. So a short rest is read, and
-//! where that is not to be had the answer says `connection: close`.
+//! A connection that is closed with bytes unread may be reset before its client has read the answer, and whoever was to
+//! learn "503, come back in 2 s" sees a broken connection. And one whose request was not read to its end cannot carry
+//! another: hyper closes it after the answer without a word, and a client that keeps connections sends its next request
+//! into nothing. So what is left goes by, within bounds, before the answer goes out; where that is not to be had the
+//! answer says `connection: close`.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,98 +17,102 @@ use http::{HeaderValue, Request, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 
-/// The most bytes of a rest that is read.
-const REST_BYTES: u64 = 64 * 1024;
-/// It is on its way already when the answer stands, or it does not come.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// More is not read for nothing.
+const LONGEST_BYTES: u64 = 1 << 20;
+/// What it may take.
+const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The rest of a request, if whoever had it left one.
-#[derive(Debug, Default)]
-pub(super) struct Unread(Option<Arc<Mutex<Option<Incoming>>>>);
+/// The other end of a body that was lent to whoever answers.
+pub(super) struct Unread(Option<Arc<Mutex<Shared>>>);
 
-/// A body that comes back when it is dropped before its end.
-struct Lent {
-    body: Option<Incoming>,
-    rest: Arc<Mutex<Option<Incoming>>>,
+struct Shared {
+    body: Incoming,
+    /// Its client sends only when asked, and it is asked when somebody begins to read.
+    asked_first: bool,
+    begun: bool,
 }
 
-/// The request for whoever answers it, and what will be left of it.
+/// Lends the body of a request to whoever answers it.
 pub(super) fn lend(request: Request<Incoming>) -> (Request<Body>, Unread) {
-    // Who waits to be told to go on has not sent its body, and need not.
-    if request.body().is_end_stream() || request.headers().contains_key(header::EXPECT) {
-        return (request.map(Body::new), Unread::default());
+    if request.body().is_end_stream() {
+        return (request.map(Body::new), Unread(None));
     }
-    let rest = Arc::default();
-    let request = request.map(|body| {
-        Body::new(Lent {
-            body: Some(body),
-            rest: Arc::clone(&rest),
-        })
-    });
-    (request, Unread(Some(rest)))
+    let (head, body) = request.into_parts();
+    let shared = Arc::new(Mutex::new(Shared {
+        body,
+        asked_first: head.headers.contains_key(header::EXPECT),
+        begun: false,
+    }));
+    let body = Body::new(Lent(Arc::clone(&shared)));
+    (Request::from_parts(head, body), Unread(Some(shared)))
 }
 
 impl Unread {
-    /// Reads what is left, or says in the answer that the connection ends with it.
+    /// Lets what is left go by, unless somebody still reads it, or says in the answer that the connection ends with it.
     pub(super) async fn settle(self, answer: &mut Response) {
-        let rest = self
-            .0
-            .and_then(|rest| rest.lock().unwrap_or_else(PoisonError::into_inner).take());
-        let Some(rest) = rest else { return };
-        let read = tokio::time::timeout(PATIENCE, read(rest)).await;
-        if read != Ok(true) {
-            answer
-                .headers_mut()
-                .insert(header::CONNECTION, HeaderValue::from_static("close"));
+        let Some(shared) = self.0.and_then(Arc::into_inner) else {
+            return;
+        };
+        let Shared {
+            body,
+            asked_first,
+            begun,
+        } = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let comes = begun || !asked_first;
+        if !comes || tokio::time::timeout(PATIENCE, passes(body)).await != Ok(true) {
+            let close = HeaderValue::from_static("close");
+            answer.headers_mut().insert(header::CONNECTION, close);
         }
     }
 }
 
 /// Whether it came to its end.
-async fn read(mut rest: Incoming) -> bool {
-    let mut room = REST_BYTES;
-    while rest.size_hint().lower() <= room {
-        match rest.frame().await {
+async fn passes(mut body: Incoming) -> bool {
+    let mut room = LONGEST_BYTES;
+    loop {
+        if body.is_end_stream() {
+            return true;
+        }
+        if body.size_hint().lower() > room {
+            return false;
+        }
+        match body.frame().await {
             None => return true,
             Some(Err(_)) => return false,
             Some(Ok(frame)) => {
                 let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
-                room = room.saturating_sub(bytes);
-                if room == 0 {
-                    return rest.is_end_stream();
-                }
+                let Some(left) = room.checked_sub(bytes) else {
+                    return false;
+                };
+                room = left;
             }
         }
     }
-    false
+}
+
+struct Lent(Arc<Mutex<Shared>>);
+
+impl Lent {
+    fn shared(&self) -> MutexGuard<'_, Shared> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl HttpBody for Lent {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match &mut self.body {
-            Some(body) => Pin::new(body).poll_frame(cx),
-            None => Poll::Ready(None),
-        }
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let mut shared = self.shared();
+        shared.begun = true;
+        Pin::new(&mut shared.body).poll_frame(context)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+        self.shared().body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body
-            .as_ref()
-            .map_or_else(|| SizeHint::with_exact(0), HttpBody::size_hint)
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        if let Some(body) = self.body.take().filter(|body| !body.is_end_stream()) {
-            *self.rest.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
-        }
+        self.shared().body.size_hint()
     }
 }
