@@ -37,18 +37,53 @@ pub(crate) struct Sqlite {
     readers: Readers,
     shared: Arc<Shared>,
     path: std::path::PathBuf,
-    /// How the latest write went: reading goes on when the disk is full, so it does not show there.
-    health: AtomicU8,
+    health: Arc<Health>,
     /// Held for the life of the store: a second process on the same file would rescue our leases.
     _lock: Option<std::fs::File>,
 }
 
-const WELL: u8 = 0;
-const FULL: u8 = 1;
-const FAILING: u8 = 2;
+/// How the latest write went that had something to write: reading goes on when the disk is full, and so does a
+/// transaction that changes nothing, like a claim that finds no job.
+#[derive(Default)]
+struct Health(AtomicU8);
+
+impl Health {
+    const WELL: u8 = 0;
+    const FULL: u8 = 1;
+    const FAILING: u8 = 2;
+
+    fn is_well(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == Self::WELL
+    }
+
+    fn recovered(&self) {
+        self.0.store(Self::WELL, Ordering::Relaxed);
+    }
+
+    /// What a closure itself refuses says nothing of the disk.
+    fn failed(&self, error: &Error) {
+        let health = match error {
+            Error::Full => Self::FULL,
+            Error::Unavailable(_) => Self::FAILING,
+            _ => return,
+        };
+        self.0.store(health, Ordering::Relaxed);
+    }
+
+    fn check(&self) -> Result<()> {
+        match self.0.load(Ordering::Relaxed) {
+            Self::WELL => Ok(()),
+            Self::FULL => Err(Error::Full),
+            _ => Err(Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))),
+        }
+    }
+}
 
 struct Writer {
     conn: SqliteConnection,
+    health: Arc<Health>,
+    /// Where the open transaction began after a failure: rows that this connection had changed until then.
+    changed: Option<i64>,
     /// BEGIN was issued and not yet committed.
     open: bool,
     /// The latest caller's SAVEPOINT is not released yet; it has done its work.
@@ -124,8 +159,11 @@ impl Sqlite {
         // writer's size each would fill up over tens of thousands of jobs.
         let reading = base.read_only(true).pragma("cache_size", "-2048");
         let readers = Readers::new(reading, options.connections, options.acquire_timeout);
+        let health = Arc::new(Health::default());
         let writer = Arc::new(Mutex::new(Writer {
             conn,
+            health: health.clone(),
+            changed: None,
             open: false,
             saved: false,
             at: At::Rest,
@@ -140,7 +178,7 @@ impl Sqlite {
             readers,
             shared,
             path: path.to_owned(),
-            health: AtomicU8::new(WELL),
+            health,
             _lock: Some(lock),
         })
     }
@@ -152,34 +190,20 @@ impl Sqlite {
         result
     }
 
-    pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let result = self.commit(f).await;
-        let health = match &result {
-            Err(Error::Full) => FULL,
-            Err(Error::Unavailable(_)) => FAILING,
-            // Refused by its own closure, which says nothing of the disk.
-            Err(_) => return result,
-            Ok(_) => WELL,
-        };
-        self.health.store(health, Ordering::Relaxed);
-        result
-    }
-
     /// Whether the latest write went well. There always is a next one: workers say that they live.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.health.load(Ordering::Relaxed) {
-            WELL => Ok(()),
-            FULL => Err(Error::Full),
-            _ => Err(Error::Unavailable(Arc::new(sqlx::Error::WorkerCrashed))),
-        }
+        self.health.check()
     }
 
-    async fn commit<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+    pub(crate) async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let asked = std::time::Instant::now();
         let mut guard = self.writer.lock().await;
         metrics::histogram!(metric::ACQUIRE, "of" => "writer").record(asked.elapsed());
         let writer = &mut *guard;
-        writer.enter().await?;
+        if let Err(error) = writer.enter().await {
+            self.health.failed(&error);
+            return Err(error);
+        }
         let mut tx = Tx::new(Conn::Sqlite(&mut writer.conn), &self.shared);
         let result = f(&mut tx).await;
         let hints = tx.into_hints();
@@ -196,6 +220,7 @@ impl Sqlite {
                 }
             }
             Err(error) => {
+                self.health.failed(&error);
                 let no_room = matches!(error, Error::Full);
                 writer.put_right(if no_room { Some(Refused::Full) } else { None }).await;
                 drop(guard);
@@ -255,6 +280,11 @@ impl Writer {
             sqlx::query("BEGIN IMMEDIATE; SAVEPOINT caller")
                 .execute(&mut self.conn)
                 .await?;
+            self.changed = if self.health.is_well() {
+                None
+            } else {
+                self.changes().await
+            };
             self.open = true;
         }
         self.at = At::Inside;
@@ -314,6 +344,7 @@ impl Writer {
     async fn give_up_group(&mut self, why: Refused) {
         let _ = self.conn.execute("ROLLBACK").await;
         self.open = false;
+        self.health.failed(&why.clone().into());
         tracing::error!(
             callers = self.waiting.len(),
             "a group of writes was rolled back; its callers are told"
@@ -324,6 +355,10 @@ impl Writer {
     }
 
     async fn commit(&mut self) -> Result<(), Refused> {
+        let changes_anything = match self.changed.take() {
+            None => false,
+            Some(before) => self.changes().await.is_some_and(|now| now > before),
+        };
         let started = std::time::Instant::now();
         let result = sqlx::query("COMMIT").execute(&mut self.conn).await;
         metrics::histogram!(metric::COMMIT_SECONDS).record(started.elapsed());
@@ -335,7 +370,19 @@ impl Writer {
         }
         self.open = false;
         self.saved = false;
-        result.map(drop).map_err(Refused::from)
+        let result = result.map(drop).map_err(Refused::from);
+        match &result {
+            Ok(()) if changes_anything => self.health.recovered(),
+            Ok(()) => (),
+            Err(refused) => self.health.failed(&refused.clone().into()),
+        }
+        result
+    }
+
+    /// Rows that this connection has changed in its life.
+    async fn changes(&mut self) -> Option<i64> {
+        let asked = sqlx::query_scalar("SELECT total_changes()").fetch_one(&mut self.conn);
+        asked.await.ok()
     }
 }
 

@@ -46,3 +46,22 @@ async fn a_full_database_refuses_and_recovers() {
     database.store.write(async |tx| note(tx, &large).await).await.unwrap();
     println!("kept {}, refused {refused}", kept.len());
 }
+
+/// A worker that looks for jobs and finds none has written nothing, and says nothing of the disk.
+#[tokio::test]
+async fn only_a_write_shows_that_there_is_room_again() {
+    let database = Database::sqlite().await;
+    let store = &database.store;
+    let limit = async |pages: &'static str| store.write(async |tx| run(tx, pages).await).await.unwrap();
+    limit("PRAGMA max_page_count = 60").await;
+    let large = "x".repeat(1_000_000);
+    let refused = store.write(async |tx| note(tx, &large).await).await;
+    assert!(matches!(refused, Err(Error::Full)), "{refused:?}");
+
+    limit("PRAGMA max_page_count = 100000").await;
+    let said = store.check().await;
+    assert!(matches!(said, Err(Error::Full)), "{said:?}");
+
+    store.write(async |tx| note(tx, &large).await).await.unwrap();
+    store.check().await.unwrap();
+}
