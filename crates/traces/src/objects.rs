@@ -1,12 +1,12 @@
 //! Where segments, units and attachments lie: a local folder or an S3 bucket, behind one door.
 
-mod near;
+mod folder;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::TryStreamExt as _;
@@ -18,7 +18,7 @@ use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutPayload, RetryConfig};
 use uuid::Uuid;
 
-use self::near::Near;
+use self::folder::Folder;
 use crate::metric;
 
 /// Folder of files that are being written, of a local store.
@@ -74,7 +74,7 @@ pub struct Objects {
 
 #[derive(Debug)]
 struct Local {
-    files: Arc<LocalFileSystem>,
+    files: LocalFileSystem,
     root: PathBuf,
 }
 
@@ -107,10 +107,11 @@ impl Objects {
     pub fn folder(root: &std::path::Path) -> Result<Self, ObjectsError> {
         let made = std::fs::create_dir_all(root).and_then(|()| root.canonicalize());
         let root = made.map_err(|source| ObjectsError::file(&Path::default(), source))?;
-        let files = Arc::new(LocalFileSystem::new_with_prefix(&root)?);
+        let files = LocalFileSystem::new_with_prefix(&root)?;
+        let local = Arc::new(Local { files, root });
         Ok(Self {
-            store: files.clone(),
-            local: Some(Arc::new(Local { files, root })),
+            store: Arc::new(Folder::new(local.clone())),
+            local: Some(local),
         })
     }
 
@@ -168,7 +169,7 @@ impl Objects {
     #[must_use]
     pub fn near_store(&self) -> Arc<dyn ObjectStore> {
         match &self.local {
-            Some(local) => Arc::new(Near(local.files.clone())),
+            Some(local) => Arc::new(Folder::near(local.clone())),
             None => self.store.clone(),
         }
     }
@@ -299,20 +300,12 @@ impl Objects {
     /// # Errors
     /// What the store says.
     pub async fn sweep_unfinished(&self, before: towpath_domain::Timestamp) -> Result<usize, ObjectsError> {
-        if self.local.is_none() {
+        let Some(local) = self.local.clone() else {
             return Ok(0);
-        }
-        let folder = Path::from(UNFINISHED);
-        let listed: Vec<_> = self.store.list(Some(&folder)).try_collect().await?;
-        let mut swept = 0;
-        for object in listed
-            .into_iter()
-            .filter(|object| object.last_modified < before.to_utc())
-        {
-            self.delete(&object.location).await?;
-            swept += 1;
-        }
-        Ok(swept)
+        };
+        let swept = tokio::task::spawn_blocking(move || local.sweep_unfinished(before.to_utc().into()));
+        let swept = swept.await.unwrap_or_else(|ended| Err(io::Error::other(ended)));
+        swept.map_err(|source| ObjectsError::file(&Path::from(UNFINISHED), source))
     }
 }
 
@@ -333,6 +326,26 @@ impl Local {
         }
         moved?;
         sync(folder)
+    }
+
+    fn sweep_unfinished(&self, before: SystemTime) -> io::Result<usize> {
+        let mut swept = 0;
+        let files = match std::fs::read_dir(self.root.join(UNFINISHED)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+            files => files?,
+        };
+        for file in files {
+            let file = file?;
+            // Somebody else may be faster.
+            if file
+                .metadata()
+                .and_then(|file| file.modified())
+                .is_ok_and(|at| at < before)
+            {
+                swept += usize::from(std::fs::remove_file(file.path()).is_ok());
+            }
+        }
+        Ok(swept)
     }
 
     /// Writes a file as large as a small unit, and removes it.
@@ -417,6 +430,32 @@ mod tests {
         assert_eq!(objects.sweep_unfinished(long_ago).await.unwrap(), 0);
         let far_ahead = towpath_domain::Timestamp::from_micros(9_000_000_000_000_000);
         assert_eq!(objects.sweep_unfinished(far_ahead).await.unwrap(), 1);
+    }
+
+    /// Whole objects and parts of one, by a process that is killed: forgotten, they are not cleaned up either.
+    #[tokio::test]
+    async fn a_writer_that_dies_leaves_nothing_beside_its_object() {
+        let folder = tempfile::tempdir().unwrap();
+        let objects = Objects::folder(folder.path()).unwrap();
+        let path = Path::from("segments/day/one.parquet");
+        for store in [objects.store().clone(), objects.near_store()] {
+            store.put(&path, PutPayload::from_static(b"canal")).await.unwrap();
+            let mut upload = store.put_multipart(&path).await.unwrap();
+            upload.put_part(PutPayload::from_static(b"half")).await.unwrap();
+            std::mem::forget(upload);
+        }
+        let beside = |below: &str| std::fs::read_dir(folder.path().join(below)).unwrap().count();
+        assert_eq!((beside("segments/day"), beside(UNFINISHED)), (1, 2));
+        let far_ahead = towpath_domain::Timestamp::from_micros(9_000_000_000_000_000);
+        assert_eq!(objects.sweep_unfinished(far_ahead).await.unwrap(), 2);
+        assert_eq!((beside("segments/day"), beside(UNFINISHED)), (1, 0));
+
+        let mut upload = objects.store().put_multipart(&path).await.unwrap();
+        upload.put_part(PutPayload::from_static(b"can")).await.unwrap();
+        upload.put_part(PutPayload::from_static(b"al 2")).await.unwrap();
+        upload.complete().await.unwrap();
+        assert_eq!(objects.get(&path).await.unwrap(), "canal 2");
+        assert_eq!((beside("segments/day"), beside(UNFINISHED)), (1, 0));
     }
 
     #[test]
