@@ -21,7 +21,7 @@ use crate::serve::roles;
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{AgentParts, AgentServer, Loaded, Roles};
+use crate::wiring::{AgentParts, AgentServer, Loaded, Roles, listen};
 
 /// The workspace of an agent server that was not told one: the same for every process that shares a database.
 const WORKSPACE: TenantId = TenantId(Uuid::from_u128(0x0000_0000_0000_4000_8000_0000_0000_0001));
@@ -99,7 +99,7 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
     };
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {
-        address: settings.listen,
+        listener: listen(settings.listen).await?,
         store: storage.store,
         data: storage.data,
         tenant,

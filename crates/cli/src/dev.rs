@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
 use towpath_domain::TenantId;
 use towpath_store::{Options, Store};
 
@@ -17,7 +18,7 @@ use crate::hosting::Tracing;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{AgentParts, AgentServer, Roles, Server, reachable};
+use crate::wiring::{AgentParts, AgentServer, Roles, Server, listen, reachable};
 
 /// Runs until it is asked to stop.
 ///
@@ -50,13 +51,24 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         .filter(|_| first.kept)
         .map(crate::data_dir::DataDir::api_key_file);
     let keys = storage.store.clone();
+    // Who finds the platform ready finds the agent server listening.
+    let listener = listen(config.settings.agent_listen).await.context("the agent server")?;
     let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
     let tracing = Tracing {
         endpoint: format!("http://{}", reachable(server.address())),
         key: first.key.clone(),
         workspace: first.tenant.to_string(),
     };
-    let agent = match agent(&config, (agents, keys), first.tenant, (file, tracing), metrics).await {
+    let agent = match agent(
+        &config,
+        listener,
+        (agents, keys),
+        first.tenant,
+        (file, tracing),
+        metrics,
+    )
+    .await
+    {
         Ok(agent) => agent,
         Err(why) => {
             server.drain().await?;
@@ -117,6 +129,7 @@ async fn agents(settings: &Settings) -> anyhow::Result<Store> {
 /// Dev's agent server.
 async fn agent(
     config: &Config,
+    listener: TcpListener,
     (store, keys): (Store, Store),
     tenant: TenantId,
     (file, tracing): (GraphFile, Tracing),
@@ -129,7 +142,7 @@ async fn agent(
         AgentAuth::None => false,
     };
     let parts = AgentParts {
-        address: settings.agent_listen,
+        listener,
         store,
         // The folder is the platform's already.
         data: None,

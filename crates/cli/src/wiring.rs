@@ -71,9 +71,7 @@ impl Server {
         }
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
-        // Bound first: a taken port is the commonest mistake, and must not cost a claimed job.
-        let listener = TcpListener::bind(settings.listen).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", settings.listen))?;
+        let listener = listen(settings.listen).await?;
         let address = listener.local_addr()?;
 
         let shared = Shared::open(config, store.clone()).await?;
@@ -252,4 +250,13 @@ impl Server {
         tracing::info!("drained");
         Ok(())
     }
+}
+
+/// Binds an address. Before anything else: a taken port is the commonest mistake, and must not cost a claimed job.
+///
+/// # Errors
+/// When it is taken, or not one of this machine.
+pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    listener.with_context(|| format!("cannot listen on {address}"))
 }

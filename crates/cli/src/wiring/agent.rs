@@ -43,8 +43,8 @@ const TRACE_GRACE: Duration = Duration::from_secs(2);
 
 /// What an agent server is made of, beside the settings.
 pub struct AgentParts {
-    /// Where it listens.
-    pub address: SocketAddr,
+    /// Where it listens: bound before anything else ([`listen`]).
+    pub listener: TcpListener,
     /// Its database, the schema up to date.
     pub store: Store,
     /// Its data folder, where it alone uses one.
@@ -120,16 +120,14 @@ impl AgentServer {
     /// Starts the roles. When this returns, the server answers.
     ///
     /// # Errors
-    /// When a part cannot be made, or the address is taken.
+    /// When a part cannot be made.
     pub async fn start(config: &Config, roles: Roles, given: AgentParts) -> anyhow::Result<Self> {
         if let Some(point) = &config.failpoint {
             tracing::warn!(point, "this process was told to die at a point");
             towpath_domain::failpoint::arm(point);
         }
         let settings = &config.settings;
-        // Bound first: a taken port is the commonest mistake, and must not cost a claimed job.
-        let listener = TcpListener::bind(given.address).await;
-        let listener = listener.with_context(|| format!("cannot listen on {}", given.address))?;
+        let listener = given.listener;
         let address = listener.local_addr()?;
         let store = given.store;
         let queue = queue(&store, given.redis.as_ref()).await?;
