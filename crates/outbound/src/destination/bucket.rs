@@ -23,7 +23,7 @@ use crate::Guard;
 use crate::guard::GuardedConnector;
 
 /// What passes at once is repeated here; what lasts is the engine's to repeat.
-const RETRIES: usize = 3;
+pub(super) const RETRIES: usize = 3;
 
 #[derive(Clone)]
 pub(super) struct Bucket {

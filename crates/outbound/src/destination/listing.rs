@@ -9,15 +9,20 @@
 //! ```
 
 use std::error::Error as StdError;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
+use std::time::Duration;
 
 use futures::TryStreamExt as _;
-use http::Request;
+use http::{Request, StatusCode};
 use object_store::aws::{AwsAuthorizer, AwsCredential};
 use object_store::client::{HttpClient, HttpRequestBody};
 use url::Url;
 
 use super::begun::Begun;
+use super::bucket::RETRIES;
+
+/// Before it is asked again for the first time; each further time it is twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// No honest answer is longer: a thousand entries of at most three kilobytes.
 const ANSWER_BYTES: usize = 4 << 20;
@@ -32,31 +37,75 @@ pub(super) struct Listing {
 }
 
 impl Listing {
-    /// Open uploads of keys that begin with `prefix`, at most a thousand.
-    pub(super) async fn open_uploads(&self, prefix: &str) -> Result<Vec<Begun>, Box<dyn StdError + Send + Sync>> {
+    /// Open uploads of keys that begin with `prefix`, at most a thousand. Asked again as often as anything else of a
+    /// bucket, where it has trouble of its own.
+    pub(super) async fn open_uploads(&self, prefix: &str) -> Result<Vec<Begun>, Failed> {
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..RETRIES {
+            match self.open_uploads_once(prefix).await {
+                Err(Failed::Again(_)) => tokio::time::sleep(pause).await,
+                done => return done,
+            }
+            pause *= 2;
+        }
+        self.open_uploads_once(prefix).await
+    }
+
+    async fn open_uploads_once(&self, prefix: &str) -> Result<Vec<Begun>, Failed> {
         let mut url = self.url.clone();
         url.set_query(Some(&format!("prefix={}&uploads=", encoded(prefix))));
-        let mut request = Request::get(url.as_str()).body(HttpRequestBody::empty())?;
+        let request = Request::get(url.as_str()).body(HttpRequestBody::empty());
+        let mut request = request.map_err(Failed::for_good)?;
         AwsAuthorizer::new(&self.credential, "s3", &self.region).authorize(&mut request, None);
-        let answer = self.client.execute(request).await?;
+        let answer = self.client.execute(request).await.map_err(Failed::again)?;
         let status = answer.status();
+        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+            return Err(Failed::again(format!("status {status}")));
+        }
         if !status.is_success() {
-            return Err(format!("status {status}").into());
+            return Err(Failed::for_good(format!("status {status}")));
         }
         let mut text = Vec::new();
         let mut pieces = answer.into_body().bytes_stream();
-        while let Some(piece) = pieces.try_next().await? {
+        while let Some(piece) = pieces.try_next().await.map_err(Failed::again)? {
             if text.len() + piece.len() > ANSWER_BYTES {
-                return Err("the answer is too long".into());
+                return Err(Failed::for_good("the answer is too long"));
             }
             text.extend_from_slice(&piece);
         }
         // What it was asked for is checked: an upload of somebody else must not be given up.
-        let found = uploads(&String::from_utf8(text)?);
+        let found = uploads(&String::from_utf8(text).map_err(Failed::for_good)?);
         Ok(found
             .into_iter()
             .filter(|upload| upload.path.starts_with(prefix))
             .collect())
+    }
+}
+
+/// Why there is no list.
+#[derive(Debug)]
+pub(super) enum Failed {
+    /// Trouble that may pass.
+    Again(Cause),
+    ForGood(Cause),
+}
+
+type Cause = Box<dyn StdError + Send + Sync>;
+
+impl Failed {
+    fn again(cause: impl Into<Cause>) -> Self {
+        Self::Again(cause.into())
+    }
+
+    fn for_good(cause: impl Into<Cause>) -> Self {
+        Self::ForGood(cause.into())
+    }
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Again(cause) | Self::ForGood(cause)) = self;
+        cause.fmt(f)
     }
 }
 
