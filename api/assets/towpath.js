@@ -4,14 +4,22 @@
   var body = document.body;
   body.classList.remove("no-script");
 
-  // A page in a background tab asks for nothing; a page on which something is being typed is not replaced.
+  // Whether something is being typed or selected there, which a newer page would take away.
+  function inHand(live) {
+    var focused = document.activeElement;
+    var typing = focused && live.contains(focused) && /^(INPUT|SELECT|TEXTAREA)$/.test(focused.tagName);
+    return typing || String(window.getSelection() || "") !== "";
+  }
+
+  // A page in a background tab asks for nothing; a page that somebody is at is not replaced, also by an answer that was
+  // under way.
   body.addEventListener("htmx:beforeRequest", function (event) {
     var source = event.detail.elt;
-    if (!source.hasAttribute("data-live")) return;
-    var focused = document.activeElement;
-    var typing = focused && source.contains(focused) && /^(INPUT|SELECT|TEXTAREA)$/.test(focused.tagName);
-    var selecting = String(window.getSelection() || "") !== "";
-    if (document.hidden || typing || selecting) event.preventDefault();
+    if (source.hasAttribute("data-live") && (document.hidden || inHand(source))) event.preventDefault();
+  });
+  body.addEventListener("htmx:beforeSwap", function (event) {
+    var source = event.detail.requestConfig.elt;
+    if (source.hasAttribute("data-live") && inHand(source)) event.detail.shouldSwap = false;
   });
 
   function lost(is) { body.classList.toggle("is-lost", is); }
