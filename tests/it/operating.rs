@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 async fn an_operator_runs_a_cluster() {
     // One slot for each pool of a worker, so that every worker is needed.
     let plan = World::plan(Layout::Cluster { workers: 2 })
-        .env("TOWPATH_ENGINE_LEASE_SECONDS", "2")
+        .env("TOWPATH_ENGINE_LEASE_SECONDS", "5")
         .env("TOWPATH_WORKERS_SLOTS", "1");
     let Some(world) = plan.start().await else { return };
     let mut operator = Operator { world, extra: None };

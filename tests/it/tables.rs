@@ -62,10 +62,23 @@ impl Tables {
 
     /// Moves the times of some rows to long ago: `column` in the rows of `table` for which `rows` holds.
     pub async fn age(&mut self, table: &str, column: &str, rows: &str) {
+        self.move_to(("0", "'1970-01-02'"), table, column, rows).await;
+    }
+
+    /// Makes a time one that no test sees, in microseconds the year 2255.
+    ///
+    /// # Panics
+    /// When the database refuses.
+    pub async fn postpone(&mut self, table: &str, column: &str, rows: &str) {
+        self.move_to(("9000000000000000", "'2255-03-14'"), table, column, rows)
+            .await;
+    }
+
+    async fn move_to(&mut self, (micros, timestamp): (&str, &str), table: &str, column: &str, rows: &str) {
         let update = |then: &str| AssertSqlSafe(format!("UPDATE {table} SET {column} = {then} WHERE {rows}"));
         let done = match self {
-            Self::Sqlite(tables) => tables.execute(update("0")).await.map(drop),
-            Self::Postgres(tables) => tables.execute(update("'1970-01-02'")).await.map(drop),
+            Self::Sqlite(tables) => tables.execute(update(micros)).await.map(drop),
+            Self::Postgres(tables) => tables.execute(update(timestamp)).await.map(drop),
         };
         done.unwrap_or_else(|error| panic!("{table}.{column}: {error}"));
     }

@@ -117,7 +117,8 @@ test("a page that is opened again goes on with the run it left", async () => {
     removeItem: (key) => kept.delete(key),
   };
   const { thread_id: threadId } = await client.threads.create();
-  const options = { assistantId: "talk", messagesKey: "messages", threadId, reconnectOnMount: () => storage };
+  // Slow enough that it goes on while one page is closed and the other opened.
+  const options = { assistantId: "drawl", messagesKey: "messages", threadId, reconnectOnMount: () => storage };
   const left = mount(options);
   await left.until("the hook", (stream) => !stream.isLoading);
   left.stream.submit(human("hello"));

@@ -9,6 +9,7 @@ import decimal
 import json
 import random
 import sys
+import time
 import uuid
 
 from langsmith import Client, traceable
@@ -125,6 +126,10 @@ def main():
     url, key, tenant, project, mode, traces, first_day = sys.argv[1:]
     dice = random.Random(f"{project} {mode}")
     client = client_for(mode, url, key, tenant)
+    limit = time.monotonic() + 30
+    while mode == "zstd" and client.compressed_traces is None and time.monotonic() < limit:
+        # It compresses once it has read /info.
+        time.sleep(0.01)
     first, told = datetime.date.fromisoformat(first_day), []
     for number in range(int(traces)):
         for day in range(3):

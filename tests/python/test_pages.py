@@ -271,7 +271,7 @@ def test_jobs_can_be_found_and_read(browser, place):
         page.get_by_label("Kind").fill("export_part")
         page.get_by_role("button", name="Show").click()
         expect(page).to_have_url(re.compile("state=ready"))
-        assert page.locator("tbody tr").count() == 5
+        expect(page.locator("tbody tr")).to_have_count(5)
         page.locator("tbody a.mono").first.click()
         expect(page.locator(".why")).to_contain_text("The pool export_parts is paused")
         page.go_back()

@@ -1,6 +1,8 @@
 //! Waiting for something to become true, with a bound.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -23,13 +25,19 @@ pub async fn until<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut() ->
     }
 }
 
-/// A loopback address that is free at this moment. Somebody else may take it before it is used; with the kernel's
-/// range of ephemeral ports that has not been seen.
+/// A loopback address that is free at this moment, and that nobody else was given here. Another program may take it
+/// before it is used; with the kernel's range of ephemeral ports that has not been seen.
 ///
 /// # Panics
 /// If the machine has no free port.
 #[must_use]
 pub fn free_address() -> SocketAddr {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
-    listener.local_addr().expect("a bound socket has an address")
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        if GIVEN.lock().expect("nobody panicked").insert(address.port()) {
+            return address;
+        }
+    }
 }

@@ -67,9 +67,12 @@ async def echo(state: MessagesState) -> dict[str, Any]:
     return {"messages": [await Speaker(text=told).ainvoke(state["messages"])]}
 
 
-async def say(state: MessagesState) -> dict[str, Any]:
-    speaker = Speaker(text="one two three four five six", delay_s=0.04)
-    return {"messages": [await speaker.ainvoke(state["messages"])]}
+def saying(delay_s):
+    async def say(state: MessagesState) -> dict[str, Any]:
+        speaker = Speaker(text="one two three four five six", delay_s=delay_s)
+        return {"messages": [await speaker.ainvoke(state["messages"])]}
+
+    return say
 
 
 async def one(state: State) -> State:
@@ -126,10 +129,11 @@ async def step_1(state: State) -> State:
 
 
 agent = line(echo, state=MessagesState).compile()
-talk = line(say, state=MessagesState).compile()
+talk = line(("say", saying(0.04)), state=MessagesState).compile()
+drawl = line(("say", saying(0.5)), state=MessagesState).compile()
 steps = line(one, two).compile()
 slow = line(first, waiting(60)).compile()
-brief = line(first, waiting(0.7)).compile()
+brief = line(first, waiting(2)).compile()
 human = line(ask, done).compile()
 twice = line(("ask", ask_twice), waiting(60), state=Answers).compile()
 broken = line(breaks).compile()

@@ -171,6 +171,8 @@ impl Drill {
     /// A project whose days lie in several segments each.
     async fn scatter(&mut self) -> Sent {
         restart(&mut self.world, None).await;
+        // Not before a process is there to die of it.
+        self.tables.postpone("job", "run_at", SWEEP_DUE).await;
         let generated = generate_from(self.first_day, self.dice.roll(), TREES, DAYS);
         let mut project = None;
         for bodies in generated.bodies.chunks(generated.bodies.len().div_ceil(PIECES)) {

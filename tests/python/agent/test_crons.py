@@ -81,6 +81,9 @@ async def test_deletions_take_crons_along(client):
 
 async def test_crons_fire_once_at_their_time(server, sdk):
     """Everything that needs a minute to pass, at once."""
+    # All of them are there before a minute begins.
+    if datetime.now(UTC).second > 45:
+        await asyncio.sleep(60.5 - datetime.now(UTC).second)
     thread = await sdk.threads.create()
     mark = str(uuid.uuid4())
     kept = await sdk.crons.create(

@@ -224,7 +224,12 @@ def test_who_may_come_in(platform, repository):
     status, answer = platform.request("GET", "/d/no-such-deployment/threads")
     assert (status, answer["detail"]) == (404, "deployment not found")
     # Past the gateway nobody comes in, also from this machine.
-    port = re.findall(r"listen=127\.0\.0\.1:(\d+)", logs(platform, made["id"], made["latest_revision_id"]))[-1]
+    def ports():
+        found = re.findall(r"listen=127\.0\.0\.1:(\d+)", logs(platform, made["id"], made["latest_revision_id"]))
+        # One that was only to show that it loads, and the one that serves.
+        return found if len(found) >= 2 else None
+
+    port = harness.until("the agent server to say where it listens", ports)[-1]
     assert harness.get_status(f"http://127.0.0.1:{port}/ok") == 200
     for path in ("/", "/metrics", "/threads"):
         assert harness.get_status(f"http://127.0.0.1:{port}{path}") == 401, path

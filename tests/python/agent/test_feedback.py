@@ -56,7 +56,7 @@ def test_a_stream_ends_with_links_that_judge_the_run(places):
 
     stranger = Client(api_url=f"http://{platform.api}", api_key="tp_opens-nothing")
     stranger.create_feedback_from_token(last.data["user_score"], score=1, comment="good")
-    assert httpx.get(last.data["liked"], params={"score": 0}).status_code == 200
+    assert httpx.get(last.data["liked"], params={"score": 0}, timeout=60).status_code == 200
     reader = Client(api_url=f"http://{platform.api}", api_key=harness.KEY, workspace_id=platform.tenant)
     given = {one.key: one for one in reader.list_feedback(run_ids=[run])}
     assert {key: (one.run_id, one.score) for key, one in given.items()} == {"user_score": (run, 1), "liked": (run, 0)}
@@ -76,7 +76,7 @@ def test_what_waits_is_told_beside_the_state(places, path):
         thread = http.post("/threads", json={}).json()["thread_id"]
         answer = http.post(path.format(thread), json=ASKED | {"feedback_keys": ["liked"]}).json()
         assert answer["messages"][0]["content"] == "hi"
-        assert httpx.post(answer["__feedback__"]["liked"], json={"score": 1}).status_code == 200
+        assert httpx.post(answer["__feedback__"]["liked"], json={"score": 1}, timeout=60).status_code == 200
         assert "__feedback__" not in http.get(f"/threads/{thread}/state").json()["values"]
         refused = http.post(path.format(thread), json=ASKED | {"feedback_keys": [""]})
         assert refused.status_code == 422 and "feedback_keys" in refused.json()["detail"]

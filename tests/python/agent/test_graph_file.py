@@ -52,10 +52,10 @@ def test_web_pages_may_do_what_the_file_says(serve):
         headers = answer.headers["access-control-allow-headers"].split(",")
         assert set(headers) == {"x-mine", "accept", "accept-language", "content-language", "content-type"}
         assert "access-control-allow-credentials" not in answer.headers
-        exposed = httpx.get(f"{server.url}/ok", headers={"origin": origin}).headers["access-control-expose-headers"]
+        exposed = httpx.get(f"{server.url}/ok", headers={"origin": origin}, timeout=60).headers["access-control-expose-headers"]
         assert {"x-theirs", "content-location", "x-pagination-total"} <= set(exposed.split(","))
     for origin in ("https://two.example", "https://a1.many.example.evil.example", "http://a1.many.example"):
-        answer = httpx.get(f"{server.url}/ok", headers={"origin": origin})
+        answer = httpx.get(f"{server.url}/ok", headers={"origin": origin}, timeout=60)
         assert "access-control-allow-origin" not in answer.headers, origin
         assert answer.headers["vary"].lower() == "origin"
 
@@ -73,11 +73,11 @@ def test_a_file_that_cannot_be_followed_is_refused(tmp_path):
 def test_what_a_server_tells_of_itself_can_be_turned_off(serve):
     server = serve(http={"disable_meta": True})
     for path in ("/info", "/metrics", "/docs", "/openapi.json"):
-        assert httpx.get(f"{server.url}{path}").status_code == 404, path
+        assert httpx.get(f"{server.url}{path}", timeout=60).status_code == 404, path
     for path in ("/", "/ok", "/ok?check_db=1", "/livez"):
-        answer = httpx.get(f"{server.url}{path}")
+        answer = httpx.get(f"{server.url}{path}", timeout=60)
         assert (answer.status_code, answer.json()["ok"]) == (200, True), path
-    assert httpx.get(f"{server.url}/readyz").status_code == 200
+    assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200
     client = get_sync_client(url=server.url, api_key=None)
     assert client.runs.wait(None, "agent", input=ASK)["messages"][-1]["content"] == "hello"
 
@@ -114,7 +114,7 @@ def test_webhooks_can_be_turned_off(serve, listener, off):
     assert answer["messages"][-1]["content"] == "hello"
 
     def over():
-        jobs = httpx.get(f"{server.url}/internal/jobs", params={"kind": "send_webhook"}).json()["items"]
+        jobs = httpx.get(f"{server.url}/internal/jobs", params={"kind": "send_webhook"}, timeout=60).json()["items"]
         return True if [job["state"] for job in jobs] == ["succeeded"] else None
 
     until("the job of the webhook to end", over)

@@ -77,9 +77,11 @@ def test_processes_are_forked_where_that_is_safe(serve, project, forks):
 
     def both():
         found = {pid for name, pid in project.ran() if name == "second"}
-        return found if len(found) == 2 or begin_one() else None
+        return found if len(found) >= 2 or begin_one() else None
 
     def begin_one():
+        # One that is still loading has to find a slot of the pool free.
+        time.sleep(0.25)
         waiting.append(begin(client, input={"how": "wait"}))
 
     pids = until("two processes at work", both)
@@ -183,12 +185,12 @@ def test_the_authors_auth_decides(serve, project):
     ann, bob = (
         get_sync_client(url=server.url, api_key=None, headers={"authorization": f"Bearer {name}"}) for name in ("ann", "bob")
     )
-    refused = httpx.post(f"{server.url}/threads", json={})
+    refused = httpx.post(f"{server.url}/threads", json={}, timeout=60)
     assert (refused.status_code, refused.json()) == (401, {"detail": "say who you are"})
-    assert httpx.get(f"{server.url}/ok").status_code == 200
+    assert httpx.get(f"{server.url}/ok", timeout=60).status_code == 200
     thread = ann.threads.create()
     assert thread["metadata"]["owner"] == "ann"
-    as_bob = httpx.Client(base_url=server.url, headers={"authorization": "Bearer bob"})
+    as_bob = httpx.Client(base_url=server.url, headers={"authorization": "Bearer bob"}, timeout=60)
     identity = thread["thread_id"]
     for method, path in [("GET", ""), ("GET", "/state"), ("POST", "/history"), ("DELETE", ""), ("POST", "/runs/wait")]:
         answer = as_bob.request(method, f"/threads/{identity}{path}", json={"assistant_id": "agent"})
@@ -230,10 +232,10 @@ APP = """
 def test_the_authors_routes_are_served(serve, project):
     project.write(config=CONFIG | {"http": {"app": "./web.py:app", "disable_store": True}}, web=APP)
     server, client = serve()
-    answer = httpx.post(f"{server.url}/mine/1?a=b", content="body")
+    answer = httpx.post(f"{server.url}/mine/1?a=b", content="body", timeout=60)
     assert (answer.status_code, answer.text, answer.headers["x-mine"]) == (201, "POST /mine/1 a=b body", "yes")
     assert client.runs.wait(None, "agent", input={})["steps"] == ["first", "second"]
-    assert httpx.post(f"{server.url}/store/items/search", json={"namespace_prefix": []}).status_code == 404
+    assert httpx.post(f"{server.url}/store/items/search", json={"namespace_prefix": []}, timeout=60).status_code == 404
 
 
 def test_a_load_error_says_where(project):
@@ -279,7 +281,7 @@ def test_changed_code_is_loaded_and_broken_code_is_not(project):
         key = (project.folder / "data" / "api.key").read_text().strip()
 
         def traced():
-            found = httpx.get(f"http://{platform}/api/v1/sessions", headers={"x-api-key": key}).json()
+            found = httpx.get(f"http://{platform}/api/v1/sessions", headers={"x-api-key": key}, timeout=60).json()
             return True if project.folder.name in [session["name"] for session in found] else None
 
         until("the project of the traces", traced)
@@ -323,7 +325,7 @@ def test_the_authors_routes_are_served_by_changed_code_too(project):
         web = project.folder / "web.py"
         web.write_text(web.read_text().replace('b"yes"', 'b"changed"'))
         until("the old process to end", lambda: True if not pathlib.Path(f"/proc/{old}").exists() else None)
-        answer = httpx.post(f"http://{agent}/mine/1")
+        answer = httpx.post(f"http://{agent}/mine/1", timeout=60)
         assert (answer.status_code, answer.headers["x-mine"]) == (201, "changed")
         process.terminate()
     finally:

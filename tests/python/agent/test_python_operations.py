@@ -17,8 +17,8 @@ def test_operators_see_where_the_code_failed(serve):
     server, client = serve()
     thread, run = begin(client, input={"how": "raise"})
     assert over(client, thread, run)["status"] == "error"
-    [job] = httpx.get(f"{server.url}/internal/jobs", params={"kind": "run_agent"}).json()["items"]
-    [attempt] = httpx.get(f"{server.url}/internal/jobs/{job['id']}").json()["attempts"]
+    [job] = httpx.get(f"{server.url}/internal/jobs", params={"kind": "run_agent"}, timeout=60).json()["items"]
+    [attempt] = httpx.get(f"{server.url}/internal/jobs/{job['id']}", timeout=60).json()["attempts"]
     # The id that a caller knows is the run's.
     shown = towpath(server, "jobs", "show", run)
     assert job["id"] in shown
@@ -45,7 +45,7 @@ def test_the_platform_in_the_same_process_shows_them_too(project):
         shown = towpath(process, "jobs", "show", run)
         assert "Traceback (most recent call last)" in shown and "the second step says no" in shown
         key = (project.folder / ".towpath" / "api.key").read_text().strip()
-        page = httpx.Client(base_url=process.url, follow_redirects=True, headers={"origin": process.url})
+        page = httpx.Client(base_url=process.url, follow_redirects=True, headers={"origin": process.url}, timeout=60)
         assert page.post("/ui/sign-in", data={"key": key}).status_code == 200
         job = json.loads(towpath(process, "jobs", "show", run, "--output", "json"))["id"]
         listed = page.get("/ui/jobs", params={"of": "agents", "kind": "run_agent"}).text

@@ -10,10 +10,12 @@ import time
 import pytest
 
 from drill import Fleet, Receiver
+from harness import until
 from readers import Joiner, Reader, events
 
-# A run starts in this time whatever state Redis is in.
-START_S = 1.5
+# A run starts in this time whatever state Redis is in: after the longest rest of a pool that nothing wakes (1.5 s), and
+# what a busy machine adds. The table says how long it took.
+START_S = 1.5 + 4
 RUNS = 12
 HEAD = ("Redis", "runs", "started after p50, ms", "slowest, ms", "events compared")
 
@@ -23,7 +25,8 @@ def fleet():
     if "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
     receiver = Receiver()
-    running = Fleet("cluster", receiver, redis_behind_proxy=True)
+    # Nobody who performs dies here; a machine that stands still for a moment must not be taken for a dead one.
+    running = Fleet("cluster", receiver, redis_behind_proxy=True, TOWPATH_ENGINE_LEASE_SECONDS="15")
     yield running
     running.stop()
     receiver.stop()
@@ -115,4 +118,4 @@ def test_gone_and_back_empty(fleet, server, table):
     rounds(fleet, table, "gone")
     fleet.restart_redis()
     rounds(fleet, table, "back, empty")
-    assert not fleet.left_behind()
+    until("the tables to come to rest", lambda: None if fleet.left_behind() else True)

@@ -181,10 +181,12 @@ async def test_a_batch(client):
 
 async def test_delayed_runs_wait_for_their_time(client, sdk):
     thread = (await client.threads.create())["thread_id"]
-    begun = asyncio.get_running_loop().time()
-    run = await client.runs.create(thread, "steps", input={"log": []}, after_seconds=2)
+    run = await client.runs.create(thread, "steps", input={"log": []}, after_seconds=600)
     assert (await client.threads.get(thread))["status"] == "busy", "from the start"
     assert (await client.runs.get(thread, run["run_id"]))["status"] == "pending"
+    await client.runs.cancel(thread, run["run_id"], wait=True)
+    begun = asyncio.get_running_loop().time()
+    run = await client.runs.create(thread, "steps", input={"log": []}, after_seconds=2)
     assert (await client.runs.join(thread, run["run_id"]))["log"] == ["one", "two"]
     assert asyncio.get_running_loop().time() - begun >= 2
 
@@ -215,7 +217,7 @@ async def test_a_run_in_the_way(sdk, before, strategy, way):
         first = await sdk.runs.create(thread, "brief" if strategy == "enqueue" else "slow", input={"log": []})
         await at_work(sdk, thread, first)
     else:
-        delay = 1 if strategy == "enqueue" else 600
+        delay = 3 if strategy == "enqueue" else 600
         first = await sdk.runs.create(thread, "brief", input={"log": []}, after_seconds=delay)
 
     async def start():

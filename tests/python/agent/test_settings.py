@@ -58,13 +58,13 @@ def test_runs_say_where_their_server_is(guarded):
 
 def test_what_is_open_without_a_key(guarded):
     for path in ("/", "/ok", "/info", "/metrics", "/docs", "/openapi.json", "/livez", "/readyz"):
-        assert httpx.get(f"{guarded.url}/agents/one{path}").status_code == 200, path
+        assert httpx.get(f"{guarded.url}/agents/one{path}", timeout=60).status_code == 200, path
     # Probes know nothing of prefixes.
-    assert httpx.get(f"{guarded.url}/livez").status_code == 200
+    assert httpx.get(f"{guarded.url}/livez", timeout=60).status_code == 200
     for path in ("/assistants/search", "/no/such/route"):
-        answer = httpx.post(f"{guarded.url}{path}")
+        answer = httpx.post(f"{guarded.url}{path}", timeout=60)
         assert (answer.status_code, answer.json()) == (404, {"detail": "Not Found"})
-    refused = httpx.post(f"{guarded.url}/agents/one/assistants/search")
+    refused = httpx.post(f"{guarded.url}/agents/one/assistants/search", timeout=60)
     assert refused.status_code == 401 and "X-API-Key" in refused.json()["detail"]
     assert refused.headers["www-authenticate"] == "ApiKey" and refused.headers["vary"].lower() == "origin"
     ask = {"origin": "https://a.example", "access-control-request-method": "POST"}
@@ -73,7 +73,7 @@ def test_what_is_open_without_a_key(guarded):
 
 def test_a_body_may_not_be_too_large(guarded):
     body = b'{"metadata":{"x":"' + b"x" * 20_000 + b'"}}'
-    answer = httpx.post(f"{guarded.url}/agents/one/assistants/search", content=body, headers={"x-api-key": KEY})
+    answer = httpx.post(f"{guarded.url}/agents/one/assistants/search", content=body, headers={"x-api-key": KEY}, timeout=60)
     assert answer.status_code == 413 and "larger than 10000 bytes" in answer.json()["detail"]
 
 
@@ -104,8 +104,8 @@ def test_dev_has_an_agent_server():
         process.ready()
         with get_sync_client(url=f"http://{agent}", api_key=None) as client:
             assert client.assistants.search(graph_id="steps")[0]["metadata"] == {"created_by": "system"}
-        assert httpx.get(f"http://{platform}/readyz").status_code == 200
-        assert f"http://{agent}" in process.log_tail(), "the banner says where it is"
+        assert httpx.get(f"http://{platform}/readyz", timeout=60).status_code == 200
+        until("the banner to say where it is", lambda: True if f"http://{agent}" in process.log_tail() else None)
         assert (folder / "data" / "agent.db").is_file()
         process.terminate()
     finally:
@@ -145,11 +145,11 @@ def test_dev_traces_native_runs_into_its_platform(tmp_path):
 
     def traced(name, count):
         """The trace runs of a project, once there are so many."""
-        found = httpx.get(f"http://{platform}/api/v1/sessions?name={name}", headers=headers).json()
+        found = httpx.get(f"http://{platform}/api/v1/sessions?name={name}", headers=headers, timeout=60).json()
         if not found:
             return None
         asked = {"session": [found[0]["id"]], "limit": 100}
-        runs = httpx.post(f"http://{platform}/api/v1/runs/query", json=asked, headers=headers).json()["runs"]
+        runs = httpx.post(f"http://{platform}/api/v1/runs/query", json=asked, headers=headers, timeout=60).json()["runs"]
         return sorted(runs, key=lambda run: run["dotted_order"]) if len(runs) >= count else None
 
     try:

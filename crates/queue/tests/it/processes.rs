@@ -45,7 +45,12 @@ impl Processes {
         let here = Queue::redis(&uri, options.clone()).await.unwrap();
         let there = Queue::redis(&uri, options).await.unwrap();
         for queue in [&here, &there] {
-            assert_eq!(queue.health().state, State::Up);
+            let up = async {
+                while queue.health().state != State::Up {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            soon("a connection", up).await;
         }
         Some(Self {
             here,

@@ -46,11 +46,17 @@ impl RedisServer {
         Some(server)
     }
 
-    /// A queue as a process of its own would have it.
+    /// A queue as a process of its own would have it, connected.
     pub async fn queue(&self) -> towpath_queue::Queue {
-        towpath_queue::Queue::redis(&self.uri, towpath_queue::Options::default())
+        let queue = towpath_queue::Queue::redis(&self.uri, towpath_queue::Options::default())
             .await
-            .unwrap()
+            .unwrap();
+        let deadline = tokio::time::Instant::now() + super::PATIENCE;
+        while queue.health().state != towpath_queue::State::Up {
+            assert!(tokio::time::Instant::now() < deadline, "{:?}", queue.health());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        queue
     }
 
     pub async fn command(&self, words: &[&str]) {

@@ -153,7 +153,8 @@ impl Workflow for Script {
                         .map(tokio::sync::SemaphorePermit::forget)
                         .is_err()
                     {
-                        std::thread::yield_now();
+                        // Held all the same; the core is for the others.
+                        std::thread::park_timeout(Duration::from_millis(1));
                     }
                 }
                 Op::Lasts(span) => tokio::time::sleep(*span).await,
