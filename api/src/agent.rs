@@ -40,7 +40,7 @@ pub use swap::Swap;
 /// The whole surface, ready to be served.
 pub fn agent_router(app: AgentApp) -> Router {
     let settings = app.settings.clone();
-    let (api, system, document) = described();
+    let (api, system, _) = described();
     let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
     let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
@@ -49,7 +49,7 @@ pub fn agent_router(app: AgentApp) -> Router {
         let probes = system::probes().with_state(app.clone());
         (probes.clone(), probes)
     } else {
-        let open = system.clone().merge(docs::routes(&document));
+        let open = system.clone().merge(docs::routes(|| described().2));
         (system, open)
     };
     // In its description they would look like a part of the agent protocol.
@@ -87,7 +87,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     }
 }
 
-/// Routes that need a key, routes that do not, and the description of both.
+/// Routes that need a key, routes that do not, and what is said of both where they stand.
 fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let (api, mut document) = OpenApiRouter::default()
         .merge(assistants::routes())
@@ -98,5 +98,5 @@ fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
         .split_for_parts();
     let (system, of_system) = system::routes().split_for_parts();
     document.merge(of_system);
-    (api, system, docs::complete(document))
+    (api, system, document)
 }

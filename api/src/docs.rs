@@ -4,27 +4,47 @@
 mod complete;
 mod page;
 
+use std::sync::{Arc, LazyLock};
+
 use axum::Router;
-use axum::response::IntoResponse;
-use axum::routing::{MethodRouter, get};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE};
 use serde_json::Value;
 
 pub(crate) use complete::{complete, not_null, plain_nullables};
 
-/// The two routes over a finished document.
-pub(crate) fn routes(document: &Value) -> Router {
-    let page = page_route(document);
-    let json = Bytes::from(document.to_string());
-    let json_route = get(async move || ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], json));
-    Router::new().route("/openapi.json", json_route).route("/docs", page)
+/// A description that is put together when somebody asks for it first. Few ever do, and on the way it takes ten times
+/// the memory of its text.
+#[derive(Clone)]
+pub(crate) struct Document(Arc<LazyLock<Rendered, Box<dyn FnOnce() -> Rendered + Send>>>);
+
+struct Rendered {
+    json: Bytes,
+    page: Bytes,
 }
 
-/// A document as a page.
-pub(crate) fn page_route<S: Clone + Send + Sync + 'static>(document: &Value) -> MethodRouter<S> {
-    let page = Bytes::from(page::page(document));
-    get(async move || {
+impl Document {
+    pub(crate) fn new(build: impl FnOnce() -> Value + Send + 'static) -> Self {
+        let render = move || {
+            let document = build();
+            Rendered {
+                json: document.to_string().into(),
+                page: page::page(&document).into(),
+            }
+        };
+        Self(Arc::new(LazyLock::new(Box::new(render))))
+    }
+
+    /// Its text.
+    pub(crate) async fn json(&self) -> Bytes {
+        self.rendered(|rendered| rendered.json.clone()).await
+    }
+
+    /// It as a page.
+    pub(crate) async fn page(&self) -> Response {
+        let page = self.rendered(|rendered| rendered.page.clone()).await;
         let headers = [
             (CONTENT_TYPE, "text/html; charset=utf-8"),
             (CACHE_CONTROL, "no-cache"),
@@ -34,7 +54,26 @@ pub(crate) fn page_route<S: Clone + Send + Sync + 'static>(document: &Value) -> 
             ),
         ];
         (headers, page).into_response()
-    })
+    }
+
+    /// Putting it together takes a core for a moment, so not on a thread that answers others.
+    async fn rendered(&self, part: impl FnOnce(&Rendered) -> Bytes + Send + 'static) -> Bytes {
+        let document = Arc::clone(&self.0);
+        let rendered = tokio::task::spawn_blocking(move || part(&document));
+        rendered.await.expect("the description can be put together: tests do")
+    }
+}
+
+/// The two routes of a description.
+pub(crate) fn routes(document: Document) -> Router {
+    let as_page = document.clone();
+    let json = async move || {
+        let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")];
+        (headers, document.json().await)
+    };
+    Router::new()
+        .route("/openapi.json", get(json))
+        .route("/docs", get(async move || as_page.page().await))
 }
 
 /// This description, in OpenAPI 3.1.

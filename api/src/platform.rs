@@ -35,22 +35,36 @@ use crate::{auth, docs, errors, gateway, internal, layers, ops, registry, sessio
 
 /// The whole surface, ready to be served.
 pub fn platform_router(app: App) -> Router {
-    let (api, document) = described(&app);
+    let (api, _) = described(&app);
+    let document = docs::Document::new({
+        let app = app.clone();
+        move || document(&app)
+    });
     let beside = ops::routes(app.ops.clone())
         .merge(gateway::routes(&app))
         .merge(registry::routes(&app));
     let requests = app.settings.requests;
     let (pages, wal) = (ui::routes(&app), app.wal.clone());
     layers::limited(
-        api.merge(pages).with_state(app).merge(docs::routes(&document)),
+        api.merge(pages).with_state(app).merge(docs::routes(document)),
         beside,
         requests,
         wal,
     )
 }
 
-/// The API description without a server: what `/openapi.json` says.
-fn described(app: &App) -> (Router<App>, Value) {
+/// What `/openapi.json` says.
+fn document(app: &App) -> Value {
+    let (_, mut document) = described(app);
+    document.merge(ops::Described::openapi());
+    document.merge(docs::Described::openapi());
+    document.merge(Shared::openapi());
+    unique_operations(&mut document);
+    docs::complete(&document)
+}
+
+/// Routes, and what is said of them where they stand.
+fn described(app: &App) -> (Router<App>, OpenApi) {
     let keyed = bulk_exports()
         .merge(both_places(traces()))
         .merge(traces_v2())
@@ -65,12 +79,7 @@ fn described(app: &App) -> (Router<App>, Value) {
         .merge(both_places(feedback::given::routes()))
         .merge(session::routes())
         .merge(below_api_host(signed()));
-    let (router, mut document) = keyed.merge(operators).merge(open).split_for_parts();
-    document.merge(ops::Described::openapi());
-    document.merge(docs::Described::openapi());
-    document.merge(Shared::openapi());
-    unique_operations(&mut document);
-    (router, docs::complete(&document))
+    keyed.merge(operators).merge(open).split_for_parts()
 }
 
 fn bulk_exports() -> OpenApiRouter<App> {

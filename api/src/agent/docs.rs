@@ -1,7 +1,5 @@
 //! The description of the agent surface, and the same as a page.
 
-use std::sync::Arc;
-
 use axum::Router;
 use axum::routing::get;
 use http::HeaderMap;
@@ -11,10 +9,12 @@ use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme};
 
+use crate::docs::Document;
+
 use super::{assistants, crons, runs, threads};
 
 /// Gives the collected paths their head.
-pub(super) fn complete(mut document: OpenApi) -> OpenApi {
+fn complete(mut document: OpenApi) -> OpenApi {
     document.merge(super::errors::Described::openapi());
     document.info.title = "Towpath agent server".to_owned();
     env!("CARGO_PKG_VERSION").clone_into(&mut document.info.version);
@@ -53,20 +53,26 @@ fn name_operations(document: &mut OpenApi) {
     }
 }
 
-/// The two routes over a finished document.
-pub(super) fn routes(document: &OpenApi) -> Router {
-    let mut json = serde_json::to_value(document).expect("the document is plain data with text keys");
-    finish(&mut json);
-    let page = crate::docs::page_route(&json);
-    let json = Arc::new(json);
-    let described = get(async move |headers: HeaderMap| {
+/// The two routes, of what `collected` gives.
+pub(super) fn routes(collected: impl FnOnce() -> OpenApi + Send + 'static) -> Router {
+    let document = Document::new(move || {
+        let document = complete(collected());
+        let mut json = serde_json::to_value(document).expect("the document is plain data with text keys");
+        finish(&mut json);
+        json
+    });
+    let as_page = document.clone();
+    let described = async move |headers: HeaderMap| {
+        let json = document.json().await;
         let text = match prefix(&headers) {
-            None => json.to_string(),
-            Some(prefix) => below(&json, prefix).to_string(),
+            None => json,
+            Some(prefix) => below(&json, prefix).into(),
         };
         ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], text)
-    });
-    Router::new().route("/openapi.json", described).route("/docs", page)
+    };
+    Router::new()
+        .route("/openapi.json", get(described))
+        .route("/docs", get(async move || as_page.page().await))
 }
 
 /// Says what the types of the code cannot.
@@ -125,8 +131,8 @@ fn prefix(headers: &HeaderMap) -> Option<&str> {
     (text.starts_with('/') && text.len() <= 256 && text.bytes().all(plain)).then_some(text)
 }
 
-fn below(document: &Value, prefix: &str) -> Value {
-    let mut document = document.clone();
+fn below(document: &[u8], prefix: &str) -> String {
+    let mut document: Value = serde_json::from_slice(document).expect("it was written here");
     document["servers"] = json!([{ "url": prefix }]);
-    document
+    document.to_string()
 }
