@@ -11,8 +11,8 @@
     return typing || String(window.getSelection() || "") !== "";
   }
 
-  // A page in a background tab asks for nothing; a page that somebody is at is not replaced, also by an answer that was
-  // under way.
+  // A page in a background tab asks for nothing; a page that somebody is at is not replaced, nor by an answer that was
+  // already on its way.
   body.addEventListener("htmx:beforeRequest", function (event) {
     var source = event.detail.elt;
     if (source.hasAttribute("data-live") && (document.hidden || inHand(source))) event.preventDefault();

@@ -87,7 +87,7 @@ pub fn agent_router(app: AgentApp) -> Router {
     }
 }
 
-/// Routes that need a key, routes that do not, and what is said of both where they stand.
+/// Routes that need a key, routes that do not, and the part of their description that the handlers give.
 fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let (api, mut document) = OpenApiRouter::default()
         .merge(assistants::routes())

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 pub(crate) use complete::{complete, not_null, plain_nullables};
 
-/// A description that is put together when somebody asks for it first. Few ever do, and on the way it takes ten times
+/// A description that is put together the first time somebody asks for it. Few ever do, and on the way it takes ten times
 /// the memory of its text.
 #[derive(Clone)]
 pub(crate) struct Document(Arc<LazyLock<Rendered, Box<dyn FnOnce() -> Rendered + Send>>>);

@@ -63,7 +63,7 @@ fn document(app: &App) -> Value {
     docs::complete(&document)
 }
 
-/// Routes, and what is said of them where they stand.
+/// Routes, and the part of their description that the handlers give.
 fn described(app: &App) -> (Router<App>, OpenApi) {
     let keyed = bulk_exports()
         .merge(both_places(traces()))

@@ -57,7 +57,7 @@ async fn a_trace_of_25000_runs_is_read_page_by_page_and_counted() {
         let asked = json!({
             "trace_id": id(0), "page_size": 1000, "cursor": cursor, "selects": ["ID", "PARENT_RUN_IDS", "INPUTS"],
         });
-        // So much of it waits for the fold rather than being folded by the reader.
+        // So much is left to the fold; a reader that would have to fold it itself is told 503.
         let page = until("a page", BOUND, async || {
             let reply = world.api.post("/api/v2/runs/query", &asked).await;
             (reply.status != 503).then(|| reply.expect(200))

@@ -51,7 +51,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         .filter(|_| first.kept)
         .map(crate::data_dir::DataDir::api_key_file);
     let keys = storage.store.clone();
-    // Who finds the platform ready finds the agent server listening.
+    // Who finds the platform ready finds the agent server listening; it answers once its graphs are loaded.
     let listener = listen(config.settings.agent_listen).await.context("the agent server")?;
     let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
     let tracing = Tracing {

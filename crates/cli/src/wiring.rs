@@ -252,7 +252,8 @@ impl Server {
     }
 }
 
-/// Binds an address. Before anything else: a taken port is the commonest mistake, and must not cost a claimed job.
+/// Binds an address. Done before any worker starts: a taken port is the commonest mistake, and must not cost a claimed
+/// job.
 ///
 /// # Errors
 /// When it is taken, or not one of this machine.

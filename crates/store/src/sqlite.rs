@@ -221,6 +221,8 @@ impl Sqlite {
             }
             Err(error) => {
                 self.health.failed(&error);
+                // What it changed before counts as changed, and is undone.
+                writer.changed = None;
                 let no_room = matches!(error, Error::Full);
                 writer.put_right(if no_room { Some(Refused::Full) } else { None }).await;
                 drop(guard);

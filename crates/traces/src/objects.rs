@@ -336,13 +336,18 @@ impl Local {
         };
         for file in files {
             let file = file?;
-            // Somebody else may be faster.
-            if file
-                .metadata()
-                .and_then(|file| file.modified())
-                .is_ok_and(|at| at < before)
-            {
-                swept += usize::from(std::fs::remove_file(file.path()).is_ok());
+            let removed = file.metadata().and_then(|about| about.modified()).and_then(|at| {
+                let old = at < before;
+                if old {
+                    std::fs::remove_file(file.path())?;
+                }
+                Ok(old)
+            });
+            match removed {
+                Ok(removed) => swept += usize::from(removed),
+                // Somebody else was faster.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
             }
         }
         Ok(swept)

@@ -43,7 +43,7 @@ const TRACE_GRACE: Duration = Duration::from_secs(2);
 
 /// What an agent server is made of, beside the settings.
 pub struct AgentParts {
-    /// Where it listens: bound before anything else ([`listen`]).
+    /// Where it listens ([`super::listen`]).
     pub listener: TcpListener,
     /// Its database, the schema up to date.
     pub store: Store,

@@ -64,14 +64,14 @@ async fn a_worker_that_cannot_renew_stops_its_handler_before_the_lease_ends() {
                 .await
                 .map(drop))?;
             world.until_noted("a dropped at never", 1).await;
+            // When it was dropped, not when the database answers.
+            let since = world.shared.noted_at("a dropped at never").unwrap().elapsed();
             let left = on!(tx, |conn| sqlx::query_scalar::<_, f64>(
                 "SELECT extract(epoch FROM lease_until - clock_timestamp())::float8 FROM job WHERE id = $1"
             )
             .bind(job)
             .fetch_one(conn)
             .await)?;
-            // When it was dropped, not when the database was asked.
-            let since = world.shared.noted_at("a dropped at never").unwrap().elapsed();
             Ok(left + since.as_secs_f64() > 0.0)
         })
         .await

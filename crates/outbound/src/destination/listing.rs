@@ -59,7 +59,9 @@ impl Listing {
         AwsAuthorizer::new(&self.credential, "s3", &self.region).authorize(&mut request, None);
         let answer = self.client.execute(request).await.map_err(Failed::again)?;
         let status = answer.status();
-        if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
+        // A store without such a list says so for good.
+        let trouble = status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED;
+        if trouble || status == StatusCode::TOO_MANY_REQUESTS {
             return Err(Failed::again(format!("status {status}")));
         }
         if !status.is_success() {

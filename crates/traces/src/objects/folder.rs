@@ -12,8 +12,8 @@ use bytes::Bytes;
 use futures::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, RenameOptions, Result, UploadPart,
 };
 use uuid::Uuid;
 
@@ -45,9 +45,17 @@ impl fmt::Display for Folder {
     }
 }
 
+// What is not passed on is done by copying, which lies beside its target meanwhile.
+#[deny(clippy::missing_trait_methods)]
 #[async_trait]
 impl ObjectStore for Folder {
     async fn put_opts(&self, location: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        if options.mode != PutMode::Overwrite {
+            return Err(Error::NotImplemented {
+                operation: "put unless it is there".to_owned(),
+                implementer: self.to_string(),
+            });
+        }
         let beside = beside();
         let put = self.local.files.put_opts(&beside, payload, options).await?;
         bring_in(&self.local, &beside, location).await?;
@@ -60,6 +68,10 @@ impl ObjectStore for Folder {
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
         let beside = beside();
+        // What cannot be made is found out before the first byte.
+        let (local, target) = (Arc::clone(&self.local), self.local.files.path_to_filesystem(location)?);
+        let made = tokio::task::spawn_blocking(move || local.ensure(target.parent().unwrap_or(&local.root)));
+        made.await?.map_err(|error| failed(location, error))?;
         let upload = self.local.files.put_multipart_opts(&beside, options).await?;
         Ok(Box::new(Unfinished {
             local: Arc::clone(&self.local),
@@ -89,12 +101,20 @@ impl ObjectStore for Folder {
         self.local.files.list(prefix)
     }
 
+    fn list_with_offset(&self, prefix: Option<&Path>, offset: &Path) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.local.files.list_with_offset(prefix, offset)
+    }
+
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         self.local.files.list_with_delimiter(prefix).await
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         self.local.files.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        self.local.files.rename_opts(from, to, options).await
     }
 }
 
@@ -135,8 +155,14 @@ async fn bring_in(local: &Arc<Local>, beside: &Path, location: &Path) -> Result<
     let target = local.files.path_to_filesystem(location)?;
     let local = Arc::clone(local);
     let moved = tokio::task::spawn_blocking(move || {
-        local.ensure(target.parent().unwrap_or(&local.root))?;
-        std::fs::rename(from, target)
+        let moved = local
+            .ensure(target.parent().unwrap_or(&local.root))
+            .and_then(|()| std::fs::rename(&from, target));
+        if moved.is_err() {
+            // It is tried again under another name; what is left is swept later.
+            let _ = std::fs::remove_file(&from);
+        }
+        moved
     });
     moved.await?.map_err(|error| failed(location, error))
 }
