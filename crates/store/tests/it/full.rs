@@ -65,3 +65,28 @@ async fn only_a_write_shows_that_there_is_room_again() {
     store.write(async |tx| note(tx, &large).await).await.unwrap();
     store.check().await.unwrap();
 }
+
+/// What was changed before the room ran out is undone, and says as little.
+#[tokio::test]
+async fn half_a_write_does_not_show_that_there_is_room() {
+    let database = Database::sqlite().await;
+    let store = &database.store;
+    let limit = store.write(async |tx| run(tx, "PRAGMA max_page_count = 60").await);
+    limit.await.unwrap();
+    for times in 0..2 {
+        let half = store.write(async |tx| {
+            note(tx, "small").await?;
+            // Of many rows, so that SQLite undoes this statement and not the whole transaction.
+            let many = "INSERT INTO note WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000) \
+                        SELECT hex(randomblob(1000)) FROM n";
+            run(tx, many).await
+        });
+        let refused = half.await;
+        assert!(matches!(refused, Err(Error::Full)), "{refused:?}");
+        // Whatever else is in its group, and the look of a worker after it.
+        store.write(async |_| Ok(())).await.unwrap();
+        let said = store.check().await;
+        assert!(matches!(said, Err(Error::Full)), "{times}: {said:?}");
+    }
+    assert_eq!(database.notes().await, Vec::<String>::new());
+}
