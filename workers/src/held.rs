@@ -11,7 +11,7 @@ use towpath_durable::{Fenced, Signal};
 #[derive(Default)]
 pub(crate) struct Held {
     jobs: Mutex<HashMap<JobId, Entry>>,
-    changed: Notify,
+    emptied: Notify,
     /// Attempts that ended here, by pool.
     finished: Mutex<BTreeMap<String, u64>>,
 }
@@ -48,8 +48,11 @@ impl Held {
         if jobs.get(&job.id).is_some_and(|entry| entry.fence == job.fence) {
             jobs.remove(&job.id);
         }
+        let none = jobs.is_empty();
         drop(jobs);
-        self.changed.notify_waiters();
+        if none {
+            self.emptied.notify_waiters();
+        }
     }
 
     /// Counts an attempt that ended.
@@ -74,14 +77,14 @@ impl Held {
     /// Waits until no job is held.
     pub(crate) async fn empty(&self) {
         loop {
-            let changed = self.changed.notified();
-            tokio::pin!(changed);
+            let emptied = self.emptied.notified();
+            tokio::pin!(emptied);
             // Registered before looking, so that a removal in between is not missed.
-            changed.as_mut().enable();
+            emptied.as_mut().enable();
             if self.jobs().is_empty() {
                 return;
             }
-            changed.await;
+            emptied.await;
         }
     }
 

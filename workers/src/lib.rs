@@ -231,7 +231,7 @@ pub(crate) struct Assignment {
 
 /// A job whose row is for the claimer to write, with its next claim.
 pub(crate) struct Finished {
-    pub(crate) bare: Bare,
+    pub(crate) bare: Box<Bare>,
     pub(crate) place: Place,
 }
 

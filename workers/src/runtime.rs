@@ -49,10 +49,10 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
                     Ok(Performed::Written) => {}
                     Ok(Performed::Bare(bare)) => {
                         // The slot is free, and the job no longer ours, only once its row is written.
-                        if let Err(left) = finished.send(Finished { bare: *bare, place }).await {
+                        if let Err(left) = finished.send(Finished { bare, place }).await {
                             // The worker leaves, and claims no more.
                             let Finished { bare, place } = left.0;
-                            bare.complete(&engine).await;
+                            Box::pin(bare.complete(&engine)).await;
                             drop(place);
                         }
                     }

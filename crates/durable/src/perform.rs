@@ -4,6 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::OptionFuture;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::job::RetryPolicy;
@@ -108,17 +109,17 @@ pub async fn perform<World: Send + Sync + 'static>(
 }
 
 /// As [`perform`], but for a row that has nothing beside it to be written: that is left to the caller.
-pub async fn attempt<World: Send + Sync + 'static>(
+///
+/// One of these is moved several times per job, so it is kept small: what is seldom awaited is boxed.
+pub fn attempt<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
     world: &World,
     job: Claimed,
     signal: watch::Receiver<Signal>,
-) -> Performed {
+) -> impl Future<Output = Performed> + Send {
     let (span, place) = trace::attempt(&job);
-    let started = std::time::Instant::now();
-    let run = run(engine, registry, world, job, signal, started);
-    trace::scope(place, run).instrument(span).await
+    trace::scope(place, run(engine, registry, world, job, signal)).instrument(span)
 }
 
 async fn run<World: Send + Sync + 'static>(
@@ -127,8 +128,8 @@ async fn run<World: Send + Sync + 'static>(
     world: &World,
     mut job: Claimed,
     mut signal: watch::Receiver<Signal>,
-    started: std::time::Instant,
 ) -> Performed {
+    let started = std::time::Instant::now();
     let token = CancellationToken::new();
     let (kind, pool) = (job.kind.clone(), job.pool.clone());
     let input = std::mem::take(&mut job.input);
@@ -177,7 +178,7 @@ async fn run<World: Send + Sync + 'static>(
         }
         Ok(End::Bare(along)) => {
             let settled = ctx.settle(async |tx| crate::along::write(tx, along.into_iter().collect()).await);
-            settled.await.err()
+            Box::pin(settled).await.err()
         }
         Ok(End::Written) => None,
         Err(failure) => Some(failure),
@@ -186,7 +187,7 @@ async fn run<World: Send + Sync + 'static>(
         None => attempted(&kind, "ok"),
         Some(failure) => {
             attempted(&kind, word(&failure));
-            write_down(engine, fenced, &failure, policy, &mut signal).await;
+            Box::pin(write_down(engine, fenced, &failure, policy, &mut signal)).await;
         }
     }
     took(pool, kind, started);
@@ -222,16 +223,12 @@ async fn supervise(
     remaining: Option<Duration>,
 ) -> Result<End, Failure> {
     tokio::pin!(run);
-    let forever = Duration::from_secs(u64::from(u32::MAX));
-    let attempt_over = tokio::time::sleep(limit.unwrap_or(forever));
-    let deadline_over = tokio::time::sleep(remaining.unwrap_or(forever));
-    let grace_over = tokio::time::sleep(forever);
+    let timer = |span: Option<Duration>| OptionFuture::from(span.map(tokio::time::sleep));
+    let grace = Some(engine.settings().cancel_grace);
+    let attempt_over = timer(limit);
+    let deadline_over = timer(remaining);
+    let grace_over = timer(grace.filter(|_| token.is_cancelled()));
     tokio::pin!(attempt_over, deadline_over, grace_over);
-    if token.is_cancelled() {
-        grace_over
-            .as_mut()
-            .reset(tokio::time::Instant::now() + engine.settings().cancel_grace);
-    }
     loop {
         tokio::select! {
             biased;
@@ -242,7 +239,7 @@ async fn supervise(
                     Signal::Cancel if token.is_cancelled() => {}
                     Signal::Cancel => {
                         token.cancel();
-                        grace_over.as_mut().reset(tokio::time::Instant::now() + engine.settings().cancel_grace);
+                        grace_over.set(timer(grace));
                     }
                     Signal::HandBack => return Err(Failure::Snooze(Duration::ZERO)),
                     Signal::Lost => return Err(Failure::Lost),
@@ -253,12 +250,12 @@ async fn supervise(
                 Ok(Err(failure)) => Err(failure),
                 Err(panic) => Err(Failure::Retry(Cause::new(format!("panicked: {}", panic_text(&*panic))))),
             },
-            () = &mut grace_over => return Err(Failure::Cancelled),
-            () = &mut attempt_over => {
+            Some(()) = &mut grace_over => return Err(Failure::Cancelled),
+            Some(()) = &mut attempt_over => {
                 let limit = limit.unwrap_or_default();
                 return Err(Failure::TimedOut(Cause::new(format!("the attempt took longer than {limit:?}"))));
             }
-            () = &mut deadline_over => return Err(Failure::Fatal(Cause::new(DEADLINE))),
+            Some(()) = &mut deadline_over => return Err(Failure::Fatal(Cause::new(DEADLINE))),
         }
     }
 }

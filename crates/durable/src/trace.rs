@@ -22,8 +22,8 @@ pub fn current() -> Option<Traceparent> {
 }
 
 /// Runs `work` at `place`.
-pub async fn scope<F: Future>(place: Traceparent, work: F) -> F::Output {
-    CURRENT.scope(place, work).await
+pub fn scope<F: Future>(place: Traceparent, work: F) -> impl Future<Output = F::Output> {
+    CURRENT.scope(place, work)
 }
 
 /// The span of one attempt, and its place. At the level of errors, so that every line about the job carries it
