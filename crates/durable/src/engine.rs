@@ -132,7 +132,12 @@ impl Engine {
             move |group: Arc<Vec<NewStep>>| {
                 let store = store.clone();
                 async move {
-                    let held = store.write_one(async |tx| steps::record(tx, &group).await).await?;
+                    let record = async |tx: &mut Tx<'_>| steps::record(tx, &group).await;
+                    let held = match store.dialect() {
+                        Dialect::Postgres => store.write_one(record).await?,
+                        // Several statements a step.
+                        Dialect::Sqlite => store.write(record).await?,
+                    };
                     Ok(among(held, group.iter().map(|step| step.job)))
                 }
             }

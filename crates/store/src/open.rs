@@ -164,15 +164,16 @@ impl Store {
         result
     }
 
-    /// As [`Store::write`], for a closure that is one statement. On PostgreSQL a statement is a transaction by itself,
-    /// which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and completing.
+    /// As [`Store::write`], for a closure that is one statement (on SQLite: one call to the library). That is a transaction
+    /// by itself, which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and completing.
+    /// An error the closure makes up after its statement undoes nothing.
     ///
     /// # Errors
     /// As [`Store::write`].
     pub async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let began = Instant::now();
         let result = match &self.0.back {
-            Back::Sqlite(back) => back.write(f).await,
+            Back::Sqlite(back) => back.write_one(f).await,
             Back::Postgres(back) => back.write_one(f).await,
         };
         metric::called("write_one", began.elapsed(), &result);

@@ -68,6 +68,8 @@ pub struct Tx<'c> {
     parents: Vec<JobId>,
     /// Told of each statement, where a statement may not take for ever.
     beat: Option<&'c Beat>,
+    /// No transaction is open on SQLite.
+    alone: bool,
 }
 
 /// The connection behind a [`Tx`]; use it through [`on!`](crate::on).
@@ -86,7 +88,19 @@ impl<'c> Tx<'c> {
             hints: Hints::default(),
             parents: Vec::new(),
             beat: None,
+            alone: false,
         }
+    }
+
+    pub(crate) const fn alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// Whether on SQLite the next call is a transaction by itself: of several statements if it brings its own BEGIN and
+    /// COMMIT.
+    pub(crate) const fn is_alone(&self) -> bool {
+        self.alone
     }
 
     pub(crate) fn beating(mut self, beat: &'c Beat) -> Self {

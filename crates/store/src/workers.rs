@@ -75,7 +75,8 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
         postgres: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at, finished)
                    VALUES ($1, $2, $3, $4, $5, $6, $7, towpath_now($8), $9)
                    ON CONFLICT (id) DO UPDATE SET seen_at = towpath_now($8), finished = $9 RETURNING draining");
-    Ok(on!(tx, |conn| {
+    // All rows of it: who asks SQLite for one has it before the statement, and with it the commit, is over.
+    let draining: Vec<bool> = on!(tx, |conn| {
         sqlx::query_scalar(text)
             .bind(worker.id)
             .bind(&worker.host)
@@ -86,9 +87,10 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
             .bind(worker.started_at)
             .bind(now)
             .bind(&worker.finished)
-            .fetch_one(conn)
+            .fetch_all(conn)
             .await
-    })?)
+    })?;
+    Ok(draining.contains(&true))
 }
 
 /// Asks a worker to stop claiming. Answers whether there is one.

@@ -160,21 +160,30 @@ macro_rules! sqlite_picks {
 /// What is claimed comes as one row, a JSON list of the jobs as they will be: rows that come one after another each wake
 /// the task that reads them, which takes longer than claiming them. Then the same jobs are marked. They are picked anew
 /// for it, and are the same since nothing has changed. The numbers are how many rows were ended and how many claimed.
-const SQLITE_TURN: &str = concat!(
-    sqlite_completes!(),
-    ";\n",
-    sqlite_picks!(),
-    "SELECT changes(), json_group_array(json_array(
-         hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor, lane,
-         iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1, failures, fence + 1,
-         cancel_at, traceparent, created_at))
-     FROM job WHERE rowid IN (SELECT row FROM picked);\n",
-    sqlite_picks!(),
-    "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $6,
-                    lease_until = $2 + $7 * 1000, started_at = coalesce(started_at, $2)
-     WHERE rowid IN (SELECT row FROM picked);
-     SELECT changes(), ''"
-);
+macro_rules! sqlite_turn {
+    () => {
+        concat!(
+            sqlite_completes!(),
+            ";\n",
+            sqlite_picks!(),
+            "SELECT changes(), json_group_array(json_array(
+                 hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor, lane,
+                 iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1, failures, fence + 1,
+                 cancel_at, traceparent, created_at))
+             FROM job WHERE rowid IN (SELECT row FROM picked);\n",
+            sqlite_picks!(),
+            "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $6,
+                            lease_until = $2 + $7 * 1000, started_at = coalesce(started_at, $2)
+             WHERE rowid IN (SELECT row FROM picked);
+             SELECT changes(), ''"
+        )
+    };
+}
+
+const SQLITE_TURN: &str = sqlite_turn!();
+
+/// The same where it is a transaction by itself.
+const SQLITE_TURN_ALONE: &str = concat!("BEGIN IMMEDIATE;\n", sqlite_turn!(), ";\nCOMMIT");
 
 /// A job as [`SQLITE_TURN`] lists it. Times are microseconds.
 #[derive(Deserialize)]
@@ -246,8 +255,9 @@ pub async fn claim(
         n,
         after,
     };
+    let alone = tx.is_alone();
     let claimed = match tx.conn() {
-        Conn::Sqlite(conn) => turn_sqlite(conn, now, &[], &claimer).await?.claimed,
+        Conn::Sqlite(conn) => turn_sqlite(conn, alone, now, &[], &claimer).await?.claimed,
         Conn::Postgres(conn) => {
             sqlx::query_as(POSTGRES_CLAIM)
                 .bind(None::<Timestamp>)
@@ -304,9 +314,10 @@ pub async fn turn(
         n,
         after,
     };
+    let alone = tx.is_alone();
     match tx.conn() {
         Conn::Sqlite(conn) => {
-            let turned = turn_sqlite(conn, now, held, &claimer).await?;
+            let turned = turn_sqlite(conn, alone, now, held, &claimer).await?;
             let done = bulk::done_sqlite(conn, now, held, turned.done).await?;
             Ok(Turned {
                 missed: missed(held, done),
@@ -376,11 +387,13 @@ struct TurnedSqlite {
 
 async fn turn_sqlite(
     conn: &mut SqliteConnection,
+    alone: bool,
     now: Timestamp,
     held: &[Fenced],
     claimer: &Claimer<'_>,
 ) -> Result<TurnedSqlite> {
-    let rows: Vec<(i64, String)> = sqlx::query_as(SQLITE_TURN)
+    let text = if alone { SQLITE_TURN_ALONE } else { SQLITE_TURN };
+    let rows: Vec<(i64, String)> = sqlx::query_as(text)
         .bind(bulk::as_json(held))
         .bind(now)
         .bind(claimer.pool)

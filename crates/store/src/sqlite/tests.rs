@@ -37,7 +37,7 @@ const BACK: &str = "ROLLBACK TO caller";
 
 /// What was executed for a first caller, that is done or was dropped, and for a second one, that was dropped; where it
 /// was, and how many of their notes are kept.
-const STORIES: [(&[&str], At, i64); 11] = [
+const STORIES: [(&[&str], At, i64); 13] = [
     (&[], At::Begins, 0),
     (&[BEGIN], At::Begins, 0),
     (&[BEGIN, SAVE], At::Begins, 0),
@@ -49,6 +49,9 @@ const STORIES: [(&[&str], At, i64); 11] = [
     (&[BEGIN, SAVE, NOTE, RELEASE], At::Enters, 1),
     (&[BEGIN, SAVE, NOTE, RELEASE, SAVE], At::Enters, 1),
     (&[BEGIN, SAVE, NOTE, RELEASE, SAVE, NOTE], At::Inside, 1),
+    // A call that is a transaction by itself.
+    (&[BEGIN, NOTE], At::Begins, 0),
+    (&[BEGIN, NOTE, "COMMIT"], At::Begins, 1),
 ];
 
 #[tokio::test]
@@ -125,4 +128,45 @@ async fn a_group_that_vanished_is_not_answered_as_committed() {
         assert!(matches!(committed.await.unwrap(), Err(Refused::Unavailable(_))));
         assert_eq!(count(&store).await, 1);
     }
+}
+
+/// A call that is a transaction by itself is so only while nobody else writes; with others it shares their commit.
+#[tokio::test]
+async fn a_single_call_joins_whoever_writes() {
+    let (_folder, store) = open().await;
+    let alone = async || {
+        store
+            .write_one(async |tx| {
+                let alone = tx.is_alone();
+                run(tx, NOTE).await?;
+                Ok(alone)
+            })
+            .await
+            .unwrap()
+    };
+    assert!(alone().await);
+
+    // The committer comes after the call that already waits.
+    let mut writer = store.writer.lock().await;
+    writer.enter().await.unwrap();
+    writer.conn.execute(NOTE).await.unwrap();
+    let committed = writer.leave(Hints::default());
+    let joins = alone();
+    tokio::pin!(joins);
+    assert!(futures::poll!(joins.as_mut()).is_pending());
+    drop(writer);
+    store.work.notify_one();
+    assert!(!joins.await);
+    assert!(committed.await.unwrap().is_ok());
+    assert_eq!(count(&store).await, 3);
+
+    let writer = store.writer.lock().await;
+    let (first, second) = (alone(), alone());
+    let both = futures::future::join(first, second);
+    tokio::pin!(both);
+    assert!(futures::poll!(both.as_mut()).is_pending());
+    drop(writer);
+    assert_eq!(both.await, (false, false), "the first saw the second wait");
+    assert_eq!(count(&store).await, 5);
+    assert_eq!(store.waiting.load(Ordering::Relaxed), 0);
 }

@@ -1,6 +1,6 @@
 //! A caller may be dropped anywhere: a request whose client hung up, a handler whose lease is gone.
 
-use towpath_store::Error;
+use towpath_store::{Conn, Error, Result, Tx};
 
 use crate::database::{Database, Polls, note};
 
@@ -91,6 +91,69 @@ async fn a_dropped_write_leaves_nothing_open() {
             assert!(database.notes().await.contains(&format!("after {nth}")));
         }
     }
+}
+
+/// One call that is a transaction by itself on SQLite, dropped wherever it waits.
+#[tokio::test]
+async fn a_single_call_dropped_anywhere_harms_nobody() {
+    let database = Database::sqlite().await;
+    let mut dropped = 0;
+    for nth in 0..200 {
+        let (one, two) = (format!("dropped {nth} one"), format!("dropped {nth} two"));
+        let store = database.store.clone();
+        let write = async move { store.write_one(async |tx| two_notes(tx, nth).await).await };
+        let done = tokio::spawn(Polls::new(write, 1 + nth % 4)).await.unwrap();
+        let after = format!("after {nth}");
+        database.store.write(async |tx| note(tx, &after).await).await.unwrap();
+        let notes = database.notes().await;
+        assert!(notes.contains(&after));
+        assert_eq!(
+            notes.contains(&one),
+            notes.contains(&two),
+            "half of a dropped call was kept"
+        );
+        match done {
+            Some(done) => {
+                done.unwrap();
+                assert!(notes.contains(&one), "a call that was answered is there");
+            }
+            None => dropped += 1,
+        }
+    }
+    println!("dropped {dropped} of 200");
+    assert!(dropped > 20, "only {dropped} were dropped");
+}
+
+#[tokio::test]
+async fn a_single_call_that_fails_is_undone() {
+    let database = Database::sqlite().await;
+    let store = &database.store;
+    store.write(async |tx| note(tx, "dropped 1 two").await).await.unwrap();
+    let refused = store.write_one(async |tx| two_notes(tx, 1).await).await;
+    assert!(matches!(refused, Err(Error::Conflict { column }) if column == "note.text"));
+    store.write_one(async |tx| two_notes(tx, 2).await).await.unwrap();
+    assert_eq!(
+        database.notes().await,
+        ["dropped 1 two", "dropped 2 one", "dropped 2 two"]
+    );
+}
+
+/// Two statements that are one call and one transaction.
+async fn two_notes(tx: &mut Tx<'_>, nth: usize) -> Result<()> {
+    let Conn::Sqlite(conn) = tx.conn() else {
+        unreachable!("these are tests of SQLite")
+    };
+    let nth = i64::try_from(nth).unwrap();
+    sqlx::query(
+        "BEGIN IMMEDIATE;
+         INSERT INTO note VALUES (format('dropped %d one', $1));
+         INSERT INTO note VALUES (format('dropped %d two', $1));
+         COMMIT",
+    )
+    .bind(nth)
+    .execute(conn)
+    .await?;
+    Ok(())
 }
 
 #[tokio::test]
