@@ -5,7 +5,8 @@ use towpath_domain::Rejection;
 /// Result of a store call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A store call that did not succeed. Nothing of its transaction was written.
+/// A store call that did not succeed. Nothing of its transaction was written, unless the caller of
+/// [`Store::write_one`](crate::Store::write_one) made the error up after its statement.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No such row for this tenant.

@@ -32,7 +32,7 @@ pub fn describe() {
     metrics::describe_histogram!(
         COMMIT_SECONDS,
         Unit::Seconds,
-        "A COMMIT of the SQLite file, on disk when it ends; not of a write_one that nobody joined"
+        "A COMMIT of the SQLite file, on disk when it ends; not of a write_one that found nobody else writing"
     );
     metrics::describe_histogram!(
         COMMIT_GROUP,

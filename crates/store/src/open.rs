@@ -164,8 +164,8 @@ impl Store {
         result
     }
 
-    /// As [`Store::write`], for a closure that is one statement (on SQLite: one call to the library). That is a transaction
-    /// by itself, which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and completing.
+    /// As [`Store::write`], for a closure that is one statement (on SQLite: one call to the library that writes). That is a
+    /// transaction by itself, which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and completing.
     /// An error the closure makes up after its statement undoes nothing.
     ///
     /// # Errors

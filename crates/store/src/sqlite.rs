@@ -92,6 +92,8 @@ struct Writer {
     open: bool,
     /// The latest caller's SAVEPOINT is not released yet; it has done its work.
     saved: bool,
+    /// Somebody else came while the latest write was on its way, or shared its COMMIT.
+    company: bool,
     at: At,
     waiting: Vec<Waiting>,
 }
@@ -171,6 +173,7 @@ impl Sqlite {
             changed: None,
             open: false,
             saved: false,
+            company: false,
             at: At::Rest,
             waiting: Vec::new(),
         }));
@@ -222,14 +225,16 @@ impl Sqlite {
         self.write_with_others(self.writer().await, f).await
     }
 
-    /// As [`Sqlite::write`], for a closure that makes one call to the library. While nobody else writes that call is a
-    /// transaction by itself, see [`Tx::is_alone`]: a third of the ways to the library's thread and back.
+    /// As [`Sqlite::write`], for a closure that makes one call to the library that writes. While nobody else writes that call
+    /// is a transaction by itself, see [`Tx::is_alone`]: a third of the ways to the library's thread and back.
     pub(crate) async fn write_one<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let mut guard = self.writer().await;
         let writer = &mut *guard;
         writer.put_right(None).await;
-        // With company one COMMIT serves all. Whether a disk that failed takes writes again is for `commit` to see.
-        if writer.open || self.waiting.load(Ordering::Relaxed) > 0 || !self.health.is_well() {
+        // With company one COMMIT serves all: two that write in turn would never see each other wait. Whether a disk that
+        // failed takes writes again is for `commit` to see.
+        let company = writer.open || writer.company || self.waiting.load(Ordering::Relaxed) > 0;
+        if company || !self.health.is_well() {
             return self.write_with_others(guard, f).await;
         }
         writer.at = At::Begins;
@@ -239,8 +244,9 @@ impl Sqlite {
         match &result {
             Ok(_) => {
                 writer.at = At::Rest;
-                drop(guard);
+                writer.company = self.waiting.load(Ordering::Relaxed) > 0;
                 metrics::histogram!(metric::COMMIT_GROUP).record(1.0);
+                // Before anybody else commits: hints are told in the order of the commits.
                 self.shared.tell(hints);
             }
             Err(error) => {
@@ -429,6 +435,7 @@ impl Writer {
         }
         self.open = false;
         self.saved = false;
+        self.company = self.waiting.len() > 1;
         let result = result.map(drop).map_err(Refused::from);
         match &result {
             Ok(()) if changes_anything => self.health.recovered(),

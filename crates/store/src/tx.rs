@@ -59,6 +59,7 @@ impl Shared {
 }
 
 /// What a store function works on: inside [`Store::write`](crate::Store::write) a transaction, inside
+/// [`Store::write_one`](crate::Store::write_one) a transaction or a connection on which one statement is one, inside
 /// [`Store::read`](crate::Store::read) a connection.
 pub struct Tx<'c> {
     conn: Conn<'c>,

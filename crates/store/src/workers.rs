@@ -75,7 +75,7 @@ pub async fn seen(tx: &mut Tx<'_>, worker: &Worker) -> Result<bool> {
         postgres: "INSERT INTO worker (id, host, pid, pools, version, draining, started_at, seen_at, finished)
                    VALUES ($1, $2, $3, $4, $5, $6, $7, towpath_now($8), $9)
                    ON CONFLICT (id) DO UPDATE SET seen_at = towpath_now($8), finished = $9 RETURNING draining");
-    // All rows of it: who asks SQLite for one has it before the statement, and with it the commit, is over.
+    // All rows of it: who asks the driver for one of SQLite's has it also when the commit that follows it fails.
     let draining: Vec<bool> = on!(tx, |conn| {
         sqlx::query_scalar(text)
             .bind(worker.id)

@@ -12,7 +12,7 @@ use sqlx::{FromRow, SqliteConnection};
 use towpath_domain::{JobId, Timestamp};
 
 use super::leaving;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 
 /// A job and the fence its holder believes in.
@@ -116,11 +116,22 @@ macro_rules! sqlite_completes {
 }
 pub(super) use sqlite_completes;
 
+/// Those that [`sqlite_completes`] ended just now, as [`from_json`] reads them.
+macro_rules! sqlite_completed {
+    () => {
+        "SELECT json_group_array(json_array(hex(job.id), job.fence))
+         FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+         JOIN job ON job.id = held.id AND job.fence = held.fence
+         WHERE job.state = 'succeeded' AND job.finished_at = $2"
+    };
+}
+pub(super) use sqlite_completed;
+
 /// Ends jobs well that have nothing else to write: no business rows, no parent, no open children. Each gives its place in
 /// its lane, if it has one, to whoever waits longest there; `lanes` are those of all of them, in order, each once. Returns
 /// those that hit; the others moved on, or were asked to stop.
 ///
-/// Without lanes this is one statement on PostgreSQL, so that no transaction is needed.
+/// Without lanes this is one statement that writes, so that no transaction is needed.
 ///
 /// # Errors
 /// As every statement.
@@ -176,16 +187,12 @@ pub(super) async fn done_sqlite(
     if usize::try_from(done).is_ok_and(|done| done == held.len()) {
         return Ok(held.to_vec());
     }
-    Ok(sqlx::query_as(
-        "SELECT job.id, job.fence
-         FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
-         JOIN job ON job.id = held.id AND job.fence = held.fence
-         WHERE job.state = 'succeeded' AND job.finished_at = $2",
-    )
-    .bind(as_json(held))
-    .bind(now)
-    .fetch_all(conn)
-    .await?)
+    let done: String = sqlx::query_scalar(sqlite_completed!())
+        .bind(as_json(held))
+        .bind(now)
+        .fetch_one(conn)
+        .await?;
+    from_json(&done).ok_or_else(|| Error::corrupt("job", "id", "one that is over"))
 }
 
 /// `[["hex id", fence], …]` for `json_each`: SQLite has no arrays.
@@ -198,6 +205,12 @@ pub(crate) fn as_json(held: &[Fenced]) -> String {
     }
     text.push(']');
     text
+}
+
+/// The same read back.
+pub(crate) fn from_json(text: &str) -> Option<Vec<Fenced>> {
+    let held: Vec<(JobId, i64)> = serde_json::from_str(text).ok()?;
+    Some(held.into_iter().map(|(id, fence)| Fenced { id, fence }).collect())
 }
 
 /// One array of ids and one of fences, sorted by id, for `unnest`.

@@ -8,7 +8,7 @@ use sqlx::{FromRow, SqliteConnection};
 use towpath_domain::{JobId, TenantId, Timestamp, WorkerId};
 
 use crate::error::{Error, Result};
-use crate::jobs::bulk::{self, Fenced, sqlite_completes};
+use crate::jobs::bulk::{self, Fenced, sqlite_completed, sqlite_completes};
 use crate::tx::{Conn, Tx};
 
 /// A job as its new holder gets it.
@@ -159,7 +159,8 @@ macro_rules! sqlite_picks {
 ///
 /// What is claimed comes as one row, a JSON list of the jobs as they will be: rows that come one after another each wake
 /// the task that reads them, which takes longer than claiming them. Then the same jobs are marked. They are picked anew
-/// for it, and are the same since nothing has changed. The numbers are how many rows were ended and how many claimed.
+/// for it, and are the same since nothing has changed. The numbers are how many rows were ended and how many claimed; which
+/// ones ended is told where some did not.
 macro_rules! sqlite_turn {
     () => {
         concat!(
@@ -169,13 +170,16 @@ macro_rules! sqlite_turn {
             "SELECT changes(), json_group_array(json_array(
                  hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor, lane,
                  iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1, failures, fence + 1,
-                 cancel_at, traceparent, created_at))
+                 cancel_at, traceparent, created_at)),
+                 iif(changes() = json_array_length($1), NULL, (",
+            sqlite_completed!(),
+            "))
              FROM job WHERE rowid IN (SELECT row FROM picked);\n",
             sqlite_picks!(),
             "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $6,
                             lease_until = $2 + $7 * 1000, started_at = coalesce(started_at, $2)
              WHERE rowid IN (SELECT row FROM picked);
-             SELECT changes(), ''"
+             SELECT changes(), '', NULL"
         )
     };
 }
@@ -318,9 +322,8 @@ pub async fn turn(
     match tx.conn() {
         Conn::Sqlite(conn) => {
             let turned = turn_sqlite(conn, alone, now, held, &claimer).await?;
-            let done = bulk::done_sqlite(conn, now, held, turned.done).await?;
             Ok(Turned {
-                missed: missed(held, done),
+                missed: missed(held, turned.done),
                 claimed: in_order(turned.claimed),
             })
         }
@@ -380,8 +383,8 @@ struct Claimer<'a> {
 
 /// What [`SQLITE_TURN`] did.
 struct TurnedSqlite {
-    /// How many of those that were to end did.
-    done: i64,
+    /// Those that were to end and did.
+    done: Vec<Fenced>,
     claimed: Vec<Claimed>,
 }
 
@@ -393,7 +396,7 @@ async fn turn_sqlite(
     claimer: &Claimer<'_>,
 ) -> Result<TurnedSqlite> {
     let text = if alone { SQLITE_TURN_ALONE } else { SQLITE_TURN };
-    let rows: Vec<(i64, String)> = sqlx::query_as(text)
+    let rows: Vec<(i64, String, Option<String>)> = sqlx::query_as(text)
         .bind(bulk::as_json(held))
         .bind(now)
         .bind(claimer.pool)
@@ -404,15 +407,19 @@ async fn turn_sqlite(
         .fetch_all(conn)
         .await?;
     let unreadable = || Error::corrupt("job", "id", "one that is ready");
-    let [(done, picked), (marked, _)] = &rows[..] else {
+    let [(_, picked, done), (marked, ..)] = &rows[..] else {
         return Err(unreadable());
     };
     let picked: Vec<Picked> = serde_json::from_str(picked).map_err(|_| unreadable())?;
     if i64::try_from(picked.len()) != Ok(*marked) {
         return Err(unreadable());
     }
+    let done = match done {
+        None => held.to_vec(),
+        Some(some) => bulk::from_json(some).ok_or_else(unreadable)?,
+    };
     Ok(TurnedSqlite {
-        done: *done,
+        done,
         claimed: picked.into_iter().map(Claimed::from).collect(),
     })
 }

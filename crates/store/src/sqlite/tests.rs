@@ -169,4 +169,8 @@ async fn a_single_call_joins_whoever_writes() {
     assert_eq!(both.await, (false, false), "the first saw the second wait");
     assert_eq!(count(&store).await, 5);
     assert_eq!(store.waiting.load(Ordering::Relaxed), 0);
+
+    // Who wrote in company expects it once more, and is alone again when nobody came.
+    assert!(!alone().await);
+    assert!(alone().await);
 }
