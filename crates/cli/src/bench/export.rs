@@ -70,6 +70,14 @@ pub async fn run(options: &BenchExport) -> anyhow::Result<()> {
         let seen = process(options, phase, folder.path()).await?;
         ensure!(seen.rows == made.rows, "{name}: {} of {} rows", seen.rows, made.rows);
         note(&mut report, name, &seen, peer);
+        // Ten million rows are 5 GB, and in a folder they need not lie once for each figure.
+        let written = folder.path().join("exports").join(phase.name());
+        tokio::fs::remove_dir_all(written)
+            .await
+            .or_else(|error| match error.kind() {
+                std::io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
     }
     report.print(options.output)
 }
@@ -99,7 +107,6 @@ async fn process(options: &BenchExport, phase: ExportPhase, folder: &Path) -> an
         .arg(folder)
         .args(["--rows", &options.rows.to_string(), "--late", &options.late.to_string()])
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
         .kill_on_drop(true);
     if let Some(destination) = &options.destination {
         command.args(["--destination", destination]);
@@ -107,9 +114,10 @@ async fn process(options: &BenchExport, phase: ExportPhase, folder: &Path) -> an
     let output = command.output().await?;
     ensure!(
         output.status.success(),
-        "the phase {} ended with {}",
+        "the phase {} ended with {}: {}",
         phase.name(),
-        output.status
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
     );
     serde_json::from_slice(&output.stdout).with_context(|| format!("what the phase {} tells", phase.name()))
 }
