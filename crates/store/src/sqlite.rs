@@ -83,6 +83,9 @@ impl Health {
     }
 }
 
+/// How many COMMITs in a row serve one caller before nobody else is expected.
+const COMPANY: u8 = 8;
+
 struct Writer {
     conn: SqliteConnection,
     health: Arc<Health>,
@@ -92,8 +95,8 @@ struct Writer {
     open: bool,
     /// The latest caller's SAVEPOINT is not released yet; it has done its work.
     saved: bool,
-    /// Somebody else came while the latest write was on its way, or shared its COMMIT.
-    company: bool,
+    /// For so many COMMITs more company is expected: somebody came while a write was on its way, or shared its COMMIT.
+    company: u8,
     at: At,
     waiting: Vec<Waiting>,
 }
@@ -173,7 +176,7 @@ impl Sqlite {
             changed: None,
             open: false,
             saved: false,
-            company: false,
+            company: 0,
             at: At::Rest,
             waiting: Vec::new(),
         }));
@@ -233,7 +236,7 @@ impl Sqlite {
         writer.put_right(None).await;
         // With company one COMMIT serves all: two that write in turn would never see each other wait. Whether a disk that
         // failed takes writes again is for `commit` to see.
-        let company = writer.open || writer.company || self.waiting.load(Ordering::Relaxed) > 0;
+        let company = writer.open || writer.company > 0 || self.waiting.load(Ordering::Relaxed) > 0;
         if company || !self.health.is_well() {
             return self.write_with_others(guard, f).await;
         }
@@ -244,7 +247,9 @@ impl Sqlite {
         match &result {
             Ok(_) => {
                 writer.at = At::Rest;
-                writer.company = self.waiting.load(Ordering::Relaxed) > 0;
+                if self.waiting.load(Ordering::Relaxed) > 0 {
+                    writer.company = COMPANY;
+                }
                 metrics::histogram!(metric::COMMIT_GROUP).record(1.0);
                 // Before anybody else commits: hints are told in the order of the commits.
                 self.shared.tell(hints);
@@ -435,7 +440,10 @@ impl Writer {
         }
         self.open = false;
         self.saved = false;
-        self.company = self.waiting.len() > 1;
+        self.company = match self.waiting.len() {
+            0 | 1 => self.company.saturating_sub(1),
+            _ => COMPANY,
+        };
         let result = result.map(drop).map_err(Refused::from);
         match &result {
             Ok(()) if changes_anything => self.health.recovered(),
