@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -41,10 +42,20 @@ def until(what, ask, limit_s=60.0):
         pause.wait(0.02)
 
 
+# Below those that Linux gives to outgoing connections (ip_local_port_range): one of these took a port between the look and
+# its use.
+PORTS = range(10_000, 32_768)
+given = set()
+
+
 def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    while True:
+        port = random.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            if port not in given:
+                given.add(port)
+                return f"127.0.0.1:{port}"
 
 
 class Process:

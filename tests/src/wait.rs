@@ -1,6 +1,7 @@
 //! Waiting for something to become true, with a bound.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -25,18 +26,21 @@ pub async fn until<T>(what: &str, limit: Duration, mut ask: impl AsyncFnMut() ->
     }
 }
 
-/// A loopback address that is free at this moment, and that nobody else was given here. Another program may take it
-/// before it is used; with the kernel's range of ephemeral ports that has not been seen.
-///
-/// # Panics
-/// If the machine has no free port.
+/// Below those that Linux gives to outgoing connections (`ip_local_port_range`): one of these took a port between the look
+/// and its use.
+const PORTS: std::ops::Range<u16> = 10_000..32_768;
+
+/// A loopback address that is free at this moment, and that nobody else was given here.
 #[must_use]
 pub fn free_address() -> SocketAddr {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
-        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("loopback has a free port");
-        let address = listener.local_addr().expect("a bound socket has an address");
-        if GIVEN.lock().expect("nobody panicked").insert(address.port()) {
+        // Another one in each process: its keys are random.
+        let chance = RandomState::new().hash_one(());
+        let port = PORTS.start + u16::try_from(chance % PORTS.len() as u64).unwrap_or_default();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let free = std::net::TcpListener::bind(address).is_ok();
+        if free && GIVEN.lock().expect("nobody panicked").insert(port) {
             return address;
         }
     }
