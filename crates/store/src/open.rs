@@ -165,8 +165,8 @@ impl Store {
     }
 
     /// As [`Store::write`], for a closure that is one statement (on SQLite: one call to the library that writes). That is a
-    /// transaction by itself, which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and completing.
-    /// An error the closure makes up after its statement undoes nothing.
+    /// transaction by itself, which saves the two round trips of BEGIN and COMMIT: the hot path of claiming, renewing and
+    /// completing. An error the closure makes up after its statement undoes nothing.
     ///
     /// # Errors
     /// As [`Store::write`].

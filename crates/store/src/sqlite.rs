@@ -35,8 +35,8 @@ use readers::Readers;
 
 pub(crate) struct Sqlite {
     writer: Arc<Mutex<Writer>>,
-    /// Callers that wait for the writer.
-    waiting: AtomicUsize,
+    /// Callers that ask for the writer and do not have it yet.
+    asking: AtomicUsize,
     work: Arc<Notify>,
     readers: Readers,
     shared: Arc<Shared>,
@@ -185,7 +185,7 @@ impl Sqlite {
         tokio::spawn(commit_loop(Arc::downgrade(&writer), work.clone(), shared.clone()));
         Ok(Self {
             writer,
-            waiting: AtomicUsize::new(0),
+            asking: AtomicUsize::new(0),
             work,
             readers,
             shared,
@@ -209,17 +209,17 @@ impl Sqlite {
 
     /// The writer, when it is this caller's turn.
     async fn writer(&self) -> MutexGuard<'_, Writer> {
-        struct Waits<'a>(&'a AtomicUsize);
-        impl Drop for Waits<'_> {
+        struct Asks<'a>(&'a AtomicUsize);
+        impl Drop for Asks<'_> {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, Ordering::Relaxed);
             }
         }
         let asked = std::time::Instant::now();
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let waits = Waits(&self.waiting);
+        self.asking.fetch_add(1, Ordering::Relaxed);
+        let asks = Asks(&self.asking);
         let writer = self.writer.lock().await;
-        drop(waits);
+        drop(asks);
         metrics::histogram!(metric::ACQUIRE, "of" => "writer").record(asked.elapsed());
         writer
     }
@@ -236,7 +236,7 @@ impl Sqlite {
         writer.put_right(None).await;
         // With company one COMMIT serves all: two that write in turn would never see each other wait. Whether a disk that
         // failed takes writes again is for `commit` to see.
-        let company = writer.open || writer.company > 0 || self.waiting.load(Ordering::Relaxed) > 0;
+        let company = writer.open || writer.company > 0 || self.asking.load(Ordering::Relaxed) > 0;
         if company || !self.health.is_well() {
             return self.write_with_others(guard, f).await;
         }
@@ -247,7 +247,7 @@ impl Sqlite {
         match &result {
             Ok(_) => {
                 writer.at = At::Rest;
-                if self.waiting.load(Ordering::Relaxed) > 0 {
+                if self.asking.load(Ordering::Relaxed) > 0 {
                     writer.company = COMPANY;
                 }
                 metrics::histogram!(metric::COMMIT_GROUP).record(1.0);

@@ -179,8 +179,8 @@ mod tests {
     #[test]
     fn ids_only_grow_even_when_the_clock_steps_back() {
         let mut id = EventId { ms: 100, seq: 0 };
-        for now in [100, 100, 90, 101, 50] {
-            let next = id.next(now);
+        for ms in [100, 100, 90, 101, 50] {
+            let next = id.next(ms);
             assert!(next > id, "{next} after {id}");
             id = next;
         }

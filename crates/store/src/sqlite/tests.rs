@@ -168,7 +168,7 @@ async fn a_single_call_joins_whoever_writes() {
     drop(writer);
     assert_eq!(both.await, (false, false), "the first saw the second wait");
     assert_eq!(count(&store).await, 5);
-    assert_eq!(store.waiting.load(Ordering::Relaxed), 0);
+    assert_eq!(store.asking.load(Ordering::Relaxed), 0);
 
     // Who wrote in company expects it for a while, and is alone again when nobody came.
     for _ in 0..COMPANY {

@@ -34,21 +34,25 @@ async fn a_write_dropped_anywhere_harms_nobody(database: Database) {
         after.unwrap();
         let notes = database.notes().await;
         assert!(notes.contains(&format!("before {nth}")) && notes.contains(&format!("after {nth}")));
-        assert_eq!(
-            notes.contains(&one),
-            notes.contains(&two),
-            "half of a dropped write was kept"
-        );
-        match done {
-            Some(done) => {
-                done.unwrap();
-                assert!(notes.contains(&one), "a write that was answered is there");
-            }
-            None => dropped += 1,
-        }
+        dropped += u32::from(was_dropped(done, &notes, &one, &two));
     }
     println!("dropped {dropped} of 200");
     assert!(dropped > 20, "only {dropped} were dropped");
+}
+
+/// Whether a write of two notes was dropped before its answer; both are there or neither, and both if it was answered.
+fn was_dropped(answer: Option<Result<()>>, notes: &[String], one: &String, two: &String) -> bool {
+    assert_eq!(
+        notes.contains(one),
+        notes.contains(two),
+        "half of a dropped write was kept"
+    );
+    let dropped = answer.is_none();
+    if let Some(answered) = answer {
+        answered.unwrap();
+        assert!(notes.contains(one), "a write that was answered is there");
+    }
+    dropped
 }
 
 #[tokio::test]
@@ -107,18 +111,7 @@ async fn a_single_call_dropped_anywhere_harms_nobody() {
         database.store.write(async |tx| note(tx, &after).await).await.unwrap();
         let notes = database.notes().await;
         assert!(notes.contains(&after));
-        assert_eq!(
-            notes.contains(&one),
-            notes.contains(&two),
-            "half of a dropped call was kept"
-        );
-        match done {
-            Some(done) => {
-                done.unwrap();
-                assert!(notes.contains(&one), "a call that was answered is there");
-            }
-            None => dropped += 1,
-        }
+        dropped += u32::from(was_dropped(done, &notes, &one, &two));
     }
     println!("dropped {dropped} of 200");
     assert!(dropped > 20, "only {dropped} were dropped");
