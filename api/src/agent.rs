@@ -27,10 +27,10 @@ mod wait;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
-use utoipa_axum::router::OpenApiRouter;
 
 use crate::gateway::signature::{self, Gate};
 use crate::internal;
+use crate::routes::Purpose;
 
 pub use app::{AgentApp, AuthCache, Parts, Settings};
 pub use cors::{Cors, CorsFile};
@@ -40,7 +40,7 @@ pub use swap::Swap;
 /// The whole surface, ready to be served.
 pub fn agent_router(app: AgentApp) -> Router {
     let settings = app.settings.clone();
-    let (api, system, _) = described();
+    let (api, system, _) = put_together(Purpose::Serve);
     let api = api.route_layer(from_fn_with_state(app.clone(), auth::require));
     let api = api.layer(from_fn_with_state(app.clone(), own_routes::offered));
     // Outside of the limit on requests at once: who asks how it is must not be refused because much goes on.
@@ -49,11 +49,11 @@ pub fn agent_router(app: AgentApp) -> Router {
         let probes = system::probes().with_state(app.clone());
         (probes.clone(), probes)
     } else {
-        let open = system.clone().merge(docs::routes(|| described().2));
+        let open = system.clone().merge(docs::routes(|| put_together(Purpose::Describe).2));
         (system, open)
     };
     // In its description they would look like a part of the agent protocol.
-    let (operators, _) = internal::routes().split_for_parts();
+    let operators = Router::from(internal::routes().build(Purpose::Serve));
     let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
     let operators = operators.with_state(app.clone());
     let own = own_routes::router(app.clone());
@@ -88,15 +88,14 @@ pub fn agent_router(app: AgentApp) -> Router {
 }
 
 /// Routes that need a key, routes that do not, and the part of their description that the handlers give.
-fn described() -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
-    let (api, mut document) = OpenApiRouter::default()
-        .merge(assistants::routes())
+fn put_together(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
+    let api = assistants::routes()
         .merge(crons::routes())
         .merge(items::routes())
         .merge(runs::routes())
-        .merge(threads::routes())
-        .split_for_parts();
-    let (system, of_system) = system::routes().split_for_parts();
+        .merge(threads::routes());
+    let (api, mut document) = api.build(purpose).split_for_parts();
+    let (system, of_system) = system::routes().build(purpose).split_for_parts();
     document.merge(of_system);
     (api, system, document)
 }

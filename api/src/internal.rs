@@ -14,12 +14,11 @@ mod workers;
 use axum::extract::FromRef;
 use towpath_domain::{JobId, RunId, Timestamp};
 use towpath_store::{self as store, Store, jobs as stored, runs};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use crate::agent::AgentApp;
 use crate::app::App;
 use crate::errors::{ApiError, Place};
+use crate::routes::{Routes, routes};
 
 pub(crate) use act::{cancel_job, pause_schedule, retry_job};
 
@@ -72,11 +71,11 @@ impl FromRef<AgentApp> for Operated {
 }
 
 /// The routes, on whichever surface.
-pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> OpenApiRouter<S>
+pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Routes<S>
 where
     Operated: FromRef<S>,
 {
-    OpenApiRouter::default()
+    Routes::default()
         .routes(routes!(queues::list))
         .routes(routes!(queues::get))
         .routes(routes!(queues::pause))
@@ -98,7 +97,7 @@ where
 }
 
 /// The routes that only the platform has: keys are kept there, for agent servers too.
-pub(crate) fn platform_routes() -> OpenApiRouter<App> {
+pub(crate) fn platform_routes() -> Routes<App> {
     routes()
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))

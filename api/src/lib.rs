@@ -22,6 +22,7 @@ mod gateway;
 mod idempotency;
 mod internal;
 mod registry;
+mod routes;
 mod session;
 mod ui;
 

@@ -28,14 +28,14 @@ use serde_json::Value;
 use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use crate::app::App;
+use crate::routes::{Purpose, Routes, routes};
 use crate::{auth, docs, errors, gateway, internal, layers, ops, registry, session, ui};
 
 /// The whole surface, ready to be served.
 pub fn platform_router(app: App) -> Router {
-    let (api, _) = described(&app);
+    let (api, _) = put_together(&app, Purpose::Serve);
     let document = docs::Document::new({
         let app = app.clone();
         move || document(&app)
@@ -55,7 +55,7 @@ pub fn platform_router(app: App) -> Router {
 
 /// What `/openapi.json` says.
 fn document(app: &App) -> Value {
-    let (_, mut document) = described(app);
+    let (_, mut document) = put_together(app, Purpose::Describe);
     document.merge(ops::Described::openapi());
     document.merge(docs::Described::openapi());
     document.merge(Shared::openapi());
@@ -63,27 +63,35 @@ fn document(app: &App) -> Value {
     docs::complete(&document)
 }
 
-/// Routes, and the part of their description that the handlers give.
-fn described(app: &App) -> (Router<App>, OpenApi) {
-    let keyed = bulk_exports()
-        .merge(both_places(traces()))
-        .merge(traces_v2())
-        .merge(below_api_host(control_plane()));
+/// The routes, and the part of their description that the handlers give.
+fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
+    let router = |routes: Routes<App>| routes.build(purpose);
+    let keyed = router(bulk_exports())
+        .merge(both_places(router(traces())))
+        .merge(router(traces_v2()))
+        .merge(below_api_host(router(control_plane())));
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
-    let operators = internal::platform_routes().route_layer(from_fn_with_state(app.clone(), auth::require_operator));
-    let open = OpenApiRouter::default()
-        .routes(routes!(info::get))
-        .routes(routes!(attachments::get));
-    let open = both_places(open)
-        .merge(both_places(feedback::given::routes()))
-        .merge(session::routes())
-        .merge(below_api_host(signed()));
+    let operators = router(internal::platform_routes());
+    let operators = operators.route_layer(from_fn_with_state(app.clone(), auth::require_operator));
+    let open = both_places(router(open()))
+        .merge(both_places(feedback::given::for_pages(router(
+            feedback::given::routes(),
+        ))))
+        .merge(router(session::routes()))
+        .merge(below_api_host(router(signed())));
     keyed.merge(operators).merge(open).split_for_parts()
 }
 
-fn bulk_exports() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+/// What needs no key.
+fn open() -> Routes<App> {
+    Routes::default()
+        .routes(routes!(info::get))
+        .routes(routes!(attachments::get))
+}
+
+fn bulk_exports() -> Routes<App> {
+    Routes::default()
         .routes(routes!(destinations::create, destinations::list))
         .routes(routes!(destinations::get, destinations::update))
         .routes(routes!(exports::create, exports::list))
@@ -94,8 +102,8 @@ fn bulk_exports() -> OpenApiRouter<App> {
 }
 
 /// What the tracing clients call.
-fn traces() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+fn traces() -> Routes<App> {
+    Routes::default()
         .routes(routes!(ingest::multipart))
         .routes(routes!(ingest::batch))
         .routes(routes!(ingest::create))
@@ -113,15 +121,15 @@ fn traces() -> OpenApiRouter<App> {
 }
 
 /// The second version of reading, at its own place.
-fn traces_v2() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+fn traces_v2() -> Routes<App> {
+    Routes::default()
         .routes(routes!(runs::v2::query))
         .routes(routes!(runs::v2::get))
 }
 
 /// Deployments and what belongs to them.
-fn control_plane() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+fn control_plane() -> Routes<App> {
+    Routes::default()
         .routes(routes!(
             deployments::create,
             deployments::list,
@@ -149,8 +157,8 @@ fn control_plane() -> OpenApiRouter<App> {
 }
 
 /// What carries a token or a signature in the place of a key.
-fn signed() -> OpenApiRouter<App> {
-    OpenApiRouter::default()
+fn signed() -> Routes<App> {
+    Routes::default()
         .routes(routes!(source_uploads::send))
         .routes(routes!(integrations::webhook))
 }

@@ -20,8 +20,6 @@ use towpath_domain::{KeyId, TenantId, Timestamp};
 use towpath_store::access::{KeyHash, Principal};
 use towpath_store::ended_sessions;
 use towpath_store::sealing::{Place, Sealer};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use uuid::Uuid;
 
 use crate::app::App;
@@ -29,6 +27,7 @@ use crate::auth;
 use crate::errors::{ApiError, Error};
 use crate::extract::Json;
 use crate::metric;
+use crate::routes::{Routes, routes};
 
 /// How long a session lasts: a working day, with a long lunch.
 pub(crate) const LASTS: Duration = Duration::from_secs(12 * 3600);
@@ -65,8 +64,8 @@ pub(crate) fn is_token_of(authorization: &str) -> bool {
 }
 
 /// The routes of this module. They authenticate by themselves: no workspace is needed to begin a session.
-pub(crate) fn routes() -> OpenApiRouter<App> {
-    OpenApiRouter::default().routes(routes!(create, end))
+pub(crate) fn routes() -> Routes<App> {
+    Routes::default().routes(routes!(create, end))
 }
 
 /// A session that has begun.

@@ -16,8 +16,6 @@ use towpath_runtime::{Graph, Schemas, Xray};
 use towpath_store::assistants::{self as rows, Content, Order, Which};
 use towpath_store::{Tx, runs, threads};
 use towpath_workflows::run_agent;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::answer::{Ascending, Json, Page, Select, Time, raw};
@@ -25,9 +23,10 @@ use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Path, Query};
 use crate::extract::{whole, whole_number};
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(create))
         .routes(routes!(search))
         .routes(routes!(count))

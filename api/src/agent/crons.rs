@@ -12,17 +12,16 @@ use towpath_domain::{AssistantId, CronId, Patch, ThreadId, Timestamp};
 use towpath_store::crons::{self as rows, Order};
 use towpath_store::{assistants, threads};
 use towpath_workflows::fire_cron;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Path, read_value};
 use crate::extract::whole;
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(create))
         .routes(routes!(create_on_thread))
         .routes(routes!(search))

@@ -7,22 +7,21 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use towpath_domain::agent::namespace::Namespace;
 use towpath_store::items;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::answer::{Json, Time, raw};
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Flag, Query};
 use crate::extract::whole;
+use crate::routes::{Routes, routes};
 
 /// The most characters a key may have.
 const LONGEST_KEY: usize = 1000;
 /// The most items one search answers.
 const MOST: i64 = 10_000;
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(put, get, delete))
         .routes(routes!(search))
         .routes(routes!(namespaces))

@@ -8,16 +8,14 @@ mod model;
 mod on_thread;
 pub(crate) mod stop;
 
-use utoipa_axum::router::OpenApiRouter;
-
 use super::app::AgentApp;
+use crate::routes::Routes;
 
 pub(super) use model::FIELDS;
 pub(super) use on_thread::since;
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
-        .merge(on_thread::routes())
+pub(super) fn routes() -> Routes<AgentApp> {
+    on_thread::routes()
         .merge(alone::routes())
         .merge(batch::routes())
         .merge(stop::routes())

@@ -10,13 +10,12 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use towpath_store::agent_stats::{OpenRuns, open_runs};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::answer::Json;
 use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Flag, Query};
+use crate::routes::{Routes, routes};
 
 /// The release of the agent protocol's reference server whose interface this is. Studios refuse to talk to versions
 /// they take for old ones, so the product's own version stands beside it.
@@ -24,8 +23,8 @@ const SPEAKS: &str = "0.16.7";
 /// The release of the graph library whose checkpoints and streams these are.
 const GRAPHS_LIKE: &str = "1.2.22";
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(root))
         .routes(routes!(ok))
         .routes(routes!(info))

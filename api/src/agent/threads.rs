@@ -16,8 +16,6 @@ use towpath_store::threads::{self as rows, Filter, NewThread, SortBy, Ttl};
 use towpath_store::{checkpoints, runs};
 use towpath_workflows::run_agent;
 use towpath_workflows::thread_state::{self, StateUpdate};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 pub(super) use self::model::FIELDS;
 use self::model::{Thread, extracted};
@@ -27,9 +25,10 @@ use super::app::AgentApp;
 use super::errors::AgentError;
 use super::extract::{Body, Path, Query};
 use crate::extract::{objects, optional_objects, whole};
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(create))
         .routes(routes!(search))
         .routes(routes!(count))

@@ -8,8 +8,6 @@ use serde_json::{Map, Value};
 use towpath_domain::agent::{RunRequest, RunStatus};
 use towpath_domain::{AssistantId, RunId, ThreadId};
 use towpath_store::runs as rows;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::begin::Ready;
 use super::model::{FIELDS, Run, RunCreate};
@@ -20,9 +18,10 @@ use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Path, Query};
 use crate::agent::sse::{Event, locations, prefix};
 use crate::extract::whole;
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(create))
         .routes(routes!(create_streaming))
         .routes(routes!(create_waiting))

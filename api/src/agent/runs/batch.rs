@@ -3,8 +3,6 @@
 use axum::extract::State;
 use http::HeaderMap;
 use towpath_domain::agent::RunRequest;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::begin::Ready;
 use super::model::{Run, RunCreate};
@@ -12,9 +10,10 @@ use crate::agent::answer::Json;
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::ListBody;
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default().routes(routes!(create))
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default().routes(routes!(create))
 }
 
 /// Runs recorded in one transaction: more would keep others waiting.

@@ -11,8 +11,6 @@ use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs::{self as rows, Page as RunPage};
 use towpath_store::threads;
 use towpath_workflows::run_agent;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::begin::Ready;
 use super::model::{FIELDS, Run, RunCreate};
@@ -24,9 +22,10 @@ use crate::agent::extract::{Body, Path, Query};
 use crate::agent::live::Reader;
 use crate::agent::sse::{Kind, Show, locations, prefix};
 use crate::agent::{sse, wait};
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(create, list))
         .routes(routes!(create_streaming))
         .routes(routes!(create_waiting))

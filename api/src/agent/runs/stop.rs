@@ -8,8 +8,6 @@ use towpath_domain::agent::{CancelAction, RunStatus, Since};
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs::{self, Open};
 use towpath_workflows::run_agent;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::on_thread::run_of;
 use crate::agent::app::AgentApp;
@@ -18,9 +16,10 @@ use crate::agent::extract::{Body, Flag, Path, Query};
 use crate::agent::live::Reader;
 use crate::agent::sse::prefix;
 use crate::agent::{sse, wait};
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(cancel))
         .routes(routes!(cancel_alone))
         .routes(routes!(cancel_many))

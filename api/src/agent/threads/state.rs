@@ -6,8 +6,6 @@ use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_runtime::{At, Command, Graph, GraphError, HistoryQuery, StateSnapshot, Update};
 use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use uuid::Uuid;
 
 use super::find;
@@ -16,9 +14,10 @@ use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Flag, Path, Query, read_value};
 use crate::extract::{object, optional_object, whole};
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default()
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
         .routes(routes!(get, update))
         .routes(routes!(get_at))
         .routes(routes!(get_checkpoint))

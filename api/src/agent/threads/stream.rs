@@ -4,8 +4,6 @@ use axum::extract::State;
 use axum::response::Response;
 use http::HeaderMap;
 use towpath_domain::ThreadId;
-use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 
 use super::find;
 use crate::agent::app::AgentApp;
@@ -14,9 +12,10 @@ use crate::agent::extract::{Path, Query};
 use crate::agent::live::Reader;
 use crate::agent::runs::since;
 use crate::agent::sse::{self, Kind, Show, ThreadModes};
+use crate::routes::{Routes, routes};
 
-pub(super) fn routes() -> OpenApiRouter<AgentApp> {
-    OpenApiRouter::default().routes(routes!(stream))
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default().routes(routes!(stream))
 }
 
 /// Events of all runs of a thread, and of its state.

@@ -18,21 +18,25 @@ use towpath_store::feedback_tokens::{self, FeedbackToken};
 use towpath_traces::accept::{self, Route};
 use towpath_traces::body::Limits;
 use utoipa_axum::router::OpenApiRouter;
-use utoipa_axum::routes;
 use uuid::Uuid;
 
 use crate::app::App;
 use crate::errors::{ApiError, Place};
 use crate::extract::{Json, Pairs, Path, parse_json, unsaid_json};
 use crate::platform::ingest::{Ingested, keep};
+use crate::routes::{Routes, routes};
 
 /// The most bytes of one judgement.
 const MOST_BYTES: usize = 64 * 1024;
 /// How long a browser keeps what it was told.
 const MAX_AGE: Duration = Duration::from_secs(600);
 
+pub(crate) fn routes() -> Routes<App> {
+    Routes::default().routes(routes!(by_address, by_body))
+}
+
 /// Pages of every origin may call: a link is for those whom it was given to, and it opens nothing else.
-pub fn routes() -> OpenApiRouter<App> {
+pub(crate) fn for_pages(router: OpenApiRouter<App>) -> OpenApiRouter<App> {
     let pages = CorsLayer::new()
         .allow_origin(Any)
         .allow_methods([Method::GET, Method::POST])
@@ -40,10 +44,7 @@ pub fn routes() -> OpenApiRouter<App> {
         .max_age(MAX_AGE);
     // Browsers ask before they POST. The layer answers them, where the route takes their question at all.
     let asked = options(async || StatusCode::NO_CONTENT);
-    OpenApiRouter::default()
-        .routes(routes!(by_address, by_body))
-        .route("/feedback/tokens/{token}", asked)
-        .layer(pages)
+    router.route("/feedback/tokens/{token}", asked).layer(pages)
 }
 
 /// What is given.
