@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_path_to_error::Segment;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use towpath_domain::{AssistantId, CronId, RunId, ThreadId};
 use uuid::Uuid;
 
@@ -21,6 +22,9 @@ use crate::extract::{Object, explain};
 /// A body that takes longer holds a place others could use.
 const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 
+/// A body that is worth a thread of its own while it is read.
+const LARGE_BYTES: usize = 1 << 20;
+
 /// A JSON object as the body, under any content type: browsers send text/plain to save a preflight. No body at all
 /// counts as `{}`. Nesting deeper than 128 is refused.
 #[derive(Clone, Debug)]
@@ -30,7 +34,7 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for Body<T> {
     type Rejection = AgentError;
 
     async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
-        let Object(value) = read_json(&bytes_of(request, app).await?)?;
+        let Object(value) = read_body(bytes_of(request, app).await?)?;
         Ok(Self(value))
     }
 }
@@ -43,7 +47,7 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for ListBody<T> {
     type Rejection = AgentError;
 
     async fn from_request(request: Request, app: &AgentApp) -> Result<Self, AgentError> {
-        let read: Vec<Object<T>> = read_json(&bytes_of(request, app).await?)?;
+        let read: Vec<Object<T>> = read_body(bytes_of(request, app).await?)?;
         Ok(Self(read.into_iter().map(|Object(value)| value).collect()))
     }
 }
@@ -67,12 +71,24 @@ async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError>
             ));
         }
     };
+    Ok(body)
+}
+
+/// Reads a body. While it reads a large one, which takes a second for every 100 MB or so, other tasks of the same thread
+/// go on elsewhere: there may be no second thread.
+fn read_body<T: DeserializeOwned>(body: Bytes) -> Result<T, AgentError> {
+    let large = body.len() >= LARGE_BYTES;
     // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
-    Ok(without_nul(body))
+    let read = move || read_json(&without_nul(body));
+    if large && Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread {
+        tokio::task::block_in_place(read)
+    } else {
+        read()
+    }
 }
 
 /// Reads JSON into `T`.
-pub(crate) fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentError> {
+fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentError> {
     let body = if body.iter().all(u8::is_ascii_whitespace) {
         b"{}"
     } else {
@@ -231,7 +247,35 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
+
+    /// One thread, and a task on it that never waits: it goes on while the body is read, on another thread.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn others_go_on_while_a_large_body_is_read() {
+        let turns = Arc::new(AtomicU64::new(0));
+        let counting = tokio::spawn({
+            let turns = turns.clone();
+            async move {
+                loop {
+                    turns.fetch_add(1, Ordering::Relaxed);
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        let body = Bytes::from(format!("[{}0]", "[0],".repeat(1 << 19)));
+        let reading = tokio::spawn(async move {
+            let before = turns.load(Ordering::Relaxed);
+            let read: Vec<Value> = read_body(body).unwrap();
+            (read.len(), turns.load(Ordering::Relaxed) - before)
+        });
+        let (length, meanwhile) = reading.await.unwrap();
+        counting.abort();
+        assert_eq!(length, (1 << 19) + 1);
+        assert!(meanwhile > 0);
+    }
 
     #[derive(Debug, Deserialize)]
     #[expect(dead_code, reason = "only read")]
