@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use towpath_domain::TenantId;
 use towpath_outbound::{Guard, Policy};
 use towpath_store::{Dialect, Store, access};
+use towpath_workflows::run_agent;
 use uuid::Uuid;
 
 use crate::arguments::{Agent, flag};
@@ -16,11 +17,12 @@ use crate::config::{AgentAuth, Config, Inputs, Mode, Settings};
 use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
-use crate::hosting::Hosting;
+use crate::hosting::{self, Hosting};
 use crate::serve::roles;
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
+use crate::threads::{self, Threads, block_on};
 use crate::wiring::{AgentParts, AgentServer, Loaded, Roles, listen};
 
 /// The workspace of an agent server that was not told one: the same for every process that shares a database.
@@ -33,9 +35,24 @@ const STANDING_BY: &str = "towpath: standing by";
 ///
 /// # Errors
 /// When something cannot be started, or breaks.
-pub async fn run(command: Agent) -> anyhow::Result<()> {
+pub fn run(command: Agent) -> anyhow::Result<()> {
+    let config = config(&command)?;
+    let threads = threads(&command, &config);
+    block_on(threads, serve(command, config))
+}
+
+fn threads(command: &Agent, config: &Config) -> Threads {
+    let agent = &config.settings.agent;
+    let told = config.environment.contains_key(threads::TOLD);
+    if told || !roles(&command.role).worker || !GraphFile::names_code(agent.graphs.as_deref()) {
+        return Threads::Own;
+    }
+    Threads::Beside(hosting::most(&agent.hosts, config.settings.slots_of(run_agent::POOL)))
+}
+
+fn config(command: &Agent) -> anyhow::Result<Config> {
     let flags = [
-        flag("listen", "--listen", command.listen),
+        flag("listen", "--listen", command.listen.as_ref()),
         flag(
             "agent.graphs",
             "--config",
@@ -50,7 +67,14 @@ pub async fn run(command: Agent) -> anyhow::Result<()> {
         flag("log.filter", "--log", command.log.as_ref()),
     ];
     let flags = flags.into_iter().flatten().collect();
-    let config = Config::load(&Inputs::of_process(Mode::Agent, flags, command.settings))?;
+    Ok(Config::load(&Inputs::of_process(
+        Mode::Agent,
+        flags,
+        command.settings.clone(),
+    ))?)
+}
+
+async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let settings = &config.settings;
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;

@@ -49,6 +49,11 @@ pub struct GraphFile {
     env: BTreeMap<String, Secret>,
 }
 
+/// The file that was named, else the usual one of the current folder, where there is one.
+fn path(named: Option<&Path>) -> Option<&Path> {
+    named.or_else(|| USUAL.iter().map(Path::new).find(|path| path.is_file()))
+}
+
 impl GraphFile {
     /// One graph, `agent`, that echoes.
     pub fn echo() -> Self {
@@ -66,13 +71,21 @@ impl GraphFile {
     /// # Errors
     /// Wrong usage: the file cannot be read, or a graph of it cannot be used.
     pub fn find(named: Option<&Path>) -> anyhow::Result<Self> {
-        if let Some(path) = named {
-            return Self::read(path);
-        }
-        match USUAL.iter().map(Path::new).find(|path| path.is_file()) {
+        match path(named) {
             Some(path) => Self::read(path),
             None => Ok(Self::echo()),
         }
+    }
+
+    /// Whether the file that [`GraphFile::find`] would read names graphs of users' own code. What is wrong with it is for
+    /// that one to say; what can be read only once is left to it, too.
+    pub fn names_code(named: Option<&Path>) -> bool {
+        let Some(path) = path(named).filter(|path| path.is_file()) else {
+            return false;
+        };
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        let graphs = std::fs::read_to_string(path).map(|text| Graphs::from_config(&text, folder));
+        matches!(graphs, Ok(Ok(graphs)) if !graphs.code().is_empty())
     }
 
     /// Reads the file.

@@ -15,6 +15,7 @@ use towpath_workflows::tracer::{Platform, Tracer};
 
 use crate::config::{self, Config};
 use crate::graph_file::GraphFile;
+use crate::threads;
 
 /// Where runs are traced when their author does not say.
 #[derive(Clone, Debug)]
@@ -116,12 +117,8 @@ impl Hosting {
     }
 
     fn options(&self) -> Options {
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let options = Options {
-            children: match self.settings.most {
-                0 => processors.min(4),
-                most => most,
-            },
+            children: most(&self.settings, self.slots),
             slots: self.slots,
             max_runs: self.settings.max_runs,
             max_rss_bytes: self.settings.max_rss_bytes,
@@ -129,11 +126,7 @@ impl Hosting {
             ..Options::default()
         };
         if self.settings.isolated {
-            let most = if self.settings.most == 0 {
-                self.slots
-            } else {
-                self.settings.most
-            };
+            let most = options.children;
             return options.isolated(most);
         }
         options
@@ -282,6 +275,15 @@ impl Hosting {
         environment
             .entry("LANGSMITH_PROJECT".to_owned())
             .or_insert_with(|| Secret::new(project));
+    }
+}
+
+/// How many processes there are at most, of a server that performs so many runs at a time.
+pub fn most(settings: &config::HostSettings, slots: usize) -> usize {
+    match settings.most {
+        0 if settings.isolated => slots,
+        0 => threads::processors().min(4),
+        most => most,
     }
 }
 

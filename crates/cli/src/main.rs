@@ -29,6 +29,7 @@ mod shell;
 mod signals;
 mod storage;
 mod telemetry;
+mod threads;
 mod wiring;
 
 use std::process::ExitCode;
@@ -36,6 +37,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use arguments::{Arguments, Command};
+use threads::Threads;
 
 /// Short-lived buffers of many sizes on many threads (bodies in, Parquet out) suit it better than the system's.
 #[global_allocator]
@@ -62,7 +64,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Demo(command) => block_on(demo::run(command)),
         Command::Dev(command) => block_on(dev::run(command)),
         Command::Serve(command) => block_on(serve::run(command)),
-        Command::Agent(command) => block_on(agent::run(command)),
+        Command::Agent(command) => agent::run(command),
         Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),
@@ -85,11 +87,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 fn block_on(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let result = runtime.block_on(command);
-    // A blocking call that hangs, such as a slow name look-up, must not hold up an exit that has drained already.
-    runtime.shutdown_timeout(std::time::Duration::from_millis(100));
-    result
+    threads::block_on(Threads::Own, command)
 }
 
 fn version(output: arguments::Output) -> anyhow::Result<()> {
