@@ -20,7 +20,21 @@ where
 {
     one().await?;
     let started = Instant::now();
-    many(clients, one, move || started.elapsed() < phase).await
+    many(clients, one, Duration::ZERO, move || started.elapsed() < phase).await
+}
+
+/// As [`closed`], but nothing counts that is begun before `settle` has passed: a server that sleeps where there is nothing
+/// to do may take long to notice that there is.
+///
+/// # Errors
+/// One of them fails.
+pub async fn settled<F, Fut>(clients: usize, settle: Duration, phase: Duration, one: F) -> anyhow::Result<Seen>
+where
+    F: Fn() -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = anyhow::Result<()>> + Send,
+{
+    let started = Instant::now();
+    many(clients, one, settle, move || started.elapsed() < settle + phase).await
 }
 
 /// `clients` that do `one` so many times together.
@@ -33,42 +47,49 @@ where
     Fut: Future<Output = anyhow::Result<()>> + Send,
 {
     let begun = Arc::new(AtomicU64::new(0));
-    many(clients, one, move || begun.fetch_add(1, Ordering::Relaxed) < times).await
+    let more = move || begun.fetch_add(1, Ordering::Relaxed) < times;
+    many(clients, one, Duration::ZERO, more).await
 }
 
-async fn many<F, Fut, M>(clients: usize, one: F, more: M) -> anyhow::Result<Seen>
+async fn many<F, Fut, M>(clients: usize, one: F, settle: Duration, more: M) -> anyhow::Result<Seen>
 where
     F: Fn() -> Fut + Clone + Send + 'static,
     Fut: Future<Output = anyhow::Result<()>> + Send,
     M: Fn() -> bool + Clone + Send + 'static,
 {
-    let started = Instant::now();
+    let from = Instant::now() + settle;
     let mut tasks = JoinSet::new();
     for _ in 0..clients {
         let (one, more) = (one.clone(), more.clone());
         tasks.spawn(async move {
-            let mut latencies = Vec::new();
+            let (mut settling, mut latencies) = (0, Vec::new());
             while more() {
                 let asked = Instant::now();
                 one().await?;
-                latencies.push(asked.elapsed());
+                if asked >= from {
+                    latencies.push(asked.elapsed());
+                } else {
+                    settling += 1;
+                }
             }
-            Ok::<_, anyhow::Error>(latencies)
+            Ok::<_, anyhow::Error>((settling, latencies))
         });
     }
-    let mut latencies = Vec::new();
+    let mut seen = Seen::default();
     while let Some(done) = tasks.join_next().await {
-        latencies.extend(done??);
+        let (settling, latencies) = done??;
+        seen.settling += settling;
+        seen.latencies.extend(latencies);
     }
-    Ok(Seen {
-        latencies,
-        took: started.elapsed(),
-    })
+    seen.took = from.elapsed();
+    Ok(seen)
 }
 
 /// What a phase took.
 #[derive(Default)]
 pub struct Seen {
+    /// How many did not count.
+    settling: usize,
     latencies: Vec<Duration>,
     took: Duration,
 }
@@ -79,6 +100,11 @@ impl Seen {
         self.latencies.len()
     }
 
+    /// How many were done, with those that did not count.
+    pub fn all(&self) -> usize {
+        self.settling + self.count()
+    }
+
     /// How many a second.
     pub fn rate(&self) -> f64 {
         self.count() as f64 / self.took.as_secs_f64()
@@ -86,6 +112,7 @@ impl Seen {
 
     /// Takes another phase of the same kind to this one.
     pub fn add(&mut self, other: Self) {
+        self.settling += other.settling;
         self.latencies.extend(other.latencies);
         self.took += other.took;
     }

@@ -13,7 +13,7 @@ use anyhow::Context as _;
 
 use super::agent::BACKGROUND;
 use super::client::Client;
-use super::closed::{Seen, closed};
+use super::closed::{Seen, closed, settled};
 use super::process::{self, cpu_seconds};
 use super::report::Report;
 use super::server::{self, Child};
@@ -27,6 +27,9 @@ const CLIENTS: [usize; 3] = [1, 20, 64];
 const HOSTS: usize = 1;
 /// As many as the server starts where it is told nothing.
 const ANY_HOSTS: usize = 0;
+/// Before a phase of the official server, which looks once in a second for what there is to do when it was idle, and of
+/// ours beside it, which starts processes when there is work for them.
+const SETTLE: Duration = Duration::from_secs(2);
 /// A phase is cut in so many, which take turns with those it is compared to: what else the machine does hits them alike.
 const TURNS: u32 = 4;
 
@@ -148,14 +151,10 @@ async fn once(client: &Client, phase: Duration, before: &str, report: &mut Repor
     let seen = closed(1, phase, move || one.clone().first_values()).await?;
     seen.note(report, &format!("{before}{FIRST_VALUES}"), "runs/s");
     // Streams that were left after their first event are runs that go on.
-    settled(client).await?;
+    client.background(1).await?;
     let rate = client.background(BACKGROUND).await?;
     report.note(format!("{before}{}", background()), rate, "runs/s");
     Ok(())
-}
-
-async fn settled(client: &Client) -> anyhow::Result<()> {
-    client.background(1).await.map(drop)
 }
 
 /// The server as it comes, with as many processes of the graph as it finds useful.
@@ -168,10 +167,7 @@ async fn as_it_comes(python: &Path, phase: Duration, report: &mut Report) -> any
     let measured = async {
         for clients in CLIENTS {
             let one = client.clone();
-            // Its processes start when there is work for them.
-            closed(clients, phase / TURNS, move || one.clone().create_and_wait()).await?;
-            let one = client.clone();
-            let seen = closed(clients, phase, move || one.clone().create_and_wait()).await?;
+            let seen = settled(clients, SETTLE, phase, move || one.clone().create_and_wait()).await?;
             seen.note(report, &format!("{AS_IT_COMES}{}", ours(clients)), "runs/s");
         }
         let rate = client.background(BACKGROUND).await?;
@@ -191,11 +187,11 @@ async fn beside(python: &Path, phase: Duration, report: &mut Report) -> anyhow::
         for clients in CLIENTS {
             let before = official.pid().map(cpu).unwrap_or_default();
             let one = client.clone();
-            let seen = closed(clients, phase, move || one.clone().create_and_wait()).await?;
+            let seen = settled(clients, SETTLE, phase, move || one.clone().create_and_wait()).await?;
             let spent = official.pid().map(cpu).unwrap_or_default() - before;
             let name = format!("official server, {}", ours(clients));
             seen.note(report, &name, "runs/s");
-            let per_run = 1000.0 * spent / seen.count().max(1) as f64;
+            let per_run = 1000.0 * spent / seen.all().max(1) as f64;
             report.note(format!("{name}, CPU for a run"), per_run, "ms");
         }
         once(&client, phase, "official server, ", report).await
