@@ -74,8 +74,7 @@ async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError>
     Ok(body)
 }
 
-/// Reads a body. While it reads a large one, which takes a second for every 100 MB or so, other tasks of the same thread
-/// go on elsewhere: there may be no second thread.
+/// Reads a body. While it reads a large one, other tasks of the same thread go on elsewhere: there may be no second thread.
 fn read_body<T: DeserializeOwned>(body: Bytes) -> Result<T, AgentError> {
     let large = body.len() >= LARGE_BYTES;
     // No database keeps a NUL: it is replaced here, once, and nothing behind has to think of it.
