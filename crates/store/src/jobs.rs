@@ -15,6 +15,7 @@ mod list;
 mod sweep;
 
 pub use bulk::{Fenced, Renewed, complete, look, renew};
+pub(crate) use claim::SQLITE_PICKED;
 pub use claim::{Claimed, Turned, claim, turn};
 pub use family::{child_over, children, count_children, grew, let_go, mark};
 pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};

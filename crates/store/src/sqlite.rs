@@ -28,6 +28,7 @@ use sqlx::{ConnectOptions, Connection, Executor, SqliteConnection};
 use tokio::sync::{Mutex, MutexGuard, Notify, oneshot};
 
 use crate::error::{Error, Result};
+use crate::jobs::SQLITE_PICKED;
 use crate::metric;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, Shared, Tx};
@@ -162,9 +163,9 @@ impl Sqlite {
             // More is slower: where a tree of rows was rebalanced, the COMMIT looks through the whole cache (SQLite 3.51).
             .pragma("cache_size", "-4096")
             .disable_statement_logging();
-        let conn = SqliteConnection::connect_with(&base)
-            .await
-            .map_err(|error| Error::Open(format!("cannot open the database file {}: {error}", path.display())))?;
+        let refused = |error| Error::Open(format!("cannot open the database file {}: {error}", path.display()));
+        let mut conn = SqliteConnection::connect_with(&base).await.map_err(refused)?;
+        conn.execute(SQLITE_PICKED).await.map_err(refused)?;
         // What they read once they seldom read again, and the system keeps the file's pages for all of them: with the
         // writer's size each would fill up over tens of thousands of jobs.
         let reading = base.read_only(true).pragma("cache_size", "-2048");

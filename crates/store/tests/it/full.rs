@@ -1,6 +1,9 @@
 //! A database without room says so, loses nothing it has acknowledged, and goes on once there is room again.
 
-use towpath_store::Error;
+use std::time::Duration;
+
+use towpath_domain::{TenantId, WorkerId};
+use towpath_store::{Error, baseline, jobs};
 
 use crate::database::{Database, note, run};
 
@@ -89,4 +92,34 @@ async fn half_a_write_does_not_show_that_there_is_room() {
         assert!(matches!(said, Err(Error::Full)), "{times}: {said:?}");
     }
     assert_eq!(database.notes().await, Vec::<String>::new());
+}
+
+/// Nor does the claim after it that finds nothing, also where the one before found a job.
+#[tokio::test]
+async fn an_empty_claim_does_not_show_that_there_is_room() {
+    let database = Database::sqlite().await;
+    let store = &database.store;
+    store.migrate().await.unwrap();
+    let record = store.write(async |tx| baseline::backlog(tx, "a", "a", 1, &[TenantId::new()]).await);
+    record.await.unwrap();
+    let claim = async || {
+        let lease = Duration::from_secs(15);
+        store
+            .write_one(async |tx| jobs::claim(tx, "a", WorkerId::new(), lease, 8, TenantId::nil()).await)
+            .await
+            .unwrap()
+            .len()
+    };
+    assert_eq!(claim().await, 1);
+
+    let limit = store.write(async |tx| run(tx, "PRAGMA max_page_count = 60").await);
+    limit.await.unwrap();
+    let large = "x".repeat(1_000_000);
+    let refused = store.write(async |tx| note(tx, &large).await).await;
+    assert!(matches!(refused, Err(Error::Full)), "{refused:?}");
+    for times in 0..2 {
+        assert_eq!(claim().await, 0);
+        let said = store.check().await;
+        assert!(matches!(said, Err(Error::Full)), "{times}: {said:?}");
+    }
 }
