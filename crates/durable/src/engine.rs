@@ -11,6 +11,7 @@ use towpath_store::{self as store, Dialect, Store, Tx};
 
 use crate::along::{self, Along};
 use crate::batch::Batch;
+use crate::metric::{AllMeters, Meters};
 
 /// Times of the engine.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +111,7 @@ struct Inner {
     completions: Batch<Ending, bool>,
     /// Who claims in this process, by pool.
     claimers: Mutex<HashMap<String, mpsc::Sender<Joining>>>,
+    meters: AllMeters,
 }
 
 /// Jobs to be recorded in the transaction that claims the next ones.
@@ -159,6 +161,7 @@ impl Engine {
             steps,
             completions,
             claimers: Mutex::default(),
+            meters: AllMeters::default(),
         }))
     }
 
@@ -203,6 +206,10 @@ impl Engine {
     #[must_use]
     pub fn settings(&self) -> Settings {
         self.0.settings
+    }
+
+    pub(crate) fn meters(&self, pool: &str, kind: &str) -> Arc<Meters> {
+        self.0.meters.of(pool, kind)
     }
 
     /// Records a step, alone or with whatever other steps wait; `false` when the job is held by somebody else.

@@ -1,6 +1,10 @@
 //! What the engine counts. Labels are pools, kinds and fixed words: never a tenant, a job or a lane.
 
-use metrics::Unit;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use metrics::{Counter, Histogram, Unit};
 
 pub(crate) const ENQUEUED: &str = "towpath_jobs_enqueued_total";
 pub(crate) const FINISHED: &str = "towpath_jobs_finished_total";
@@ -50,4 +54,64 @@ pub fn describe() {
     // A counter that is there from the first scrape lets an alert tell zero from unknown.
     metrics::counter!(STALE).absolute(0);
     metrics::counter!(EXPIRED).absolute(0);
+}
+
+/// What is counted for every attempt of one kind in one pool. Looking three of them up by their labels takes longer than
+/// most of what else is done for a job that does nothing.
+pub(crate) struct Meters {
+    kind: String,
+    ok: Counter,
+    succeeded: Counter,
+    took: Histogram,
+}
+
+impl Meters {
+    fn new(pool: &str, kind: &str) -> Self {
+        let (pool, kind) = (pool.to_owned(), kind.to_owned());
+        Self {
+            ok: metrics::counter!(ATTEMPTS, "kind" => kind.clone(), "outcome" => "ok"),
+            succeeded: metrics::counter!(FINISHED, "pool" => pool.clone(), "kind" => kind.clone(),
+                                         "outcome" => "succeeded"),
+            took: metrics::histogram!(RUN, "pool" => pool, "kind" => kind.clone()),
+            kind,
+        }
+    }
+
+    /// An attempt ended well.
+    pub(crate) fn ok(&self) {
+        self.ok.increment(1);
+    }
+
+    /// An attempt ended otherwise.
+    pub(crate) fn failed(&self, outcome: &'static str) {
+        metrics::counter!(ATTEMPTS, "kind" => self.kind.clone(), "outcome" => outcome).increment(1);
+    }
+
+    /// A job ended well.
+    pub(crate) fn succeeded(&self) {
+        self.succeeded.increment(1);
+    }
+
+    /// An attempt is over.
+    pub(crate) fn took(&self, started: Instant) {
+        self.took.record(started.elapsed());
+    }
+}
+
+/// The meters of one process, by pool and kind.
+#[derive(Default)]
+pub(crate) struct AllMeters(Mutex<HashMap<String, HashMap<String, Arc<Meters>>>>);
+
+impl AllMeters {
+    pub(crate) fn of(&self, pool: &str, kind: &str) -> Arc<Meters> {
+        // An insertion does not panic half way.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(pool).and_then(|kinds| kinds.get(kind)) {
+            return Arc::clone(known);
+        }
+        let new = Arc::new(Meters::new(pool, kind));
+        let kinds = all.entry(pool.to_owned()).or_default();
+        kinds.insert(kind.to_owned(), Arc::clone(&new));
+        new
+    }
 }

@@ -1,6 +1,7 @@
 //! One attempt of one job, from claim to the row that says how it ended.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -15,7 +16,7 @@ use tracing::{Instrument, Span};
 use crate::ctx::Ctx;
 use crate::engine::{Ending, Engine};
 use crate::failure::{Cause, End, Failure, Outcome};
-use crate::metric;
+use crate::metric::Meters;
 use crate::outcome;
 use crate::trace;
 use crate::workflow::Registry;
@@ -46,8 +47,7 @@ pub enum Performed {
 /// A job that ended well, its row not yet written.
 pub struct Bare {
     ending: Ending,
-    kind: String,
-    pool: String,
+    meters: Arc<Meters>,
     policy: RetryPolicy,
     started: std::time::Instant,
     signal: watch::Receiver<Signal>,
@@ -63,11 +63,9 @@ impl Bare {
 
     /// Its row is written.
     pub fn completed(self) {
-        attempted(&self.kind, "ok");
-        metrics::counter!(metric::FINISHED, "pool" => self.pool.clone(), "kind" => self.kind.clone(),
-                          "outcome" => "succeeded")
-        .increment(1);
-        took(self.pool, self.kind, self.started);
+        self.meters.ok();
+        self.meters.succeeded();
+        self.meters.took(self.started);
     }
 
     /// Writes the row, with whatever others are at it. Returns as [`perform`] does.
@@ -85,11 +83,11 @@ impl Bare {
     }
 
     async fn failed(mut self, engine: &Engine, failure: Failure) {
-        attempted(&self.kind, word(&failure));
+        self.meters.failed(word(&failure));
         write_down(engine, self.ending.job, &failure, self.policy, &mut self.signal)
             .instrument(self.span)
             .await;
-        took(self.pool, self.kind, self.started);
+        self.meters.took(self.started);
     }
 }
 
@@ -110,7 +108,7 @@ pub async fn perform<World: Send + Sync + 'static>(
 
 /// As [`perform`], but for a row that has nothing beside it to be written: that is left to the caller.
 ///
-/// One of these is moved several times per job, so it is kept small: what is seldom awaited is boxed.
+/// One of these is moved several times per job, so it is in a box; what is seldom awaited has one of its own.
 pub fn attempt<World: Send + Sync + 'static>(
     engine: &Engine,
     registry: &Registry<World>,
@@ -119,7 +117,7 @@ pub fn attempt<World: Send + Sync + 'static>(
     signal: watch::Receiver<Signal>,
 ) -> impl Future<Output = Performed> + Send {
     let (span, place) = trace::attempt(&job);
-    trace::scope(place, run(engine, registry, world, job, signal)).instrument(span)
+    trace::scope(place, Box::pin(run(engine, registry, world, job, signal))).instrument(span)
 }
 
 async fn run<World: Send + Sync + 'static>(
@@ -131,9 +129,9 @@ async fn run<World: Send + Sync + 'static>(
 ) -> Performed {
     let started = std::time::Instant::now();
     let token = CancellationToken::new();
-    let (kind, pool) = (job.kind.clone(), job.pool.clone());
+    let meters = engine.meters(&job.pool, &job.kind);
     let input = std::mem::take(&mut job.input);
-    let runner = registry.runner(&kind);
+    let runner = registry.runner(&job.kind);
     let limit = runner.as_ref().and_then(|runner| runner.attempt_limit());
     let policy = runner
         .as_ref()
@@ -168,8 +166,7 @@ async fn run<World: Send + Sync + 'static>(
                     lane,
                     along,
                 },
-                kind,
-                pool,
+                meters,
                 policy,
                 started,
                 signal,
@@ -184,22 +181,14 @@ async fn run<World: Send + Sync + 'static>(
         Err(failure) => Some(failure),
     };
     match failure {
-        None => attempted(&kind, "ok"),
+        None => meters.ok(),
         Some(failure) => {
-            attempted(&kind, word(&failure));
+            meters.failed(word(&failure));
             Box::pin(write_down(engine, fenced, &failure, policy, &mut signal)).await;
         }
     }
-    took(pool, kind, started);
+    meters.took(started);
     Performed::Written
-}
-
-fn took(pool: String, kind: String, started: std::time::Instant) {
-    metrics::histogram!(metric::RUN, "pool" => pool, "kind" => kind).record(started.elapsed());
-}
-
-fn attempted(kind: &str, outcome: &'static str) {
-    metrics::counter!(metric::ATTEMPTS, "kind" => kind.to_owned(), "outcome" => outcome).increment(1);
 }
 
 const fn word(failure: &Failure) -> &'static str {
@@ -334,4 +323,24 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no text")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Told = watch::Receiver<Signal>;
+
+    /// Of what a function answers, without a call.
+    const fn size<F>(_: &impl Fn(&'static Engine, &'static Registry<()>, &'static (), Claimed, Told) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each job at work has one. It was 27 KB once.
+    #[test]
+    fn an_attempt_is_a_small_future() {
+        let bytes = size(&run::<()>);
+        println!("{bytes} bytes");
+        assert!(bytes <= 4096, "{bytes} bytes");
+    }
 }

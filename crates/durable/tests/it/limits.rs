@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::poll;
 use tokio::sync::watch;
 use towpath_domain::job::JobState;
-use towpath_durable::{Performed, Signal, attempt, perform, ready_due};
+use towpath_durable::{Signal, perform, ready_due};
 
 use crate::support::{Database, Op, Script, World};
 
@@ -71,20 +71,4 @@ async fn every_attempt_ends_at_its_limit_on_postgres() {
         return;
     };
     every_attempt_ends_at_its_limit(World::new(database).await).await;
-}
-
-/// Workers move the future of an attempt several times. It was 27 KB once.
-#[tokio::test]
-async fn an_attempt_is_a_small_future() {
-    let world = World::new(Database::sqlite()).await;
-    world.start(Script::new("a", [])).await;
-    let claimed = world.claim(1).await.pop().unwrap();
-    let (_tell, told) = watch::channel(Signal::Run);
-    let future = attempt(&world.engine, &world.registry, &*world.shared, claimed, told);
-    let bytes = size_of_val(&future);
-    println!("{bytes} bytes");
-    assert!(bytes <= 4096, "{bytes} bytes");
-    if let Performed::Bare(bare) = future.await {
-        bare.complete(&world.engine).await;
-    }
 }
