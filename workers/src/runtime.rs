@@ -28,7 +28,7 @@ use towpath_durable::{Engine, Performed, Registry, attempt};
 
 use crate::{Assignment, Finished};
 
-/// Runs the handlers of one pool until its claimer has left and the last of them is done.
+/// Starts the handlers of one pool until its claimer has left.
 pub(crate) async fn run<World: Send + Sync + 'static>(
     pool: String,
     engine: Engine,
@@ -37,13 +37,12 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
     assignments: mpsc::Receiver<Vec<Assignment>>,
     finished: mpsc::Sender<Finished>,
 ) {
-    let handler = move |assignment: Assignment| {
-        let (engine, registry, world) = (engine.clone(), registry.clone(), world.clone());
-        let finished = finished.clone();
-        async move {
+    let handler = move |claimed: Vec<Assignment>| {
+        for Assignment { job, signal, place } in claimed {
+            let (engine, registry, world) = (engine.clone(), registry.clone(), world.clone());
+            let finished = finished.clone();
             // A task of its own: apalis drives all handlers of a worker from one task.
             tokio::spawn(async move {
-                let Assignment { job, signal, place } = assignment;
                 let performed = AssertUnwindSafe(attempt(&engine, &registry, &*world, job, signal)).catch_unwind();
                 match performed.await {
                     Ok(Performed::Written) => {}
@@ -64,12 +63,12 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
                 }
             });
         }
+        std::future::ready(())
     };
     let (closed, drained) = tokio::sync::oneshot::channel();
     let worker = WorkerBuilder::new(pool.clone())
         .backend(Assignments {
             receiver: assignments,
-            at_hand: Vec::new().into_iter(),
             closed: Some(closed),
         })
         .build(handler);
@@ -83,16 +82,15 @@ pub(crate) async fn run<World: Send + Sync + 'static>(
     }
 }
 
-/// The claimed jobs of one pool, as apalis wants them.
+/// The claimed jobs of one pool, as apalis wants them: what one claim brought is one task to it. It makes a context and a
+/// table for each, and each that comes alone may wake a thread.
 struct Assignments {
-    /// What one claim brought comes at once: each that comes alone may wake a thread.
     receiver: mpsc::Receiver<Vec<Assignment>>,
-    at_hand: std::vec::IntoIter<Assignment>,
     closed: Option<tokio::sync::oneshot::Sender<()>>,
 }
 
 impl Backend for Assignments {
-    type Task = Task<Assignment>;
+    type Task = Task<Vec<Assignment>>;
     type Error = Infallible;
 
     fn poll_ready(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Infallible>> {
@@ -100,21 +98,13 @@ impl Backend for Assignments {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>, _: &WorkerContext) -> Poll<Option<Result<Self::Task, Infallible>>> {
-        loop {
-            if let Some(assignment) = self.at_hand.next() {
-                return Poll::Ready(Some(Ok(Task::new(assignment))));
-            }
-            match self.receiver.poll_recv(cx) {
-                Poll::Ready(Some(claimed)) => self.at_hand = claimed.into_iter(),
-                Poll::Ready(None) => {
-                    if let Some(closed) = self.closed.take() {
-                        let _ = closed.send(());
-                    }
-                    return Poll::Ready(None);
-                }
-                Poll::Pending => return Poll::Pending,
-            }
+        let received = std::task::ready!(self.receiver.poll_recv(cx));
+        if received.is_none()
+            && let Some(closed) = self.closed.take()
+        {
+            let _ = closed.send(());
         }
+        Poll::Ready(received.map(|claimed| Ok(Task::new(claimed))))
     }
 
     fn poll_close(&mut self, _: &mut Context<'_>, _: &WorkerContext) -> Poll<Result<(), Infallible>> {
@@ -123,7 +113,7 @@ impl Backend for Assignments {
 }
 
 impl BackendConfig for Assignments {
-    type Args = Assignment;
+    type Args = Vec<Assignment>;
     type Id = RandomId;
     type Kind = Ephemeral;
     type Config = ();
