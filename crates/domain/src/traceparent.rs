@@ -64,7 +64,8 @@ impl Traceparent {
     /// The id of the trace, 32 hexadecimal digits: what log lines carry.
     #[must_use]
     pub fn trace_id(self) -> String {
-        format!("{:032x}", self.trace)
+        // Each job and each request has one: this is several times as fast as the formatting of numbers.
+        uuid::Uuid::from_u128(self.trace).simple().to_string()
     }
 
     /// The id of the span, 16 hexadecimal digits.
