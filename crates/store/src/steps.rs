@@ -82,7 +82,7 @@ pub async fn record_one(tx: &mut Tx<'_>, step: &NewStep) -> Result<bool> {
         postgres:
         "INSERT INTO step (job_id, name, output, fence, at)
          SELECT id, $3, $4, fence, $5 FROM
-             (SELECT id, fence FROM job WHERE id = $1 AND fence = $2 AND state = 'running' AND lost_leases = 0
+             (SELECT id, fence FROM job WHERE id = $1 AND fence = $2 AND worker_id IS NOT NULL AND lost_leases = 0
               FOR UPDATE) held
          ON CONFLICT (job_id, name) DO NOTHING");
     let written = on!(tx, |conn| {
@@ -152,7 +152,7 @@ pub async fn record(tx: &mut Tx<'_>, steps: &[NewStep]) -> Result<Vec<Fenced>> {
                      SELECT * FROM unnest($1::uuid[], $2::bigint[], $3::text[], $4::text[]) AS w(id, fence, name, output)
                  ),
                  locked AS MATERIALIZED (
-                     SELECT id, fence, lost_leases FROM job WHERE id = ANY($1) AND state = 'running'
+                     SELECT id, fence, lost_leases FROM job WHERE id = ANY($1) AND worker_id IS NOT NULL
                      ORDER BY id FOR UPDATE
                  ),
                  written AS (

@@ -59,7 +59,7 @@ const POSTGRES_LOCK: &str = "SELECT 1 FROM lane WHERE key = ANY($1) ORDER BY key
 
 /// All of it, once the lanes are locked. Arrays, not joins: see `postgres.rs`.
 const POSTGRES_LEAVE: &str = "WITH locked AS MATERIALIZED (
-         SELECT id, fence, lane, lane_held FROM job WHERE id = ANY($1) AND state = 'running' AND cancel_at IS NULL
+         SELECT id, fence, lane, lane_held FROM job WHERE id = ANY($1) AND worker_id IS NOT NULL AND cancel_at IS NULL
          ORDER BY id FOR UPDATE
      ),
      held AS MATERIALIZED (SELECT * FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)),
