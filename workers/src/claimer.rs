@@ -8,14 +8,15 @@ use futures::FutureExt as _;
 use rand::Rng;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
-use towpath_domain::{TenantId, WorkerId};
-use towpath_durable::{Claimed, Endings, Engine, Fenced, Joining};
+use towpath_domain::WorkerId;
+use towpath_durable::{Endings, Engine, Fenced, Joining};
 use towpath_queue::Wakes;
 use towpath_store::jobs::{self, Turned};
 use towpath_store::{self as store, Dialect, Tx};
 
 use crate::held::Held;
 use crate::metric::{self, Slots};
+use crate::rota::Rota;
 use crate::{Assignment, Finished, Place};
 
 /// The most one turn claims, and the most it records; more slots are filled by several.
@@ -72,8 +73,8 @@ impl Claimer {
     }
 
     async fn work(&mut self) {
-        // Tenants take turns; where the last claim ended, the next begins.
-        let mut after = TenantId::nil();
+        // Where the last claim ended, the next begins.
+        let mut rota = Rota::new(self.engine.store().dialect());
         let mut trouble = Duration::ZERO;
         // How long the last claim took, if it left a backlog behind.
         let mut backlog = None;
@@ -117,7 +118,7 @@ impl Claimer {
             rest = None;
             let wanted = hand.len();
             let started = Instant::now();
-            let turned = self.turn(&hand, after).await;
+            let turned = self.turn(&hand, &mut rota).await;
             metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(started.elapsed());
             match turned {
                 Ok(turned) => {
@@ -127,11 +128,11 @@ impl Claimer {
                     }
                     // Each tenant gets an equal share, so that many of them leave some slots free.
                     if wanted > 0 {
-                        backlog = (turned.claimed.len() * 2 > wanted).then(|| started.elapsed());
-                        rest = turned.claimed.is_empty().then(|| self.rest(self.fallback));
+                        let took = started.elapsed();
+                        let more = rota.claimed(&turned.claimed, wanted, took);
+                        backlog = (turned.claimed.len() * 2 > wanted).then_some(took);
+                        rest = (turned.claimed.is_empty() && !more).then(|| self.rest(self.fallback));
                     }
-                    // The tenant served last, in the order of their turns.
-                    after = last_in_turn(&turned.claimed, after);
                     self.hand_out(hand, turned, started).await;
                 }
                 Err(error) => {
@@ -201,12 +202,18 @@ impl Claimer {
     }
 
     /// Writes the finished jobs and claims as many as there are slots then.
-    async fn turn(&self, hand: &Hand, after: TenantId) -> store::Result<Turned> {
-        let lease = self.engine.settings().lease;
+    async fn turn(&self, hand: &Hand, rota: &mut Rota) -> store::Result<Turned> {
         let store = self.engine.store();
         let wanted = i64::try_from(hand.len()).unwrap_or(i64::MAX);
         let endings = Endings::of(hand.finished.iter().map(|finished| finished.bare.ending()));
         let Endings { held, lanes, .. } = &endings;
+        // Who gets the place of one that ended may be older than what was claimed last.
+        rota.advance(!lanes.is_empty());
+        let claimer = jobs::Claimer {
+            after: rota.after(),
+            marks: rota.marks(),
+            ..jobs::Claimer::new(&self.pool, self.worker, self.engine.settings().lease, wanted)
+        };
         let turn = async |tx: &mut Tx<'_>| {
             // First, so that they are claimed with the others.
             towpath_durable::write_along(tx, hand.joining.iter().map(|one| Arc::clone(&one.along)).collect()).await?;
@@ -217,13 +224,13 @@ impl Claimer {
                 });
             }
             if held.is_empty() {
-                let claimed = jobs::claim(tx, &self.pool, self.worker, lease, wanted, after).await?;
+                let claimed = jobs::claim(tx, &claimer).await?;
                 return Ok(Turned {
                     missed: Vec::new(),
                     claimed,
                 });
             }
-            let turned = jobs::turn(tx, held, lanes, &self.pool, self.worker, lease, wanted, after).await?;
+            let turned = jobs::turn(tx, held, lanes, &claimer).await?;
             endings.write_along(tx, |job| !turned.missed.contains(&job)).await?;
             Ok(turned)
         };
@@ -327,13 +334,4 @@ impl Claimer {
 /// How much of a lease its holder counts on: a tenth is left for what lies between two clocks and two hosts.
 pub(crate) fn safe_part(lease: Duration) -> Duration {
     lease - lease / 10
-}
-
-/// The tenant whose turn came last: turns begin after `after` and wrap around.
-fn last_in_turn(claimed: &[Claimed], after: TenantId) -> TenantId {
-    claimed
-        .iter()
-        .map(|job| job.tenant_id)
-        .max_by_key(|&tenant| (tenant <= after, tenant))
-        .unwrap_or(after)
 }

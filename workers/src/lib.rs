@@ -11,6 +11,7 @@ mod claimer;
 mod held;
 mod keeper;
 pub mod metric;
+mod rota;
 mod runtime;
 
 use std::sync::Arc;

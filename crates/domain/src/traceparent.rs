@@ -71,7 +71,11 @@ impl Traceparent {
     /// The id of the span, 16 hexadecimal digits.
     #[must_use]
     pub fn span_id(self) -> String {
-        format!("{:016x}", self.span)
+        // The second half of such a form.
+        uuid::Uuid::from_u64_pair(0, self.span)
+            .simple()
+            .to_string()
+            .split_off(16)
     }
 }
 

@@ -16,7 +16,7 @@ mod sweep;
 
 pub use bulk::{Fenced, Renewed, complete, look, renew};
 pub(crate) use claim::SQLITE_PICKED;
-pub use claim::{Claimed, Turned, claim, turn};
+pub use claim::{Claimed, Claimer, Mark, Turned, claim, turn};
 pub use family::{child_over, children, count_children, grew, let_go, mark};
 pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
 pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};
@@ -236,7 +236,7 @@ pub async fn succeed(tx: &mut Tx<'_>, job: Fenced) -> Result<bool> {
         // The fence rises, as wherever a running job is taken off its worker: what its holder may still be writing is stale.
         sqlx::query(
             "UPDATE job SET state = 'succeeded', fence = fence + 1, finished_at = $3, worker_id = NULL, lease_until = NULL
-             WHERE id = $1 AND fence = $2 AND state = 'running' AND cancel_at IS NULL",
+             WHERE id = $1 AND fence = $2 AND worker_id IS NOT NULL AND cancel_at IS NULL",
         )
         .bind(job.id)
         .bind(job.fence)

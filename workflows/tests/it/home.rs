@@ -401,7 +401,7 @@ impl Home {
         let lease = self.engine.settings().lease;
         let claimed = self
             .store()
-            .write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, self.tenant).await);
+            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(pool, WorkerId::new(), lease, 1)).await);
         claimed.await.unwrap().pop()
     }
 

@@ -153,7 +153,7 @@ impl Server {
         let lease = self.engine.settings().lease;
         let claimed = self
             .store()
-            .write(async |tx| jobs::claim(tx, pool, WorkerId::new(), lease, 1, TenantId::nil()).await);
+            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(pool, WorkerId::new(), lease, 1)).await);
         claimed.await.unwrap().pop()
     }
 

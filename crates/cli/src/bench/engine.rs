@@ -328,7 +328,7 @@ impl Bench {
             let lease = Duration::from_secs(15);
             let claimed = self
                 .store
-                .write(async |tx| jobs::claim(tx, POOL, WorkerId::new(), lease, 64, TenantId::nil()).await)
+                .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(POOL, WorkerId::new(), lease, 64)).await)
                 .await?;
             took.push(started.elapsed());
             ensure!(claimed.len() == 64, "a claim found {} of 64", claimed.len());

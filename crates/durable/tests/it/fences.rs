@@ -6,8 +6,8 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use towpath_domain::WorkerId;
 use towpath_domain::job::JobState;
-use towpath_domain::{TenantId, WorkerId};
 use towpath_durable::{Claimed, Lane, Start, perform};
 use towpath_store::jobs::{self, Fenced};
 use towpath_store::{Error, steps};
@@ -90,7 +90,7 @@ on_each! {
                 .store
                 .write_one(async |tx| {
                     let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                    jobs::turn(tx, &mine, &[], Script::POOL_NAME, worker, lease, n, TenantId::nil()).await
+                    jobs::turn(tx, &mine, &[], &jobs::Claimer::new(Script::POOL_NAME, worker, lease, n)).await
                 })
                 .await
                 .unwrap()
@@ -141,7 +141,7 @@ on_each! {
             .store
             .write(async |tx| {
                 let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                jobs::turn(tx, &mine, &lanes, Script::POOL_NAME, worker, lease, 2, TenantId::nil()).await
+                jobs::turn(tx, &mine, &lanes, &jobs::Claimer::new(Script::POOL_NAME, worker, lease, 2)).await
             })
             .await
             .unwrap();
@@ -269,7 +269,13 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                         let turned = store
                             .write_one(async |tx| {
                                 let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                                jobs::turn(tx, &[held], &[], Script::POOL_NAME, worker, lease, 1, TenantId::nil()).await
+                                jobs::turn(
+                                    tx,
+                                    &[held],
+                                    &[],
+                                    &jobs::Claimer::new(Script::POOL_NAME, worker, lease, 1),
+                                )
+                                .await
                             })
                             .await;
                         turned.map(|turned| 1 - turned.missed.len() + turned.claimed.len())

@@ -9,6 +9,7 @@
 mod along;
 mod cancelling;
 mod children;
+mod claims;
 mod ends;
 mod explaining;
 mod fences;

@@ -3,7 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use towpath_domain::TenantId;
 use towpath_domain::job::JobState;
 use towpath_durable::{Lane, Start, Why, explain};
 use towpath_queue::Queue;
@@ -12,23 +11,6 @@ use towpath_store::{Conn, Error, jobs, on, pools, workers as worker_rows};
 
 use crate::on_each;
 use crate::support::{Database, LEASE, Op, PATIENCE, RedisServer, Script, World, fenced};
-
-/// Records `count` jobs that have nothing to do, many in one transaction.
-async fn backlog(world: &World, count: usize) {
-    let script = Script::new("idle", [Op::Done]);
-    for _ in 0..count / 500 {
-        world
-            .store
-            .write(async |tx| {
-                for _ in 0..500 {
-                    towpath_durable::start(tx, &script, Start::new(world.tenant)).await?;
-                }
-                Ok(())
-            })
-            .await
-            .unwrap();
-    }
-}
 
 /// Records 60 jobs, each when the one before is over, and answers how long each waited for its handler, sorted.
 async fn pick_ups(world: &World) -> Vec<Duration> {
@@ -58,7 +40,7 @@ fn print_waits(what: &str, waits: &[Duration]) {
 
 on_each! {
     async fn r1_a_backlog_of_twenty_thousand_drains(world) {
-        backlog(&world, 20_000).await;
+        world.backlog(20_000).await;
         let began = Instant::now();
         let workers = world.workers(256);
         world.until_drained().await;
@@ -361,27 +343,15 @@ on_each! {
 
 on_each! {
     async fn r13_a_backlog_does_not_slow_the_claim(world) {
-        let tenant = world.tenant;
         // One connection, whose cached plans are made while the table is as good as empty.
         let store = world.store.apart(1).unwrap();
-        backlog(&world, 500).await;
+        world.backlog(500).await;
         for _ in 0..10 {
             walk_and_count_reads(&world, &store).await;
         }
         let mut reads = Vec::new();
         for size in [1_000_i64, 10_000, 100_000] {
-            world.store.write(async |tx| {
-                let now = tx.now();
-                let text = towpath_store::sql!(tx,
-                    sqlite: "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < $4)
-                             INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
-                             SELECT randomblob(16), $1, 'script', 'scripts', 'ready', $2, $3, $2 FROM n",
-                    postgres: "INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
-                               SELECT gen_random_uuid(), $1, 'script', 'scripts', 'ready', $2, $3, $2 FROM generate_series(1, $4)");
-                let script = serde_json::to_string(&Script::new("idle", [Op::Done])).unwrap();
-                on!(tx, |conn| sqlx::query(text).bind(tenant).bind(now).bind(script).bind(size).execute(conn).await.map(drop))?;
-                Ok(())
-            }).await.unwrap();
+            world.backlog(size).await;
             let backlog = world.count("SELECT count(*) FROM job WHERE state = 'ready'").await;
             let (mut times, mut read) = (Vec::new(), 0);
             for _ in 0..20 {
@@ -401,7 +371,8 @@ on_each! {
 
 /// Claims 16 jobs, renews them, records a step of each and completes them; answers how many rows of the job table each
 /// of these read, where the database counts them.
-async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i64; 4] {
+pub async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i64; 4] {
+    let others = world.count("SELECT count(*) FROM job WHERE state = 'running'").await;
     let mut held = Vec::new();
     let mut counts = [0; 4];
     for (nth, count) in counts.iter_mut().enumerate() {
@@ -411,7 +382,8 @@ async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i
                 let touched = match nth {
                     0 => {
                         let worker = towpath_domain::WorkerId::new();
-                        let claimed = jobs::claim(tx, Script::POOL_NAME, worker, LEASE, 16, TenantId::nil()).await?;
+                        let claimed =
+                            jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, LEASE, 16)).await?;
                         held = claimed.iter().map(fenced).collect();
                         claimed.len()
                     }
@@ -435,7 +407,10 @@ async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i
             .await
             .unwrap();
     }
-    assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'running'").await, 0);
+    assert_eq!(
+        world.count("SELECT count(*) FROM job WHERE state = 'running'").await,
+        others
+    );
     counts
 }
 

@@ -252,6 +252,31 @@ impl World {
             .unwrap();
     }
 
+    /// Records `count` jobs that have nothing to do, all in one statement.
+    pub async fn backlog(&self, count: i64) {
+        let script = serde_json::to_string(&Script::new("idle", [Op::Done])).unwrap();
+        let record = self.store.write(async |tx| {
+            let now = tx.now();
+            let text = towpath_store::sql!(tx,
+                sqlite: "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < $4)
+                         INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
+                         SELECT randomblob(16), $1, 'script', 'scripts', 'ready', $2, $3, $2 FROM n",
+                postgres: "INSERT INTO job (id, tenant_id, kind, pool, state, run_at, input, created_at)
+                           SELECT gen_random_uuid(), $1, 'script', 'scripts', 'ready', $2, $3, $2
+                           FROM generate_series(1, $4)");
+            on!(tx, |conn| sqlx::query(text)
+                .bind(self.tenant)
+                .bind(now)
+                .bind(&script)
+                .bind(count)
+                .execute(conn)
+                .await
+                .map(drop))?;
+            Ok(())
+        });
+        record.await.unwrap();
+    }
+
     /// Waits until no job is open.
     pub async fn until_drained(&self) {
         let deadline = tokio::time::Instant::now() + PATIENCE * 2;
@@ -322,7 +347,7 @@ impl World {
     pub async fn claim(&self, n: i64) -> Vec<towpath_durable::Claimed> {
         let lease = self.engine.settings().lease;
         self.store
-            .write(async |tx| jobs::claim(tx, Script::POOL_NAME, WorkerId::new(), lease, n, TenantId::nil()).await)
+            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), lease, n)).await)
             .await
             .unwrap()
     }

@@ -105,7 +105,7 @@ async fn an_empty_claim_does_not_show_that_there_is_room() {
     let claim = async || {
         let lease = Duration::from_secs(15);
         store
-            .write_one(async |tx| jobs::claim(tx, "a", WorkerId::new(), lease, 8, TenantId::nil()).await)
+            .write_one(async |tx| jobs::claim(tx, &jobs::Claimer::new("a", WorkerId::new(), lease, 8)).await)
             .await
             .unwrap()
             .len()

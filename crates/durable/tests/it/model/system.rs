@@ -262,7 +262,7 @@ impl System {
         let n = i64::try_from(n).unwrap();
         let claimed = home
             .store
-            .write(async |tx| jobs::claim(tx, POOL, WorkerId::new(), TICK * LEASE, n, TenantId::nil()).await)
+            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(POOL, WorkerId::new(), TICK * LEASE, n)).await)
             .await
             .unwrap();
         for job in claimed {

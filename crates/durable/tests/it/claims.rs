@@ -1,0 +1,145 @@
+//! What a claim takes, and what it reads for that.
+
+use std::time::Duration;
+
+use towpath_domain::{JobId, TenantId, WorkerId};
+use towpath_durable::{Claimed, Start};
+use towpath_queue::Queue;
+use towpath_store::jobs::{self, Claimer, Mark};
+use towpath_store::{Dialect, on};
+
+use crate::on_each;
+use crate::peers::walk_and_count_reads;
+use crate::support::{LEASE, Op, PATIENCE, Script, World};
+
+async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
+    let pool = Script::POOL_NAME;
+    let claimer = Claimer {
+        marks,
+        ..Claimer::new(pool, WorkerId::new(), LEASE, n)
+    };
+    world
+        .store
+        .write(async |tx| jobs::claim(tx, &claimer).await)
+        .await
+        .unwrap()
+}
+
+/// As a turn, with nothing that ended.
+async fn turn(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
+    let claimer = Claimer {
+        marks,
+        ..Claimer::new(Script::POOL_NAME, WorkerId::new(), LEASE, n)
+    };
+    let turned = world.store.write(async |tx| jobs::turn(tx, &[], &[], &claimer).await);
+    turned.await.unwrap().claimed
+}
+
+async fn record(world: &World, tenant: TenantId, priority: i64) -> JobId {
+    let script = Script::new("idle", [Op::Done]);
+    let recorded = world
+        .store
+        .write(async |tx| towpath_durable::start(tx, &script, Start::new(tenant).priority(priority)).await);
+    recorded.await.unwrap()
+}
+
+fn ids(claimed: &[Claimed]) -> Vec<JobId> {
+    claimed.iter().map(|job| job.id).collect()
+}
+
+on_each! {
+    async fn a_claim_goes_on_behind_its_marks(world) {
+        let (a, b) = (world.tenant, TenantId::new());
+        let mut of_a = Vec::new();
+        for _ in 0..7 {
+            of_a.push(record(&world, a, 0).await);
+        }
+        let of_b = [record(&world, b, 0).await, record(&world, b, 0).await];
+        let lower = record(&world, a, -1).await;
+        let first = claim(&world, 2, &[]).await;
+        let [at_a, at_b] = [a, b].map(|tenant| first.iter().find(|job| job.tenant_id == tenant).unwrap());
+        assert_eq!([at_a.id, at_b.id], [of_a[0], of_b[0]]);
+        let (at_a, at_b) = (Mark::from(at_a), Mark::from(at_b));
+        let higher = record(&world, a, 1).await;
+
+        // Half of them each, and half of one is one.
+        assert_eq!(ids(&claim(&world, 2, &[at_a, at_b]).await).len(), 2);
+        if world.store.dialect() == Dialect::Sqlite {
+            assert_eq!(world.job(higher).await.attempt, 1, "SQLite always looks from the front");
+            return;
+        }
+        let (third, fourth) = (of_a[2], of_a[3]);
+        assert_eq!(world.job(of_a[1]).await.attempt, 1);
+        assert_eq!(world.job(of_b[1]).await.attempt, 1);
+        // Only of the tenants named, only of that priority, in order, and by a turn as by a claim.
+        assert_eq!(ids(&claim(&world, 1, &[at_a]).await), [third]);
+        assert_eq!(ids(&turn(&world, 1, &[at_a]).await), [fourth]);
+        let skipped = Mark { id: of_a[4], run_at: world.job(of_a[4]).await.run_at, ..at_a };
+        assert_eq!(ids(&claim(&world, 9, &[skipped]).await), [of_a[5], of_a[6]]);
+        assert_eq!(ids(&turn(&world, 9, &[skipped, at_b]).await), []);
+        // One slot for two tenants is the first one's.
+        let more_of_b = record(&world, b, 0).await;
+        assert_eq!(ids(&claim(&world, 1, &[at_b, at_a]).await), [more_of_b]);
+        assert_eq!(ids(&claim(&world, 9, &[]).await), [higher, of_a[4], lower]);
+    }
+}
+
+on_each! {
+    async fn nothing_is_claimed_behind_a_mark_while_the_pool_is_paused(world) {
+        record(&world, world.tenant, 0).await;
+        let next = record(&world, world.tenant, 0).await;
+        let first = claim(&world, 1, &[]).await;
+        let mark = Mark::from(&first[0]);
+        let pause = async |paused| {
+            let set = world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, paused).await);
+            set.await.unwrap();
+        };
+        pause(true).await;
+        assert_eq!(ids(&claim(&world, 1, &[mark]).await), []);
+        pause(false).await;
+        assert_eq!(ids(&claim(&world, 1, &[mark]).await), [next]);
+    }
+}
+
+on_each! {
+    async fn who_belongs_before_a_backlog_is_found_while_there_is_one(world) {
+        world.backlog(2000).await;
+        let workers = world.workers_with(8, Duration::from_secs(1), &Queue::local());
+        world.until_noted("idle starts", 100).await;
+        let older = Start::new(world.tenant).at(towpath_domain::Timestamp::from_micros(0));
+        let script = Script::new("older", [Op::Done]);
+        let older = world.store.write(async |tx| towpath_durable::start(tx, &script, older.clone()).await).await.unwrap();
+        let late = [record(&world, world.tenant, 1).await, record(&world, TenantId::new(), 0).await, older];
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        for job in late {
+            while !world.job(job).await.state.is_final() {
+                assert!(tokio::time::Instant::now() < deadline, "{job} waits behind the backlog");
+                // It never ends by itself.
+                if world.count("SELECT count(*) FROM job WHERE state = 'ready'").await < 2000 {
+                    world.backlog(2000).await;
+                }
+            }
+        }
+        workers.drain(PATIENCE).await;
+    }
+}
+
+on_each! {
+    async fn jobs_that_run_elsewhere_are_not_read(world) {
+        let store = world.store.apart(1).unwrap();
+        world.backlog(1000).await;
+        if store.dialect() == Dialect::Postgres {
+            // Nobody runs, so that the index of those who do is the shortest way to everything, by the statistics.
+            let tidy = store.read(async |tx| Ok(on!(tx, |conn| sqlx::query("VACUUM ANALYZE job").execute(conn).await.map(drop))?));
+            tidy.await.unwrap();
+        }
+        walk_and_count_reads(&world, &store).await;
+        world.execute(
+            "UPDATE job SET state = 'running', worker_id = id, lease_until = run_at WHERE state = 'ready' AND id IN
+             (SELECT id FROM job WHERE state = 'ready' ORDER BY id DESC LIMIT 800)",
+        ).await;
+        let reads = walk_and_count_reads(&world, &store).await;
+        println!("{:?}: with 800 jobs running, a claim, a renewal, a step and an end of 16 read {reads:?} rows", store.dialect());
+        assert!(reads.iter().all(|read| *read < 500), "{reads:?}");
+    }
+}
