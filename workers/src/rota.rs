@@ -8,24 +8,28 @@ use towpath_durable::Claimed;
 use towpath_store::Dialect;
 use towpath_store::jobs::Mark;
 
-/// Looking from the front takes at most one in so many parts of a claimer's time.
+/// After a look from the front, claims go without one for so many times as long as it took,
 const PARTS: u32 = 10;
 
-/// The longest a claimer goes without looking from the front.
+/// but no longer than this.
 const LONGEST: Duration = Duration::from_millis(500);
 
 /// Remembers how far the claims of a pool came.
 ///
 /// On PostgreSQL looking from the front means walking past all that was claimed lately, see [`Mark`]. So while there is a
-/// backlog, claims go on behind the jobs claimed last, and look from the front now and then: for tenants that had nothing,
-/// for jobs of a higher priority, for older ones that were given back or waited for a place. Those wait ten times as long as
-/// the last look took, at most [`LONGEST`]. A claim that brings less than it might is always followed by a look.
+/// backlog, claims go on behind the jobs claimed last of the tenants that have one, and look from the front now and then: for
+/// other tenants, for jobs of a higher priority, for older ones that were given back or got a place. With a slot free, those
+/// wait ten times as long as the last look took, at most [`LONGEST`], and for the turn under way then. A claim behind marks that
+/// brings less than it might is followed by a look.
+///
+/// Marks need a claim that shows that it saw every tenant. One of a single slot does not, nor one with as many tenants as
+/// slots: those look each time, and so do claims that write ends of jobs in lanes.
 pub(crate) struct Rota {
     /// What the database leaves behind in its index is walked past.
     keeps_marks: bool,
     /// The tenant served last.
     after: TenantId,
-    /// One for each tenant that has something ready. The next to be served comes first.
+    /// The next to be served comes first.
     marks: Vec<Mark>,
     /// When to look from the front again.
     look_at: Instant,
@@ -60,31 +64,47 @@ impl Rota {
 
     /// A claim of `wanted` jobs brought these after so long. Answers whether there may be more that it did not see.
     pub(crate) fn claimed(&mut self, claimed: &[Claimed], wanted: usize, took: Duration) -> bool {
-        let looked = self.marks.is_empty();
-        let mut last: BTreeMap<TenantId, Mark> = self.marks.iter().map(|mark| (mark.tenant_id, *mark)).collect();
-        // Each tenant's jobs come in their order.
-        last.extend(claimed.iter().map(|job| (job.tenant_id, Mark::from(job))));
-        // The order of turns: those after the one served last, then from the beginning.
         let after = self.after;
-        self.after = (claimed
-            .iter()
-            .map(|job| job.tenant_id)
-            .max_by_key(|&tenant| (tenant <= after, tenant)))
-        .unwrap_or(after);
-        // A slot for each tenant says nothing of how many more there are.
-        let every_tenant = !looked || last.len() < wanted;
-        let share = (wanted / last.len().max(1)).max(1);
-        let full = !last.is_empty() && claimed.len() >= wanted.min(share * last.len());
-        self.marks.clear();
-        if self.keeps_marks && full && every_tenant {
-            self.marks.extend(last.into_values());
-            self.marks
-                .sort_unstable_by_key(|mark| (mark.tenant_id <= self.after, mark.tenant_id));
+        self.after = (claimed.iter().map(|job| job.tenant_id))
+            .max_by_key(|&tenant| (tenant <= after, tenant))
+            .unwrap_or(after);
+        // Each tenant's jobs come in their order: where it stands, and how many it had.
+        let mut brought: BTreeMap<TenantId, (Mark, usize)> = BTreeMap::new();
+        for job in claimed {
+            let (mark, count) = brought.entry(job.tenant_id).or_insert((Mark::from(job), 0));
+            (*mark, *count) = (Mark::from(job), *count + 1);
         }
-        if looked {
+        if self.marks.is_empty() {
             self.look_at = Instant::now() + (took * PARTS).min(LONGEST);
+            // Two jobs of one tenant were in its share, so that each tenant had one.
+            let every_tenant = claimed.len() > brought.len();
+            if self.keeps_marks && every_tenant {
+                // Who brought less has no more.
+                let share = wanted / brought.len();
+                let marks = brought.into_values().filter(|(_, count)| *count >= share);
+                self.marks.extend(marks.map(|(mark, _)| mark));
+            }
+            self.in_turn();
+            return false;
         }
-        !looked && !full
+        let share = (wanted / self.marks.len()).max(1);
+        if claimed.len() < wanted.min(share * self.marks.len()) {
+            self.marks.clear();
+            return true;
+        }
+        for mark in &mut self.marks {
+            if let Some((now, _)) = brought.get(&mark.tenant_id) {
+                *mark = *now;
+            }
+        }
+        self.in_turn();
+        false
+    }
+
+    /// Those after the tenant served last, then from the beginning.
+    fn in_turn(&mut self) {
+        self.marks
+            .sort_unstable_by_key(|mark| (mark.tenant_id <= self.after, mark.tenant_id));
     }
 }
 
@@ -151,30 +171,49 @@ mod tests {
     }
 
     #[test]
+    fn who_brought_less_than_its_share_has_no_more() {
+        let [a, b, c] = tenants();
+        let mut rota = Rota::new(Dialect::Postgres);
+        let claimed = [
+            job(a, 0, 1),
+            job(b, 0, 1),
+            job(b, 0, 2),
+            job(b, 0, 3),
+            job(c, 0, 1),
+            job(c, 0, 2),
+        ];
+        assert!(!rota.claimed(&claimed, 8, SLOW));
+        assert_eq!(places(&rota), [(b, 0, 3), (c, 0, 2)]);
+    }
+
+    #[test]
     fn a_claim_that_brings_less_than_it_might_is_followed_by_a_look() {
         let [a, b] = tenants();
         let mut rota = Rota::new(Dialect::Postgres);
-        // Three of four: a has no more, or b has none.
-        assert!(!rota.claimed(&[job(a, 0, 1), job(b, 0, 1), job(b, 0, 2)], 4, SLOW));
-        assert_eq!(places(&rota), []);
-        // Three slots for two tenants are one each.
-        assert!(!rota.claimed(&[job(a, 0, 1), job(b, 0, 1)], 3, SLOW));
-        assert_eq!(places(&rota), [(a, 0, 1), (b, 0, 1)]);
-        for short in [&[][..], &[job(a, 0, 2)]] {
-            rota.claimed(&[job(a, 0, 1), job(b, 0, 1)], 3, SLOW);
+        for short in [&[][..], &[job(a, 0, 3)]] {
+            rota.claimed(&[job(a, 0, 1), job(a, 0, 2), job(b, 0, 1), job(b, 0, 2)], 4, SLOW);
+            assert_eq!(places(&rota), [(a, 0, 2), (b, 0, 2)]);
             assert!(rota.claimed(short, 3, SLOW), "nobody may rest now");
             assert_eq!(places(&rota), []);
         }
         assert!(!rota.claimed(&[], 3, SLOW), "nothing was seen from the front");
+        // Three slots for two tenants are one each.
+        let mut rota = Rota::new(Dialect::Postgres);
+        rota.claimed(&[job(a, 0, 1), job(a, 0, 2), job(b, 0, 1), job(b, 0, 2)], 4, SLOW);
+        assert!(!rota.claimed(&[job(a, 0, 3), job(b, 0, 3)], 3, SLOW));
+        assert_eq!(places(&rota), [(a, 0, 3), (b, 0, 3)]);
     }
 
     #[test]
-    fn a_tenant_for_each_slot_may_not_be_all() {
+    fn without_a_second_job_of_anybody_there_may_be_more_tenants() {
         let [a, b] = tenants();
         let mut rota = Rota::new(Dialect::Postgres);
-        rota.claimed(&[job(a, 0, 1), job(b, 0, 1)], 2, SLOW);
-        assert_eq!(places(&rota), []);
-        assert_eq!(rota.after(), b);
+        // The third slot may have been for a tenant whose job somebody else took.
+        for wanted in [2, 3] {
+            rota.claimed(&[job(a, 0, 1), job(b, 0, 1)], wanted, SLOW);
+            assert_eq!(places(&rota), []);
+            assert_eq!(rota.after(), b);
+        }
     }
 
     #[test]

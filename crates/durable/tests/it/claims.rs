@@ -9,8 +9,8 @@ use towpath_store::jobs::{self, Claimer, Mark};
 use towpath_store::{Dialect, on};
 
 use crate::on_each;
-use crate::peers::walk_and_count_reads;
-use crate::support::{LEASE, Op, PATIENCE, Script, World};
+use crate::peers::{rows_read, walk_and_count_reads};
+use crate::support::{LEASE, Op, PATIENCE, Script, World, fenced};
 
 async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
     let pool = Script::POOL_NAME;
@@ -62,7 +62,7 @@ on_each! {
         let (at_a, at_b) = (Mark::from(at_a), Mark::from(at_b));
         let higher = record(&world, a, 1).await;
 
-        // Half of them each, and half of one is one.
+        // Half of them each.
         assert_eq!(ids(&claim(&world, 2, &[at_a, at_b]).await).len(), 2);
         if world.store.dialect() == Dialect::Sqlite {
             assert_eq!(world.job(higher).await.attempt, 1, "SQLite always looks from the front");
@@ -77,7 +77,7 @@ on_each! {
         let skipped = Mark { id: of_a[4], run_at: world.job(of_a[4]).await.run_at, ..at_a };
         assert_eq!(ids(&claim(&world, 9, &[skipped]).await), [of_a[5], of_a[6]]);
         assert_eq!(ids(&turn(&world, 9, &[skipped, at_b]).await), []);
-        // One slot for two tenants is the first one's.
+        // Half of one is one, and the first one's.
         let more_of_b = record(&world, b, 0).await;
         assert_eq!(ids(&claim(&world, 1, &[at_b, at_a]).await), [more_of_b]);
         assert_eq!(ids(&claim(&world, 9, &[]).await), [higher, of_a[4], lower]);
@@ -98,6 +98,39 @@ on_each! {
         assert_eq!(ids(&claim(&world, 1, &[mark]).await), []);
         pause(false).await;
         assert_eq!(ids(&claim(&world, 1, &[mark]).await), [next]);
+    }
+}
+
+on_each! {
+    async fn behind_its_marks_a_claim_reads_what_it_takes(world) {
+        world.backlog(20_000).await;
+        let store = world.store.apart(1).unwrap();
+        let mut held = Vec::new();
+        let mut marks = Vec::new();
+        let mut reads = Vec::new();
+        // The first of them from the front.
+        for _ in 0..12 {
+            let claimer = Claimer {
+                marks: &marks,
+                ..Claimer::new(Script::POOL_NAME, WorkerId::new(), LEASE, 16)
+            };
+            let turn = store.write(async |tx| {
+                let before = rows_read(tx).await?;
+                let turned = jobs::turn(tx, &held, &[], &claimer).await?;
+                assert!(turned.missed.is_empty());
+                let between = rows_read(tx).await?;
+                let claimed = jobs::claim(tx, &claimer).await?;
+                Ok((turned.claimed, claimed, [between - before, rows_read(tx).await? - between]))
+            });
+            let (turned, claimed, read) = turn.await.unwrap();
+            // The second of them went on where the first one began, past what that one has.
+            assert_eq!([turned.len(), claimed.len()], [16, 16]);
+            marks = claimed.last().map(Mark::from).into_iter().collect();
+            held = turned.iter().map(fenced).collect();
+            reads.push(read);
+        }
+        println!("{:?}: turns and claims of 16 read {reads:?} rows", store.dialect());
+        assert!(reads.iter().flatten().all(|read| *read < 500), "{reads:?}");
     }
 }
 

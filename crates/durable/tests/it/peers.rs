@@ -415,7 +415,7 @@ pub async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -
 }
 
 /// Rows of the job table that this session has read. (What it has not yet reported, so only a difference says anything.)
-async fn rows_read(tx: &mut towpath_store::Tx<'_>) -> towpath_store::Result<i64> {
+pub async fn rows_read(tx: &mut towpath_store::Tx<'_>) -> towpath_store::Result<i64> {
     let Conn::Postgres(conn) = tx.conn() else { return Ok(0) };
     Ok(sqlx::query_scalar(
         "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables

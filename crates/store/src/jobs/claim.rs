@@ -1,4 +1,4 @@
-//! Claiming: tenants in turn, then priority, then age.
+//! Claiming: tenants in turn, then priority, then age. Behind [`Mark`]s, as far as these go.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl Claimed {
     }
 }
 
-/// Up to where a claimer has had the jobs of a tenant: those of this priority up to this one.
+/// Up to where a claimer got with the jobs of a tenant: of this priority, to this one.
 ///
 /// For PostgreSQL. What is claimed stays in the index of ready jobs until the table is vacuumed, a minute or more later;
 /// while a transaction anywhere is older than that, longer. So whoever looks for the first ready job walks past all that
@@ -412,7 +412,7 @@ pub async fn claim(tx: &mut Tx<'_>, claimer: &Claimer<'_>) -> Result<Vec<Claimed
                 .query(POSTGRES_CLAIM, POSTGRES_CLAIM_BEHIND)
                 .fetch_all(conn)
                 .await?;
-            rows.iter().map(|row| Claimed::read(row)).collect::<Result<_, _>>()?
+            rows.iter().map(Claimed::read).collect::<Result<_, _>>()?
         }
     };
     Ok(in_order(claimed))
