@@ -22,8 +22,8 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// wait ten times as long as the last look took, at most [`LONGEST`], and for the turn under way then. A claim behind marks that
 /// brings less than it might is followed by a look.
 ///
-/// Marks need a claim that shows that it saw every tenant. One of a single slot does not, nor one with as many tenants as
-/// slots: those look each time, and so do claims that write ends of jobs in lanes.
+/// Marks need a claim that shows that it saw every tenant: one that brought two jobs of somebody. So claims of a single slot look
+/// each time, and where more than half as many tenants as slots have something ready, and those that write ends of jobs in lanes.
 pub(crate) struct Rota {
     /// What the database leaves behind in its index is walked past.
     keeps_marks: bool,
@@ -79,7 +79,7 @@ impl Rota {
             // Two jobs of one tenant were in its share, so that each tenant had one.
             let every_tenant = claimed.len() > brought.len();
             if self.keeps_marks && every_tenant {
-                // Who brought less has no more.
+                // Who brought less has no more that could be seen.
                 let share = wanted / brought.len();
                 let marks = brought.into_values().filter(|(_, count)| *count >= share);
                 self.marks.extend(marks.map(|(mark, _)| mark));

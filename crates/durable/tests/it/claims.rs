@@ -12,12 +12,15 @@ use crate::on_each;
 use crate::peers::{rows_read, walk_and_count_reads};
 use crate::support::{LEASE, Op, PATIENCE, Script, World, fenced};
 
-async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
-    let pool = Script::POOL_NAME;
-    let claimer = Claimer {
+fn claimer(n: i64, marks: &[Mark]) -> Claimer<'_> {
+    Claimer {
         marks,
-        ..Claimer::new(pool, WorkerId::new(), LEASE, n)
-    };
+        ..Claimer::new(Script::POOL_NAME, WorkerId::new(), LEASE, n)
+    }
+}
+
+async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
+    let claimer = claimer(n, marks);
     world
         .store
         .write(async |tx| jobs::claim(tx, &claimer).await)
@@ -27,10 +30,7 @@ async fn claim(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
 
 /// As a turn, with nothing that ended.
 async fn turn(world: &World, n: i64, marks: &[Mark]) -> Vec<Claimed> {
-    let claimer = Claimer {
-        marks,
-        ..Claimer::new(Script::POOL_NAME, WorkerId::new(), LEASE, n)
-    };
+    let claimer = claimer(n, marks);
     let turned = world.store.write(async |tx| jobs::turn(tx, &[], &[], &claimer).await);
     turned.await.unwrap().claimed
 }
@@ -110,10 +110,7 @@ on_each! {
         let mut reads = Vec::new();
         // The first of them from the front.
         for _ in 0..12 {
-            let claimer = Claimer {
-                marks: &marks,
-                ..Claimer::new(Script::POOL_NAME, WorkerId::new(), LEASE, 16)
-            };
+            let claimer = claimer(16, &marks);
             let turn = store.write(async |tx| {
                 let before = rows_read(tx).await?;
                 let turned = jobs::turn(tx, &held, &[], &claimer).await?;
