@@ -1,22 +1,24 @@
-//! Claims jobs of one pool, as many as there are free slots, and writes those that ended with nothing but their own row
-//! and what goes along.
+//! The pace of one pool: claims as many jobs as there are free slots, and writes those that ended with nothing but their
+//! own row and what goes along.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::FutureExt as _;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
 use rand::Rng;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::WorkerId;
 use towpath_durable::{Endings, Engine, Fenced, Joining};
 use towpath_queue::Wakes;
-use towpath_store::jobs::{self, Turned};
-use towpath_store::{self as store, Dialect, Tx};
+use towpath_store::Dialect;
+use towpath_store::jobs::Turned;
 
 use crate::held::Held;
 use crate::metric::{self, Slots};
 use crate::rota::Rota;
+use crate::turn::{self, Hand, Over};
 use crate::{Assignment, Finished, Place};
 
 /// The most one turn claims, and the most it records; more slots are filled by several.
@@ -24,6 +26,9 @@ const LARGEST: usize = 256;
 
 /// The longest a free slot waits for company.
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
+
+/// Fewer slots are filled by one turn at a time: a claim of a few costs nearly as much as one of twice as many.
+const FEW_SLOTS: usize = 8;
 
 pub(crate) struct Claimer {
     pub(crate) engine: Engine,
@@ -44,18 +49,19 @@ pub(crate) struct Claimer {
     pub(crate) draining: CancellationToken,
 }
 
-/// What the next turn has to do with.
-#[derive(Default)]
-struct Hand {
-    finished: Vec<Finished>,
-    permits: Vec<OwnedSemaphorePermit>,
-    joining: Vec<Joining>,
-}
-
-impl Hand {
-    fn len(&self) -> usize {
-        self.finished.len() + self.permits.len()
-    }
+/// What the turns so far say about the next one.
+struct Pace {
+    /// Where the last claim ended, the next begins.
+    rota: Rota,
+    /// How long nothing was tried after the last error.
+    trouble: Duration,
+    /// How long the last turn took, if it left a backlog behind.
+    backlog: Option<Duration>,
+    /// Nothing is claimed before then, unless something wakes this pool.
+    rest: Option<tokio::time::Instant>,
+    /// Of the turns under way, or of those that ended last, two were so at once. What one of them did not find the other may
+    /// have had, or made ready.
+    overlapped: bool,
 }
 
 impl Claimer {
@@ -73,99 +79,120 @@ impl Claimer {
     }
 
     async fn work(&mut self) {
-        // Where the last claim ended, the next begins.
-        let mut rota = Rota::new(self.engine.store().dialect());
-        let mut trouble = Duration::ZERO;
-        // How long the last claim took, if it left a backlog behind.
-        let mut backlog = None;
-        // Nothing is claimed before then, unless something wakes this pool.
-        let mut rest = None;
+        let mut pace = Pace {
+            rota: Rota::new(self.engine.store().dialect()),
+            trouble: Duration::ZERO,
+            backlog: None,
+            rest: None,
+            overlapped: false,
+        };
+        let mut hand = Hand::default();
+        let mut under_way = FuturesUnordered::new();
         loop {
-            let mut hand = Hand::default();
-            let rested = tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now));
-            tokio::select! {
-                biased;
-                () = self.draining.cancelled() => return,
-                Some(finished) = self.finished.recv() => hand.finished.push(finished),
-                // After trouble nothing is tried before its time, and who is dropped records alone: its caller hears of it.
-                Some(joining) = self.joining.recv() => {
-                    if rest.is_some() && !trouble.is_zero() {
-                        continue;
+            let (most, enough) = self.sizes(&pace);
+            if under_way.is_empty() {
+                if !self.wait(&mut hand, &mut pace).await {
+                    if self.draining.is_cancelled() {
+                        return;
                     }
-                    hand.joining.push(joining);
-                }
-                // No wake counts either: it would only repeat it.
-                _ = self.wakes.next(), if rest.is_some() && trouble.is_zero() => {
-                    rest = None;
                     continue;
                 }
-                () = rested, if rest.is_some() => {
-                    rest = None;
+                let joins = pace.rest.is_none() || pace.trouble.is_zero();
+                let claims = pace.rest.is_none() || !hand.joining.is_empty();
+                self.gather(&mut hand, most, claims, joins).await;
+                // Who only records has no slot to wait for.
+                if let Some(patience) = pace.backlog.filter(|_| claims && hand.slots() > 0) {
+                    // What came by then is in the hand either way.
+                    let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), self.fill(&mut hand, enough)).await;
+                }
+                let woken = pace.trouble.is_zero() && self.wakes.next().now_or_never().is_some();
+                let nothing_new = pace.rest.is_some() && !woken && hand.joining.is_empty();
+                if self.draining.is_cancelled() || nothing_new {
+                    self.complete(std::mem::take(&mut hand).finished).await;
                     continue;
                 }
-                // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
-                permit = self.permits.clone().acquire_owned(), if rest.is_none() => hand.permits.extend(permit),
-            }
-            let joins = rest.is_none() || trouble.is_zero();
-            let claims = rest.is_none() || !hand.joining.is_empty();
-            self.gather(&mut hand, claims, joins, backlog).await;
-            let woken = trouble.is_zero() && self.wakes.next().now_or_never().is_some();
-            let nothing_new = rest.is_some() && !woken && hand.joining.is_empty();
-            if self.draining.is_cancelled() || nothing_new {
-                self.complete(hand.finished).await;
-                continue;
-            }
-            rest = None;
-            let wanted = hand.len();
-            let started = Instant::now();
-            let turned = self.turn(&hand, &mut rota).await;
-            metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(started.elapsed());
-            match turned {
-                Ok(turned) => {
-                    trouble = Duration::ZERO;
-                    for joining in hand.joining.drain(..) {
-                        let _ = joining.done.send(());
-                    }
-                    // Each tenant gets an equal share, so that many of them leave some slots free.
-                    if wanted > 0 {
-                        let took = started.elapsed();
-                        let more = rota.claimed(&turned.claimed, wanted, took);
-                        backlog = (turned.claimed.len() * 2 > wanted).then_some(took);
-                        rest = (turned.claimed.is_empty() && !more).then(|| self.rest(self.fallback));
-                    }
-                    self.hand_out(hand, turned, started).await;
-                }
-                Err(error) => {
-                    let brought = !hand.finished.is_empty() || !hand.joining.is_empty();
-                    // Whoever waits for it records alone.
-                    drop(hand.joining);
-                    hand.finished
-                        .into_iter()
-                        .for_each(|finished| self.complete_apart(finished));
-                    if brought && !error.is_transient() {
-                        // What one of them writes was refused. That is its own affair: the next turn is without it.
+                pace.overlapped = false;
+            } else {
+                let another = under_way.len() == 1 && self.overlaps(&pace) && !self.draining.is_cancelled();
+                tokio::select! {
+                    biased;
+                    Some(over) = under_way.next() => {
+                        self.over(over, &mut pace).await;
                         continue;
                     }
-                    trouble = (trouble * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
-                    rest = Some(self.rest(trouble));
-                    tracing::warn!(pool = self.pool, error = %error, retry_ms = trouble.as_millis(), "cannot claim");
+                    () = self.fill(&mut hand, enough), if another => {}
                 }
+                self.gather(&mut hand, most, true, true).await;
+                pace.overlapped = true;
             }
+            pace.rest = None;
+            let hand = std::mem::take(&mut hand);
+            under_way.push(turn::begin(&self.engine, &self.pool, self.worker, hand, &mut pace.rota));
         }
     }
 
+    /// Whether a turn may begin while another is under way: while there is a backlog, so that the database has something to do
+    /// while jobs run, and the jobs something to run on while it does that. SQLite has one writer.
+    fn overlaps(&self, pace: &Pace) -> bool {
+        self.engine.store().dialect() == Dialect::Postgres
+            && self.slots >= FEW_SLOTS
+            && pace.backlog.is_some()
+            && pace.rest.is_none()
+    }
+
+    /// How many slots the next turn is for at most, and how many are worth one while there is a backlog: a turn of one job
+    /// costs as much as a turn of many then.
+    fn sizes(&self, pace: &Pace) -> (usize, usize) {
+        let slots = if self.overlaps(pace) {
+            self.slots / 2
+        } else {
+            self.slots
+        };
+        let most = slots.min(LARGEST);
+        (most, most / 2)
+    }
+
+    /// Waits for something to do, unless the hand has something already. Answers whether there is.
+    async fn wait(&mut self, hand: &mut Hand, pace: &mut Pace) -> bool {
+        if hand.slots() > 0 {
+            return true;
+        }
+        let rest = pace.rest;
+        let rested = tokio::time::sleep_until(rest.unwrap_or_else(tokio::time::Instant::now));
+        tokio::select! {
+            biased;
+            () = self.draining.cancelled() => return false,
+            Some(finished) = self.finished.recv() => hand.finished.push(finished),
+            // After trouble nothing is tried before its time, and who is dropped records alone: its caller hears of it.
+            Some(joining) = self.joining.recv() => {
+                if rest.is_some() && !pace.trouble.is_zero() {
+                    return false;
+                }
+                hand.joining.push(joining);
+            }
+            // No wake counts either: it would only repeat it.
+            _ = self.wakes.next(), if rest.is_some() && pace.trouble.is_zero() => {
+                pace.rest = None;
+                return false;
+            }
+            () = rested, if rest.is_some() => {
+                pace.rest = None;
+                return false;
+            }
+            // Permits before the claim: a job that is claimed starts at once. Without one no wake is read either.
+            permit = self.permits.clone().acquire_owned(), if rest.is_none() => hand.permits.extend(permit),
+        }
+        true
+    }
+
     /// Takes what else is there: jobs that finished, and free slots if there is to be a claim.
-    ///
-    /// While there is a backlog, a turn of one job costs as much as a turn of many. So it waits for half of the slots
-    /// then, but no longer than the last turn took: slots that long jobs hold are not waited for.
-    async fn gather(&mut self, hand: &mut Hand, claims: bool, joins: bool, backlog: Option<Duration>) {
-        let most = LARGEST.min(self.slots);
+    async fn gather(&mut self, hand: &mut Hand, most: usize, claims: bool, joins: bool) {
         // Tasks that are ready to run may be about to finish too: a few turns of the runtime, for as long as each
         // brings somebody.
         loop {
-            let before = (hand.len(), hand.joining.len());
+            let before = (hand.slots(), hand.joining.len());
             tokio::task::yield_now().await;
-            while hand.len() < most
+            while hand.slots() < most
                 && let Ok(finished) = self.finished.try_recv()
             {
                 hand.finished.push(finished);
@@ -177,67 +204,68 @@ impl Claimer {
                 hand.joining.push(joining);
             }
             while claims
-                && hand.len() < most
+                && hand.slots() < most
                 && let Ok(permit) = self.permits.clone().try_acquire_owned()
             {
                 hand.permits.push(permit);
             }
-            if (hand.len(), hand.joining.len()) == before || hand.len() == most {
+            if (hand.slots(), hand.joining.len()) == before || hand.slots() >= most {
                 break;
             }
         }
-        // Who only records has no slot to wait for.
-        if let Some(patience) = backlog.filter(|_| claims && hand.len() > 0) {
-            let half = async {
-                while hand.len() < self.slots.min(LARGEST) / 2 {
-                    tokio::select! {
-                        Some(finished) = self.finished.recv() => hand.finished.push(finished),
-                        permit = self.permits.clone().acquire_owned() => hand.permits.extend(permit),
-                    }
-                }
-            };
-            // What came by then is in the hand either way.
-            let _ = tokio::time::timeout(patience.min(LONGEST_WAIT), half).await;
+    }
+
+    /// Waits until the hand has so many slots.
+    async fn fill(&mut self, hand: &mut Hand, enough: usize) {
+        while hand.slots() < enough {
+            tokio::select! {
+                Some(finished) = self.finished.recv() => hand.finished.push(finished),
+                permit = self.permits.clone().acquire_owned() => hand.permits.extend(permit),
+            }
         }
     }
 
-    /// Writes the finished jobs and claims as many as there are slots then.
-    async fn turn(&self, hand: &Hand, rota: &mut Rota) -> store::Result<Turned> {
-        let store = self.engine.store();
-        let wanted = i64::try_from(hand.len()).unwrap_or(i64::MAX);
-        let endings = Endings::of(hand.finished.iter().map(|finished| finished.bare.ending()));
-        let Endings { held, lanes, .. } = &endings;
-        // Who gets the place of one that ended may be older than what was claimed last.
-        rota.advance(!lanes.is_empty());
-        let claimer = jobs::Claimer {
-            after: rota.after(),
-            marks: rota.marks(),
-            ..jobs::Claimer::new(&self.pool, self.worker, self.engine.settings().lease, wanted)
-        };
-        let turn = async |tx: &mut Tx<'_>| {
-            // First, so that they are claimed with the others.
-            towpath_durable::write_along(tx, hand.joining.iter().map(|one| Arc::clone(&one.along)).collect()).await?;
-            if wanted == 0 {
-                return Ok(Turned {
-                    missed: Vec::new(),
-                    claimed: Vec::new(),
-                });
+    /// Draws what follows from a turn, and starts what it claimed.
+    async fn over(&self, over: Over, pace: &mut Pace) {
+        let Over {
+            mut hand,
+            outset,
+            started,
+            took,
+            turned,
+        } = over;
+        metrics::histogram!(metric::CLAIM_SECONDS, "pool" => self.pool.clone()).record(took);
+        match turned {
+            Ok(turned) => {
+                pace.trouble = Duration::ZERO;
+                for joining in hand.joining.drain(..) {
+                    let _ = joining.done.send(());
+                }
+                let wanted = hand.slots();
+                if wanted > 0 {
+                    let more = pace.rota.claimed(&outset, &turned.claimed, wanted, took) || pace.overlapped;
+                    // Each tenant gets an equal share, so that many of them leave some slots free.
+                    pace.backlog = (turned.claimed.len() * 2 > wanted).then_some(took);
+                    pace.rest = (turned.claimed.is_empty() && !more).then(|| self.rest(self.fallback));
+                }
+                self.hand_out(hand, turned, started).await;
             }
-            if held.is_empty() {
-                let claimed = jobs::claim(tx, &claimer).await?;
-                return Ok(Turned {
-                    missed: Vec::new(),
-                    claimed,
-                });
+            Err(error) => {
+                pace.rota.failed();
+                let brought = !hand.finished.is_empty() || !hand.joining.is_empty();
+                // Whoever waits for it records alone.
+                drop(hand.joining);
+                hand.finished
+                    .into_iter()
+                    .for_each(|finished| self.complete_apart(finished));
+                if brought && !error.is_transient() {
+                    // What one of them writes was refused. That is its own affair: the next turn is without it.
+                    return;
+                }
+                pace.trouble = (pace.trouble * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
+                pace.rest = Some(self.rest(pace.trouble));
+                tracing::warn!(pool = self.pool, error = %error, retry_ms = pace.trouble.as_millis(), "cannot claim");
             }
-            let turned = jobs::turn(tx, held, lanes, &claimer).await?;
-            endings.write_along(tx, |job| !turned.missed.contains(&job)).await?;
-            Ok(turned)
-        };
-        if endings.are_one_statement() && hand.joining.is_empty() {
-            store.write_one(turn).await
-        } else {
-            store.write(turn).await
         }
     }
 
@@ -289,6 +317,9 @@ impl Claimer {
 
     /// Writes the finished jobs while there is nothing to claim.
     async fn complete(&self, finished: Vec<Finished>) {
+        if finished.is_empty() {
+            return;
+        }
         let endings = Endings::of(finished.iter().map(|finished| finished.bare.ending()));
         match endings.complete(self.engine.store()).await {
             Ok(hit) if hit.len() == endings.held.len() => self.settle(finished, &[]),

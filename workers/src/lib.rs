@@ -13,6 +13,7 @@ mod keeper;
 pub mod metric;
 mod rota;
 mod runtime;
+mod turn;
 
 use std::sync::Arc;
 use std::time::Duration;

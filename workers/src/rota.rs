@@ -23,7 +23,11 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// brings less than it might is followed by a look.
 ///
 /// Marks need a claim that shows that it saw every tenant: one that brought two jobs of somebody. So claims of a single slot look
-/// each time, and where more than half as many tenants as slots have something ready, and those that write ends of jobs in lanes.
+/// each time, and where more than half as many tenants as slots of a claim have something ready, and those that write ends of
+/// jobs in lanes.
+///
+/// Two claims may be under way at once. They skip what the other has, so each goes on where it began, and whichever is over last
+/// says where the next one begins: perhaps a little before the other came to, where those that the other took are walked past.
 pub(crate) struct Rota {
     /// What the database leaves behind in its index is walked past.
     keeps_marks: bool,
@@ -33,6 +37,14 @@ pub(crate) struct Rota {
     marks: Vec<Mark>,
     /// When to look from the front again.
     look_at: Instant,
+}
+
+/// Where one claim begins.
+pub(crate) struct Outset {
+    /// The tenant served last.
+    pub(crate) after: TenantId,
+    /// Behind what to look; from the front if there is nothing.
+    pub(crate) marks: Vec<Mark>,
 }
 
 impl Rota {
@@ -45,25 +57,28 @@ impl Rota {
         }
     }
 
-    /// The tenant served last.
-    pub(crate) fn after(&self) -> TenantId {
-        self.after
-    }
-
-    /// Behind what the next claim looks; from the front if there is nothing.
-    pub(crate) fn marks(&self) -> &[Mark] {
-        &self.marks
-    }
-
-    /// Forgets the marks if it is time to look from the front, or if the next claim has a reason to.
-    pub(crate) fn advance(&mut self, look: bool) {
-        if look || Instant::now() >= self.look_at {
-            self.marks.clear();
+    /// Where the next claim begins: from the front if it is time to, or if it has a reason to.
+    pub(crate) fn next(&mut self, look: bool) -> Outset {
+        let now = Instant::now();
+        let look = look || now >= self.look_at;
+        if look {
+            // A claim beside this one need not look too.
+            self.look_at = now + LONGEST;
+        }
+        Outset {
+            after: self.after,
+            marks: if look { Vec::new() } else { self.marks.clone() },
         }
     }
 
-    /// A claim of `wanted` jobs brought these after so long. Answers whether there may be more that it did not see.
-    pub(crate) fn claimed(&mut self, claimed: &[Claimed], wanted: usize, took: Duration) -> bool {
+    /// A claim came to nothing.
+    pub(crate) fn failed(&mut self) {
+        self.look_at = Instant::now();
+    }
+
+    /// A claim of `wanted` jobs that began there brought these after so long. Answers whether there may be more that it did
+    /// not see.
+    pub(crate) fn claimed(&mut self, outset: &Outset, claimed: &[Claimed], wanted: usize, took: Duration) -> bool {
         let after = self.after;
         self.after = (claimed.iter().map(|job| job.tenant_id))
             .max_by_key(|&tenant| (tenant <= after, tenant))
@@ -74,10 +89,11 @@ impl Rota {
             let (mark, count) = brought.entry(job.tenant_id).or_insert((Mark::from(job), 0));
             (*mark, *count) = (Mark::from(job), *count + 1);
         }
-        if self.marks.is_empty() {
+        if outset.marks.is_empty() {
             self.look_at = Instant::now() + (took * PARTS).min(LONGEST);
             // Two jobs of one tenant were in its share, so that each tenant had one.
             let every_tenant = claimed.len() > brought.len();
+            self.marks.clear();
             if self.keeps_marks && every_tenant {
                 // Who brought less has no more that could be seen.
                 let share = wanted / brought.len();
@@ -87,8 +103,8 @@ impl Rota {
             self.in_turn();
             return false;
         }
-        let share = (wanted / self.marks.len()).max(1);
-        if claimed.len() < wanted.min(share * self.marks.len()) {
+        let share = (wanted / outset.marks.len()).max(1);
+        if claimed.len() < wanted.min(share * outset.marks.len()) {
             self.marks.clear();
             return true;
         }
@@ -146,12 +162,17 @@ mod tests {
     /// Takes long enough that the marks are not dropped while a test runs.
     const SLOW: Duration = LONGEST;
 
-    fn places(rota: &Rota) -> Vec<(TenantId, i64, i64)> {
-        (rota
-            .marks()
+    fn places(marks: &[Mark]) -> Vec<(TenantId, i64, i64)> {
+        (marks
             .iter()
             .map(|mark| (mark.tenant_id, mark.priority, mark.run_at.micros())))
         .collect()
+    }
+
+    /// One claim, with nothing beside it.
+    fn claim(rota: &mut Rota, claimed: &[Claimed], wanted: usize) -> bool {
+        let outset = rota.next(false);
+        rota.claimed(&outset, claimed, wanted, SLOW)
     }
 
     #[test]
@@ -159,15 +180,14 @@ mod tests {
         let [a, b] = tenants();
         let mut rota = Rota::new(Dialect::Postgres);
         let claimed = [job(a, 5, 1), job(b, 3, 1), job(a, 3, 7), job(b, 3, 2)];
-        assert!(!rota.claimed(&claimed, 4, SLOW));
-        rota.advance(false);
-        assert_eq!(rota.after(), b);
-        assert_eq!(places(&rota), [(a, 3, 7), (b, 3, 2)]);
+        assert!(!claim(&mut rota, &claimed, 4));
+        let outset = rota.next(false);
+        assert_eq!(outset.after, b);
+        assert_eq!(places(&outset.marks), [(a, 3, 7), (b, 3, 2)]);
         // One slot: the first of them has it, and the other keeps its mark.
-        assert!(!rota.claimed(&[job(a, 3, 9)], 1, SLOW));
-        assert_eq!(places(&rota), [(b, 3, 2), (a, 3, 9)]);
-        rota.advance(true);
-        assert_eq!(places(&rota), []);
+        assert!(!claim(&mut rota, &[job(a, 3, 9)], 1));
+        assert_eq!(places(&rota.marks), [(b, 3, 2), (a, 3, 9)]);
+        assert_eq!(places(&rota.next(true).marks), []);
     }
 
     #[test]
@@ -182,26 +202,27 @@ mod tests {
             job(c, 0, 1),
             job(c, 0, 2),
         ];
-        assert!(!rota.claimed(&claimed, 8, SLOW));
-        assert_eq!(places(&rota), [(b, 0, 3), (c, 0, 2)]);
+        assert!(!claim(&mut rota, &claimed, 8));
+        assert_eq!(places(&rota.marks), [(b, 0, 3), (c, 0, 2)]);
     }
 
     #[test]
     fn a_claim_that_brings_less_than_it_might_is_followed_by_a_look() {
         let [a, b] = tenants();
         let mut rota = Rota::new(Dialect::Postgres);
+        let full = [job(a, 0, 1), job(a, 0, 2), job(b, 0, 1), job(b, 0, 2)];
         for short in [&[][..], &[job(a, 0, 3)]] {
-            rota.claimed(&[job(a, 0, 1), job(a, 0, 2), job(b, 0, 1), job(b, 0, 2)], 4, SLOW);
-            assert_eq!(places(&rota), [(a, 0, 2), (b, 0, 2)]);
-            assert!(rota.claimed(short, 3, SLOW), "nobody may rest now");
-            assert_eq!(places(&rota), []);
+            claim(&mut rota, &full, 4);
+            assert_eq!(places(&rota.marks), [(a, 0, 2), (b, 0, 2)]);
+            assert!(claim(&mut rota, short, 3), "nobody may rest now");
+            assert_eq!(places(&rota.marks), []);
         }
-        assert!(!rota.claimed(&[], 3, SLOW), "nothing was seen from the front");
+        assert!(!claim(&mut rota, &[], 3), "nothing was seen from the front");
         // Three slots for two tenants are one each.
         let mut rota = Rota::new(Dialect::Postgres);
-        rota.claimed(&[job(a, 0, 1), job(a, 0, 2), job(b, 0, 1), job(b, 0, 2)], 4, SLOW);
-        assert!(!rota.claimed(&[job(a, 0, 3), job(b, 0, 3)], 3, SLOW));
-        assert_eq!(places(&rota), [(a, 0, 3), (b, 0, 3)]);
+        claim(&mut rota, &full, 4);
+        assert!(!claim(&mut rota, &[job(a, 0, 3), job(b, 0, 3)], 3));
+        assert_eq!(places(&rota.marks), [(a, 0, 3), (b, 0, 3)]);
     }
 
     #[test]
@@ -210,26 +231,53 @@ mod tests {
         let mut rota = Rota::new(Dialect::Postgres);
         // The third slot may have been for a tenant whose job somebody else took.
         for wanted in [2, 3] {
-            rota.claimed(&[job(a, 0, 1), job(b, 0, 1)], wanted, SLOW);
-            assert_eq!(places(&rota), []);
-            assert_eq!(rota.after(), b);
+            claim(&mut rota, &[job(a, 0, 1), job(b, 0, 1)], wanted);
+            assert_eq!(places(&rota.marks), []);
+            assert_eq!(rota.after, b);
         }
+    }
+
+    #[test]
+    fn of_two_claims_at_once_one_looks_and_each_is_judged_by_where_it_began() {
+        let [a, b] = tenants();
+        let mut rota = Rota::new(Dialect::Postgres);
+        claim(&mut rota, &[job(a, 0, 1), job(a, 0, 2)], 2);
+        rota.look_at = Instant::now();
+        let [look, behind] = [rota.next(false), rota.next(false)];
+        assert_eq!([places(&look.marks), places(&behind.marks)], [vec![], vec![(a, 0, 2)]]);
+        // One that looks knows of all there is, whatever the marks are by then.
+        assert!(!rota.claimed(&behind, &[job(a, 0, 3), job(a, 0, 4)], 2, SLOW));
+        assert!(
+            !rota.claimed(&look, &[], 2, SLOW),
+            "who looked from the front and found nothing may rest"
+        );
+        assert_eq!(places(&rota.marks), []);
+        // One that came to nothing is followed by another.
+        claim(&mut rota, &[job(a, 0, 5), job(b, 0, 1), job(b, 0, 2)], 4);
+        let [_, behind] = [rota.next(true), rota.next(false)];
+        assert_eq!(places(&behind.marks), [(b, 0, 2)]);
+        rota.failed();
+        assert_eq!(places(&rota.next(false).marks), []);
     }
 
     #[test]
     fn looks_take_a_part_of_the_time_and_none_is_put_off_for_long() {
         let [a] = tenants();
+        let two = [job(a, 0, 1), job(a, 0, 2)];
         let mut rota = Rota::new(Dialect::Postgres);
-        rota.claimed(&[job(a, 0, 1), job(a, 0, 2)], 2, Duration::ZERO);
-        assert_eq!(rota.marks().len(), 1);
-        rota.advance(false);
-        assert_eq!(rota.marks(), [], "ten times nothing is over");
+        let look = rota.next(false);
+        rota.claimed(&look, &two, 2, Duration::ZERO);
+        assert_eq!(rota.marks.len(), 1);
+        let look = rota.next(false);
+        assert_eq!(look.marks, [], "ten times nothing is over");
         let before = Instant::now();
-        rota.claimed(&[job(a, 0, 3), job(a, 0, 4)], 2, Duration::from_secs(60));
+        rota.claimed(&look, &two, 2, Duration::from_secs(60));
         assert!(rota.look_at <= Instant::now() + LONGEST);
         let next = rota.look_at;
         assert!(next >= before + LONGEST);
-        rota.claimed(&[job(a, 0, 5), job(a, 0, 6)], 2, Duration::from_secs(60));
+        let behind = rota.next(false);
+        assert_eq!(behind.marks.len(), 1);
+        rota.claimed(&behind, &two, 2, Duration::from_secs(60));
         assert_eq!(rota.look_at, next, "only a look from the front counts as one");
     }
 
@@ -237,7 +285,7 @@ mod tests {
     fn sqlite_leaves_nothing_to_walk_past() {
         let [a] = tenants();
         let mut rota = Rota::new(Dialect::Sqlite);
-        assert!(!rota.claimed(&[job(a, 0, 1), job(a, 0, 2)], 2, SLOW));
-        assert_eq!(rota.marks(), []);
+        assert!(!claim(&mut rota, &[job(a, 0, 1), job(a, 0, 2)], 2));
+        assert_eq!(rota.marks, []);
     }
 }

@@ -155,6 +155,35 @@ on_each! {
 }
 
 on_each! {
+    async fn while_a_turn_waits_for_a_row_another_one_goes_on(world) {
+        if world.store.dialect() == Dialect::Sqlite {
+            return; // Whoever locks anything there locks everything.
+        }
+        let mut jobs = Vec::new();
+        for nth in 0..24 {
+            let ops = [Op::Gate(format!("gate {nth}")), Op::Done];
+            jobs.push(world.start(Script::new("gated", ops)).await);
+        }
+        let workers = world.workers(16);
+        world.until_noted("gated starts", 16).await;
+        let store = world.store.apart(1).unwrap();
+        let locked = store.write(async |tx| {
+            on!(tx, |conn| sqlx::query("SELECT FROM job WHERE id = $1 FOR UPDATE").bind(jobs[0]).execute(conn).await.map(drop))?;
+            world.shared.open("gate 0");
+            world.until_somebody_waits_for_a_lock().await;
+            (1..5).for_each(|nth| world.shared.open(&format!("gate {nth}")));
+            world.until_noted("gated starts", 20).await;
+            Ok(())
+        });
+        locked.await.unwrap();
+        (5..24).for_each(|nth| world.shared.open(&format!("gate {nth}")));
+        world.until_drained().await;
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'succeeded' AND attempt = 1").await, 24);
+        workers.drain(PATIENCE).await;
+    }
+}
+
+on_each! {
     async fn jobs_that_run_elsewhere_are_not_read(world) {
         let store = world.store.apart(1).unwrap();
         world.backlog(1000).await;
