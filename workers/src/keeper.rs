@@ -18,6 +18,7 @@ use crate::StartError;
 use crate::claimer::safe_part;
 use crate::held::Held;
 use crate::metric;
+use crate::peers::Peers;
 
 /// Leases renewed in one statement.
 const CHUNK: usize = 1000;
@@ -32,6 +33,7 @@ struct Work {
     store: Store,
     lease: Duration,
     held: Arc<Held>,
+    peers: Arc<Peers>,
     row: Worker,
     draining: CancellationToken,
     stop: CancellationToken,
@@ -41,6 +43,7 @@ impl Keeper {
     pub(crate) fn start(
         engine: &Engine,
         held: Arc<Held>,
+        peers: Arc<Peers>,
         row: Worker,
         draining: CancellationToken,
         cancels: Cancels,
@@ -62,6 +65,7 @@ impl Keeper {
             store,
             lease,
             held: held.clone(),
+            peers,
             row,
             draining,
             stop: stop.clone(),
@@ -155,7 +159,7 @@ impl Work {
         }
     }
 
-    /// Renews every lease, says that this worker is alive, and hears whether it should leave.
+    /// Renews every lease, says that this worker is alive, and hears who else is and whether it should leave.
     async fn round(&self) -> store::Result<()> {
         // On SQLite one process is all there is: no lease of its own boot is rescued by time, so none is renewed. The
         // rows are looked at all the same: a signal to stop may have come before the job was known here.
@@ -188,6 +192,13 @@ impl Work {
                     }
                 }
             }
+        }
+        if renews {
+            let alive = self
+                .store
+                .read(async |tx| workers::alive(tx, workers::SEEN).await)
+                .await?;
+            self.peers.seen(self.row.id, &alive);
         }
         let row = Worker {
             finished: self.held.finished(),

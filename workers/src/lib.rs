@@ -11,6 +11,7 @@ mod claimer;
 mod held;
 mod keeper;
 pub mod metric;
+mod peers;
 mod rota;
 mod runtime;
 mod turn;
@@ -30,6 +31,7 @@ use crate::claimer::Claimer;
 use crate::held::Held;
 use crate::keeper::Keeper;
 use crate::metric::{Slot, Slots};
+use crate::peers::Peers;
 
 /// How long a worker that leaves waits for its jobs to be handed back.
 const HAND_BACK: Duration = Duration::from_secs(5);
@@ -115,7 +117,15 @@ impl Workers {
             finished: "{}".to_owned(),
             drain_at: None,
         };
-        let keeper = Keeper::start(&engine, held.clone(), row, draining.clone(), queue.cancels())?;
+        let peers = Arc::new(Peers::default());
+        let keeper = Keeper::start(
+            &engine,
+            held.clone(),
+            peers.clone(),
+            row,
+            draining.clone(),
+            queue.cancels(),
+        )?;
         let mut claimers = JoinSet::new();
         let mut runtimes = JoinSet::new();
         for (pool, slots) in &options.pools {
@@ -130,6 +140,7 @@ impl Workers {
                 slots,
                 taken: Slots::new(pool, slots),
                 held: held.clone(),
+                peers: peers.clone(),
                 assignments: send,
                 finished,
                 joining: engine.joining(pool),

@@ -165,6 +165,8 @@ on_each! {
             jobs.push(world.start(Script::new("gated", ops)).await);
         }
         let workers = world.workers(16);
+        // By then it knows that it is alone.
+        world.until_seen(&workers).await;
         world.until_noted("gated starts", 16).await;
         let store = world.store.apart(1).unwrap();
         let locked = store.write(async |tx| {
