@@ -25,7 +25,7 @@ use crate::{Assignment, Finished, Place};
 /// The most one turn claims, and the most it records; more slots are filled by several.
 const LARGEST: usize = 256;
 
-/// The longest a free slot waits for company.
+/// The longest a free slot waits for company while no turn is under way: slots that long jobs hold are not waited for.
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
 /// Fewer slots are filled by one turn at a time: a claim of a few costs nearly as much as one of twice as many.
@@ -91,7 +91,8 @@ impl Claimer {
         let mut hand = Hand::default();
         let mut under_way = FuturesUnordered::new();
         loop {
-            let (most, enough) = self.sizes(&pace);
+            let overlaps = self.overlaps(&pace);
+            let (most, enough) = self.sizes(overlaps);
             if under_way.is_empty() {
                 if !self.wait(&mut hand, &mut pace).await {
                     if self.draining.is_cancelled() {
@@ -115,16 +116,20 @@ impl Claimer {
                 }
                 pace.overlapped = false;
             } else {
-                let another = under_way.len() == 1 && self.overlaps(&pace) && !self.draining.is_cancelled();
+                let another = under_way.len() == 1 && overlaps && !self.draining.is_cancelled();
                 tokio::select! {
                     biased;
                     Some(over) = under_way.next() => {
-                        self.over(over, &mut pace).await;
+                        self.conclude(over, &mut pace).await;
                         continue;
                     }
                     () = self.fill(&mut hand, enough), if another => {}
                 }
                 self.gather(&mut hand, most, true, true).await;
+                if self.draining.is_cancelled() {
+                    // What is in the hand is written once the other turn is over.
+                    continue;
+                }
                 pace.overlapped = true;
             }
             pace.rest = None;
@@ -133,12 +138,13 @@ impl Claimer {
         }
     }
 
-    /// Whether a turn may begin while another is under way: while there is a backlog, so that the database has something to do
-    /// while jobs run, and they something to run on while it does that. Where several workers share a pool it has that from
-    /// the others, and half as many jobs a turn only cost it more (a fifth, with two of 64 slots). SQLite has one writer.
+    /// Whether a turn may begin while another is under way. With a backlog it may: otherwise the database waits while jobs run,
+    /// and slots wait while it works. Where several workers share a pool the database has the turns of the others, and smaller
+    /// ones only cost it more (a fifth, with two workers of 64 slots). SQLite has one writer.
     fn overlaps(&self, pace: &Pace) -> bool {
         pace.backlog.is_some()
             && pace.rest.is_none()
+            && pace.trouble.is_zero()
             && self.slots >= FEW_SLOTS
             && self.engine.store().dialect() == Dialect::Postgres
             && !self.peers.serve(&self.pool)
@@ -146,12 +152,8 @@ impl Claimer {
 
     /// How many slots the next turn is for at most, and how many are worth one while there is a backlog: a turn of one job
     /// costs as much as a turn of many then.
-    fn sizes(&self, pace: &Pace) -> (usize, usize) {
-        let slots = if self.overlaps(pace) {
-            self.slots / 2
-        } else {
-            self.slots
-        };
+    fn sizes(&self, overlaps: bool) -> (usize, usize) {
+        let slots = if overlaps { self.slots / 2 } else { self.slots };
         let most = slots.min(LARGEST);
         (most, most / 2)
     }
@@ -219,7 +221,7 @@ impl Claimer {
         }
     }
 
-    /// Waits until the hand has so many slots.
+    /// Waits until the hand has so many slots, however long that takes: whoever waits has a limit of its own.
     async fn fill(&mut self, hand: &mut Hand, enough: usize) {
         while hand.slots() < enough {
             tokio::select! {
@@ -230,7 +232,7 @@ impl Claimer {
     }
 
     /// Draws what follows from a turn, and starts what it claimed.
-    async fn over(&self, over: Over, pace: &mut Pace) {
+    async fn conclude(&self, over: Over, pace: &mut Pace) {
         let Over {
             mut hand,
             outset,
@@ -309,7 +311,7 @@ impl Claimer {
                 Assignment { job, signal, place }
             })
             .collect();
-        // There is room: each turn brings at least one job, and the channel has a place for each slot.
+        // There is room: each message brings at least one job, and the channel has a place for each slot.
         if !assigned.is_empty() && self.assignments.send(assigned).await.is_err() {
             tracing::error!(
                 pool = self.pool,

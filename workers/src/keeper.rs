@@ -194,11 +194,12 @@ impl Work {
             }
         }
         if renews {
-            let alive = self
-                .store
-                .read(async |tx| workers::alive(tx, workers::SEEN).await)
-                .await?;
-            self.peers.seen(self.row.id, &alive);
+            // Others give their signs of life as often as this one.
+            let window = workers::SEEN.max(self.lease);
+            match self.store.read(async |tx| workers::alive(tx, window).await).await {
+                Ok(alive) => self.peers.seen(self.row.id, &alive),
+                Err(error) => tracing::debug!(error = %error, "cannot read who else works"),
+            }
         }
         let row = Worker {
             finished: self.held.finished(),

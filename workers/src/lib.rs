@@ -192,7 +192,7 @@ impl Workers {
     /// is lost and nothing runs twice because of it.
     pub async fn drain(mut self, grace: Duration) -> Drained {
         self.draining.cancel();
-        // Claimers end between two claims, so whatever they claimed has reached its runtime by then.
+        // Claimers end when no turn is under way, so whatever they claimed has reached its runtime by then.
         while self.claimers.join_next().await.is_some() {}
         let at_work = self.held.len();
         let finished = tokio::time::timeout(grace, self.held.empty()).await;

@@ -26,8 +26,8 @@ const LONGEST: Duration = Duration::from_millis(500);
 /// each time, and where more than half as many tenants as slots of a claim have something ready, and those that write ends of
 /// jobs in lanes.
 ///
-/// Two claims may be under way at once. They skip what the other has, so each goes on where it began, and whichever is over last
-/// says where the next one begins: perhaps a little before the other came to, where those that the other took are walked past.
+/// Two claims may be under way at once. Each passes over what the other has, and the next one begins behind the one that came
+/// further, unless a look was over meanwhile: then where that one says.
 pub(crate) struct Rota {
     /// What the database leaves behind in its index is walked past.
     keeps_marks: bool,
@@ -37,6 +37,9 @@ pub(crate) struct Rota {
     marks: Vec<Mark>,
     /// When to look from the front again.
     look_at: Instant,
+    /// Goes up with each look, and with each failure. What a claim that began before that brings says nothing about where the
+    /// next one is to begin.
+    generation: u64,
 }
 
 /// Where one claim begins.
@@ -45,6 +48,7 @@ pub(crate) struct Outset {
     pub(crate) after: TenantId,
     /// Behind what to look; from the front if there is nothing.
     pub(crate) marks: Vec<Mark>,
+    generation: u64,
 }
 
 impl Rota {
@@ -54,6 +58,7 @@ impl Rota {
             after: TenantId::nil(),
             marks: Vec::new(),
             look_at: Instant::now(),
+            generation: 0,
         }
     }
 
@@ -68,18 +73,20 @@ impl Rota {
         Outset {
             after: self.after,
             marks: if look { Vec::new() } else { self.marks.clone() },
+            generation: self.generation,
         }
     }
 
-    /// A claim came to nothing.
+    /// A claim failed: what it was to bring is where the marks may be past.
     pub(crate) fn failed(&mut self) {
         self.look_at = Instant::now();
+        self.generation += 1;
     }
 
     /// A claim of `wanted` jobs that began there brought these after so long. Answers whether there may be more that it did
     /// not see.
     pub(crate) fn claimed(&mut self, outset: &Outset, claimed: &[Claimed], wanted: usize, took: Duration) -> bool {
-        let after = self.after;
+        let after = outset.after;
         self.after = (claimed.iter().map(|job| job.tenant_id))
             .max_by_key(|&tenant| (tenant <= after, tenant))
             .unwrap_or(after);
@@ -89,7 +96,12 @@ impl Rota {
             let (mark, count) = brought.entry(job.tenant_id).or_insert((Mark::from(job), 0));
             (*mark, *count) = (Mark::from(job), *count + 1);
         }
+        let stale = outset.generation != self.generation;
         if outset.marks.is_empty() {
+            if stale {
+                return false;
+            }
+            self.generation += 1;
             self.look_at = Instant::now() + (took * PARTS).min(LONGEST);
             // Two jobs of one tenant were in its share, so that each tenant had one.
             let every_tenant = claimed.len() > brought.len();
@@ -104,12 +116,18 @@ impl Rota {
             return false;
         }
         let share = (wanted / outset.marks.len()).max(1);
-        if claimed.len() < wanted.min(share * outset.marks.len()) {
+        let short = claimed.len() < wanted.min(share * outset.marks.len());
+        if stale {
+            return short;
+        }
+        if short {
             self.marks.clear();
             return true;
         }
         for mark in &mut self.marks {
-            if let Some((now, _)) = brought.get(&mark.tenant_id) {
+            if let Some((now, _)) = brought.get(&mark.tenant_id)
+                && (now.run_at, now.id) > (mark.run_at, mark.id)
+            {
                 *mark = *now;
             }
         }
@@ -239,7 +257,7 @@ mod tests {
 
     #[test]
     fn of_two_claims_at_once_one_looks_and_each_is_judged_by_where_it_began() {
-        let [a, b] = tenants();
+        let [a] = tenants();
         let mut rota = Rota::new(Dialect::Postgres);
         claim(&mut rota, &[job(a, 0, 1), job(a, 0, 2)], 2);
         rota.look_at = Instant::now();
@@ -252,12 +270,40 @@ mod tests {
             "who looked from the front and found nothing may rest"
         );
         assert_eq!(places(&rota.marks), []);
-        // One that came to nothing is followed by another.
-        claim(&mut rota, &[job(a, 0, 5), job(b, 0, 1), job(b, 0, 2)], 4);
-        let [_, behind] = [rota.next(true), rota.next(false)];
-        assert_eq!(places(&behind.marks), [(b, 0, 2)]);
-        rota.failed();
-        assert_eq!(places(&rota.next(false).marks), []);
+        // What it found is not undone by one that began before that was known, however that one went.
+        for (beside, more) in [(&[job(a, 0, 11), job(a, 0, 12)][..], false), (&[], true)] {
+            rota.look_at = Instant::now();
+            claim(&mut rota, &[job(a, 0, 1), job(a, 0, 10)], 2);
+            let [look, behind] = [rota.next(true), rota.next(false)];
+            rota.claimed(&look, &[job(a, 5, 1), job(a, 5, 2)], 2, SLOW);
+            assert_eq!(rota.claimed(&behind, beside, 2, SLOW), more);
+            assert_eq!(places(&rota.marks), [(a, 5, 2)]);
+        }
+    }
+
+    #[test]
+    fn of_two_claims_behind_marks_the_one_that_came_further_counts() {
+        let [a] = tenants();
+        let mut rota = Rota::new(Dialect::Postgres);
+        claim(&mut rota, &[job(a, 0, 1), job(a, 0, 2)], 2);
+        let [first, second] = [rota.next(false), rota.next(false)];
+        rota.claimed(&second, &[job(a, 0, 5), job(a, 0, 6)], 2, SLOW);
+        rota.claimed(&first, &[job(a, 0, 3), job(a, 0, 4)], 2, SLOW);
+        assert_eq!(places(&rota.marks), [(a, 0, 6)]);
+    }
+
+    #[test]
+    fn a_claim_that_failed_is_followed_by_a_look() {
+        let [a] = tenants();
+        for looks in [false, true] {
+            let mut rota = Rota::new(Dialect::Postgres);
+            claim(&mut rota, &[job(a, 0, 1), job(a, 0, 2)], 2);
+            // Also if one beside it, which passed over what that one had, is over later.
+            let beside = rota.next(looks);
+            rota.failed();
+            rota.claimed(&beside, &[job(a, 0, 5), job(a, 0, 6)], 2, SLOW);
+            assert_eq!(places(&rota.next(false).marks), []);
+        }
     }
 
     #[test]

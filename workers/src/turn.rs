@@ -56,7 +56,7 @@ pub(crate) fn begin(
             marks: &outset.marks,
             ..jobs::Claimer::new(&pool, worker, engine.settings().lease, wanted)
         };
-        let turned = turn(engine.store(), &claimer, &endings, &hand.joining).await;
+        let turned = write_and_claim(engine.store(), &claimer, &endings, &hand.joining).await;
         let took = started.elapsed();
         Over {
             hand,
@@ -68,14 +68,14 @@ pub(crate) fn begin(
     }
 }
 
-async fn turn(
+async fn write_and_claim(
     store: &store::Store,
     claimer: &jobs::Claimer<'_>,
     endings: &Endings,
     joining: &[Joining],
 ) -> store::Result<Turned> {
     let Endings { held, lanes, .. } = endings;
-    let turn = async |tx: &mut Tx<'_>| {
+    let all = async |tx: &mut Tx<'_>| {
         // First, so that they are claimed with the others.
         towpath_durable::write_along(tx, joining.iter().map(|one| Arc::clone(&one.along)).collect()).await?;
         if held.is_empty() {
@@ -93,8 +93,8 @@ async fn turn(
         Ok(turned)
     };
     if endings.are_one_statement() && joining.is_empty() {
-        store.write_one(turn).await
+        store.write_one(all).await
     } else {
-        store.write(turn).await
+        store.write(all).await
     }
 }

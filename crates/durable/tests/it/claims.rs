@@ -1,5 +1,6 @@
 //! What a claim takes, and what it reads for that.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use towpath_domain::{JobId, TenantId, WorkerId};
@@ -169,19 +170,27 @@ on_each! {
         world.until_seen(&workers).await;
         world.until_noted("gated starts", 16).await;
         let store = world.store.apart(1).unwrap();
-        let locked = store.write(async |tx| {
+        let open = |gates: Range<i32>| gates.for_each(|nth| world.shared.open(&format!("gate {nth}")));
+        let drained = store.write(async |tx| {
             on!(tx, |conn| sqlx::query("SELECT FROM job WHERE id = $1 FOR UPDATE").bind(jobs[0]).execute(conn).await.map(drop))?;
-            world.shared.open("gate 0");
+            open(0..1);
             world.until_somebody_waits_for_a_lock().await;
-            (1..5).for_each(|nth| world.shared.open(&format!("gate {nth}")));
+            open(1..5);
             world.until_noted("gated starts", 20).await;
-            Ok(())
+            // Whoever is told to leave meanwhile begins no other.
+            let draining = workers.draining();
+            let drained = tokio::spawn(workers.drain(PATIENCE));
+            draining.cancelled().await;
+            open(5..24);
+            for _ in 0..50 {
+                world.count("SELECT count(*) FROM job").await;
+            }
+            Ok(drained)
         });
-        locked.await.unwrap();
-        (5..24).for_each(|nth| world.shared.open(&format!("gate {nth}")));
-        world.until_drained().await;
-        assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'succeeded' AND attempt = 1").await, 24);
-        workers.drain(PATIENCE).await;
+        drained.await.unwrap().await.unwrap();
+        assert_eq!(world.shared.count("gated starts"), 21, "the turn that waited began before");
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'succeeded' AND attempt = 1").await, 21);
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'ready' AND attempt = 0").await, 3);
     }
 }
 
