@@ -140,7 +140,7 @@ impl Claimer {
 
     /// Whether a turn may begin while another is under way. With a backlog it may: otherwise the database waits while jobs run,
     /// and slots wait while it works. Where several workers share a pool the database has the turns of the others, and smaller
-    /// ones only cost it more (a fifth, with two workers of 64 slots). SQLite has one writer.
+    /// ones only cost it more (a sixth, with two workers of 64 slots). SQLite has one writer.
     fn overlaps(&self, pace: &Pace) -> bool {
         pace.backlog.is_some()
             && pace.rest.is_none()
