@@ -10,5 +10,6 @@ mod agent;
 mod database;
 mod dropped;
 mod full;
+mod library;
 mod overviews;
 mod reading;
