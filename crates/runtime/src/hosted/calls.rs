@@ -30,7 +30,8 @@ impl Saves {
     pub(super) fn add(&mut self, frame: &Frame) -> Result<(), GraphError> {
         let (save, call) = if frame.r#type == Type::CP_PUT {
             let put: CpPut = message::read(&frame.payload).map_err(protocol)?;
-            (Save::TypedCheckpoint(typed_put(put.clone())), put.call)
+            let call = put.call;
+            (Save::TypedCheckpoint(typed_put(put)), call)
         } else {
             let put: CpWrites = message::read(&frame.payload).map_err(protocol)?;
             let call = put.call;
