@@ -11,6 +11,7 @@ async fn it_is_built_as_the_repository_asks() {
         .await
         .unwrap();
     let has = |option: &str| options.iter().any(|one| one == option);
-    assert!(has("DEFAULT_MEMSTATUS=0"), "{options:?}");
-    assert!(!has("ENABLE_MEMORY_MANAGEMENT"), "{options:?}");
+    let hint = "run cargo inside the repository, where it reads .cargo/config.toml, with LIBSQLITE3_FLAGS not set";
+    assert!(has("DEFAULT_MEMSTATUS=0"), "{hint}: {options:?}");
+    assert!(!has("ENABLE_MEMORY_MANAGEMENT"), "{hint}: {options:?}");
 }
