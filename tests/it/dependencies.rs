@@ -1,6 +1,7 @@
 //! What Cargo.lock may hold: the bans and sources of deny.toml, checked on machines without cargo-deny too.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 use crate::tree;
 
@@ -29,6 +30,51 @@ fn every_dependency_comes_from_the_registry() {
         .filter(|source| *source != "registry+https://github.com/rust-lang/crates.io-index")
         .collect();
     assert!(foreign.is_empty(), "{foreign:?}");
+}
+
+/// A feature that only tests ask for makes cargo compile that crate, and everything above it, once for the binary and once
+/// more for the tests.
+#[test]
+fn tests_add_no_features_to_what_the_binary_is_built_of() {
+    let binary = features(&["--package", "towpath", "--edges", "normal,build"]);
+    let all = features(&["--workspace", "--edges", "normal,build,dev"]);
+    let wrong: Vec<String> = binary
+        .iter()
+        .filter(|(package, features)| all[*package] != **features)
+        .map(|(package, features)| format!("{package}: {features:?}, with the tests {:?}", all[package]))
+        .collect();
+    assert!(
+        wrong.is_empty(),
+        "name these features in the root manifest, or for the binary:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// The feature sets that each package is built with, as `cargo tree` resolves them.
+fn features(selection: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let output = Command::new("cargo")
+        .args([
+            "tree",
+            "--locked",
+            "--offline",
+            "--prefix",
+            "none",
+            "--format",
+            "{p}|{f}",
+        ])
+        .args(selection)
+        .current_dir(tree::root())
+        .output()
+        .expect("cargo is on the path");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let text = String::from_utf8_lossy(&output.stdout);
+    // Workspace members are separated by empty lines.
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        let (package, features) = line.trim_end_matches(" (*)").split_once('|').expect("as formatted");
+        found.entry(package.to_owned()).or_default().insert(features.to_owned());
+    }
+    found
 }
 
 /// Each name that deny.toml bans, and whether only a second version of it is banned.
