@@ -3,9 +3,13 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use towpath_store::{Options, Result, Store, Tx, on};
+
+/// The longest a test waits for another session. Shorter than the store lets a transaction be silent.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Database {
     pub store: Store,
@@ -71,6 +75,32 @@ pub async fn note(tx: &mut Tx<'_>, text: &str) -> Result<()> {
         .execute(conn)
         .await
         .map(drop))?)
+}
+
+/// Waits until so many sessions of this database wait for a lock, or `over` says that there is nothing to wait for. Only on
+/// PostgreSQL.
+pub async fn waiting(store: &Store, sessions: i64, over: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let seen: i64 = store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_scalar(
+                    "SELECT count(*) FROM pg_stat_activity
+                     WHERE datname = current_database() AND backend_type = 'client backend' AND wait_event_type = 'Lock'"
+                )
+                .fetch_one(conn)
+                .await)?)
+            })
+            .await
+            .unwrap();
+        if seen >= sessions || over() {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{seen} sessions wait for a lock, not {sessions}"
+        );
+    }
 }
 
 /// Polls a future so many times and no more: where it stands then is where its caller was dropped.

@@ -10,6 +10,8 @@ mod agent;
 mod database;
 mod dropped;
 mod full;
+mod jobs;
 mod library;
 mod overviews;
 mod reading;
+mod segments;
