@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use towpath_domain::job::JobState;
 use towpath_durable::{Lane, Start};
+use towpath_store::{jobs, lanes};
 
 use crate::on_each;
-use crate::support::{Op, PATIENCE, Script};
+use crate::support::{Database, Op, PATIENCE, Script, World, fenced};
 
 on_each! {
     async fn eight_thousand_jobs_keep_their_order_in_forty_lanes(world) {
@@ -105,5 +106,95 @@ on_each! {
         }
         assert_eq!(world.job(fourth).await.state, JobState::Blocked, "it came last");
         world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn a_lane_stays_as_long_as_a_job_is_to_enter_it(world) {
+        let how = Start::new(world.tenant).lane(Lane::new("export:1", 1)).after(PATIENCE);
+        let job = world.start_as(Script::new("a", []), how).await;
+        let prune = async || world.store.write(async |tx| lanes::prune(tx, 10).await).await.unwrap();
+        assert_eq!(prune().await, 0);
+        world.store.write(async |tx| towpath_durable::cancel(tx, job).await).await.unwrap();
+        assert_eq!(prune().await, 1);
+    }
+}
+
+/// Two sessions record jobs in one lane at once. The first round makes the lane, the second finds it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_recorded_at_once_have_numbers_of_their_own() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    let how = Start::new(world.tenant).lane(Lane::new("thread:1", 1));
+    let mut recorded = Vec::new();
+    for _round in 0..2 {
+        let (first, recording) = world
+            .store
+            .write(async |tx| {
+                let first = towpath_durable::start(tx, &Script::new("a", []), how.clone()).await?;
+                let (store, how) = (world.store.clone(), how.clone());
+                let recording = tokio::spawn(async move {
+                    store
+                        .write(async |tx| towpath_durable::start(tx, &Script::new("b", []), how).await)
+                        .await
+                });
+                world.until_somebody_waits_for_a_lock().await;
+                Ok((first, recording))
+            })
+            .await
+            .unwrap();
+        recorded.extend([first, recording.await.unwrap().unwrap()]);
+    }
+    let mut numbers = Vec::new();
+    for job in recorded {
+        numbers.push(world.job(job).await.lane_seq);
+    }
+    assert_eq!(numbers, [1, 2, 3, 4].map(Some));
+    world.check_invariants().await;
+}
+
+/// The job that holds the lane ends while another is being recorded behind it, which its end cannot see yet. The end must
+/// wait, or nobody gives the place to the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_recorded_while_the_one_before_it_ends_gets_its_place() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    for kind in ["complete", "settle"] {
+        let key = format!("thread:{kind}");
+        let how = Start::new(world.tenant).lane(Lane::new(key.clone(), 1));
+        world.start_as(Script::new("a", []), how.clone()).await;
+        let held = world.claim(1).await.remove(0);
+        let (next, ending) = world
+            .store
+            .write(async |tx| {
+                let next = towpath_durable::start(tx, &Script::new("b", []), how).await?;
+                let (store, engine) = (world.store.clone(), world.engine.clone());
+                let (registry, shared) = (world.registry.clone(), world.shared.clone());
+                let ending = tokio::spawn(async move {
+                    if kind == "complete" {
+                        let ended = store.write(async |tx| jobs::complete(tx, &[fenced(&held)], &[key]).await);
+                        assert_eq!(ended.await.unwrap().len(), 1);
+                    } else {
+                        let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
+                        towpath_durable::perform(&engine, &registry, &*shared, held, receiver).await;
+                    }
+                });
+                world.until_somebody_waits_for_a_lock().await;
+                Ok((next, ending))
+            })
+            .await
+            .unwrap();
+        ending.await.unwrap();
+        assert_eq!(world.job(next).await.state, JobState::Ready, "{kind}");
+        world.check_invariants().await;
+        world
+            .store
+            .write(async |tx| towpath_durable::cancel(tx, next).await)
+            .await
+            .unwrap();
     }
 }
