@@ -1,9 +1,18 @@
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
 use object_store::path::Path;
+use tokio::sync::Notify;
+use towpath_domain::export::ExportStatus;
 use towpath_domain::job::JobState;
 use towpath_traces::sample::Which;
+use towpath_traces::wal::{self, OnRegistered, Wal};
+use towpath_workflows::fold_units;
 
-use crate::home::Home;
+use crate::home::{Database, Home};
 
+const OPEN_UNITS: &str = "SELECT count(*) FROM wal_unit WHERE state = 'open'";
 const OPEN_FOLDS: &str = "SELECT count(*) FROM job WHERE kind = 'fold_units' AND finished_at IS NULL";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -127,4 +136,67 @@ async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
             .await,
         20
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_waits_for_its_units_also_when_they_are_more_than_a_fold_takes() {
+    let mut home = Home::empty(1).await;
+    // One unit a round, and more units than a fold has rounds.
+    home.world.sizes.fold_bytes = 1;
+    for nth in 0..20 {
+        home.send(nth..nth + 1, Which::Both).await;
+    }
+    let export = home.export(1).await;
+    home.drive().await;
+    assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+    let runs = home.runs(export).await;
+    assert_eq!(runs.iter().map(|run| run.rows_written).sum::<i64>(), 20);
+    home.drain().await;
+}
+
+/// A unit is being registered, and the fold it counts on begins before that is committed: it cannot see the unit yet. The
+/// fold must wait, or nobody folds the unit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_registered_while_the_last_fold_ends_is_folded() {
+    let Some(server) = Database::postgres() else { return };
+    let home = Home::empty_on(&server, 1).await;
+    let ensured = home.store().write(async |tx| fold_units::ensure(tx).await).await;
+    ensured.unwrap();
+    home.wait(Duration::from_secs(2)).await;
+    // It is ready, so that whoever registers a unit records no other.
+    assert_eq!(towpath_durable::ready_due(home.store()).await.unwrap(), 1);
+    let (registered, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let on_registered: OnRegistered = {
+        let (registered, release) = (registered.clone(), release.clone());
+        Arc::new(move |tx| {
+            let (registered, release) = (registered.clone(), release.clone());
+            Box::pin(async move {
+                fold_units::ensure(tx).await?;
+                registered.notify_one();
+                release.notified().await;
+                Ok(())
+            })
+        })
+    };
+    let objects = &home.world.objects;
+    let options = wal::Options::for_store(objects);
+    let wal = Wal::new(home.store().clone(), objects.clone(), options, on_registered);
+    let accepted = home.accept(0..10, Which::Both);
+    let sending = tokio::spawn(async move { wal.append(accepted).await });
+    registered.notified().await;
+    assert_eq!(home.count(OPEN_FOLDS).await, 1);
+    let fold = home.claim().await.unwrap();
+    let mut work = pin!(home.perform(fold));
+    let over = tokio::select! {
+        () = &mut work => true,
+        () = home.until_somebody_waits_for_a_lock() => false,
+    };
+    release.notify_one();
+    sending.await.unwrap().unwrap();
+    if !over {
+        work.await;
+    }
+    home.drain().await;
+    assert_eq!(home.count("SELECT count(*) FROM wal_unit").await, 1);
+    assert_eq!(home.count(OPEN_UNITS).await, 0, "the unit was left behind");
 }

@@ -19,7 +19,7 @@ use towpath_store::exports::runs::ExportRun;
 use towpath_store::exports::{self, Export, runs};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Dialect, Options, Store, jobs, on, projects, segments};
-use towpath_traces::accept::{self, Request, Route};
+use towpath_traces::accept::{self, Accepted, Request, Route};
 use towpath_traces::body::{Encoding, Limits};
 use towpath_traces::objects::Objects;
 use towpath_traces::sample::{Plan, Sample, Which};
@@ -261,19 +261,23 @@ impl Home {
         let mut from = range.start;
         while from < range.end {
             let to = (from + 640).min(range.end);
-            let body = self.sample.body(from..to, which, Encoding::Zstd);
-            let request = Request {
-                tenant: self.tenant,
-                route: Route::Multipart,
-                content_type: &body.content_type,
-                content_encoding: body.content_encoding,
-                body: body.bytes,
-                received_at: self.clock.now(),
-            };
-            let accepted = accept::accept(request, &Limits::default()).unwrap();
-            self.wal.append(accepted).await.unwrap();
+            self.wal.append(self.accept(from..to, which)).await.unwrap();
             from = to;
         }
+    }
+
+    /// One request of the official client, not written yet.
+    pub fn accept(&self, range: Range<u64>, which: Which) -> Accepted {
+        let body = self.sample.body(range, which, Encoding::Zstd);
+        let request = Request {
+            tenant: self.tenant,
+            route: Route::Multipart,
+            content_type: &body.content_type,
+            content_encoding: body.content_encoding,
+            body: body.bytes,
+            received_at: self.clock.now(),
+        };
+        accept::accept(request, &Limits::default()).unwrap()
     }
 
     /// Sends feedback under the name `good`.
@@ -377,6 +381,20 @@ impl Home {
             .unwrap();
         rows.reverse();
         rows
+    }
+
+    /// Waits until some session waits for a lock. Only on PostgreSQL.
+    pub async fn until_somebody_waits_for_a_lock(&self) {
+        let patience = std::time::Instant::now();
+        while self
+            .count(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()",
+            )
+            .await
+            == 0
+        {
+            assert!(patience.elapsed() < Duration::from_secs(10), "nothing waits for a lock");
+        }
     }
 
     pub async fn count(&self, text: &'static str) -> i64 {
