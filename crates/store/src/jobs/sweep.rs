@@ -103,7 +103,7 @@ pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u6
     let ids: Vec<JobId> = on!(tx, |conn| {
         sqlx::query_scalar(
             "SELECT j.id FROM job j WHERE j.finished_at < $1 AND j.created_at < $1 AND NOT j.dead
-             AND NOT EXISTS (SELECT 1 FROM job p WHERE p.id = j.parent_id AND p.finished_at IS NULL)
+             AND NOT EXISTS (SELECT 1 FROM job p WHERE p.id = j.parent_id)
              ORDER BY j.id LIMIT $2 + 0",
         )
         .bind(before)

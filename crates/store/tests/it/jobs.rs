@@ -32,6 +32,7 @@ macro_rules! on_both {
 
 on_both!(
     a_finished_child_stays_while_its_parent_is_open,
+    a_finished_child_stays_as_long_as_its_parent,
     a_dead_letter_and_what_is_recent_stay,
     steps_and_attempts_go_with_their_job,
 );
@@ -121,6 +122,26 @@ async fn a_finished_child_stays_while_its_parent_is_open(database: Database) {
     for job in children.into_iter().chain([parent]) {
         assert!(!is_there(&store, job).await, "nobody asks for it any more");
     }
+}
+
+/// One that ended later is still shown with its children, and so is a dead letter.
+async fn a_finished_child_stays_as_long_as_its_parent(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let (late, dead) = (record(&store, None).await, record(&store, None).await);
+    let children = [record(&store, Some(late)).await, record(&store, Some(dead)).await];
+    for child in children {
+        succeed(&store, child).await;
+    }
+    let between = store.clock().now();
+    succeed(&store, late).await;
+    die(&store, dead).await;
+    assert_eq!(forget(&store, between).await, 0, "neither parent goes");
+    assert_eq!(forget(&store, later(&store)).await, 1, "the parent first");
+    assert!(!is_there(&store, late).await);
+    assert_eq!(forget(&store, later(&store)).await, 1, "then its child");
+    assert!(!is_there(&store, children[0]).await);
+    assert!(is_there(&store, dead).await && is_there(&store, children[1]).await);
 }
 
 async fn a_dead_letter_and_what_is_recent_stay(database: Database) {
