@@ -118,13 +118,13 @@ impl Home {
         kept.await.unwrap();
     }
 
-    async fn sweep(&self) {
+    pub(crate) async fn sweep(&self) {
         sweep_traces::ensure(self.store()).await.unwrap();
         self.wait(Duration::from_secs(61)).await;
         self.drive().await;
     }
 
-    async fn objects(&self) -> usize {
+    pub(crate) async fn objects(&self) -> usize {
         let folder = object_store::path::Path::from("segments");
         let listed: Vec<_> = self
             .world

@@ -24,7 +24,7 @@ async fn many_units_share_one_fold_and_none_is_left() {
     assert_eq!(home.count(OPEN_FOLDS).await, 1);
     // It waits a moment for company.
     assert!(home.claim().await.is_none());
-    home.clock.advance(std::time::Duration::from_secs(2));
+    home.clock.advance(Duration::from_secs(2));
     let fold = home.claim().await.unwrap();
 
     // What comes while one is at work is for the next.
@@ -48,7 +48,7 @@ async fn many_units_share_one_fold_and_none_is_left() {
 async fn a_fold_that_ends_badly_gives_back_what_it_took() {
     let home = Home::empty(1).await;
     home.send(0..10, Which::Both).await;
-    home.clock.advance(std::time::Duration::from_secs(2));
+    home.clock.advance(Duration::from_secs(2));
     let fold = home.claim().await.unwrap();
     let id = fold.id;
     home.store()
@@ -88,7 +88,7 @@ async fn a_fold_that_ends_badly_gives_back_what_it_took() {
 async fn what_an_attempt_began_goes_though_another_fold_was_faster() {
     let home = Home::empty(1).await;
     home.send(0..10, Which::Both).await;
-    home.clock.advance(std::time::Duration::from_secs(2));
+    home.clock.advance(Duration::from_secs(2));
     let first = home.until("fold_units").await;
     // It asks for a fold of its own, which waits for its turn and has nothing to do then.
     home.export(1).await;
@@ -116,7 +116,7 @@ async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
     let bytes = home.world.objects.get(&path).await.unwrap();
     home.world.objects.delete(&path).await.unwrap();
     home.send(10..20, Which::Both).await;
-    home.clock.advance(std::time::Duration::from_secs(2));
+    home.clock.advance(Duration::from_secs(2));
     home.drive().await;
     assert_eq!(
         home.count("SELECT count(*) FROM wal_unit WHERE state = 'open'").await,

@@ -16,5 +16,6 @@ mod runs;
 mod s3;
 mod scheduling;
 mod server;
+mod sweeping;
 mod webhooks;
 mod yard;

@@ -120,6 +120,42 @@ on_each! {
     }
 }
 
+/// An idle lane is pruned while a job for later is recorded in it, which the pruning cannot see yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lane_that_a_job_is_being_recorded_in_is_not_pruned() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    let how = Start::new(world.tenant).lane(Lane::new("export:1", 1)).after(PATIENCE);
+    let first = world.start_as(Script::new("a", []), how.clone()).await;
+    let cancelled = world
+        .store
+        .write(async |tx| towpath_durable::cancel(tx, first).await)
+        .await;
+    cancelled.unwrap();
+    let pruning = world
+        .store
+        .write(async |tx| {
+            towpath_durable::start(tx, &Script::new("b", []), how).await?;
+            let store = world.store.clone();
+            let mut pruning = tokio::spawn(async move { store.write(async |tx| lanes::prune(tx, 10).await).await });
+            // It passes by the lane. If it waited for it, it would still take it for idle afterwards.
+            Ok(tokio::select! {
+                pruned = &mut pruning => Ok(pruned),
+                () = world.until_somebody_waits_for_a_lock() => Err(pruning),
+            })
+        })
+        .await
+        .unwrap();
+    let pruned = match pruning {
+        Ok(pruned) => pruned,
+        Err(pruning) => pruning.await,
+    };
+    assert_eq!(pruned.unwrap().unwrap(), 0);
+    assert_eq!(world.count("SELECT count(*) FROM lane").await, 1);
+}
+
 /// Two sessions record jobs in one lane at once. The first round makes the lane, the second finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn jobs_recorded_at_once_have_numbers_of_their_own() {
