@@ -53,9 +53,21 @@ def free_address() -> str:
         port = random.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            if port not in given:
-                given.add(port)
+            if claim(port):
                 return f"127.0.0.1:{port}"
+
+
+def claim(port) -> bool:
+    """Whether the port was not given before, in any process of this run of `scripts/test`: there each is a file."""
+    if port in given:
+        return False
+    given.add(port)
+    with contextlib.suppress(KeyError, FileNotFoundError):
+        try:
+            (pathlib.Path(os.environ["TOWPATH_TEST_RUN"]) / "ports" / str(port)).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+    return True
 
 
 class Process:
