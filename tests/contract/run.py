@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "python"), str(HERE.parent / "python" / "agent")]
@@ -59,8 +60,10 @@ def check(surface, layout, endpoint, cases, seed) -> bool:
             *("--header", f"X-API-Key: {key}", "--header", f"X-Tenant-Id: {world.tenant}"),
             *("--seed", str(seed), "--max-examples", str(cases)),
         ]
+        began = time.monotonic()
         environment = os.environ | {"TOWPATH_CONTRACT_STAND_IN": endpoint, "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
         done = subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True)
+        seconds = time.monotonic() - began
         output = done.stdout + done.stderr
         generated = re.search(r"(\d+) generated", output)
         operations = re.search(r"Tested: (\d+)", output)
@@ -72,7 +75,8 @@ def check(surface, layout, endpoint, cases, seed) -> bool:
             print(world.logs())
         print(
             f"contract, {surface}, {layout}: {generated[1] if generated else 0} cases over"
-            f" {operations[1] if operations else 0} operations, {failed if fine or failed else 'broken,'} failures (seed {seed})",
+            f" {operations[1] if operations else 0} operations, {failed if fine or failed else 'broken,'} failures"
+            f" (seed {seed}, {seconds:.1f} s)",
             flush=True,
         )
         # A server that did not survive the requests says so by how it ends.
