@@ -145,6 +145,8 @@ SUITES = (
         "unit tests of this command",
         FIRST,
         unit_tests,
+        # One test reads the crates of the clone.
+        frozenset({"cargo"}),
         arguments="names of modules, classes or tests, as unittest takes them",
     ),
     Suite(
