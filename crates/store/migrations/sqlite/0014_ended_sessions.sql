@@ -1,7 +1,0 @@
--- Sessions that were ended before their time. A session is a sealed token and is kept nowhere; that it was ended has to
--- be remembered until it would have ended by itself.
-CREATE TABLE ended_session (
-    token      BLOB PRIMARY KEY,                                -- SHA-256 of it
-    expires_at INTEGER NOT NULL
-) STRICT;
-CREATE INDEX ended_session_by_expiry ON ended_session (expires_at);
