@@ -19,6 +19,7 @@ mod deployments;
 mod files;
 mod objects;
 mod postgres;
+mod schemas;
 
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Write as _};
@@ -28,7 +29,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 use towpath_domain::{Clock, Timestamp};
-use towpath_store::{Dialect, Options, Store, backup as copies};
+use towpath_store::{Dialect, Options, Store, backup as copies, migrations};
 use towpath_traces::objects::Objects;
 
 use self::objects::Copied;
@@ -43,8 +44,9 @@ const DUMP: &str = "towpath.dump";
 const OBJECTS: &str = "objects";
 const AGENT: &str = "agent.db";
 const KEYS: [&str; 2] = ["encryption.key", "api.key"];
-/// 1 had SQLite alone, and no deployments.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// The format of the first release. Backups of formats before it have databases that this build refuses.
+const FIRST_FORMAT: u32 = 3;
 
 /// How often it is begun anew when an object was tidied away under it.
 const TRIES: u32 = 3;
@@ -83,6 +85,13 @@ impl<'a> Database<'a> {
         }
     }
 
+    async fn schema(&self) -> towpath_store::Result<migrations::Schema> {
+        match self {
+            Self::Sqlite(file) => migrations::of_sqlite(file).await,
+            Self::Postgres(uri) => migrations::of_postgres(uri).await,
+        }
+    }
+
     /// Copies it below `to` as it is at one moment; the objects that the copy names.
     async fn copy(&self, to: &Path) -> anyhow::Result<Vec<String>> {
         match self {
@@ -100,7 +109,8 @@ impl<'a> Database<'a> {
 /// Copies everything.
 ///
 /// # Errors
-/// When the folder exists, something cannot be read or written, or `pg_dump` is not there or fails.
+/// When the folder exists, something cannot be read or written, another build made a database, or `pg_dump` is not there
+/// or fails.
 pub async fn create(command: Backup) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
@@ -113,6 +123,9 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
             file.display()
         )));
     }
+    let schema = database.schema().await.context("opening the database")?;
+    schema.check()?;
+    schemas::check_agents(&settings.data_dir).await?;
     let to = &command.to;
     match DirBuilder::new().mode(0o700).create(to) {
         Err(why) if why.kind() == ErrorKind::AlreadyExists => {
@@ -123,7 +136,7 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
         }
         made => made.with_context(|| format!("folder {}", to.display()))?,
     }
-    let filled = fill(&config, &database, to).await;
+    let filled = fill(&config, &database, schema.applied, to).await;
     if filled.is_err() {
         // It was made a moment ago, and is worth nothing.
         let _ = std::fs::remove_dir_all(to);
@@ -131,7 +144,7 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
     filled
 }
 
-async fn fill(config: &Config, database: &Database<'_>, to: &Path) -> anyhow::Result<()> {
+async fn fill(config: &Config, database: &Database<'_>, migrations: Vec<i64>, to: &Path) -> anyhow::Result<()> {
     let settings = &config.settings;
     let from = open_objects(config)?;
     let kept = Objects::folder(&to.join(OBJECTS))?;
@@ -158,7 +171,7 @@ async fn fill(config: &Config, database: &Database<'_>, to: &Path) -> anyhow::Re
     for name in KEYS {
         files::copy_key(&settings.data_dir.join(name), &to.join(name))?;
     }
-    write_about(to, database.dialect(), copied, deployments)?;
+    write_about(to, migrations, copied, deployments)?;
     println!(
         "backed up into {}: the database, {} objects of {} bytes, {deployments} deployments",
         to.display(),
@@ -171,12 +184,12 @@ async fn fill(config: &Config, database: &Database<'_>, to: &Path) -> anyhow::Re
     Ok(())
 }
 
-fn write_about(to: &Path, dialect: Dialect, copied: Copied, deployments: u64) -> anyhow::Result<()> {
+fn write_about(to: &Path, migrations: Vec<i64>, copied: Copied, deployments: u64) -> anyhow::Result<()> {
     let about = About {
         format: FORMAT,
         version: env!("CARGO_PKG_VERSION").to_owned(),
         created_at: Clock::system().now(),
-        migrations: copies::known_migrations(dialect),
+        migrations,
         objects: copied.files,
         bytes: copied.bytes,
         deployments,
@@ -191,22 +204,15 @@ fn write_about(to: &Path, dialect: Dialect, copied: Copied, deployments: u64) ->
 /// Makes an installation from a backup.
 ///
 /// # Errors
-/// When there is a database already, or the backup is not whole, of another kind of database, or made by a newer
-/// version.
+/// When there is a database already, or the backup is not whole, of another kind of database, or made by a build from
+/// before the first release or a newer one.
 pub async fn restore(command: Restore) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
     let from = &command.from;
     let about = read_about(from)?;
     let database = Database::of(settings);
-    let known = copies::known_migrations(database.dialect());
-    if about.format > FORMAT || about.migrations.iter().any(|version| !known.contains(version)) {
-        bail!(
-            "the backup was made by towpath {}, which is newer than this one ({})",
-            about.version,
-            env!("CARGO_PKG_VERSION")
-        );
-    }
+    expect_readable(from, &about, database.dialect())?;
     let (file, other) = match database.dialect() {
         Dialect::Sqlite => (SQLITE, "PostgreSQL: give the address of an empty one as DATABASE_URI"),
         Dialect::Postgres => (DUMP, "SQLite: leave DATABASE_URI out"),
@@ -223,11 +229,14 @@ pub async fn restore(command: Restore) -> anyhow::Result<()> {
                     file.display()
                 )));
             }
-            let named = copies::needed_objects(&from.join(SQLITE)).await?;
+            let copy = from.join(SQLITE);
+            migrations::of_sqlite(&copy).await?.check()?;
+            let named = copies::needed_objects(&copy).await?;
             whole(objects::missing(&kept, &named).await?)?;
         }
         Database::Postgres(uri) => postgres::expect_empty(uri).await?,
     }
+    schemas::check_agents(from).await?;
     // Nobody may begin to use it before it is whole.
     let _held = DataDir::open(&settings.data_dir)?;
     let to = open_objects(&config)?;
@@ -251,6 +260,7 @@ pub async fn restore(command: Restore) -> anyhow::Result<()> {
             let store = Store::open(uri, Options::default())
                 .await
                 .context("opening the database")?;
+            migrations::schema(&store).await?.check()?;
             let named = store.read(async |tx| copies::named_objects(tx).await).await?;
             store.close().await;
             named
@@ -267,6 +277,35 @@ pub async fn restore(command: Restore) -> anyhow::Result<()> {
 fn whole(missing: usize) -> anyhow::Result<()> {
     if missing > 0 {
         bail!("the backup is not whole: {missing} objects that its database names are missing");
+    }
+    Ok(())
+}
+
+/// # Errors
+/// When the build that made the backup is from before the first release, or newer than this one.
+fn expect_readable(from: &Path, about: &About, dialect: Dialect) -> anyhow::Result<()> {
+    if about.format < FIRST_FORMAT {
+        bail!(
+            "the backup {} of {} was made by an older build of towpath, from before the first release, and its data cannot \
+             be carried over: start with a new data folder or an empty database, and keep the backup, with the build that \
+             made it, until nothing in it is needed; that build can still restore it and export its traces",
+            from.display(),
+            about.created_at
+        );
+    }
+    if about.format > FORMAT
+        || !about
+            .migrations
+            .iter()
+            .all(|version| migrations::knows(dialect, *version))
+    {
+        bail!(
+            "the backup {} was made by towpath {}, which is newer than this one ({}); restore it with that version or a \
+             newer one",
+            from.display(),
+            about.version,
+            env!("CARGO_PKG_VERSION")
+        );
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
-use towpath_store::{Dialect, Options, Store, backup, jobs};
+use towpath_store::{Dialect, Options, Store, jobs, migrations};
 use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
@@ -265,7 +265,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
         Err(error) => return findings.add("database", Verdict::Failed, error.to_string()),
     };
     // Not asked for on a database that is not there: it may name its address.
-    let schema = match backup::schema(&store).await {
+    let schema = match migrations::schema(&store).await {
         Ok(schema) => schema,
         Err(error) => {
             return findings.add(
@@ -281,28 +281,18 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
     };
     let text = format!("{name} answers, after {} ms", begun.elapsed().as_millis());
     findings.add("database", Verdict::Ok, text);
-    match (&schema.newer()[..], &schema.pending()[..]) {
-        ([], []) => findings.add(
-            "migrations",
-            Verdict::Ok,
-            format!("all {} are applied", schema.known.len()),
-        ),
-        ([], pending) => {
-            let text = format!(
-                "{} are not applied; the next start does it, or towpath migrate",
-                pending.len()
-            );
+    match (schema.check(), schema.pending.len()) {
+        (Err(refused), _) => findings.add("migrations", Verdict::Failed, refused.to_string()),
+        (Ok(()), 0) => {
+            let text = format!("all are applied: version {}", migrations::newest(store.dialect()));
+            findings.add("migrations", Verdict::Ok, text);
+        }
+        (Ok(()), pending) => {
+            let text = format!("{pending} not applied; the next start does it, or towpath migrate");
             findings.add("migrations", Verdict::Warning, text);
         }
-        (newer, _) => {
-            let text = format!(
-                "the database has {} that this build does not know: it is older",
-                newer.len()
-            );
-            findings.add("migrations", Verdict::Failed, text);
-        }
     }
-    if store.dialect() == Dialect::Postgres && schema.pending().is_empty() {
+    if store.dialect() == Dialect::Postgres && schema.pending.is_empty() {
         skew(&store, findings).await;
     }
     store.close().await;

@@ -1,16 +1,15 @@
-//! Copies of a database, the objects it cannot do without, and which schema it has.
+//! Copies of a database, and the objects it cannot do without.
 
 use std::path::Path;
 use std::time::Duration;
 
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
 
 use crate::error::{Error, Result};
-use crate::open::Store;
-use crate::tx::{Dialect, Tx};
+use crate::migrations;
+use crate::tx::Tx;
 
 /// Copies a SQLite database as it is at one moment into a new file, also while another process writes to it. The copy
 /// is compact and needs no file beside it.
@@ -18,7 +17,7 @@ use crate::tx::{Dialect, Tx};
 /// # Errors
 /// [`Error::Open`] when there is no such database, the new file exists, or there is no room.
 pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
-    let mut conn = connect(from).await?;
+    let mut conn = connect_sqlite(from).await?;
     let target = to
         .to_str()
         .ok_or_else(|| Error::Open("the path of the copy is not UTF-8".to_owned()))?;
@@ -49,7 +48,7 @@ const NEEDED: [(&str, &str); 4] = [
 /// # Errors
 /// [`Error::Open`] when there is no such database.
 pub async fn needed_objects(copy: &Path) -> Result<Vec<String>> {
-    let mut conn = connect(copy).await?;
+    let mut conn = connect_sqlite(copy).await?;
     let mut paths = Vec::new();
     for (table, statement) in NEEDED {
         let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = $1)")
@@ -99,11 +98,7 @@ impl Moment {
 /// # Errors
 /// [`Error::Open`] when the address is wrong, else what the database says.
 pub async fn postgres_moment(uri: &str) -> Result<Moment> {
-    // What is wrong with the address may hold the password.
-    let options: PgConnectOptions = uri
-        .parse()
-        .map_err(|_| Error::Open("the address of the database is not one of PostgreSQL".to_owned()))?;
-    let mut conn = options.disable_statement_logging().connect().await?;
+    let (mut conn, _) = connect_postgres(uri).await?;
     sqlx::query("BEGIN TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         .execute(&mut conn)
         .await?;
@@ -121,7 +116,7 @@ pub async fn postgres_moment(uri: &str) -> Result<Moment> {
     })
 }
 
-async fn connect(file: &Path) -> Result<SqliteConnection> {
+pub(crate) async fn connect_sqlite(file: &Path) -> Result<SqliteConnection> {
     SqliteConnectOptions::new()
         .filename(file)
         .create_if_missing(false)
@@ -132,64 +127,12 @@ async fn connect(file: &Path) -> Result<SqliteConnection> {
         .map_err(|error| Error::Open(format!("cannot open {}: {error}", file.display())))
 }
 
-/// How far the schema of a database is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Schema {
-    /// Migrations the database has.
-    pub applied: Vec<i64>,
-    /// Migrations this build knows.
-    pub known: Vec<i64>,
-}
-
-impl Schema {
-    /// Migrations that a start of this build would apply.
-    #[must_use]
-    pub fn pending(&self) -> Vec<i64> {
-        let missing = self.known.iter().filter(|version| !self.applied.contains(version));
-        missing.copied().collect()
-    }
-
-    /// Migrations that only a newer build knows.
-    #[must_use]
-    pub fn newer(&self) -> Vec<i64> {
-        let foreign = self.applied.iter().filter(|version| !self.known.contains(version));
-        foreign.copied().collect()
-    }
-}
-
-/// The migrations this build knows for a database.
-#[must_use]
-pub fn known_migrations(dialect: Dialect) -> Vec<i64> {
-    static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
-    static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
-    let migrations = match dialect {
-        Dialect::Sqlite => &SQLITE,
-        Dialect::Postgres => &POSTGRES,
-    };
-    migrations.iter().map(|migration| migration.version).collect()
-}
-
-/// Looks how far the schema is. Changes nothing.
-///
-/// # Errors
-/// As every statement.
-pub async fn schema(store: &Store) -> Result<Schema> {
-    let known = known_migrations(store.dialect());
-    let applied = store
-        .read(async |tx| {
-            let text = sql!(tx,
-                sqlite: "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = '_sqlx_migrations')",
-                postgres: "SELECT to_regclass('_sqlx_migrations') IS NOT NULL");
-            let begun: bool = on!(tx, |conn| sqlx::query_scalar(text).fetch_one(conn).await)?;
-            if !begun {
-                return Ok(Vec::new());
-            }
-            Ok(on!(tx, |conn| {
-                sqlx::query_scalar("SELECT version FROM _sqlx_migrations WHERE success ORDER BY version")
-                    .fetch_all(conn)
-                    .await
-            })?)
-        })
-        .await?;
-    Ok(Schema { applied, known })
+/// A connection, and what messages call the database.
+pub(crate) async fn connect_postgres(uri: &str) -> Result<(PgConnection, String)> {
+    // What is wrong with the address may hold the password.
+    let options: PgConnectOptions = uri
+        .parse()
+        .map_err(|_| Error::Open("the address of the database is not one of PostgreSQL".to_owned()))?;
+    let name = migrations::postgres_name(&options);
+    Ok((options.disable_statement_logging().connect().await?, name))
 }

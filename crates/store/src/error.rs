@@ -46,6 +46,27 @@ pub enum Error {
     /// The database could not be opened or migrated; the text says why and what to do.
     #[error("{0}")]
     Open(String),
+    /// The schema is that of a build from before the first release.
+    #[error(
+        "{database} was made by an older build of towpath, from before the first release, and its data cannot be carried \
+         over: start with a new data folder or an empty database, and keep this one, with the build that made it, until \
+         nothing in it is needed; that build can still export its traces"
+    )]
+    OlderBuild {
+        /// Without user and password.
+        database: String,
+    },
+    /// The schema is that of a newer build.
+    #[error(
+        "{database} was made by a newer build of towpath: this one does not know its migration {version}; use that build \
+         or a newer one"
+    )]
+    NewerBuild {
+        /// Without user and password.
+        database: String,
+        /// The newest migration of the database.
+        version: i64,
+    },
 }
 
 impl Error {

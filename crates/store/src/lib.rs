@@ -41,6 +41,7 @@ pub mod jobs;
 pub mod lanes;
 pub mod listeners;
 pub mod metric;
+pub mod migrations;
 pub mod pending_patches;
 pub mod placements;
 pub mod pools;

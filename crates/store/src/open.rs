@@ -126,8 +126,8 @@ impl Store {
     /// Brings the schema up to date. Safe when several processes do it at once.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the database does not answer, [`Error::Open`] when a migration fails or the
-    /// database is newer than this build.
+    /// [`Error::Unavailable`] when the database does not answer, [`Error::OlderBuild`] and [`Error::NewerBuild`] when
+    /// this build cannot work with its schema, [`Error::Open`] when a migration fails.
     pub async fn migrate(&self) -> Result<()> {
         match &self.0.back {
             Back::Sqlite(back) => back.migrate().await,
@@ -196,6 +196,14 @@ impl Store {
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.0.shared.clock
+    }
+
+    /// What messages call the database: its file, or its name and server.
+    pub(crate) fn name(&self) -> String {
+        match &self.0.back {
+            Back::Sqlite(back) => back.name(),
+            Back::Postgres(back) => back.name(),
+        }
     }
 
     /// Which database this is.

@@ -5,10 +5,12 @@ mod pool;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::migrate::MigrateError;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection as _};
 
 use crate::error::{Error, Result};
+use crate::migrations;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, Shared, Tx};
 pub(crate) use pool::Beat;
@@ -41,6 +43,7 @@ SET idle_in_transaction_session_timeout = '15s'";
 pub(crate) struct Postgres {
     pool: Pool,
     shared: Arc<Shared>,
+    name: String,
 }
 
 impl Postgres {
@@ -54,8 +57,9 @@ impl Postgres {
             .application_name("towpath")
             .statement_cache_capacity(256)
             .disable_statement_logging();
+        let name = migrations::postgres_name(&connect);
         let pool = Pool::new(connect, SESSION, options.connections, options.acquire_timeout);
-        Ok(Self { pool, shared })
+        Ok(Self { pool, shared, name })
     }
 
     pub(crate) async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
@@ -107,13 +111,23 @@ impl Postgres {
 
     pub(crate) async fn migrate(&self) -> Result<()> {
         let mut line = self.pool.line().await?;
-        let migrated = sqlx::migrate!("migrations/postgres").run(line.conn()).await;
-        migrated.map_err(|error| match error {
-            sqlx::migrate::MigrateError::Execute(error) => error.into(),
-            other => Error::Open(format!("cannot migrate the database: {other}")),
-        })?;
-        line.keep();
-        Ok(())
+        match migrations::POSTGRES.run(line.conn()).await {
+            Ok(()) => {
+                line.keep();
+                Ok(())
+            }
+            Err(MigrateError::Execute(error)) => Err(error.into()),
+            // The connection is not kept: the lock of the runner goes with it.
+            Err(error) => {
+                let mut tx = Tx::new(Conn::Postgres(line.conn()), &self.shared);
+                Err(migrations::refused(&mut tx, self.name(), error).await)
+            }
+        }
+    }
+
+    /// What messages call it.
+    pub(crate) fn name(&self) -> String {
+        self.name.clone()
     }
 
     pub(crate) fn connections(&self) -> (u32, usize) {

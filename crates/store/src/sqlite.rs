@@ -30,6 +30,7 @@ use tokio::sync::{Mutex, MutexGuard, Notify, oneshot};
 use crate::error::{Error, Result};
 use crate::jobs::SQLITE_PICKED;
 use crate::metric;
+use crate::migrations;
 use crate::open::Options;
 use crate::tx::{Conn, Hints, Shared, Tx};
 use readers::Readers;
@@ -304,10 +305,16 @@ impl Sqlite {
 
     pub(crate) async fn migrate(&self) -> Result<()> {
         let mut guard = self.writer.lock().await;
-        sqlx::migrate!("migrations/sqlite")
-            .run(&mut guard.conn)
-            .await
-            .map_err(|error| Error::Open(format!("cannot migrate {}: {error}", self.path.display())))
+        let Err(error) = migrations::SQLITE.run(&mut guard.conn).await else {
+            return Ok(());
+        };
+        let mut tx = Tx::new(Conn::Sqlite(&mut guard.conn), &self.shared);
+        Err(migrations::refused(&mut tx, self.name(), error).await)
+    }
+
+    /// What messages call it.
+    pub(crate) fn name(&self) -> String {
+        migrations::sqlite_name(&self.path)
     }
 
     pub(crate) fn connections(&self) -> (u32, usize) {

@@ -1,7 +1,7 @@
 //! What this machine keeps of deployments: the data folders of their agent servers, each with a database of its own,
 //! and the artifacts these are started from.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use towpath_store::backup as copies;
@@ -65,6 +65,23 @@ async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The databases of agent servers in a data folder or a backup, which have the same layout.
+pub(super) fn databases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let agents = folder.join(FOLDER).join(AGENTS);
+    let mut databases = Vec::new();
+    for name in folders(&agents)? {
+        let agent = agents.join(name);
+        let entries = std::fs::read_dir(&agent).with_context(|| format!("folder {}", agent.display()))?;
+        for entry in entries {
+            let file = entry?.path();
+            if file.extension().is_some_and(|extension| extension == "db") {
+                databases.push(file);
+            }
+        }
+    }
+    Ok(databases)
 }
 
 fn folders(of: &Path) -> anyhow::Result<Vec<String>> {

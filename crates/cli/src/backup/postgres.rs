@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use tokio::process::Command;
-use towpath_store::{Options, Store, backup as copies};
+use towpath_store::{Options, Store, backup as copies, migrations};
 use url::Url;
 
 use crate::exit::Usage;
@@ -48,7 +48,7 @@ pub(super) async fn expect_empty(uri: &str) -> anyhow::Result<()> {
     let store = Store::open(uri, Options::default())
         .await
         .context("opening the database")?;
-    let schema = copies::schema(&store).await.context("opening the database")?;
+    let schema = migrations::schema(&store).await.context("opening the database")?;
     store.close().await;
     if !schema.applied.is_empty() {
         bail!(Usage(

@@ -3,6 +3,7 @@
 mod config;
 mod demo;
 mod dev;
+mod older;
 mod operating;
 
 use std::path::Path;

@@ -23,22 +23,8 @@ impl Database {
         Self::open(&uri, Some(folder)).await
     }
 
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "tests learn from the environment which servers there are"
-    )]
     pub async fn postgres() -> Option<Self> {
-        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return None;
-        };
-        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
-        let mut conn = PgConnection::connect(&admin).await.unwrap();
-        conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
-            .await
-            .unwrap();
-        let (server, _) = admin.rsplit_once('/').unwrap();
-        Some(Self::open(&format!("{server}/{name}"), None).await)
+        Some(Self::open(&empty_postgres().await?, None).await)
     }
 
     async fn open(uri: &str, folder: Option<tempfile::TempDir>) -> Self {
@@ -63,6 +49,25 @@ impl Database {
             .await
             .unwrap()
     }
+}
+
+/// The address of a new PostgreSQL database.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests learn from the environment which servers there are"
+)]
+pub async fn empty_postgres() -> Option<String> {
+    let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
+        println!("skipped: TOWPATH_TEST_POSTGRES names no server");
+        return None;
+    };
+    let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
+    let mut conn = PgConnection::connect(&admin).await.unwrap();
+    conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
+        .await
+        .unwrap();
+    let (server, _) = admin.rsplit_once('/').unwrap();
+    Some(format!("{server}/{name}"))
 }
 
 pub async fn run(tx: &mut Tx<'_>, text: &'static str) -> Result<()> {

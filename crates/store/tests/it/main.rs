@@ -12,6 +12,7 @@ mod dropped;
 mod full;
 mod jobs;
 mod library;
+mod migrations;
 mod overviews;
 mod reading;
 mod segments;
