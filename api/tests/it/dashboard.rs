@@ -8,7 +8,12 @@ use towpath_api::Settings;
 use towpath_domain::Secret;
 use towpath_store::access;
 
-use crate::world::{Answer, Call, KEY, World};
+use crate::world::{Answer, Call, KEY, World, on_both_databases};
+
+on_both_databases!(
+    a_session_that_was_ended_opens_nothing_anywhere,
+    traces_are_shown_as_text_with_mistakes_where_they_are,
+);
 
 const OURS: (&str, &str) = ("sec-fetch-site", "same-origin");
 
@@ -107,34 +112,30 @@ async fn a_session_ends_with_its_key() {
     world.call(call()).await.expect(401);
 }
 
-#[tokio::test]
-async fn a_session_that_was_ended_opens_nothing_anywhere() {
-    for world in World::on_each().await {
-        let ended = token(&world, KEY).await;
-        let other = token(&world, KEY).await;
-        // Another process of the same installation.
-        let elsewhere = world.beside();
-        let call = |token: &str| {
-            Call::new(Method::GET, "/api/v1/bulk-exports")
-                .header("authorization", &format!("Bearer {token}"))
-                .header("x-tenant-id", &world.tenant.to_string())
-        };
-        let end = |token: &str| {
-            Call::new(Method::DELETE, "/auth/session").header("authorization", &format!("Bearer {token}"))
-        };
-        elsewhere_answers(&elsewhere, call(&ended), 200).await;
-        assert_eq!(world.call(end(&ended)).await.status, 204);
-        world.call(call(&ended)).await.expect(401);
-        world.call(end(&ended)).await.expect(401);
-        world.call(call(&other)).await.expect(200);
-        // What a process knows about a token it believes for some seconds.
-        world.clock.advance(Duration::from_secs(6));
-        elsewhere_answers(&elsewhere, call(&ended), 401).await;
-        elsewhere_answers(&elsewhere, call(&other), 200).await;
+async fn a_session_that_was_ended_opens_nothing_anywhere(world: World) {
+    let ended = token(&world, KEY).await;
+    let other = token(&world, KEY).await;
+    // Another process of the same installation.
+    let elsewhere = world.beside();
+    let call = |token: &str| {
+        Call::new(Method::GET, "/api/v1/bulk-exports")
+            .header("authorization", &format!("Bearer {token}"))
+            .header("x-tenant-id", &world.tenant.to_string())
+    };
+    let end =
+        |token: &str| Call::new(Method::DELETE, "/auth/session").header("authorization", &format!("Bearer {token}"));
+    elsewhere_answers(&elsewhere, call(&ended), 200).await;
+    assert_eq!(world.call(end(&ended)).await.status, 204);
+    world.call(call(&ended)).await.expect(401);
+    world.call(end(&ended)).await.expect(401);
+    world.call(call(&other)).await.expect(200);
+    // What a process knows about a token it believes for some seconds.
+    world.clock.advance(Duration::from_secs(6));
+    elsewhere_answers(&elsewhere, call(&ended), 401).await;
+    elsewhere_answers(&elsewhere, call(&other), 200).await;
 
-        let key = Call::new(Method::DELETE, "/auth/session").header("x-api-key", KEY);
-        world.call(key).await.expect(401);
-    }
+    let key = Call::new(Method::DELETE, "/auth/session").header("x-api-key", KEY);
+    world.call(key).await.expect(401);
 }
 
 async fn elsewhere_answers(router: &axum::Router, request: Call, status: u16) {
@@ -351,59 +352,56 @@ async fn what_callers_named_is_shown_as_text() {
 }
 
 /// Pages of traces, of what was acknowledged and not folded yet.
-#[tokio::test]
-async fn traces_are_shown_as_text_with_mistakes_where_they_are() {
-    for world in World::on_each().await {
-        let cookie = cookie(&sign_in(&world, KEY).await);
-        let page = async |path: String| {
-            world
-                .call(Call::new(Method::GET, &path).header("cookie", &cookie))
-                .await
-        };
-        assert!(page("/ui/traces".to_owned()).await.text.contains("No traces yet"));
-        let root = "0194fdc2-0000-7000-8000-000000000001";
-        let child = "0194fdc2-0000-7000-8000-000000000002";
-        let link = |id: &str| format!("20260301T100000000000Z{id}");
-        let run = |id: &str, order: String, name: &str| {
-            json!({
-                "id": id, "trace_id": root, "dotted_order": order, "session_name": "canal", "run_type": "chain",
-                "name": name, "start_time": "2026-03-01T10:00:00Z", "end_time": "2026-03-01T10:00:02Z",
-                "inputs": {"question": "<i>why</i>"}, "parent_run_id": (id != root).then_some(root),
-            })
-        };
-        let both = [
-            run(root, link(root), "<b>root</b>"),
-            run(child, format!("{}.{}", link(root), link(child)), "leaf"),
-        ];
-        world.post("/runs/batch", &json!({ "post": both })).await.expect(202);
-        let found = world.get("/sessions?name=canal").await.expect(200);
-        let project = format!("/ui/traces/{}", found[0]["id"].as_str().unwrap());
-        assert!(page("/ui/traces?name=ana".to_owned()).await.text.contains(&project));
-
-        let roots = page(project.clone()).await.text;
-        assert!(roots.contains("&#60;b&#62;root") && !roots.contains("<b>root") && !roots.contains("leaf"));
-        assert!(roots.contains("why&#60;/i&#62;") && roots.contains("2.0 s"));
-        let all = page(format!("{project}?runs=all&filter=eq(name,%22leaf%22)"))
+async fn traces_are_shown_as_text_with_mistakes_where_they_are(world: World) {
+    let cookie = cookie(&sign_in(&world, KEY).await);
+    let page = async |path: String| {
+        world
+            .call(Call::new(Method::GET, &path).header("cookie", &cookie))
             .await
-            .text;
-        assert!(all.contains("leaf") && !all.contains("root&#60;"));
-        let mistake = page(format!("{project}?filter=eq(nam,%22%3Cx%22)")).await;
-        assert_eq!(mistake.status, 200);
-        assert!(mistake.text.contains("at character 4") && mistake.text.contains("eq(<mark>nam,&#34;&#60;x"));
+    };
+    assert!(page("/ui/traces".to_owned()).await.text.contains("No traces yet"));
+    let root = "0194fdc2-0000-7000-8000-000000000001";
+    let child = "0194fdc2-0000-7000-8000-000000000002";
+    let link = |id: &str| format!("20260301T100000000000Z{id}");
+    let run = |id: &str, order: String, name: &str| {
+        json!({
+            "id": id, "trace_id": root, "dotted_order": order, "session_name": "canal", "run_type": "chain",
+            "name": name, "start_time": "2026-03-01T10:00:00Z", "end_time": "2026-03-01T10:00:02Z",
+            "inputs": {"question": "<i>why</i>"}, "parent_run_id": (id != root).then_some(root),
+        })
+    };
+    let both = [
+        run(root, link(root), "<b>root</b>"),
+        run(child, format!("{}.{}", link(root), link(child)), "leaf"),
+    ];
+    world.post("/runs/batch", &json!({ "post": both })).await.expect(202);
+    let found = world.get("/sessions?name=canal").await.expect(200);
+    let project = format!("/ui/traces/{}", found[0]["id"].as_str().unwrap());
+    assert!(page("/ui/traces?name=ana".to_owned()).await.text.contains(&project));
 
-        let tree = page(format!("{project}/{child}")).await.text;
-        let (above, below) = (
-            tree.find(&format!("t{root}")).unwrap(),
-            tree.find(&format!("t{child}")).unwrap(),
-        );
-        assert!(above < below && tree.contains("branch d1"));
-        for gone in [
-            "/ui/traces/x",
-            &format!("{project}/x"),
-            &format!("{project}/{}", world.tenant),
-        ] {
-            assert_eq!(page(gone.to_owned()).await.status, 404, "{gone}");
-        }
-        assert_eq!(page(format!("{project}?cursor=x")).await.status, 400);
+    let roots = page(project.clone()).await.text;
+    assert!(roots.contains("&#60;b&#62;root") && !roots.contains("<b>root") && !roots.contains("leaf"));
+    assert!(roots.contains("why&#60;/i&#62;") && roots.contains("2.0 s"));
+    let all = page(format!("{project}?runs=all&filter=eq(name,%22leaf%22)"))
+        .await
+        .text;
+    assert!(all.contains("leaf") && !all.contains("root&#60;"));
+    let mistake = page(format!("{project}?filter=eq(nam,%22%3Cx%22)")).await;
+    assert_eq!(mistake.status, 200);
+    assert!(mistake.text.contains("at character 4") && mistake.text.contains("eq(<mark>nam,&#34;&#60;x"));
+
+    let tree = page(format!("{project}/{child}")).await.text;
+    let (above, below) = (
+        tree.find(&format!("t{root}")).unwrap(),
+        tree.find(&format!("t{child}")).unwrap(),
+    );
+    assert!(above < below && tree.contains("branch d1"));
+    for gone in [
+        "/ui/traces/x",
+        &format!("{project}/x"),
+        &format!("{project}/{}", world.tenant),
+    ] {
+        assert_eq!(page(gone.to_owned()).await.status, 404, "{gone}");
     }
+    assert_eq!(page(format!("{project}?cursor=x")).await.status, 400);
 }

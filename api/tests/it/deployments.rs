@@ -12,7 +12,17 @@ use towpath_domain::{DeploymentId, RevisionId};
 use towpath_store::revision_logs::{self, NewLine};
 use towpath_store::{deployments, projects, revisions};
 
-use crate::world::{Answer, Call, World};
+use crate::world::{Answer, Call, World, on_both_databases};
+
+on_both_databases!(
+    a_deployment_is_recorded_and_shown,
+    secrets_are_masked_kept_and_replaced,
+    one_revision_is_in_progress_and_stale_ones_are_skipped,
+    a_revision_is_interrupted_and_another_deployed_again,
+    a_deployment_is_deleted_once_it_is_torn_down,
+    lists_are_filtered,
+    logs_are_read_on_where_one_was,
+);
 
 /// A request for a deployment of a repository that is in order.
 fn github() -> Value {
@@ -101,55 +111,52 @@ impl World {
     }
 }
 
-#[tokio::test]
-async fn a_deployment_is_recorded_and_shown() {
-    for world in World::on_each().await {
-        let made = world.deploy(&github()).await;
-        let id = made["id"].as_str().unwrap();
-        assert_eq!(made["tenant_id"], world.tenant.to_string());
-        assert_eq!(made["status"], "AWAITING_DATABASE");
-        assert_eq!(made["active_revision_id"], Value::Null);
-        assert_eq!(made["secrets"], json!([{"name": "MODEL_KEY", "value": "********"}]));
-        assert_eq!(made["source_revision_config"]["graph_config_path"], "langgraph.json");
+async fn a_deployment_is_recorded_and_shown(world: World) {
+    let made = world.deploy(&github()).await;
+    let id = made["id"].as_str().unwrap();
+    assert_eq!(made["tenant_id"], world.tenant.to_string());
+    assert_eq!(made["status"], "AWAITING_DATABASE");
+    assert_eq!(made["active_revision_id"], Value::Null);
+    assert_eq!(made["secrets"], json!([{"name": "MODEL_KEY", "value": "********"}]));
+    assert_eq!(made["source_revision_config"]["graph_config_path"], "langgraph.json");
+    assert_eq!(
+        made["source_revision_config"]["langgraph_config_path"],
+        "langgraph.json"
+    );
+    assert_eq!(made["source_revision_config"]["repo_commit_sha"], Value::Null);
+    assert_eq!(
+        made["source_config"]["custom_url"],
+        format!("http://127.0.0.1:8400/d/{id}")
+    );
+    assert_eq!(made["source_config"]["resource_spec"], Value::Null);
+    for prefix in ["", "/api-host"] {
         assert_eq!(
-            made["source_revision_config"]["langgraph_config_path"],
-            "langgraph.json"
+            world.get(&format!("{prefix}/v2/deployments/{id}")).await.expect(200),
+            made
         );
-        assert_eq!(made["source_revision_config"]["repo_commit_sha"], Value::Null);
-        assert_eq!(
-            made["source_config"]["custom_url"],
-            format!("http://127.0.0.1:8400/d/{id}")
-        );
-        assert_eq!(made["source_config"]["resource_spec"], Value::Null);
-        for prefix in ["", "/api-host"] {
-            assert_eq!(
-                world.get(&format!("{prefix}/v2/deployments/{id}")).await.expect(200),
-                made
-            );
-            let listed = world.get(&format!("{prefix}/v2/deployments")).await.expect(200);
-            assert_eq!(listed, json!({"resources": [made], "offset": 1}));
-        }
-        let revision = world.revision(&made, &made["latest_revision_id"]).await;
-        assert_eq!(
-            (revision["status"].as_str(), revision["source"].as_str()),
-            (Some("CREATING"), Some("github"))
-        );
-        assert_eq!(revision["source_revision_config"]["repo_ref"], "main");
-        let listed = world
-            .get(&format!("/v2/deployments/{id}/revisions?limit=1"))
-            .await
-            .expect(200);
-        assert_eq!(listed, json!({"resources": [revision], "offset": 1}));
-        // The tracing project of its name.
-        let project = world.get("/sessions?name=agent").await.expect(200);
-        assert_eq!(project[0]["id"], made["tracing_project_id"]);
-        // What was answered can be sent back: nothing in it changes anything, but secrets make a revision.
-        let mut back = made.clone();
-        back.as_object_mut().unwrap().remove("secrets");
-        back.as_object_mut().unwrap().remove("source_revision_config");
-        let same = world.change(&made, &back).await.expect(200);
-        assert_eq!(same["latest_revision_id"], made["latest_revision_id"]);
+        let listed = world.get(&format!("{prefix}/v2/deployments")).await.expect(200);
+        assert_eq!(listed, json!({"resources": [made], "offset": 1}));
     }
+    let revision = world.revision(&made, &made["latest_revision_id"]).await;
+    assert_eq!(
+        (revision["status"].as_str(), revision["source"].as_str()),
+        (Some("CREATING"), Some("github"))
+    );
+    assert_eq!(revision["source_revision_config"]["repo_ref"], "main");
+    let listed = world
+        .get(&format!("/v2/deployments/{id}/revisions?limit=1"))
+        .await
+        .expect(200);
+    assert_eq!(listed, json!({"resources": [revision], "offset": 1}));
+    // The tracing project of its name.
+    let project = world.get("/sessions?name=agent").await.expect(200);
+    assert_eq!(project[0]["id"], made["tracing_project_id"]);
+    // What was answered can be sent back: nothing in it changes anything, but secrets make a revision.
+    let mut back = made.clone();
+    back.as_object_mut().unwrap().remove("secrets");
+    back.as_object_mut().unwrap().remove("source_revision_config");
+    let same = world.change(&made, &back).await.expect(200);
+    assert_eq!(same["latest_revision_id"], made["latest_revision_id"]);
 }
 
 #[tokio::test]
@@ -185,113 +192,104 @@ async fn sizes_are_filled_in() {
     assert_eq!(made["source_config"]["resource_spec"]["memory_mb"], 2048);
 }
 
-#[tokio::test]
-async fn secrets_are_masked_kept_and_replaced() {
-    for world in World::on_each().await {
-        let made = world.deploy(&github()).await;
-        let sent = json!({"secrets": [
-            {"name": "MODEL_KEY", "value": "********"}, {"name": "OTHER", "value": "fresh"},
-        ]});
-        let changed = world.change(&made, &sent).await.expect(200);
-        let names = json!([{"name": "MODEL_KEY", "value": "********"}, {"name": "OTHER", "value": "********"}]);
-        assert_eq!(changed["secrets"], names);
-        assert_ne!(changed["latest_revision_id"], made["latest_revision_id"]);
-        let sealer = &world.app.sealer;
-        let revision: RevisionId = id(&changed["latest_revision_id"]);
-        let row = world
-            .store
-            .read(async |tx| revisions::get(tx, world.tenant, revision).await)
-            .await
-            .unwrap();
-        let opened = row.secrets(sealer).unwrap();
-        let opened: Vec<_> = opened
-            .iter()
-            .map(|one| (one.name.as_str(), one.value.reveal()))
-            .collect();
-        assert_eq!(opened, [("MODEL_KEY", "s3cret"), ("OTHER", "fresh")]);
-        assert!(!String::from_utf8_lossy(&row.secrets.unwrap()).contains("s3cret"));
-        let unknown = json!({"secrets": [{"name": "NEW", "value": "********"}]});
-        let refused = world.change(&made, &unknown).await.expect(400);
-        assert!(refused["detail"].as_str().unwrap().contains("NEW"), "{refused}");
-        let none = world.change(&made, &json!({"secrets": []})).await.expect(200);
-        assert_eq!(none["secrets"], json!([]));
-    }
+async fn secrets_are_masked_kept_and_replaced(world: World) {
+    let made = world.deploy(&github()).await;
+    let sent = json!({"secrets": [
+        {"name": "MODEL_KEY", "value": "********"}, {"name": "OTHER", "value": "fresh"},
+    ]});
+    let changed = world.change(&made, &sent).await.expect(200);
+    let names = json!([{"name": "MODEL_KEY", "value": "********"}, {"name": "OTHER", "value": "********"}]);
+    assert_eq!(changed["secrets"], names);
+    assert_ne!(changed["latest_revision_id"], made["latest_revision_id"]);
+    let sealer = &world.app.sealer;
+    let revision: RevisionId = id(&changed["latest_revision_id"]);
+    let row = world
+        .store
+        .read(async |tx| revisions::get(tx, world.tenant, revision).await)
+        .await
+        .unwrap();
+    let opened = row.secrets(sealer).unwrap();
+    let opened: Vec<_> = opened
+        .iter()
+        .map(|one| (one.name.as_str(), one.value.reveal()))
+        .collect();
+    assert_eq!(opened, [("MODEL_KEY", "s3cret"), ("OTHER", "fresh")]);
+    assert!(!String::from_utf8_lossy(&row.secrets.unwrap()).contains("s3cret"));
+    let unknown = json!({"secrets": [{"name": "NEW", "value": "********"}]});
+    let refused = world.change(&made, &unknown).await.expect(400);
+    assert!(refused["detail"].as_str().unwrap().contains("NEW"), "{refused}");
+    let none = world.change(&made, &json!({"secrets": []})).await.expect(200);
+    assert_eq!(none["secrets"], json!([]));
 }
 
-#[tokio::test]
-async fn one_revision_is_in_progress_and_stale_ones_are_skipped() {
-    for world in World::on_each().await {
-        let made = world.deploy(&github()).await;
-        let first = made["latest_revision_id"].clone();
-        world.bring(&first, RevisionStatus::Building).await;
-        let again = json!({"source_revision_config": {"repo_ref": "main"}});
-        let second = world.change(&made, &again).await.expect(200)["latest_revision_id"].clone();
-        assert_eq!(world.revision(&made, &second).await["status"], "QUEUED");
-        let third = world.change(&made, &again).await.expect(200)["latest_revision_id"].clone();
-        assert_eq!(world.revision(&made, &first).await["status"], "BUILDING");
-        let skipped = world.revision(&made, &second).await;
-        assert_eq!(skipped["status"], "SKIPPED");
-        assert_eq!(skipped["error"], "a newer revision took its place before it began");
-        assert_eq!(world.revision(&made, &third).await["status"], "QUEUED");
-        let path = format!(
-            "/v2/deployments/{}/revisions?status=SKIPPED,QUEUED",
-            made["id"].as_str().unwrap()
-        );
-        let listed = world.get(&path).await.expect(200);
-        assert_eq!(listed["resources"].as_array().unwrap().len(), 2);
-        assert_eq!(listed["resources"][0]["id"], third);
-    }
+async fn one_revision_is_in_progress_and_stale_ones_are_skipped(world: World) {
+    let made = world.deploy(&github()).await;
+    let first = made["latest_revision_id"].clone();
+    world.bring(&first, RevisionStatus::Building).await;
+    let again = json!({"source_revision_config": {"repo_ref": "main"}});
+    let second = world.change(&made, &again).await.expect(200)["latest_revision_id"].clone();
+    assert_eq!(world.revision(&made, &second).await["status"], "QUEUED");
+    let third = world.change(&made, &again).await.expect(200)["latest_revision_id"].clone();
+    assert_eq!(world.revision(&made, &first).await["status"], "BUILDING");
+    let skipped = world.revision(&made, &second).await;
+    assert_eq!(skipped["status"], "SKIPPED");
+    assert_eq!(skipped["error"], "a newer revision took its place before it began");
+    assert_eq!(world.revision(&made, &third).await["status"], "QUEUED");
+    let path = format!(
+        "/v2/deployments/{}/revisions?status=SKIPPED,QUEUED",
+        made["id"].as_str().unwrap()
+    );
+    let listed = world.get(&path).await.expect(200);
+    assert_eq!(listed["resources"].as_array().unwrap().len(), 2);
+    assert_eq!(listed["resources"][0]["id"], third);
 }
 
-#[tokio::test]
-async fn a_revision_is_interrupted_and_another_deployed_again() {
-    for world in World::on_each().await {
-        let made = world.deploy(&github()).await;
-        let deployment = made["id"].as_str().unwrap();
-        let first = made["latest_revision_id"].clone();
-        let of = |revision: &Value, action: &str| {
-            format!(
-                "/v2/deployments/{deployment}/revisions/{}/{action}",
-                revision.as_str().unwrap()
-            )
-        };
-        let refused = world.act(Method::POST, &of(&first, "redeploy")).await.expect(400);
-        let text = "revision_id: the revision is CREATING and has nothing that could be deployed again";
-        assert_eq!(refused, json!({"detail": text}));
-        world.bring(&first, RevisionStatus::Deployed).await;
-        let secrets = json!({"secrets": [{"name": "MODEL_KEY", "value": "changed"}]});
-        let second = world.change(&made, &secrets).await.expect(200)["latest_revision_id"].clone();
-        let path = format!(
-            "/v1/projects/{deployment}/revisions/{}/interrupt",
-            second.as_str().unwrap()
-        );
-        for path in [path, of(&second, "interrupt")] {
-            let stopped = world.act(Method::POST, &path).await.expect(200);
-            assert_eq!(stopped["status"], "INTERRUPTED");
-        }
-        let refused = world.act(Method::POST, &of(&first, "interrupt")).await.expect(400);
-        assert_eq!(
-            refused["detail"],
-            "revision_id: the revision is DEPLOYED and cannot be interrupted"
-        );
-
-        let changed = world.act(Method::POST, &of(&first, "redeploy")).await.expect(200);
-        let third = world.revision(&made, &changed["latest_revision_id"]).await;
-        assert_eq!(third["redeploy_of"], first);
-        let revision: RevisionId = id(&third["id"]);
-        let row = world
-            .store
-            .read(async |tx| revisions::get(tx, world.tenant, revision).await)
-            .await
-            .unwrap();
-        let secrets = row.secrets(&world.app.sealer).unwrap();
-        assert_eq!(secrets[0].value.reveal(), "s3cret", "the secrets it had");
-        // Of one that was deployed again, what it deploys is where it came from.
-        world.bring_image(&third["id"]).await;
-        let changed = world.act(Method::POST, &of(&third["id"], "redeploy")).await.expect(200);
-        let fourth = world.revision(&made, &changed["latest_revision_id"]).await;
-        assert_eq!(fourth["redeploy_of"], first);
+async fn a_revision_is_interrupted_and_another_deployed_again(world: World) {
+    let made = world.deploy(&github()).await;
+    let deployment = made["id"].as_str().unwrap();
+    let first = made["latest_revision_id"].clone();
+    let of = |revision: &Value, action: &str| {
+        format!(
+            "/v2/deployments/{deployment}/revisions/{}/{action}",
+            revision.as_str().unwrap()
+        )
+    };
+    let refused = world.act(Method::POST, &of(&first, "redeploy")).await.expect(400);
+    let text = "revision_id: the revision is CREATING and has nothing that could be deployed again";
+    assert_eq!(refused, json!({"detail": text}));
+    world.bring(&first, RevisionStatus::Deployed).await;
+    let secrets = json!({"secrets": [{"name": "MODEL_KEY", "value": "changed"}]});
+    let second = world.change(&made, &secrets).await.expect(200)["latest_revision_id"].clone();
+    let path = format!(
+        "/v1/projects/{deployment}/revisions/{}/interrupt",
+        second.as_str().unwrap()
+    );
+    for path in [path, of(&second, "interrupt")] {
+        let stopped = world.act(Method::POST, &path).await.expect(200);
+        assert_eq!(stopped["status"], "INTERRUPTED");
     }
+    let refused = world.act(Method::POST, &of(&first, "interrupt")).await.expect(400);
+    assert_eq!(
+        refused["detail"],
+        "revision_id: the revision is DEPLOYED and cannot be interrupted"
+    );
+
+    let changed = world.act(Method::POST, &of(&first, "redeploy")).await.expect(200);
+    let third = world.revision(&made, &changed["latest_revision_id"]).await;
+    assert_eq!(third["redeploy_of"], first);
+    let revision: RevisionId = id(&third["id"]);
+    let row = world
+        .store
+        .read(async |tx| revisions::get(tx, world.tenant, revision).await)
+        .await
+        .unwrap();
+    let secrets = row.secrets(&world.app.sealer).unwrap();
+    assert_eq!(secrets[0].value.reveal(), "s3cret", "the secrets it had");
+    // Of one that was deployed again, what it deploys is where it came from.
+    world.bring_image(&third["id"]).await;
+    let changed = world.act(Method::POST, &of(&third["id"], "redeploy")).await.expect(200);
+    let fourth = world.revision(&made, &changed["latest_revision_id"]).await;
+    assert_eq!(fourth["redeploy_of"], first);
 }
 
 impl World {
@@ -331,37 +329,34 @@ async fn a_revision_can_be_asked_for_alone() {
     assert_eq!(latest["secrets"].as_array().unwrap().len(), 1, "secrets go on");
 }
 
-#[tokio::test]
-async fn a_deployment_is_deleted_once_it_is_torn_down() {
-    for world in World::on_each().await {
-        let made = world.deploy(&github()).await;
-        let path = format!("/v2/deployments/{}", made["id"].as_str().unwrap());
-        let deleted = world
-            .act(Method::DELETE, &format!("{path}?delete_tracing_project=true"))
-            .await;
-        assert_eq!((deleted.status.as_u16(), deleted.text.as_str()), (204, ""));
-        assert_eq!(world.act(Method::DELETE, &path).await.status, 204);
-        let shown = world.get(&path).await.expect(200);
-        assert_eq!(shown["status"], "AWAITING_DELETE");
-        assert_eq!(
-            world.revision(&made, &made["latest_revision_id"]).await["status"],
-            "INTERRUPTED"
-        );
-        let refused = world.change(&made, &json!({"secrets": []})).await.expect(400);
-        let text = "deployment_id: the deployment is being deleted and cannot be changed";
-        assert_eq!(refused, json!({"detail": text}));
-        // Torn down.
-        let deployment: DeploymentId = id(&made["id"]);
-        let forgotten = world
-            .store
-            .write(async |tx| deployments::forget(tx, world.tenant, deployment).await);
-        assert!(forgotten.await.unwrap());
-        let gone = json!({"detail": format!("Deployment ID {deployment} not found.")});
-        assert_eq!(world.get(&path).await.expect(404), gone);
-        assert_eq!(world.act(Method::DELETE, &path).await.expect(404), gone);
-        assert_eq!(world.get(&format!("{path}/revisions")).await.expect(404), gone);
-        world.deploy(&github()).await;
-    }
+async fn a_deployment_is_deleted_once_it_is_torn_down(world: World) {
+    let made = world.deploy(&github()).await;
+    let path = format!("/v2/deployments/{}", made["id"].as_str().unwrap());
+    let deleted = world
+        .act(Method::DELETE, &format!("{path}?delete_tracing_project=true"))
+        .await;
+    assert_eq!((deleted.status.as_u16(), deleted.text.as_str()), (204, ""));
+    assert_eq!(world.act(Method::DELETE, &path).await.status, 204);
+    let shown = world.get(&path).await.expect(200);
+    assert_eq!(shown["status"], "AWAITING_DELETE");
+    assert_eq!(
+        world.revision(&made, &made["latest_revision_id"]).await["status"],
+        "INTERRUPTED"
+    );
+    let refused = world.change(&made, &json!({"secrets": []})).await.expect(400);
+    let text = "deployment_id: the deployment is being deleted and cannot be changed";
+    assert_eq!(refused, json!({"detail": text}));
+    // Torn down.
+    let deployment: DeploymentId = id(&made["id"]);
+    let forgotten = world
+        .store
+        .write(async |tx| deployments::forget(tx, world.tenant, deployment).await);
+    assert!(forgotten.await.unwrap());
+    let gone = json!({"detail": format!("Deployment ID {deployment} not found.")});
+    assert_eq!(world.get(&path).await.expect(404), gone);
+    assert_eq!(world.act(Method::DELETE, &path).await.expect(404), gone);
+    assert_eq!(world.get(&format!("{path}/revisions")).await.expect(404), gone);
+    world.deploy(&github()).await;
 }
 
 #[tokio::test]
@@ -388,38 +383,35 @@ async fn several_are_deleted_at_once() {
     world.act(Method::DELETE, "/v2/deployments").await.expect(422);
 }
 
-#[tokio::test]
-async fn lists_are_filtered() {
-    for world in World::on_each().await {
-        let first = world
-            .deploy(&with(github(), "/source_config/deployment_type", json!("prod")))
-            .await;
-        let second = world.deploy(&with(image(), "/name", json!("Under_Score"))).await;
-        let names = async |query: &str| -> Vec<String> {
-            let answer = world.get(&format!("/v2/deployments?{query}")).await.expect(200);
-            let all = answer["resources"].as_array().unwrap().iter();
-            all.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
-        };
-        assert_eq!(names("").await, ["Under_Score", "agent"]);
-        assert_eq!(names("limit=1").await, ["Under_Score"]);
-        assert_eq!(names("limit=1&offset=1").await, ["agent"]);
-        assert_eq!(names("name=agent&name_contains=agent").await, ["agent"]);
-        assert_eq!(names("name=age").await, [""; 0]);
-        assert_eq!(names("name_contains=R_S").await, ["Under_Score"]);
-        assert_eq!(
-            names("name_contains=g_n").await,
-            [""; 0],
-            "an underscore is no wildcard"
-        );
-        assert_eq!(names("status=AWAITING_DATABASE").await.len(), 2);
-        assert_eq!(names("status=READY").await, [""; 0]);
-        assert_eq!(names("deployment_type=prod").await, ["agent"]);
-        let one = format!("deployment_ids={}", first["id"].as_str().unwrap());
-        assert_eq!(names(&one).await, ["agent"]);
-        let both = format!("{one},{}", second["id"].as_str().unwrap());
-        assert_eq!(names(&both).await.len(), 2);
-        assert_eq!(names("image_version=1").await, [""; 0]);
-    }
+async fn lists_are_filtered(world: World) {
+    let first = world
+        .deploy(&with(github(), "/source_config/deployment_type", json!("prod")))
+        .await;
+    let second = world.deploy(&with(image(), "/name", json!("Under_Score"))).await;
+    let names = async |query: &str| -> Vec<String> {
+        let answer = world.get(&format!("/v2/deployments?{query}")).await.expect(200);
+        let all = answer["resources"].as_array().unwrap().iter();
+        all.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(names("").await, ["Under_Score", "agent"]);
+    assert_eq!(names("limit=1").await, ["Under_Score"]);
+    assert_eq!(names("limit=1&offset=1").await, ["agent"]);
+    assert_eq!(names("name=agent&name_contains=agent").await, ["agent"]);
+    assert_eq!(names("name=age").await, [""; 0]);
+    assert_eq!(names("name_contains=R_S").await, ["Under_Score"]);
+    assert_eq!(
+        names("name_contains=g_n").await,
+        [""; 0],
+        "an underscore is no wildcard"
+    );
+    assert_eq!(names("status=AWAITING_DATABASE").await.len(), 2);
+    assert_eq!(names("status=READY").await, [""; 0]);
+    assert_eq!(names("deployment_type=prod").await, ["agent"]);
+    let one = format!("deployment_ids={}", first["id"].as_str().unwrap());
+    assert_eq!(names(&one).await, ["agent"]);
+    let both = format!("{one},{}", second["id"].as_str().unwrap());
+    assert_eq!(names(&both).await.len(), 2);
+    assert_eq!(names("image_version=1").await, [""; 0]);
 }
 
 #[tokio::test]
@@ -462,87 +454,82 @@ async fn deployments_of_another_workspace_are_not_there() {
     world.call(create).await.expect(201);
 }
 
-#[tokio::test]
-async fn logs_are_read_on_where_one_was() {
-    for world in World::on_each().await {
-        let made = world.deploy(&github()).await;
-        let (deployment, revision): (DeploymentId, RevisionId) = (id(&made["id"]), id(&made["latest_revision_id"]));
-        let say = async |kind, lines: &[(Level, &str)]| {
-            let line = |(level, text): &(Level, &str)| NewLine {
-                at: world.clock.now(),
-                level: *level,
-                message: (*text).to_owned(),
-            };
-            let lines: Vec<_> = lines.iter().map(line).collect();
-            world
-                .store
-                .write(async |tx| {
-                    revision_logs::append(tx, world.tenant, deployment, Some(revision), kind, &lines).await
-                })
-                .await
-                .unwrap();
+async fn logs_are_read_on_where_one_was(world: World) {
+    let made = world.deploy(&github()).await;
+    let (deployment, revision): (DeploymentId, RevisionId) = (id(&made["id"]), id(&made["latest_revision_id"]));
+    let say = async |kind, lines: &[(Level, &str)]| {
+        let line = |(level, text): &(Level, &str)| NewLine {
+            at: world.clock.now(),
+            level: *level,
+            message: (*text).to_owned(),
         };
-        say(
-            LogKind::Build,
-            &[
-                (Level::Info, "fetching"),
-                (Level::Warning, "no lock file"),
-                (Level::Error, "Broken"),
-            ],
-        )
-        .await;
-        say(LogKind::Deploy, &[(Level::Info, "up")]).await;
-        let path = format!("/v1/projects/{deployment}/revisions/{revision}/build_logs");
-        let read = async |body: Value| {
-            let answer = world.post(&path, &body).await.expect(200);
-            let lines = answer["logs"].as_array().unwrap().iter();
-            let texts: Vec<_> = lines.map(|line| line["message"].as_str().unwrap().to_owned()).collect();
-            (texts, answer["next_offset"].clone())
-        };
-        assert_eq!(read(json!({})).await.0, ["Broken", "no lock file", "fetching"]);
-        let (texts, next) = read(json!({"order": "asc", "limit": 2})).await;
-        assert_eq!(texts, ["fetching", "no lock file"]);
-        let (texts, next) = read(json!({"order": "asc", "limit": 2, "offset": next})).await;
-        assert_eq!(texts, ["Broken"]);
-        let (texts, none) = read(json!({"order": "asc", "offset": next})).await;
-        assert_eq!((texts.len(), none), (0, Value::Null));
-        say(LogKind::Build, &[(Level::Debug, "100 %")]).await;
-        assert_eq!(read(json!({"order": "asc", "offset": next})).await.0, ["100 %"]);
-        assert_eq!(read(json!({"level": "WARNING"})).await.0, ["Broken", "no lock file"]);
-        assert_eq!(read(json!({"level": "critical"})).await.0, ["Broken"]);
-        assert_eq!(read(json!({"query": "broken"})).await.0, ["Broken"]);
-        assert_eq!(read(json!({"query": "%"})).await.0, ["100 %"]);
-        assert_eq!(read(json!({"start_time": "2026-03-01T12:00:00Z"})).await.0.len(), 4);
-        assert_eq!(
-            read(json!({"start_time": "2026-03-01T13:00:00+00:00"})).await.0.len(),
-            0
-        );
-        assert_eq!(read(json!({"end_time": 1_772_366_400_000_i64})).await.0.len(), 0);
-        for deploy in [
-            format!("/v1/projects/{deployment}/deploy_logs"),
-            format!("/v1/projects/{deployment}/revisions/{revision}/deploy_logs"),
-        ] {
-            let answer = world.post(&deploy, &json!({})).await.expect(200);
-            assert_eq!(answer["logs"][0]["message"], "up");
-            assert_eq!(answer["logs"][0]["level"], "INFO");
-            assert_eq!(answer["logs"][0]["timestamp"], 1_772_366_400_000_i64);
-        }
-        for wrong in [
-            json!({"limit": 0}),
-            json!({"limit": 1001}),
-            json!({"order": "up"}),
-            json!({"level": "LOUD"}),
-            json!({"offset": "x"}),
-            json!({"start_time": "yesterday"}),
-        ] {
-            let refused = world.post(&path, &wrong).await.expect(422);
-            let field = wrong.as_object().unwrap().keys().next().unwrap();
-            assert_eq!(refused["detail"][0]["loc"], json!(["body", field]), "{refused}");
-        }
-        let other = RevisionId::new();
-        let path = format!("/v1/projects/{deployment}/revisions/{other}/build_logs");
-        world.post(&path, &json!({})).await.expect(404);
+        let lines: Vec<_> = lines.iter().map(line).collect();
+        world
+            .store
+            .write(async |tx| revision_logs::append(tx, world.tenant, deployment, Some(revision), kind, &lines).await)
+            .await
+            .unwrap();
+    };
+    say(
+        LogKind::Build,
+        &[
+            (Level::Info, "fetching"),
+            (Level::Warning, "no lock file"),
+            (Level::Error, "Broken"),
+        ],
+    )
+    .await;
+    say(LogKind::Deploy, &[(Level::Info, "up")]).await;
+    let path = format!("/v1/projects/{deployment}/revisions/{revision}/build_logs");
+    let read = async |body: Value| {
+        let answer = world.post(&path, &body).await.expect(200);
+        let lines = answer["logs"].as_array().unwrap().iter();
+        let texts: Vec<_> = lines.map(|line| line["message"].as_str().unwrap().to_owned()).collect();
+        (texts, answer["next_offset"].clone())
+    };
+    assert_eq!(read(json!({})).await.0, ["Broken", "no lock file", "fetching"]);
+    let (texts, next) = read(json!({"order": "asc", "limit": 2})).await;
+    assert_eq!(texts, ["fetching", "no lock file"]);
+    let (texts, next) = read(json!({"order": "asc", "limit": 2, "offset": next})).await;
+    assert_eq!(texts, ["Broken"]);
+    let (texts, none) = read(json!({"order": "asc", "offset": next})).await;
+    assert_eq!((texts.len(), none), (0, Value::Null));
+    say(LogKind::Build, &[(Level::Debug, "100 %")]).await;
+    assert_eq!(read(json!({"order": "asc", "offset": next})).await.0, ["100 %"]);
+    assert_eq!(read(json!({"level": "WARNING"})).await.0, ["Broken", "no lock file"]);
+    assert_eq!(read(json!({"level": "critical"})).await.0, ["Broken"]);
+    assert_eq!(read(json!({"query": "broken"})).await.0, ["Broken"]);
+    assert_eq!(read(json!({"query": "%"})).await.0, ["100 %"]);
+    assert_eq!(read(json!({"start_time": "2026-03-01T12:00:00Z"})).await.0.len(), 4);
+    assert_eq!(
+        read(json!({"start_time": "2026-03-01T13:00:00+00:00"})).await.0.len(),
+        0
+    );
+    assert_eq!(read(json!({"end_time": 1_772_366_400_000_i64})).await.0.len(), 0);
+    for deploy in [
+        format!("/v1/projects/{deployment}/deploy_logs"),
+        format!("/v1/projects/{deployment}/revisions/{revision}/deploy_logs"),
+    ] {
+        let answer = world.post(&deploy, &json!({})).await.expect(200);
+        assert_eq!(answer["logs"][0]["message"], "up");
+        assert_eq!(answer["logs"][0]["level"], "INFO");
+        assert_eq!(answer["logs"][0]["timestamp"], 1_772_366_400_000_i64);
     }
+    for wrong in [
+        json!({"limit": 0}),
+        json!({"limit": 1001}),
+        json!({"order": "up"}),
+        json!({"level": "LOUD"}),
+        json!({"offset": "x"}),
+        json!({"start_time": "yesterday"}),
+    ] {
+        let refused = world.post(&path, &wrong).await.expect(422);
+        let field = wrong.as_object().unwrap().keys().next().unwrap();
+        assert_eq!(refused["detail"][0]["loc"], json!(["body", field]), "{refused}");
+    }
+    let other = RevisionId::new();
+    let path = format!("/v1/projects/{deployment}/revisions/{other}/build_logs");
+    world.post(&path, &json!({})).await.expect(404);
 }
 
 #[tokio::test]

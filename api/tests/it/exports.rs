@@ -4,7 +4,12 @@ use http::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::world::{Call, World};
+use crate::world::{Call, World, on_both_databases};
+
+on_both_databases!(
+    a_schedule_is_shown_listed_and_cancelled,
+    a_deleted_project_is_gone_with_its_schedules,
+);
 
 impl World {
     async fn destination(&self) -> Value {
@@ -137,102 +142,96 @@ async fn refusals_name_the_field() {
     assert_eq!(run["detail"][0]["loc"], json!(["path", "run_id"]));
 }
 
-#[tokio::test]
-async fn a_schedule_is_shown_listed_and_cancelled() {
-    for world in World::on_each().await {
-        let mut request = world.request().await;
-        let once = world.post("/api/v1/bulk-exports", &request).await.expect(200);
-        request["interval_hours"] = json!(24);
-        let both = world.post("/api/v1/bulk-exports", &request).await.expect(400);
-        assert!(both["detail"].as_str().unwrap().contains("end_time"), "{both}");
-        request.as_object_mut().unwrap().remove("end_time");
-        request["format_version"] = json!("v2_beta");
-        let schedule = world.post("/api/v1/bulk-exports", &request).await.expect(200);
-        assert_eq!(schedule["status"], "RUNNING");
-        assert_eq!(schedule["interval_hours"], 24);
-        assert_eq!(schedule["format_version"], "v2_beta");
-        assert_eq!(
-            (&schedule["end_time"], &schedule["source_bulk_export_id"]),
-            (&json!(null), &json!(null))
-        );
-        let id = schedule["id"].as_str().unwrap().to_owned();
-        assert_eq!(
-            world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200),
-            schedule
-        );
-        let ids = async |query: &str| -> Vec<Value> {
-            let found = world.get(&format!("/api/v1/bulk-exports{query}")).await.expect(200);
-            found
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|export| export["id"].clone())
-                .collect()
-        };
-        let (one, other) = (once["id"].clone(), schedule["id"].clone());
-        assert_eq!(ids("").await, [other.clone(), one.clone()]);
-        assert_eq!(ids("?limit=1").await, std::slice::from_ref(&other));
-        assert_eq!(ids("?limit=1&offset=1").await, std::slice::from_ref(&one));
-        assert_eq!(ids("?status=CREATED").await, std::slice::from_ref(&one));
-        let project = request["session_id"].as_str().unwrap().to_owned();
-        assert_eq!(
-            ids(&format!("?session_id={project}&status=RUNNING")).await,
-            std::slice::from_ref(&other)
-        );
-        assert_eq!(ids(&format!("?source_bulk_export_id={id}")).await, Vec::<Value>::new());
-        let nobody = Uuid::from_u128(1);
-        assert_eq!(
-            ids(&format!("?bulk_export_destination_id={nobody}")).await,
-            Vec::<Value>::new()
-        );
-        world.get("/api/v1/bulk-exports?status=Nearly").await.expect(422);
-        // It has no runs of its own, and none was spawned yet.
-        assert_eq!(
-            world.get(&format!("/api/v1/bulk-exports/{id}/runs")).await.expect(200),
-            json!([])
-        );
-        let spawned = format!("/api/v1/bulk-exports/runs?source_bulk_export_id={id}");
-        assert_eq!(world.get(&spawned).await.expect(200), json!([]));
-        let missing = format!("/api/v1/bulk-exports/runs?source_bulk_export_id={nobody}");
-        assert_eq!(
-            world.get(&missing).await.expect(404),
-            json!({"detail": "export not found"})
-        );
-        world.get("/api/v1/bulk-exports/runs").await.expect(422);
+async fn a_schedule_is_shown_listed_and_cancelled(world: World) {
+    let mut request = world.request().await;
+    let once = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    request["interval_hours"] = json!(24);
+    let both = world.post("/api/v1/bulk-exports", &request).await.expect(400);
+    assert!(both["detail"].as_str().unwrap().contains("end_time"), "{both}");
+    request.as_object_mut().unwrap().remove("end_time");
+    request["format_version"] = json!("v2_beta");
+    let schedule = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    assert_eq!(schedule["status"], "RUNNING");
+    assert_eq!(schedule["interval_hours"], 24);
+    assert_eq!(schedule["format_version"], "v2_beta");
+    assert_eq!(
+        (&schedule["end_time"], &schedule["source_bulk_export_id"]),
+        (&json!(null), &json!(null))
+    );
+    let id = schedule["id"].as_str().unwrap().to_owned();
+    assert_eq!(
+        world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200),
+        schedule
+    );
+    let ids = async |query: &str| -> Vec<Value> {
+        let found = world.get(&format!("/api/v1/bulk-exports{query}")).await.expect(200);
+        found
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|export| export["id"].clone())
+            .collect()
+    };
+    let (one, other) = (once["id"].clone(), schedule["id"].clone());
+    assert_eq!(ids("").await, [other.clone(), one.clone()]);
+    assert_eq!(ids("?limit=1").await, std::slice::from_ref(&other));
+    assert_eq!(ids("?limit=1&offset=1").await, std::slice::from_ref(&one));
+    assert_eq!(ids("?status=CREATED").await, std::slice::from_ref(&one));
+    let project = request["session_id"].as_str().unwrap().to_owned();
+    assert_eq!(
+        ids(&format!("?session_id={project}&status=RUNNING")).await,
+        std::slice::from_ref(&other)
+    );
+    assert_eq!(ids(&format!("?source_bulk_export_id={id}")).await, Vec::<Value>::new());
+    let nobody = Uuid::from_u128(1);
+    assert_eq!(
+        ids(&format!("?bulk_export_destination_id={nobody}")).await,
+        Vec::<Value>::new()
+    );
+    world.get("/api/v1/bulk-exports?status=Nearly").await.expect(422);
+    // It has no runs of its own, and none was spawned yet.
+    assert_eq!(
+        world.get(&format!("/api/v1/bulk-exports/{id}/runs")).await.expect(200),
+        json!([])
+    );
+    let spawned = format!("/api/v1/bulk-exports/runs?source_bulk_export_id={id}");
+    assert_eq!(world.get(&spawned).await.expect(200), json!([]));
+    let missing = format!("/api/v1/bulk-exports/runs?source_bulk_export_id={nobody}");
+    assert_eq!(
+        world.get(&missing).await.expect(404),
+        json!({"detail": "export not found"})
+    );
+    world.get("/api/v1/bulk-exports/runs").await.expect(422);
 
-        for _ in 0..2 {
-            let cancelled = world.cancel(&id, "Cancelled").await.expect(200);
-            assert_eq!(cancelled["status"], "CANCELLED");
-            assert!(cancelled["finished_at"].is_string());
-        }
-        assert_eq!(ids("?status=RUNNING").await, Vec::<Value>::new());
+    for _ in 0..2 {
+        let cancelled = world.cancel(&id, "Cancelled").await.expect(200);
+        assert_eq!(cancelled["status"], "CANCELLED");
+        assert!(cancelled["finished_at"].is_string());
     }
+    assert_eq!(ids("?status=RUNNING").await, Vec::<Value>::new());
 }
 
-#[tokio::test]
-async fn a_deleted_project_is_gone_with_its_schedules() {
-    for world in World::on_each().await {
-        let mut request = world.request().await;
-        request.as_object_mut().unwrap().remove("end_time");
-        request["interval_hours"] = json!(1);
-        let schedule = world.post("/api/v1/bulk-exports", &request).await.expect(200);
-        let project = request["session_id"].as_str().unwrap().to_owned();
-        let delete = || Call::new(Method::DELETE, &format!("/api/v1/sessions/{project}")).in_workspace(world.tenant);
-        let other = world.second_workspace().await;
-        let foreign = Call::new(Method::DELETE, &format!("/api/v1/sessions/{project}")).in_workspace(other);
-        world.call(foreign).await.expect(404);
-        assert_eq!(world.call(delete()).await.status, 204);
-        world.call(delete()).await.expect(404);
-        world.get(&format!("/sessions/{project}")).await.expect(404);
-        let id = schedule["id"].as_str().unwrap();
-        let shown = world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200);
-        assert_eq!(shown["status"], "CANCELLED");
-        world.post("/api/v1/bulk-exports", &request).await.expect(404);
-        // The name is free, the id is not.
-        let again = json!({"name": "canal", "id": project});
-        world.post("/sessions", &again).await.expect(409);
-        world.post("/sessions", &json!({"name": "canal"})).await.expect(200);
-    }
+async fn a_deleted_project_is_gone_with_its_schedules(world: World) {
+    let mut request = world.request().await;
+    request.as_object_mut().unwrap().remove("end_time");
+    request["interval_hours"] = json!(1);
+    let schedule = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    let project = request["session_id"].as_str().unwrap().to_owned();
+    let delete = || Call::new(Method::DELETE, &format!("/api/v1/sessions/{project}")).in_workspace(world.tenant);
+    let other = world.second_workspace().await;
+    let foreign = Call::new(Method::DELETE, &format!("/api/v1/sessions/{project}")).in_workspace(other);
+    world.call(foreign).await.expect(404);
+    assert_eq!(world.call(delete()).await.status, 204);
+    world.call(delete()).await.expect(404);
+    world.get(&format!("/sessions/{project}")).await.expect(404);
+    let id = schedule["id"].as_str().unwrap();
+    let shown = world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200);
+    assert_eq!(shown["status"], "CANCELLED");
+    world.post("/api/v1/bulk-exports", &request).await.expect(404);
+    // The name is free, the id is not.
+    let again = json!({"name": "canal", "id": project});
+    world.post("/sessions", &again).await.expect(409);
+    world.post("/sessions", &json!({"name": "canal"})).await.expect(200);
 }
 
 #[tokio::test]

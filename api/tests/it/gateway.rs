@@ -23,7 +23,9 @@ use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::{self, NewDeployment};
 use towpath_store::{placements, projects};
 
-use crate::world::{KEY, World};
+use crate::world::{KEY, World, on_both_databases};
+
+on_both_databases!(a_request_arrives_as_it_was_sent_but_for_its_key,);
 
 /// What an agent server was asked.
 #[derive(Clone, Debug)]
@@ -127,31 +129,28 @@ fn detail(body: &Bytes) -> String {
     body["detail"].as_str().unwrap().to_owned()
 }
 
-#[tokio::test]
-async fn a_request_arrives_as_it_was_sent_but_for_its_key() {
-    for world in World::on_each().await {
-        let upstream = Upstream::start().await;
-        let id = deployment(&world, world.tenant, "one").await;
-        place(&world, world.tenant, id, &upstream.address.to_string()).await;
-        for way in ["one".to_owned(), id.to_string()] {
-            let path = format!("/d/{way}/threads/a%2Fb?x=1&y=%20");
-            let (status, headers, body) = ask(&world, Method::POST, &path, Some(KEY), "{\"a\": 1}").await;
-            assert_eq!((status, &body[..]), (StatusCode::OK, &b"8 bytes"[..]));
-            assert_eq!(headers["x-of-agent"], "yes");
-            assert!(!headers.contains_key("set-cookie"));
-            let asked = upstream.asked().pop().unwrap();
-            assert_eq!(
-                (asked.method, asked.path.as_str()),
-                (Method::POST, "/threads/a%2Fb?x=1&y=%20")
-            );
-            assert_eq!(&asked.body[..], b"{\"a\": 1}");
-            assert!(!asked.headers.contains_key("x-api-key"), "the key left the platform");
-            assert_eq!(asked.headers["x-forwarded-prefix"], format!("/d/{way}"));
-            let signed = asked.headers["x-towpath-gateway"].to_str().unwrap();
-            let (seconds, mac) = signed.split_once('.').unwrap();
-            assert!(seconds.parse::<i64>().is_ok() && mac.len() == 64, "{signed}");
-            assert_eq!(asked.headers["x-forwarded-host"], "platform");
-        }
+async fn a_request_arrives_as_it_was_sent_but_for_its_key(world: World) {
+    let upstream = Upstream::start().await;
+    let id = deployment(&world, world.tenant, "one").await;
+    place(&world, world.tenant, id, &upstream.address.to_string()).await;
+    for way in ["one".to_owned(), id.to_string()] {
+        let path = format!("/d/{way}/threads/a%2Fb?x=1&y=%20");
+        let (status, headers, body) = ask(&world, Method::POST, &path, Some(KEY), "{\"a\": 1}").await;
+        assert_eq!((status, &body[..]), (StatusCode::OK, &b"8 bytes"[..]));
+        assert_eq!(headers["x-of-agent"], "yes");
+        assert!(!headers.contains_key("set-cookie"));
+        let asked = upstream.asked().pop().unwrap();
+        assert_eq!(
+            (asked.method, asked.path.as_str()),
+            (Method::POST, "/threads/a%2Fb?x=1&y=%20")
+        );
+        assert_eq!(&asked.body[..], b"{\"a\": 1}");
+        assert!(!asked.headers.contains_key("x-api-key"), "the key left the platform");
+        assert_eq!(asked.headers["x-forwarded-prefix"], format!("/d/{way}"));
+        let signed = asked.headers["x-towpath-gateway"].to_str().unwrap();
+        let (seconds, mac) = signed.split_once('.').unwrap();
+        assert!(seconds.parse::<i64>().is_ok() && mac.len() == 64, "{signed}");
+        assert_eq!(asked.headers["x-forwarded-host"], "platform");
     }
 }
 

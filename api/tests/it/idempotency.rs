@@ -5,7 +5,9 @@ use std::time::Duration;
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::world::{Answer, Call, World};
+use crate::world::{Answer, Call, World, on_both_databases};
+
+on_both_databases!(a_deployment_and_a_revision_are_made_once,);
 
 const EXPORTS: &str = "/api/v1/bulk-exports";
 const DESTINATIONS: &str = "/api/v1/bulk-exports/destinations";
@@ -172,39 +174,36 @@ async fn deployments(world: &World) -> usize {
     answer["resources"].as_array().unwrap().len()
 }
 
-#[tokio::test]
-async fn a_deployment_and_a_revision_are_made_once() {
-    for world in World::on_each().await {
-        let body = json!({
-            "name": "agent", "source": "github", "secrets": [{"name": "MODEL_KEY", "value": "s3cret"}],
-            "source_config": {"repo_url": "https://github.com/acme/agent"},
-            "source_revision_config": {"repo_ref": "main", "graph_config_path": "langgraph.json"},
-        });
-        let first = keyed(&world, "/v2/deployments", "d", &body).await;
-        let made = first.expect(201);
-        let again = keyed(&world, "/v2/deployments", "d", &body).await;
-        // Without the key the name would be taken.
-        again.expect(201);
-        assert_eq!(again.headers["idempotency-replayed"], "true");
-        assert_eq!(again.text, first.text);
-        assert!(!again.text.contains("s3cret"), "{}", again.text);
-        assert_eq!(deployments(&world).await, 1);
+async fn a_deployment_and_a_revision_are_made_once(world: World) {
+    let body = json!({
+        "name": "agent", "source": "github", "secrets": [{"name": "MODEL_KEY", "value": "s3cret"}],
+        "source_config": {"repo_url": "https://github.com/acme/agent"},
+        "source_revision_config": {"repo_ref": "main", "graph_config_path": "langgraph.json"},
+    });
+    let first = keyed(&world, "/v2/deployments", "d", &body).await;
+    let made = first.expect(201);
+    let again = keyed(&world, "/v2/deployments", "d", &body).await;
+    // Without the key the name would be taken.
+    again.expect(201);
+    assert_eq!(again.headers["idempotency-replayed"], "true");
+    assert_eq!(again.text, first.text);
+    assert!(!again.text.contains("s3cret"), "{}", again.text);
+    assert_eq!(deployments(&world).await, 1);
 
-        let path = |id: &Value| format!("/v2/deployments/{}/revisions", id.as_str().unwrap());
-        let one = keyed(&world, &path(&made["id"]), "r", &json!({})).await;
-        let same = keyed(&world, &path(&made["id"]), "r", &json!({})).await;
-        assert_eq!(one.expect(201)["id"], same.expect(201)["id"]);
-        let list = world.get(&path(&made["id"])).await.expect(200);
-        assert_eq!(list["resources"].as_array().unwrap().len(), 2);
+    let path = |id: &Value| format!("/v2/deployments/{}/revisions", id.as_str().unwrap());
+    let one = keyed(&world, &path(&made["id"]), "r", &json!({})).await;
+    let same = keyed(&world, &path(&made["id"]), "r", &json!({})).await;
+    assert_eq!(one.expect(201)["id"], same.expect(201)["id"]);
+    let list = world.get(&path(&made["id"])).await.expect(200);
+    assert_eq!(list["resources"].as_array().unwrap().len(), 2);
 
-        // The same body for another deployment is another request.
-        let mut other = body.clone();
-        other["name"] = json!("other");
-        let other = keyed(&world, "/v2/deployments", "e", &other).await.expect(201);
-        keyed(&world, &path(&other["id"]), "r", &json!({})).await.expect(409);
-        let gone = json!("0194fdc2-fa2f-7cc0-81d3-ff120745ac1d");
-        let missing = keyed(&world, &path(&gone), "x", &json!({})).await.expect(404);
-        let text = "Deployment ID 0194fdc2-fa2f-7cc0-81d3-ff120745ac1d not found.";
-        assert_eq!(missing, json!({"detail": text}));
-    }
+    // The same body for another deployment is another request.
+    let mut other = body.clone();
+    other["name"] = json!("other");
+    let other = keyed(&world, "/v2/deployments", "e", &other).await.expect(201);
+    keyed(&world, &path(&other["id"]), "r", &json!({})).await.expect(409);
+    let gone = json!("0194fdc2-fa2f-7cc0-81d3-ff120745ac1d");
+    let missing = keyed(&world, &path(&gone), "x", &json!({})).await.expect(404);
+    let text = "Deployment ID 0194fdc2-fa2f-7cc0-81d3-ff120745ac1d not found.";
+    assert_eq!(missing, json!({"detail": text}));
 }

@@ -3,7 +3,12 @@
 use http::Method;
 use serde_json::{Value, json};
 
-use crate::world::{Answer, Call, KEY, World};
+use crate::world::{Answer, Call, KEY, World, on_both_databases};
+
+on_both_databases!(
+    a_key_is_made_listed_and_revoked,
+    operators_make_operators_and_none_revokes_itself,
+);
 
 impl World {
     async fn by_operator(&self, method: Method, path: &str, body: Option<&Value>) -> Answer {
@@ -33,38 +38,35 @@ fn text<'v>(value: &'v Value, name: &str) -> &'v str {
     value[name].as_str().unwrap_or_else(|| panic!("{name}: {value}"))
 }
 
-#[tokio::test]
-async fn a_key_is_made_listed_and_revoked() {
-    for world in World::on_each().await {
-        let made = world.made(&json!({ "name": " ci of  canal " })).await;
-        assert_eq!(made["name"], "ci of  canal");
-        assert_eq!(made["operator"], false);
-        assert_eq!(made["tenant_id"], Value::Null);
-        assert_eq!(made["workspaces"], json!([world.tenant]));
-        let secret = text(&made, "key");
-        assert_eq!(world.exports_with(secret).await, 200, "it opens at once");
+async fn a_key_is_made_listed_and_revoked(world: World) {
+    let made = world.made(&json!({ "name": " ci of  canal " })).await;
+    assert_eq!(made["name"], "ci of  canal");
+    assert_eq!(made["operator"], false);
+    assert_eq!(made["tenant_id"], Value::Null);
+    assert_eq!(made["workspaces"], json!([world.tenant]));
+    let secret = text(&made, "key");
+    assert_eq!(world.exports_with(secret).await, 200, "it opens at once");
 
-        let listed = world.by_operator(Method::GET, "/internal/keys", None).await;
-        assert!(
-            !listed.text.contains(secret) && !listed.text.contains(KEY),
-            "{}",
-            listed.text
-        );
-        let listed = listed.expect(200);
-        assert_eq!(listed["items"][0]["id"], made["id"], "the latest first");
-        assert_eq!(listed["items"].as_array().map(Vec::len), Some(2));
-        assert_eq!(listed["next_cursor"], Value::Null);
+    let listed = world.by_operator(Method::GET, "/internal/keys", None).await;
+    assert!(
+        !listed.text.contains(secret) && !listed.text.contains(KEY),
+        "{}",
+        listed.text
+    );
+    let listed = listed.expect(200);
+    assert_eq!(listed["items"][0]["id"], made["id"], "the latest first");
+    assert_eq!(listed["items"].as_array().map(Vec::len), Some(2));
+    assert_eq!(listed["next_cursor"], Value::Null);
 
-        let path = format!("/internal/keys/{}/revoke", text(&made, "id"));
-        let revoked = world.by_operator(Method::POST, &path, None).await.expect(200);
-        assert!(
-            revoked["revoked_at"].is_string() && revoked.get("key").is_none(),
-            "{revoked}"
-        );
-        assert_eq!(world.exports_with(secret).await, 401, "this process refuses it at once");
-        let again = world.by_operator(Method::POST, &path, None).await.expect(200);
-        assert_eq!(again, revoked, "the first time stays");
-    }
+    let path = format!("/internal/keys/{}/revoke", text(&made, "id"));
+    let revoked = world.by_operator(Method::POST, &path, None).await.expect(200);
+    assert!(
+        revoked["revoked_at"].is_string() && revoked.get("key").is_none(),
+        "{revoked}"
+    );
+    assert_eq!(world.exports_with(secret).await, 401, "this process refuses it at once");
+    let again = world.by_operator(Method::POST, &path, None).await.expect(200);
+    assert_eq!(again, revoked, "the first time stays");
 }
 
 #[tokio::test]
@@ -81,22 +83,19 @@ async fn a_key_of_one_workspace_opens_that_one() {
     world.call(call).await.expect(200);
 }
 
-#[tokio::test]
-async fn operators_make_operators_and_none_revokes_itself() {
-    for world in World::on_each().await {
-        let keys = world.by_operator(Method::GET, "/internal/keys", None).await.expect(200);
-        let first = format!("/internal/keys/{}/revoke", text(&keys["items"][0], "id"));
-        let refused = world.by_operator(Method::POST, &first, None).await.expect(409);
-        assert_eq!(
-            refused,
-            json!({"detail": "this is the key of this very request: revoke it with another operator's key"})
-        );
-        let second = world.made(&json!({ "name": "deputy", "operator": true })).await;
-        let by_second = Call::new(Method::POST, &first).header("x-api-key", text(&second, "key"));
-        world.call(by_second).await.expect(200);
-        let gone = world.by_operator(Method::GET, "/internal/keys", None).await;
-        gone.expect(401);
-    }
+async fn operators_make_operators_and_none_revokes_itself(world: World) {
+    let keys = world.by_operator(Method::GET, "/internal/keys", None).await.expect(200);
+    let first = format!("/internal/keys/{}/revoke", text(&keys["items"][0], "id"));
+    let refused = world.by_operator(Method::POST, &first, None).await.expect(409);
+    assert_eq!(
+        refused,
+        json!({"detail": "this is the key of this very request: revoke it with another operator's key"})
+    );
+    let second = world.made(&json!({ "name": "deputy", "operator": true })).await;
+    let by_second = Call::new(Method::POST, &first).header("x-api-key", text(&second, "key"));
+    world.call(by_second).await.expect(200);
+    let gone = world.by_operator(Method::GET, "/internal/keys", None).await;
+    gone.expect(401);
 }
 
 #[tokio::test]

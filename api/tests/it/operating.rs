@@ -14,7 +14,17 @@ use towpath_store::jobs::{self, Move, NewJob};
 use towpath_store::workers::{self, Worker};
 use towpath_store::{lanes, pools};
 
-use crate::world::{Answer, Call, KEY, World};
+use crate::world::{Answer, Call, KEY, World, on_both_databases};
+
+on_both_databases!(
+    a_job_is_shown_with_all_that_belongs_to_it,
+    a_list_is_whole_while_its_jobs_move,
+    lists_are_narrowed_by_what_is_asked,
+    dead_letters_are_read_on_and_tried_again,
+    a_retry_is_refused_where_it_would_be_wrong,
+    cancelling_ends_what_waits_and_says_so_of_what_is_over,
+    many_jobs_at_once_each_by_itself,
+);
 
 impl World {
     /// As an operator, without naming a workspace.
@@ -171,270 +181,249 @@ async fn only_an_operators_key_opens_them() {
     assert!(!paused, "a refused request does nothing");
 }
 
-#[tokio::test]
-async fn a_job_is_shown_with_all_that_belongs_to_it() {
-    for world in World::on_each().await {
-        let id = world.dead("clean_export", "exports").await;
-        let path = format!("/internal/jobs/{id}");
-        let answer = world.operator(Method::GET, &path).await;
-        assert!(!answer.text.contains("private"), "{}", answer.text);
-        let shown = answer.expect(200);
-        assert_eq!(shown["state"], "failed");
-        assert_eq!(shown["dead"], true);
-        assert_eq!(shown["tenant_id"], world.tenant.to_string());
-        assert_eq!(shown["explanation"]["reason"], "over");
-        assert_eq!(shown["attempts"][0]["error"], "it broke");
-        assert_eq!((&shown["steps"], &shown["children"]), (&json!([]), &json!([])));
-        let asked = world.shown(&format!("{path}?input=true")).await;
-        assert_eq!(asked["input"], json!({"text": "private"}));
+async fn a_job_is_shown_with_all_that_belongs_to_it(world: World) {
+    let id = world.dead("clean_export", "exports").await;
+    let path = format!("/internal/jobs/{id}");
+    let answer = world.operator(Method::GET, &path).await;
+    assert!(!answer.text.contains("private"), "{}", answer.text);
+    let shown = answer.expect(200);
+    assert_eq!(shown["state"], "failed");
+    assert_eq!(shown["dead"], true);
+    assert_eq!(shown["tenant_id"], world.tenant.to_string());
+    assert_eq!(shown["explanation"]["reason"], "over");
+    assert_eq!(shown["attempts"][0]["error"], "it broke");
+    assert_eq!((&shown["steps"], &shown["children"]), (&json!([]), &json!([])));
+    let asked = world.shown(&format!("{path}?input=true")).await;
+    assert_eq!(asked["input"], json!({"text": "private"}));
 
-        let unknown = format!("/internal/jobs/{}", JobId::new());
-        assert_eq!(
-            world.operator(Method::GET, &unknown).await.expect(404),
-            json!({"detail": "job not found"})
-        );
-        let nowhere = world.operator(Method::GET, "/internal/jobs/x").await.expect(422);
-        assert_eq!(nowhere["detail"][0]["loc"], json!(["path", "job_id"]));
-    }
+    let unknown = format!("/internal/jobs/{}", JobId::new());
+    assert_eq!(
+        world.operator(Method::GET, &unknown).await.expect(404),
+        json!({"detail": "job not found"})
+    );
+    let nowhere = world.operator(Method::GET, "/internal/jobs/x").await.expect(422);
+    assert_eq!(nowhere["detail"][0]["loc"], json!(["path", "job_id"]));
 }
 
-#[tokio::test]
-async fn a_list_is_whole_while_its_jobs_move() {
-    for world in World::on_each().await {
-        let mut recorded = HashSet::new();
-        for _ in 0..25 {
-            recorded.insert(world.job("a", "ones", JobState::Ready).await.to_string());
-        }
-        let mut seen = Vec::new();
-        let mut path = "/internal/jobs?limit=4".to_owned();
-        let mut later = Vec::new();
-        loop {
-            let answer = world.shown(&path).await;
-            seen.extend(ids(&answer));
-            // What was seen and what was not moves on, and new ones come in.
-            for id in [seen.first(), recorded.iter().find(|id| !seen.contains(id))]
-                .into_iter()
-                .flatten()
-            {
-                let id: JobId = id.parse().unwrap();
-                world
-                    .store
-                    .write(async |tx| {
-                        let job = jobs::get(tx, id).await?.unwrap();
-                        jobs::apply(tx, &job, &Move::of(&job, JobState::Cancelled)).await
-                    })
-                    .await
-                    .unwrap();
-            }
-            later.push(world.job("a", "ones", JobState::Scheduled).await.to_string());
-            let Some(cursor) = answer["next_cursor"].as_str() else {
-                break;
-            };
-            path = format!("/internal/jobs?limit=4&cursor={cursor}");
-        }
-        assert_eq!(seen.len(), 25, "each once");
-        assert_eq!(
-            seen.iter().cloned().collect::<HashSet<_>>(),
-            recorded,
-            "and none missed"
-        );
-        assert!(seen.iter().all(|id| !later.contains(id)));
+async fn a_list_is_whole_while_its_jobs_move(world: World) {
+    let mut recorded = HashSet::new();
+    for _ in 0..25 {
+        recorded.insert(world.job("a", "ones", JobState::Ready).await.to_string());
     }
-}
-
-#[tokio::test]
-async fn lists_are_narrowed_by_what_is_asked() {
-    for world in World::on_each().await {
-        let ready = world.job("a", "ones", JobState::Ready).await.to_string();
-        let dead = world.dead("b", "twos").await.to_string();
-        let fold = world.dead("fold_units", "folds").await.to_string();
-        for (query, expected) in [
-            ("pool=ones", vec![&ready]),
-            ("kind=b", vec![&dead]),
-            ("state=failed", vec![&fold, &dead]),
-            ("state=failed&pool=folds", vec![&fold]),
-            ("lane=fold", vec![&fold]),
-            ("pool=none", vec![]),
-        ] {
-            let found = ids(&world.shown(&format!("/internal/jobs?{query}")).await);
-            assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{query}");
-        }
-        let of = format!("/internal/jobs?tenant={}&state=ready", world.tenant);
-        assert_eq!(ids(&world.shown(&of).await), [ready]);
-        let others = format!("/internal/jobs?tenant={}", TenantId::new());
-        assert_eq!(ids(&world.shown(&others).await), Vec::<String>::new());
-        for (query, field) in [
-            ("limit=0", "limit"),
-            ("limit=1001", "limit"),
-            ("state=lost", "state"),
-            ("pool=%00", "pool"),
-            ("cursor=x", "cursor"),
-            ("more=1", "more"),
-        ] {
-            let refused = world
-                .operator(Method::GET, &format!("/internal/jobs?{query}"))
+    let mut seen = Vec::new();
+    let mut path = "/internal/jobs?limit=4".to_owned();
+    let mut later = Vec::new();
+    loop {
+        let answer = world.shown(&path).await;
+        seen.extend(ids(&answer));
+        // What was seen and what was not moves on, and new ones come in.
+        for id in [seen.first(), recorded.iter().find(|id| !seen.contains(id))]
+            .into_iter()
+            .flatten()
+        {
+            let id: JobId = id.parse().unwrap();
+            world
+                .store
+                .write(async |tx| {
+                    let job = jobs::get(tx, id).await?.unwrap();
+                    jobs::apply(tx, &job, &Move::of(&job, JobState::Cancelled)).await
+                })
                 .await
-                .expect(422);
-            assert_eq!(refused["detail"][0]["loc"], json!(["query", field]), "{query}");
+                .unwrap();
         }
-    }
-}
-
-#[tokio::test]
-async fn dead_letters_are_read_on_and_tried_again() {
-    for world in World::on_each().await {
-        let mut dead = Vec::new();
-        for _ in 0..5 {
-            dead.push(world.dead("fold_units", "folds").await.to_string());
-        }
-        world.job("a", "ones", JobState::Ready).await;
-        dead.reverse();
-        let first = world.shown("/internal/dead?limit=2").await;
-        assert_eq!(ids(&first), dead[..2]);
-        // One of those that were seen leaves: the rest stays in its place.
-        world.done(&format!("/internal/dead/{}/retry", dead[1])).await;
-        let cursor = first["next_cursor"].as_str().unwrap();
-        let rest = world.shown(&format!("/internal/dead?limit=10&cursor={cursor}")).await;
-        assert_eq!(ids(&rest), dead[2..]);
-        assert_eq!(rest["next_cursor"], Value::Null);
-
-        let again: JobId = dead[1].parse().unwrap();
-        assert_eq!(world.state(again).await, JobState::Ready);
-        let gone = world
-            .operator(Method::POST, &format!("/internal/dead/{again}/retry"))
-            .await;
-        assert_eq!(gone.expect(404), json!({"detail": "dead letter not found"}));
-        for cursor in ["x", "1_x", "99999999999999999999_0199a5c4-1111-7000-8000-00000000abcd"] {
-            let refused = world
-                .operator(Method::GET, &format!("/internal/dead?cursor={cursor}"))
-                .await
-                .expect(422);
-            assert_eq!(refused["detail"][0]["loc"], json!(["query", "cursor"]));
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_retry_is_refused_where_it_would_be_wrong() {
-    for world in World::on_each().await {
-        for (kind, pool, why) in [
-            ("export_part", "export_parts", "the job's input cannot be read"),
-            (
-                "unheard_of",
-                "ones",
-                "this server does not know jobs of the kind unheard_of",
-            ),
-        ] {
-            let id = world.dead(kind, pool).await;
-            let refused = world
-                .operator(Method::POST, &format!("/internal/jobs/{id}/retry"))
-                .await
-                .expect(409);
-            assert_eq!(refused, json!({ "detail": why }));
-            assert_eq!(world.state(id).await, JobState::Failed);
-        }
-        let ready = world.job("fold_units", "folds", JobState::Ready).await;
-        let refused = world
-            .operator(Method::POST, &format!("/internal/jobs/{ready}/retry"))
-            .await
-            .expect(409);
-        assert_eq!(refused, json!({"detail": "the job is not over: it is ready"}));
-        let missing = format!("/internal/jobs/{}/retry", JobId::new());
-        world.operator(Method::POST, &missing).await.expect(404);
-    }
-}
-
-#[tokio::test]
-async fn cancelling_ends_what_waits_and_says_so_of_what_is_over() {
-    for world in World::on_each().await {
-        world
-            .store
-            .write(async |tx| lanes::lock(tx, "fold", 1).await.map(drop))
-            .await
-            .unwrap();
-        let id = world.job("fold_units", "folds", JobState::Scheduled).await;
-        let shown = world.done(&format!("/internal/jobs/{id}/cancel")).await;
-        assert_eq!(shown["state"], "cancelled");
-        let refused = world
-            .operator(Method::POST, &format!("/internal/jobs/{id}/cancel"))
-            .await
-            .expect(409);
-        assert_eq!(refused, json!({"detail": "the job is over: cancelled"}));
-        let unknown = world.job("unheard_of", "ones", JobState::Ready).await;
-        let refused = world
-            .operator(Method::POST, &format!("/internal/jobs/{unknown}/cancel"))
-            .await
-            .expect(409);
-        assert_eq!(
-            refused,
-            json!({"detail": "this server does not know jobs of the kind unheard_of"})
-        );
-    }
-}
-
-#[tokio::test]
-async fn many_jobs_at_once_each_by_itself() {
-    for world in World::on_each().await {
-        let mut good = Vec::new();
-        for _ in 0..7 {
-            good.push(world.dead("fold_units", "folds").await);
-        }
-        let bad = world.dead("unheard_of", "folds").await;
-        let call = |body: Value| {
-            world.call(
-                Call::new(Method::POST, "/internal/jobs/bulk")
-                    .header("x-api-key", KEY)
-                    .json(&body),
-            )
+        later.push(world.job("a", "ones", JobState::Scheduled).await.to_string());
+        let Some(cursor) = answer["next_cursor"].as_str() else {
+            break;
         };
-        let mut body = json!({"action": "retry", "filter": {"pool": "folds", "state": "failed"}, "limit": 3});
-        let (mut done, mut refused, mut rounds) = (0, Vec::new(), 0);
-        loop {
-            let outcome = call(body.clone()).await.expect(200);
-            done += outcome["done"].as_u64().unwrap();
-            refused.extend(outcome["refused"].as_array().unwrap().clone());
-            rounds += 1;
-            if outcome["next_cursor"].is_null() {
-                break;
-            }
-            body["cursor"] = outcome["next_cursor"].clone();
-        }
-        assert_eq!((done, rounds), (7, 3));
-        assert_eq!(refused.len(), 1);
-        assert_eq!(refused[0]["id"], bad.to_string());
-        assert!(refused[0]["reason"].as_str().unwrap().contains("unheard_of"));
+        path = format!("/internal/jobs?limit=4&cursor={cursor}");
+    }
+    assert_eq!(seen.len(), 25, "each once");
+    assert_eq!(
+        seen.iter().cloned().collect::<HashSet<_>>(),
+        recorded,
+        "and none missed"
+    );
+    assert!(seen.iter().all(|id| !later.contains(id)));
+}
 
-        let outcome = call(json!({"action": "cancel", "ids": [good[0], good[0], JobId::new()]}))
+async fn lists_are_narrowed_by_what_is_asked(world: World) {
+    let ready = world.job("a", "ones", JobState::Ready).await.to_string();
+    let dead = world.dead("b", "twos").await.to_string();
+    let fold = world.dead("fold_units", "folds").await.to_string();
+    for (query, expected) in [
+        ("pool=ones", vec![&ready]),
+        ("kind=b", vec![&dead]),
+        ("state=failed", vec![&fold, &dead]),
+        ("state=failed&pool=folds", vec![&fold]),
+        ("lane=fold", vec![&fold]),
+        ("pool=none", vec![]),
+    ] {
+        let found = ids(&world.shown(&format!("/internal/jobs?{query}")).await);
+        assert_eq!(found.iter().collect::<Vec<_>>(), expected, "{query}");
+    }
+    let of = format!("/internal/jobs?tenant={}&state=ready", world.tenant);
+    assert_eq!(ids(&world.shown(&of).await), [ready]);
+    let others = format!("/internal/jobs?tenant={}", TenantId::new());
+    assert_eq!(ids(&world.shown(&others).await), Vec::<String>::new());
+    for (query, field) in [
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("state=lost", "state"),
+        ("pool=%00", "pool"),
+        ("cursor=x", "cursor"),
+        ("more=1", "more"),
+    ] {
+        let refused = world
+            .operator(Method::GET, &format!("/internal/jobs?{query}"))
             .await
-            .expect(200);
-        // The same job twice: done once, over the second time.
-        assert_eq!(
-            (outcome["done"].as_u64(), outcome["refused"].as_array().map(Vec::len)),
-            (Some(1), Some(2))
-        );
-        // Rules across fields.
-        for body in [
-            json!({"action": "retry"}),
-            json!({"action": "retry", "filter": {}}),
-            json!({"action": "retry", "ids": [bad], "filter": {"pool": "a"}}),
-        ] {
-            let refused = call(body.clone()).await.expect(400);
-            assert!(refused["detail"].to_string().contains("filter"), "{body}: {refused}");
+            .expect(422);
+        assert_eq!(refused["detail"][0]["loc"], json!(["query", field]), "{query}");
+    }
+}
+
+async fn dead_letters_are_read_on_and_tried_again(world: World) {
+    let mut dead = Vec::new();
+    for _ in 0..5 {
+        dead.push(world.dead("fold_units", "folds").await.to_string());
+    }
+    world.job("a", "ones", JobState::Ready).await;
+    dead.reverse();
+    let first = world.shown("/internal/dead?limit=2").await;
+    assert_eq!(ids(&first), dead[..2]);
+    // One of those that were seen leaves: the rest stays in its place.
+    world.done(&format!("/internal/dead/{}/retry", dead[1])).await;
+    let cursor = first["next_cursor"].as_str().unwrap();
+    let rest = world.shown(&format!("/internal/dead?limit=10&cursor={cursor}")).await;
+    assert_eq!(ids(&rest), dead[2..]);
+    assert_eq!(rest["next_cursor"], Value::Null);
+
+    let again: JobId = dead[1].parse().unwrap();
+    assert_eq!(world.state(again).await, JobState::Ready);
+    let gone = world
+        .operator(Method::POST, &format!("/internal/dead/{again}/retry"))
+        .await;
+    assert_eq!(gone.expect(404), json!({"detail": "dead letter not found"}));
+    for cursor in ["x", "1_x", "99999999999999999999_0199a5c4-1111-7000-8000-00000000abcd"] {
+        let refused = world
+            .operator(Method::GET, &format!("/internal/dead?cursor={cursor}"))
+            .await
+            .expect(422);
+        assert_eq!(refused["detail"][0]["loc"], json!(["query", "cursor"]));
+    }
+}
+
+async fn a_retry_is_refused_where_it_would_be_wrong(world: World) {
+    for (kind, pool, why) in [
+        ("export_part", "export_parts", "the job's input cannot be read"),
+        (
+            "unheard_of",
+            "ones",
+            "this server does not know jobs of the kind unheard_of",
+        ),
+    ] {
+        let id = world.dead(kind, pool).await;
+        let refused = world
+            .operator(Method::POST, &format!("/internal/jobs/{id}/retry"))
+            .await
+            .expect(409);
+        assert_eq!(refused, json!({ "detail": why }));
+        assert_eq!(world.state(id).await, JobState::Failed);
+    }
+    let ready = world.job("fold_units", "folds", JobState::Ready).await;
+    let refused = world
+        .operator(Method::POST, &format!("/internal/jobs/{ready}/retry"))
+        .await
+        .expect(409);
+    assert_eq!(refused, json!({"detail": "the job is not over: it is ready"}));
+    let missing = format!("/internal/jobs/{}/retry", JobId::new());
+    world.operator(Method::POST, &missing).await.expect(404);
+}
+
+async fn cancelling_ends_what_waits_and_says_so_of_what_is_over(world: World) {
+    world
+        .store
+        .write(async |tx| lanes::lock(tx, "fold", 1).await.map(drop))
+        .await
+        .unwrap();
+    let id = world.job("fold_units", "folds", JobState::Scheduled).await;
+    let shown = world.done(&format!("/internal/jobs/{id}/cancel")).await;
+    assert_eq!(shown["state"], "cancelled");
+    let refused = world
+        .operator(Method::POST, &format!("/internal/jobs/{id}/cancel"))
+        .await
+        .expect(409);
+    assert_eq!(refused, json!({"detail": "the job is over: cancelled"}));
+    let unknown = world.job("unheard_of", "ones", JobState::Ready).await;
+    let refused = world
+        .operator(Method::POST, &format!("/internal/jobs/{unknown}/cancel"))
+        .await
+        .expect(409);
+    assert_eq!(
+        refused,
+        json!({"detail": "this server does not know jobs of the kind unheard_of"})
+    );
+}
+
+async fn many_jobs_at_once_each_by_itself(world: World) {
+    let mut good = Vec::new();
+    for _ in 0..7 {
+        good.push(world.dead("fold_units", "folds").await);
+    }
+    let bad = world.dead("unheard_of", "folds").await;
+    let call = |body: Value| {
+        world.call(
+            Call::new(Method::POST, "/internal/jobs/bulk")
+                .header("x-api-key", KEY)
+                .json(&body),
+        )
+    };
+    let mut body = json!({"action": "retry", "filter": {"pool": "folds", "state": "failed"}, "limit": 3});
+    let (mut done, mut refused, mut rounds) = (0, Vec::new(), 0);
+    loop {
+        let outcome = call(body.clone()).await.expect(200);
+        done += outcome["done"].as_u64().unwrap();
+        refused.extend(outcome["refused"].as_array().unwrap().clone());
+        rounds += 1;
+        if outcome["next_cursor"].is_null() {
+            break;
         }
-        for (body, field) in [
-            (json!({"action": "retry", "ids": []}), json!(["body", "ids"])),
-            (
-                json!({"action": "retry", "filter": {"pool": "a"}, "limit": 0}),
-                json!(["body", "limit"]),
-            ),
-            (
-                json!({"action": "retry", "ids": [bad], "limit": 0}),
-                json!(["body", "limit"]),
-            ),
-            (json!({"action": "drop", "ids": [bad]}), json!(["body", "action"])),
-        ] {
-            let refused = call(body.clone()).await.expect(422);
-            assert_eq!(refused["detail"][0]["loc"], field, "{body}");
-        }
+        body["cursor"] = outcome["next_cursor"].clone();
+    }
+    assert_eq!((done, rounds), (7, 3));
+    assert_eq!(refused.len(), 1);
+    assert_eq!(refused[0]["id"], bad.to_string());
+    assert!(refused[0]["reason"].as_str().unwrap().contains("unheard_of"));
+
+    let outcome = call(json!({"action": "cancel", "ids": [good[0], good[0], JobId::new()]}))
+        .await
+        .expect(200);
+    // The same job twice: done once, over the second time.
+    assert_eq!(
+        (outcome["done"].as_u64(), outcome["refused"].as_array().map(Vec::len)),
+        (Some(1), Some(2))
+    );
+    // Rules across fields.
+    for body in [
+        json!({"action": "retry"}),
+        json!({"action": "retry", "filter": {}}),
+        json!({"action": "retry", "ids": [bad], "filter": {"pool": "a"}}),
+    ] {
+        let refused = call(body.clone()).await.expect(400);
+        assert!(refused["detail"].to_string().contains("filter"), "{body}: {refused}");
+    }
+    for (body, field) in [
+        (json!({"action": "retry", "ids": []}), json!(["body", "ids"])),
+        (
+            json!({"action": "retry", "filter": {"pool": "a"}, "limit": 0}),
+            json!(["body", "limit"]),
+        ),
+        (
+            json!({"action": "retry", "ids": [bad], "limit": 0}),
+            json!(["body", "limit"]),
+        ),
+        (json!({"action": "drop", "ids": [bad]}), json!(["body", "action"])),
+    ] {
+        let refused = call(body.clone()).await.expect(422);
+        assert_eq!(refused["detail"][0]["loc"], field, "{body}");
     }
 }

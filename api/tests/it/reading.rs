@@ -4,7 +4,15 @@ use http::Method;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::world::{Call, World};
+use crate::world::{Call, World, on_both_databases};
+
+on_both_databases!(
+    open_units_are_folded_once_for_many_pages,
+    runs_come_back_newest_first_page_by_page,
+    criteria_and_filters_choose,
+    feedback_is_read_changed_and_taken_back,
+    projects_are_found_changed_and_deleted,
+);
 
 fn id(number: u128) -> Uuid {
     Uuid::from_u128(0x0194_fdc2_0000_7000_8000_0000_0000_0000 + number)
@@ -58,66 +66,59 @@ fn ids(page: &Value) -> Vec<String> {
 }
 
 /// Who reads page after page of what was just sent has it folded once.
-#[tokio::test]
-async fn open_units_are_folded_once_for_many_pages() {
-    for world in World::on_each().await {
-        let session = sent(&world, 3).await;
-        let asked = json!({"session": [session], "limit": 4});
-        let first = world.post("/runs/query", &asked).await.expect(200);
-        let units = world.folder.path().join("objects");
-        assert!(units.is_dir());
-        std::fs::rename(&units, world.folder.path().join("elsewhere")).unwrap();
-        assert_eq!(world.post("/runs/query", &asked).await.expect(200), first);
-        std::fs::rename(world.folder.path().join("elsewhere"), &units).unwrap();
-        // What comes after is seen all the same.
-        world.post("/runs/batch", &trace(9, 9)).await.expect(202);
-        let next = world.post("/runs/query", &asked).await.expect(200);
-        assert_eq!(ids(&next)[2], id(90).to_string());
-    }
+async fn open_units_are_folded_once_for_many_pages(world: World) {
+    let session = sent(&world, 3).await;
+    let asked = json!({"session": [session], "limit": 4});
+    let first = world.post("/runs/query", &asked).await.expect(200);
+    let units = world.folder.path().join("objects");
+    assert!(units.is_dir());
+    std::fs::rename(&units, world.folder.path().join("elsewhere")).unwrap();
+    assert_eq!(world.post("/runs/query", &asked).await.expect(200), first);
+    std::fs::rename(world.folder.path().join("elsewhere"), &units).unwrap();
+    // What comes after is seen all the same.
+    world.post("/runs/batch", &trace(9, 9)).await.expect(202);
+    let next = world.post("/runs/query", &asked).await.expect(200);
+    assert_eq!(ids(&next)[2], id(90).to_string());
 }
 
-#[tokio::test]
-async fn runs_come_back_newest_first_page_by_page() {
-    for world in World::on_each().await {
-        let session = sent(&world, 4).await;
-        let all = world
-            .post("/runs/query", &json!({"session": [session]}))
-            .await
-            .expect(200);
-        assert_eq!(all["runs"].as_array().unwrap().len(), 12);
-        assert_eq!(all["cursors"]["next"], Value::Null);
-        let starts: Vec<&str> = all["runs"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|run| run["start_time"].as_str().unwrap())
-            .collect();
-        assert!(starts.is_sorted_by(|a, b| a >= b), "{starts:?}");
-        let pages = async |order: &str| {
-            let (mut pages, mut cursor) = (Vec::new(), Value::Null);
-            loop {
-                let asked =
-                    json!({"session": [session], "limit": 5, "order": order, "cursor": cursor, "select": ["id"]});
-                let page = world.post("/api/v1/runs/query", &asked).await.expect(200);
-                pages.extend(ids(&page));
-                cursor = page["cursors"]["next"].clone();
-                if cursor.is_null() {
-                    return pages;
-                }
-                if order == "desc" {
-                    // What comes in meanwhile, and is newer, does not move the pages.
-                    world.post("/runs/batch", &trace(50, 50)).await.expect(202);
-                }
+async fn runs_come_back_newest_first_page_by_page(world: World) {
+    let session = sent(&world, 4).await;
+    let all = world
+        .post("/runs/query", &json!({"session": [session]}))
+        .await
+        .expect(200);
+    assert_eq!(all["runs"].as_array().unwrap().len(), 12);
+    assert_eq!(all["cursors"]["next"], Value::Null);
+    let starts: Vec<&str> = all["runs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|run| run["start_time"].as_str().unwrap())
+        .collect();
+    assert!(starts.is_sorted_by(|a, b| a >= b), "{starts:?}");
+    let pages = async |order: &str| {
+        let (mut pages, mut cursor) = (Vec::new(), Value::Null);
+        loop {
+            let asked = json!({"session": [session], "limit": 5, "order": order, "cursor": cursor, "select": ["id"]});
+            let page = world.post("/api/v1/runs/query", &asked).await.expect(200);
+            pages.extend(ids(&page));
+            cursor = page["cursors"]["next"].clone();
+            if cursor.is_null() {
+                return pages;
             }
-        };
-        let mut expected = ids(&all);
-        let mut oldest = expected.clone();
-        oldest.reverse();
-        assert_eq!(pages("asc").await, oldest);
-        assert_eq!(pages("desc").await, expected);
-        expected.splice(0..0, [52, 51, 50].map(|last| id(500 + last - 50).to_string()));
-        assert_eq!(pages("desc").await, expected);
-    }
+            if order == "desc" {
+                // What comes in meanwhile, and is newer, does not move the pages.
+                world.post("/runs/batch", &trace(50, 50)).await.expect(202);
+            }
+        }
+    };
+    let mut expected = ids(&all);
+    let mut oldest = expected.clone();
+    oldest.reverse();
+    assert_eq!(pages("asc").await, oldest);
+    assert_eq!(pages("desc").await, expected);
+    expected.splice(0..0, [52, 51, 50].map(|last| id(500 + last - 50).to_string()));
+    assert_eq!(pages("desc").await, expected);
 }
 
 #[tokio::test]
@@ -150,47 +151,44 @@ async fn a_run_shows_all_of_it() {
         .expect(404);
 }
 
-#[tokio::test]
-async fn criteria_and_filters_choose() {
-    for world in World::on_each().await {
-        let session = sent(&world, 3).await;
-        let count = async |mut asked: Value| {
-            asked["session"] = json!([session]);
-            ids(&world.post("/runs/query", &asked).await.expect(200)).len()
-        };
-        assert_eq!(count(json!({"is_root": true})).await, 3);
-        assert_eq!(count(json!({"error": true})).await, 3);
-        assert_eq!(count(json!({"run_type": "llm", "error": false})).await, 3);
-        assert_eq!(count(json!({"trace": id(20)})).await, 3);
-        assert_eq!(count(json!({"parent_run": id(20)})).await, 2);
-        assert_eq!(count(json!({"id": [id(20), id(31), id(999)]})).await, 2);
-        assert_eq!(count(json!({"query": "SAID 2"})).await, 2);
-        assert_eq!(
-            count(json!({"start_time": "2026-03-01T10:02:00Z", "end_time": "2026-03-01T10:03:00Z"})).await,
-            3
-        );
-        assert_eq!(
-            count(json!({"filter": "and(eq(metadata_key, \"k\"), eq(metadata_value, \"v2\"))"})).await,
-            3
-        );
-        assert_eq!(
-            count(json!({"filter": "eq(output_key, \"messages.content\")"})).await,
-            6
-        );
-        assert_eq!(count(json!({"filter": "has(tags, \"top\")"})).await, 3);
-        assert_eq!(
-            count(json!({"filter": "eq(run_type, \"llm\")", "trace_filter": "eq(input_value, 2)"})).await,
-            2
-        );
-        assert_eq!(
-            count(json!({"is_root": true, "tree_filter": "neq(error, null)"})).await,
-            3
-        );
-        assert_eq!(
-            count(json!({"is_root": true, "tree_filter": "eq(name, \"none\")"})).await,
-            0
-        );
-    }
+async fn criteria_and_filters_choose(world: World) {
+    let session = sent(&world, 3).await;
+    let count = async |mut asked: Value| {
+        asked["session"] = json!([session]);
+        ids(&world.post("/runs/query", &asked).await.expect(200)).len()
+    };
+    assert_eq!(count(json!({"is_root": true})).await, 3);
+    assert_eq!(count(json!({"error": true})).await, 3);
+    assert_eq!(count(json!({"run_type": "llm", "error": false})).await, 3);
+    assert_eq!(count(json!({"trace": id(20)})).await, 3);
+    assert_eq!(count(json!({"parent_run": id(20)})).await, 2);
+    assert_eq!(count(json!({"id": [id(20), id(31), id(999)]})).await, 2);
+    assert_eq!(count(json!({"query": "SAID 2"})).await, 2);
+    assert_eq!(
+        count(json!({"start_time": "2026-03-01T10:02:00Z", "end_time": "2026-03-01T10:03:00Z"})).await,
+        3
+    );
+    assert_eq!(
+        count(json!({"filter": "and(eq(metadata_key, \"k\"), eq(metadata_value, \"v2\"))"})).await,
+        3
+    );
+    assert_eq!(
+        count(json!({"filter": "eq(output_key, \"messages.content\")"})).await,
+        6
+    );
+    assert_eq!(count(json!({"filter": "has(tags, \"top\")"})).await, 3);
+    assert_eq!(
+        count(json!({"filter": "eq(run_type, \"llm\")", "trace_filter": "eq(input_value, 2)"})).await,
+        2
+    );
+    assert_eq!(
+        count(json!({"is_root": true, "tree_filter": "neq(error, null)"})).await,
+        3
+    );
+    assert_eq!(
+        count(json!({"is_root": true, "tree_filter": "eq(name, \"none\")"})).await,
+        0
+    );
 }
 
 #[tokio::test]
@@ -274,99 +272,93 @@ async fn the_second_interface_speaks_its_own_names() {
     );
 }
 
-#[tokio::test]
-async fn feedback_is_read_changed_and_taken_back() {
-    for world in World::on_each().await {
-        sent(&world, 1).await;
-        let run = id(10);
-        for (number, key, score) in [
-            (1, "good", json!(1)),
-            (2, "good", json!(0.5)),
-            (3, "other", json!(null)),
-        ] {
-            let new = json!({"id": id(100 + number), "run_id": run, "key": key, "score": score,
-                "feedback_source": {"type": if number == 2 { "model" } else { "api" }}});
-            world.post("/feedback", &new).await.expect(202);
-        }
-        let listed = world.get(&format!("/feedback?run={run}")).await.expect(200);
-        assert_eq!(listed.as_array().unwrap().len(), 3);
-        assert_eq!(listed[0]["id"], json!(id(103)));
-        let models = world.get("/api/v1/feedback?source=model&limit=5").await.expect(200);
-        assert_eq!(
-            (models.as_array().unwrap().len(), &models[0]["key"]),
-            (1, &json!("good"))
-        );
-
-        let path = format!("/feedback/{}", id(101));
-        let call = |method, body: &Value| Call::new(method, &path).in_workspace(world.tenant).json(body);
-        let changed = world
-            .call(call(Method::PATCH, &json!({"score": 0, "comment": "no"})))
-            .await
-            .expect(200);
-        assert_eq!(
-            (&changed["score"], &changed["comment"], &changed["key"]),
-            (&json!(0), &json!("no"), &json!("good"))
-        );
-        assert_eq!(world.get(&path).await.expect(200)["score"], 0);
-        let stats = world.get(&format!("/runs/{run}")).await.expect(200)["feedback_stats"].clone();
-        assert_eq!((&stats["good"]["n"], &stats["good"]["avg"]), (&json!(2), &json!(0.25)));
-
-        let with = |filter: &str| json!({"id": [run], "filter": filter});
-        let pair = with("and(eq(feedback_key, \"good\"), gte(feedback_score, 0.5))");
-        assert_eq!(ids(&world.post("/runs/query", &pair).await.expect(200)).len(), 1);
-        world.call(call(Method::DELETE, &json!({}))).await.expect(200);
-        world.get(&path).await.expect(404);
-        let second = format!("/feedback/{}", id(102));
-        let gone = Call::new(Method::DELETE, &second).in_workspace(world.tenant);
-        world.call(gone).await.expect(200);
-        assert_eq!(ids(&world.post("/runs/query", &pair).await.expect(200)).len(), 0);
-        assert_eq!(world.get("/feedback").await.expect(200).as_array().unwrap().len(), 1);
+async fn feedback_is_read_changed_and_taken_back(world: World) {
+    sent(&world, 1).await;
+    let run = id(10);
+    for (number, key, score) in [
+        (1, "good", json!(1)),
+        (2, "good", json!(0.5)),
+        (3, "other", json!(null)),
+    ] {
+        let new = json!({"id": id(100 + number), "run_id": run, "key": key, "score": score,
+            "feedback_source": {"type": if number == 2 { "model" } else { "api" }}});
+        world.post("/feedback", &new).await.expect(202);
     }
+    let listed = world.get(&format!("/feedback?run={run}")).await.expect(200);
+    assert_eq!(listed.as_array().unwrap().len(), 3);
+    assert_eq!(listed[0]["id"], json!(id(103)));
+    let models = world.get("/api/v1/feedback?source=model&limit=5").await.expect(200);
+    assert_eq!(
+        (models.as_array().unwrap().len(), &models[0]["key"]),
+        (1, &json!("good"))
+    );
+
+    let path = format!("/feedback/{}", id(101));
+    let call = |method, body: &Value| Call::new(method, &path).in_workspace(world.tenant).json(body);
+    let changed = world
+        .call(call(Method::PATCH, &json!({"score": 0, "comment": "no"})))
+        .await
+        .expect(200);
+    assert_eq!(
+        (&changed["score"], &changed["comment"], &changed["key"]),
+        (&json!(0), &json!("no"), &json!("good"))
+    );
+    assert_eq!(world.get(&path).await.expect(200)["score"], 0);
+    let stats = world.get(&format!("/runs/{run}")).await.expect(200)["feedback_stats"].clone();
+    assert_eq!((&stats["good"]["n"], &stats["good"]["avg"]), (&json!(2), &json!(0.25)));
+
+    let with = |filter: &str| json!({"id": [run], "filter": filter});
+    let pair = with("and(eq(feedback_key, \"good\"), gte(feedback_score, 0.5))");
+    assert_eq!(ids(&world.post("/runs/query", &pair).await.expect(200)).len(), 1);
+    world.call(call(Method::DELETE, &json!({}))).await.expect(200);
+    world.get(&path).await.expect(404);
+    let second = format!("/feedback/{}", id(102));
+    let gone = Call::new(Method::DELETE, &second).in_workspace(world.tenant);
+    world.call(gone).await.expect(200);
+    assert_eq!(ids(&world.post("/runs/query", &pair).await.expect(200)).len(), 0);
+    assert_eq!(world.get("/feedback").await.expect(200).as_array().unwrap().len(), 1);
 }
 
-#[tokio::test]
-async fn projects_are_found_changed_and_deleted() {
-    for world in World::on_each().await {
-        let session = sent(&world, 1).await;
-        let other = json!({"name": "Other_100%", "extra": {"metadata": {"team": "a"}}});
-        let other = world.post("/sessions", &other).await.expect(200);
-        let names = async |query: &str| {
-            let found = world.get(&format!("/sessions?{query}")).await.expect(200);
-            let names = found
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|one| one["name"].as_str().unwrap().to_owned());
-            names.collect::<Vec<_>>()
-        };
-        assert_eq!(names("name_contains=other_1").await, ["Other_100%"]);
-        assert_eq!(names("name_contains=100%25x").await, Vec::<String>::new());
-        assert_eq!(names(&format!("id={session}&id={}", id(5))).await, ["canal"]);
-        assert_eq!(names("metadata=%7B%22team%22%3A%22a%22%7D").await, ["Other_100%"]);
-        assert_eq!(names("reference_free=True&limit=1&offset=1").await.len(), 1);
-        world.get("/sessions?colour=red").await.expect(422);
+async fn projects_are_found_changed_and_deleted(world: World) {
+    let session = sent(&world, 1).await;
+    let other = json!({"name": "Other_100%", "extra": {"metadata": {"team": "a"}}});
+    let other = world.post("/sessions", &other).await.expect(200);
+    let names = async |query: &str| {
+        let found = world.get(&format!("/sessions?{query}")).await.expect(200);
+        let names = found
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(names("name_contains=other_1").await, ["Other_100%"]);
+    assert_eq!(names("name_contains=100%25x").await, Vec::<String>::new());
+    assert_eq!(names(&format!("id={session}&id={}", id(5))).await, ["canal"]);
+    assert_eq!(names("metadata=%7B%22team%22%3A%22a%22%7D").await, ["Other_100%"]);
+    assert_eq!(names("reference_free=True&limit=1&offset=1").await.len(), 1);
+    world.get("/sessions?colour=red").await.expect(422);
 
-        let path = format!("/sessions/{session}");
-        let patch = |body: Value| Call::new(Method::PATCH, &path).in_workspace(world.tenant).json(&body);
-        let changed = json!({"name": "river", "end_time": "2026-03-02T00:00:00Z", "extra": {"a": 1}});
-        let changed = world.call(patch(changed)).await.expect(200);
-        assert_eq!(
-            (&changed["name"], &changed["extra"]),
-            (&json!("river"), &json!({"a": 1}))
-        );
-        assert!(changed["end_time"].as_str().unwrap().starts_with("2026-03-02"));
-        world.call(patch(json!({"name": other["name"]}))).await.expect(409);
+    let path = format!("/sessions/{session}");
+    let patch = |body: Value| Call::new(Method::PATCH, &path).in_workspace(world.tenant).json(&body);
+    let changed = json!({"name": "river", "end_time": "2026-03-02T00:00:00Z", "extra": {"a": 1}});
+    let changed = world.call(patch(changed)).await.expect(200);
+    assert_eq!(
+        (&changed["name"], &changed["extra"]),
+        (&json!("river"), &json!({"a": 1}))
+    );
+    assert!(changed["end_time"].as_str().unwrap().starts_with("2026-03-02"));
+    world.call(patch(json!({"name": other["name"]}))).await.expect(409);
 
-        let gone = Call::new(Method::DELETE, &path).in_workspace(world.tenant);
-        assert_eq!(world.call(gone.clone()).await.status, 204);
-        world.call(gone).await.expect(404);
-        world.get(&path).await.expect(404);
-        world.get(&format!("/runs/{}", id(10))).await.expect(404);
-        world
-            .post("/sessions", &json!({"name": "again", "id": session}))
-            .await
-            .expect(409);
-    }
+    let gone = Call::new(Method::DELETE, &path).in_workspace(world.tenant);
+    assert_eq!(world.call(gone.clone()).await.status, 204);
+    world.call(gone).await.expect(404);
+    world.get(&path).await.expect(404);
+    world.get(&format!("/runs/{}", id(10))).await.expect(404);
+    world
+        .post("/sessions", &json!({"name": "again", "id": session}))
+        .await
+        .expect(409);
 }
 
 #[tokio::test]

@@ -8,7 +8,9 @@ use sha2::{Digest as _, Sha256};
 use towpath_domain::DeploymentId;
 use towpath_store::image_pull_secrets;
 
-use crate::world::{Answer, Call, World};
+use crate::world::{Answer, Call, World, on_both_databases};
+
+on_both_databases!(image_pull_secrets_are_kept_sealed,);
 
 const KIND: &str = "application/vnd.oci.image.manifest.v1+json";
 
@@ -326,106 +328,103 @@ async fn what_nothing_names_goes_after_a_day() {
     assert!(is_there(format!("/blobs/{config}")).await);
 }
 
-#[tokio::test]
-async fn image_pull_secrets_are_kept_sealed() {
-    for world in World::on_each().await {
-        let put = async |name: &str, body: &Value| {
-            let path = format!("/v2/image-pull-secrets/{name}");
-            world
-                .call(Call::new(Method::PUT, &path).in_workspace(world.tenant).json(body))
-                .await
-        };
-        let one = json!({"registry": "https://Registry.example:5000/", "username": "me", "password": "s3cret"});
-        let made = put("acme", &one).await.expect(201);
-        assert_eq!(made["registries"], json!(["registry.example:5000"]));
-        assert!(
-            !made.to_string().contains("s3cret") && !made.to_string().contains("\"me\""),
-            "{made}"
-        );
-        let auth = BASE64.encode("you:s3cret-too");
-        let several = json!({"docker_config": {"auths": {"ghcr.io": {"auth": auth}, "docker.io": {"auth": auth}}}});
-        let replaced = put("acme", &several).await.expect(200);
-        assert_eq!(replaced["id"], made["id"]);
-        let listed = world.get("/v2/image-pull-secrets").await.expect(200);
-        assert_eq!(listed["resources"], json!([replaced]));
-        let rows = world
-            .store
-            .read(async |tx| image_pull_secrets::list(tx, world.tenant).await)
+async fn image_pull_secrets_are_kept_sealed(world: World) {
+    let put = async |name: &str, body: &Value| {
+        let path = format!("/v2/image-pull-secrets/{name}");
+        world
+            .call(Call::new(Method::PUT, &path).in_workspace(world.tenant).json(body))
             .await
-            .unwrap();
-        assert!(!String::from_utf8_lossy(&rows[0].logins).contains(&auth));
-        let logins = rows[0].logins(&world.app.sealer).unwrap();
-        assert_eq!(logins[1].registry, "ghcr.io");
-        assert_eq!(
-            (logins[1].username.as_str(), logins[1].password.reveal()),
-            ("you", "s3cret-too")
-        );
-        // Not of another workspace.
-        let other = world.second_workspace().await;
-        let listed = world
-            .call(Call::new(Method::GET, "/v2/image-pull-secrets").in_workspace(other))
-            .await;
-        assert_eq!(listed.expect(200)["resources"], json!([]));
-        let path = "/v2/image-pull-secrets/acme";
-        assert_eq!(
-            world
-                .call(Call::new(Method::DELETE, path).in_workspace(other))
-                .await
-                .status,
-            404
-        );
-        assert_eq!(
-            world
-                .call(Call::new(Method::DELETE, path).in_workspace(world.tenant))
-                .await
-                .status,
-            204
-        );
-        assert_eq!(
-            world
-                .call(Call::new(Method::DELETE, path).in_workspace(world.tenant))
-                .await
-                .status,
-            404
-        );
+    };
+    let one = json!({"registry": "https://Registry.example:5000/", "username": "me", "password": "s3cret"});
+    let made = put("acme", &one).await.expect(201);
+    assert_eq!(made["registries"], json!(["registry.example:5000"]));
+    assert!(
+        !made.to_string().contains("s3cret") && !made.to_string().contains("\"me\""),
+        "{made}"
+    );
+    let auth = BASE64.encode("you:s3cret-too");
+    let several = json!({"docker_config": {"auths": {"ghcr.io": {"auth": auth}, "docker.io": {"auth": auth}}}});
+    let replaced = put("acme", &several).await.expect(200);
+    assert_eq!(replaced["id"], made["id"]);
+    let listed = world.get("/v2/image-pull-secrets").await.expect(200);
+    assert_eq!(listed["resources"], json!([replaced]));
+    let rows = world
+        .store
+        .read(async |tx| image_pull_secrets::list(tx, world.tenant).await)
+        .await
+        .unwrap();
+    assert!(!String::from_utf8_lossy(&rows[0].logins).contains(&auth));
+    let logins = rows[0].logins(&world.app.sealer).unwrap();
+    assert_eq!(logins[1].registry, "ghcr.io");
+    assert_eq!(
+        (logins[1].username.as_str(), logins[1].password.reveal()),
+        ("you", "s3cret-too")
+    );
+    // Not of another workspace.
+    let other = world.second_workspace().await;
+    let listed = world
+        .call(Call::new(Method::GET, "/v2/image-pull-secrets").in_workspace(other))
+        .await;
+    assert_eq!(listed.expect(200)["resources"], json!([]));
+    let path = "/v2/image-pull-secrets/acme";
+    assert_eq!(
+        world
+            .call(Call::new(Method::DELETE, path).in_workspace(other))
+            .await
+            .status,
+        404
+    );
+    assert_eq!(
+        world
+            .call(Call::new(Method::DELETE, path).in_workspace(world.tenant))
+            .await
+            .status,
+        204
+    );
+    assert_eq!(
+        world
+            .call(Call::new(Method::DELETE, path).in_workspace(world.tenant))
+            .await
+            .status,
+        404
+    );
 
-        for (name, body, field) in [
-            ("Acme", &one, "name"),
-            ("a..b", &one, "name"),
-            (
-                "acme",
-                &json!({"registry": "a b", "username": "me", "password": "s3cret"}),
-                "registry",
-            ),
-            (
-                "acme",
-                &json!({"registry": "a.b", "username": "m:e", "password": "s3cret"}),
-                "username",
-            ),
-            (
-                "acme",
-                &json!({"registry": "a.b", "username": "me", "password": ""}),
-                "password",
-            ),
-            ("acme", &json!({"docker_config": {"auths": {}}}), "docker_config"),
-            (
-                "acme",
-                &json!({"docker_config": {"auths": {"a.b": {"auth": "s3cret"}}}}),
-                "docker_config",
-            ),
-        ] {
-            let refused = put(name, body).await.expect(422);
-            assert_eq!(
-                refused["detail"][0]["loc"].as_array().unwrap().last().unwrap(),
-                field,
-                "{refused}"
-            );
-            assert!(!refused.to_string().contains("s3cret"), "{refused}");
-        }
-        let refused = put("acme", &json!({"registry": "a.b"})).await.expect(400);
-        let text = "registry, username and password, or docker_config alone";
-        assert!(refused["detail"].as_str().unwrap().contains(text), "{refused}");
+    for (name, body, field) in [
+        ("Acme", &one, "name"),
+        ("a..b", &one, "name"),
+        (
+            "acme",
+            &json!({"registry": "a b", "username": "me", "password": "s3cret"}),
+            "registry",
+        ),
+        (
+            "acme",
+            &json!({"registry": "a.b", "username": "m:e", "password": "s3cret"}),
+            "username",
+        ),
+        (
+            "acme",
+            &json!({"registry": "a.b", "username": "me", "password": ""}),
+            "password",
+        ),
+        ("acme", &json!({"docker_config": {"auths": {}}}), "docker_config"),
+        (
+            "acme",
+            &json!({"docker_config": {"auths": {"a.b": {"auth": "s3cret"}}}}),
+            "docker_config",
+        ),
+    ] {
+        let refused = put(name, body).await.expect(422);
+        assert_eq!(
+            refused["detail"][0]["loc"].as_array().unwrap().last().unwrap(),
+            field,
+            "{refused}"
+        );
+        assert!(!refused.to_string().contains("s3cret"), "{refused}");
     }
+    let refused = put("acme", &json!({"registry": "a.b"})).await.expect(400);
+    let text = "registry, username and password, or docker_config alone";
+    assert!(refused["detail"].as_str().unwrap().contains(text), "{refused}");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A surface in-process on a SQLite file of its own, with one workspace and one key.
+//! A surface in-process on a database of its own, with one workspace and one key.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +26,28 @@ use towpath_workflows::heavy::Heavy;
 /// The key of every world.
 pub const KEY: &str = "a key of the operator's own choice, long enough";
 
+/// Runs each test on both databases.
+macro_rules! on_both_databases {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name($crate::world::World::new().await).await;
+            })*
+        }
+
+        mod postgres {
+            $(#[tokio::test]
+            async fn $name() {
+                if let Some(world) = $crate::world::World::postgres().await {
+                    super::$name(world).await;
+                }
+            })*
+        }
+    };
+}
+pub(crate) use on_both_databases;
+
 pub struct World {
     pub store: Store,
     pub clock: Clock,
@@ -47,23 +69,21 @@ impl World {
         Self::at(uri, folder, settings).await
     }
 
-    /// One on each database there is: SQLite, and PostgreSQL where `TOWPATH_TEST_POSTGRES` names a server.
+    /// In the server that `TOWPATH_TEST_POSTGRES` names; `None`, said in one line, where it names none.
     #[expect(
         clippy::disallowed_methods,
-        reason = "tests learn from the environment which servers there are"
+        clippy::print_stdout,
+        reason = "tests learn from the environment which servers there are, and say which are not"
     )]
-    #[expect(clippy::print_stdout, reason = "tests say what was skipped")]
-    pub async fn on_each() -> Vec<Self> {
-        let mut worlds = vec![Self::new().await];
+    pub async fn postgres() -> Option<Self> {
         let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
             println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return worlds;
+            return None;
         };
         let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
         let uri = towpath_store::baseline::make_database(&admin, &name).await.unwrap();
         let folder = tempfile::tempdir().unwrap();
-        worlds.push(Self::at(uri, folder, Settings::default()).await);
-        worlds
+        Some(Self::at(uri, folder, Settings::default()).await)
     }
 
     async fn at(uri: String, folder: tempfile::TempDir, settings: Settings) -> Self {

@@ -5,7 +5,9 @@ use serde_json::json;
 use towpath_domain::deployment::RESERVED;
 
 use super::{github, with};
-use crate::world::{Call, World};
+use crate::world::{Call, World, on_both_databases};
+
+on_both_databases!(a_taken_name_is_one_on_every_database,);
 
 #[tokio::test]
 async fn of_names_and_commands() {
@@ -42,16 +44,13 @@ async fn of_names_and_commands() {
     assert_eq!(world.get("/v2/deployments").await.expect(200)["resources"], json!([]));
 }
 
-#[tokio::test]
-async fn a_taken_name_is_one_on_every_database() {
-    for world in World::on_each().await {
-        world.post("/v2/deployments", &github()).await.expect(201);
-        let taken = world.post("/v2/deployments", &github()).await.expect(400);
-        assert_eq!(
-            taken,
-            json!({"detail": "name: this workspace has a deployment named agent already"})
-        );
-    }
+async fn a_taken_name_is_one_on_every_database(world: World) {
+    world.post("/v2/deployments", &github()).await.expect(201);
+    let taken = world.post("/v2/deployments", &github()).await.expect(400);
+    assert_eq!(
+        taken,
+        json!({"detail": "name: this workspace has a deployment named agent already"})
+    );
 }
 
 #[tokio::test]

@@ -7,7 +7,13 @@ use sha2::Sha256;
 use towpath_domain::deployment::RevisionStatus;
 
 use super::{github, image, with};
-use crate::world::{Answer, Call, World};
+use crate::world::{Answer, Call, World, on_both_databases};
+
+on_both_databases!(
+    an_archive_is_sent_once_and_used_by_its_deployment,
+    listeners_are_kept,
+    pushes_make_revisions_of_those_who_follow,
+);
 
 impl World {
     async fn upload_url(&self, deployment: &Value) -> (String, Value) {
@@ -29,49 +35,46 @@ impl World {
     }
 }
 
-#[tokio::test]
-async fn an_archive_is_sent_once_and_used_by_its_deployment() {
-    for world in World::on_each().await {
-        let new = json!({
-            "name": "sent", "source": "internal_source", "secrets": [],
-            "source_config": {"deployment_type": "dev_zero"}, "source_revision_config": {},
-        });
-        let made = world.deploy(&new).await;
-        let first = world.revision(&made, &made["latest_revision_id"]).await;
-        assert_eq!(first["status"], "SKIPPED", "there is nothing to deploy yet");
-        let (url, path) = world.upload_url(&made).await;
-        let change = json!({
-            "revision_source": "internal_source", "tracked_packages": ["langgraph:1.0"],
-            "source_revision_config": {"source_tarball_path": path, "langgraph_config_path": "langgraph.json"},
-            "source_config": {"install_command": "npm ci"}, "secrets": [],
-        });
-        let early = world.change(&made, &change).await.expect(400);
-        let text = "source_revision_config.source_tarball_path: nothing was uploaded there yet; PUT the archive to its \
-                    upload_url first";
-        assert_eq!(early, json!({"detail": text}));
-        assert_eq!(world.put(&url, b"no archive").await.status, 400);
-        assert_eq!(world.put(&url, b"").await.status, 400);
-        assert_eq!(world.put(&format!("{url}x"), &[0x1f, 0x8b, 8]).await.status, 403);
-        let archive = [&[0x1f, 0x8b, 8][..], &vec![7; 300_000]].concat();
-        assert_eq!(world.put(&url, &archive).await.status, 200);
-        assert_eq!(world.put(&url, &archive).await.status, 409);
-        let key = object_store::path::Path::from(path.as_str().unwrap());
-        assert_eq!(world.app.objects.get(&key).await.unwrap(), archive);
-        // Not by another deployment.
-        let other = world.deploy(&with(new.clone(), "/name", json!("other"))).await;
-        world.change(&other, &change).await.expect(400);
-        let changed = world.change(&made, &change).await.expect(200);
-        let second = world.revision(&made, &changed["latest_revision_id"]).await;
-        assert_eq!(
-            (second["status"].as_str(), second["source"].as_str()),
-            (Some("CREATING"), Some("internal_source"))
-        );
-        assert_eq!(changed["source_config"]["install_command"], "npm ci");
-        // The hour is over.
-        let (url, _) = world.upload_url(&made).await;
-        world.clock.advance(std::time::Duration::from_secs(3_601));
-        assert_eq!(world.put(&url, &archive).await.status, 403);
-    }
+async fn an_archive_is_sent_once_and_used_by_its_deployment(world: World) {
+    let new = json!({
+        "name": "sent", "source": "internal_source", "secrets": [],
+        "source_config": {"deployment_type": "dev_zero"}, "source_revision_config": {},
+    });
+    let made = world.deploy(&new).await;
+    let first = world.revision(&made, &made["latest_revision_id"]).await;
+    assert_eq!(first["status"], "SKIPPED", "there is nothing to deploy yet");
+    let (url, path) = world.upload_url(&made).await;
+    let change = json!({
+        "revision_source": "internal_source", "tracked_packages": ["langgraph:1.0"],
+        "source_revision_config": {"source_tarball_path": path, "langgraph_config_path": "langgraph.json"},
+        "source_config": {"install_command": "npm ci"}, "secrets": [],
+    });
+    let early = world.change(&made, &change).await.expect(400);
+    let text = "source_revision_config.source_tarball_path: nothing was uploaded there yet; PUT the archive to its \
+                upload_url first";
+    assert_eq!(early, json!({"detail": text}));
+    assert_eq!(world.put(&url, b"no archive").await.status, 400);
+    assert_eq!(world.put(&url, b"").await.status, 400);
+    assert_eq!(world.put(&format!("{url}x"), &[0x1f, 0x8b, 8]).await.status, 403);
+    let archive = [&[0x1f, 0x8b, 8][..], &vec![7; 300_000]].concat();
+    assert_eq!(world.put(&url, &archive).await.status, 200);
+    assert_eq!(world.put(&url, &archive).await.status, 409);
+    let key = object_store::path::Path::from(path.as_str().unwrap());
+    assert_eq!(world.app.objects.get(&key).await.unwrap(), archive);
+    // Not by another deployment.
+    let other = world.deploy(&with(new.clone(), "/name", json!("other"))).await;
+    world.change(&other, &change).await.expect(400);
+    let changed = world.change(&made, &change).await.expect(200);
+    let second = world.revision(&made, &changed["latest_revision_id"]).await;
+    assert_eq!(
+        (second["status"].as_str(), second["source"].as_str()),
+        (Some("CREATING"), Some("internal_source"))
+    );
+    assert_eq!(changed["source_config"]["install_command"], "npm ci");
+    // The hour is over.
+    let (url, _) = world.upload_url(&made).await;
+    world.clock.advance(std::time::Duration::from_secs(3_601));
+    assert_eq!(world.put(&url, &archive).await.status, 403);
 }
 
 #[tokio::test]
@@ -101,54 +104,50 @@ async fn an_archive_that_is_too_large_is_refused() {
     assert_eq!(world.call(announced.body(vec![0x1f, 0x8b])).await.status, 413);
 }
 
-#[tokio::test]
-async fn listeners_are_kept() {
-    for world in World::on_each().await {
-        let listed = world.get("/v2/listeners").await.expect(200);
-        assert_eq!(listed["resources"][0]["compute_type"], "process");
-        assert_eq!(listed["offset"], 1);
-        let new =
-            json!({"compute_type": "k8s", "compute_id": "east", "compute_config": {"k8s_namespaces": ["b", "a"]}});
-        let made = world.post("/v2/listeners", &new).await.expect(201);
-        assert_eq!(made["compute_config"], json!({"k8s_namespaces": ["a", "b"]}));
-        let path = format!("/v2/listeners/{}", made["id"].as_str().unwrap());
-        assert_eq!(world.get(&path).await.expect(200), made);
-        assert_eq!(
-            world.get("/v2/listeners?limit=1&offset=1").await.expect(200)["resources"],
-            json!([made])
-        );
-        world.post("/v2/listeners", &new).await.expect(409);
-        world
-            .post("/v2/listeners", &with(new.clone(), "/compute_type", json!("vm")))
-            .await
-            .expect(422);
-        world
-            .post("/v2/listeners", &with(new, "/compute_config/k8s_namespaces", json!([])))
-            .await
-            .expect(422);
-        // This build has no backend for it, and says so.
-        let body = with(image(), "/source_config/listener_id", made["id"].clone());
-        let refused = world.post("/v2/deployments", &body).await.expect(400);
-        let text = "source_config.listener_id: a listener of compute type k8s is not available in this build";
-        assert_eq!(refused["detail"], text);
-        let change = Call::new(Method::PATCH, &path).in_workspace(world.tenant);
-        let changed = world
-            .call(change.json(&json!({"compute_config": {"k8s_namespaces": ["c"]}})))
-            .await
-            .expect(200);
-        assert_eq!(changed["compute_config"], json!({"k8s_namespaces": ["c"]}));
-        assert_eq!(world.act(Method::DELETE, &path).await.status, 204);
-        let gone = json!({"detail": format!("Listener ID {} not found.", made["id"].as_str().unwrap())});
-        assert_eq!(world.get(&path).await.expect(404), gone);
-        let built_in = listed["resources"][0]["id"].as_str().unwrap();
-        world.get(&format!("/v2/listeners/{built_in}")).await.expect(200);
-        world
-            .act(Method::DELETE, &format!("/v2/listeners/{built_in}"))
-            .await
-            .expect(400);
-        let body = with(image(), "/source_config/listener_id", json!(built_in));
-        world.post("/v2/deployments", &body).await.expect(201);
-    }
+async fn listeners_are_kept(world: World) {
+    let listed = world.get("/v2/listeners").await.expect(200);
+    assert_eq!(listed["resources"][0]["compute_type"], "process");
+    assert_eq!(listed["offset"], 1);
+    let new = json!({"compute_type": "k8s", "compute_id": "east", "compute_config": {"k8s_namespaces": ["b", "a"]}});
+    let made = world.post("/v2/listeners", &new).await.expect(201);
+    assert_eq!(made["compute_config"], json!({"k8s_namespaces": ["a", "b"]}));
+    let path = format!("/v2/listeners/{}", made["id"].as_str().unwrap());
+    assert_eq!(world.get(&path).await.expect(200), made);
+    assert_eq!(
+        world.get("/v2/listeners?limit=1&offset=1").await.expect(200)["resources"],
+        json!([made])
+    );
+    world.post("/v2/listeners", &new).await.expect(409);
+    world
+        .post("/v2/listeners", &with(new.clone(), "/compute_type", json!("vm")))
+        .await
+        .expect(422);
+    world
+        .post("/v2/listeners", &with(new, "/compute_config/k8s_namespaces", json!([])))
+        .await
+        .expect(422);
+    // This build has no backend for it, and says so.
+    let body = with(image(), "/source_config/listener_id", made["id"].clone());
+    let refused = world.post("/v2/deployments", &body).await.expect(400);
+    let text = "source_config.listener_id: a listener of compute type k8s is not available in this build";
+    assert_eq!(refused["detail"], text);
+    let change = Call::new(Method::PATCH, &path).in_workspace(world.tenant);
+    let changed = world
+        .call(change.json(&json!({"compute_config": {"k8s_namespaces": ["c"]}})))
+        .await
+        .expect(200);
+    assert_eq!(changed["compute_config"], json!({"k8s_namespaces": ["c"]}));
+    assert_eq!(world.act(Method::DELETE, &path).await.status, 204);
+    let gone = json!({"detail": format!("Listener ID {} not found.", made["id"].as_str().unwrap())});
+    assert_eq!(world.get(&path).await.expect(404), gone);
+    let built_in = listed["resources"][0]["id"].as_str().unwrap();
+    world.get(&format!("/v2/listeners/{built_in}")).await.expect(200);
+    world
+        .act(Method::DELETE, &format!("/v2/listeners/{built_in}"))
+        .await
+        .expect(400);
+    let body = with(image(), "/source_config/listener_id", json!(built_in));
+    world.post("/v2/deployments", &body).await.expect(201);
 }
 
 const SECRET: &str = "a secret of the webhook";
@@ -182,80 +181,77 @@ impl World {
     }
 }
 
-#[tokio::test]
-async fn pushes_make_revisions_of_those_who_follow() {
-    for world in World::on_each().await {
-        let new = json!({"name": "acme", "token": "ghp_s3cret", "webhook_secret": SECRET});
-        let integration = world.post("/v1/integrations/github", &new).await.expect(201);
-        assert!(!integration.to_string().contains("s3cret"));
-        assert_eq!(integration.get("webhook_secret"), None, "the caller has it");
-        let listed = world.get("/v1/integrations/github/install").await.expect(200);
-        assert_eq!(listed, json!([integration]));
+async fn pushes_make_revisions_of_those_who_follow(world: World) {
+    let new = json!({"name": "acme", "token": "ghp_s3cret", "webhook_secret": SECRET});
+    let integration = world.post("/v1/integrations/github", &new).await.expect(201);
+    assert!(!integration.to_string().contains("s3cret"));
+    assert_eq!(integration.get("webhook_secret"), None, "the caller has it");
+    let listed = world.get("/v1/integrations/github/install").await.expect(200);
+    assert_eq!(listed, json!([integration]));
 
-        let follows = with(
-            with(github(), "/source_config/build_on_push", json!(true)),
-            "/source_config/integration_id",
-            integration["id"].clone(),
-        );
-        let follower = world.deploy(&follows).await;
-        let still = world.deploy(&with(github(), "/name", json!("still"))).await;
-        let elsewhere = with(
-            with(follows, "/name", json!("elsewhere")),
-            "/source_revision_config/repo_ref",
-            json!("next"),
-        );
-        let elsewhere = world.deploy(&elsewhere).await;
-        for made in [&follower, &still, &elsewhere] {
-            world.bring(&made["latest_revision_id"], RevisionStatus::Deployed).await;
-        }
-        let told = |answer: Answer| answer.expect(200)["revisions"].as_array().unwrap().clone();
-        // What makes nothing.
-        assert!(told(world.tell(&integration, "ping", &json!({"zen": "x"})).await).is_empty());
-        for name in ["refs/tags/v1", "refs/heads/unknown"] {
-            assert!(told(world.tell(&integration, "push", &push(name, "c1")).await).is_empty());
-        }
-        for flag in ["/created", "/deleted"] {
-            let message = with(push("refs/heads/main", "c1"), flag, json!(true));
-            assert!(told(world.tell(&integration, "push", &message).await).is_empty());
-        }
-        let signed = push("refs/heads/main", "c1").to_string();
-        for signature in ["sha256=00", "sha256=zz", "", "sha1=00"] {
-            let refused = world.tell_signed(&integration, "push", signed.clone(), signature).await;
-            assert_eq!(refused.status, 401, "{signature}");
-        }
-        let nobody = json!({"id": "0194fdc2-fa2f-7cc0-81d3-ff120745ac1d"});
-        assert_eq!(
-            world.tell(&nobody, "push", &push("refs/heads/main", "c1")).await.status,
-            401
-        );
-        // What makes one, and what follows quickly none.
-        let made = told(world.tell(&integration, "push", &push("refs/heads/main", "c1")).await);
-        assert_eq!(made.len(), 1);
-        let revision = world.revision(&follower, &made[0]).await;
-        assert_eq!(revision["status"], "CREATING");
-        assert!(told(world.tell(&integration, "push", &push("refs/heads/main", "c2")).await).is_empty());
-        // Once it builds, the next push queues one, and only one.
-        world.bring(&made[0], RevisionStatus::Building).await;
-        assert_eq!(
-            told(world.tell(&integration, "push", &push("refs/heads/main", "c3")).await).len(),
-            1
-        );
-        assert!(told(world.tell(&integration, "push", &push("refs/heads/main", "c4")).await).is_empty());
-        let all = world
-            .get(&format!(
-                "/v2/deployments/{}/revisions",
-                follower["id"].as_str().unwrap()
-            ))
-            .await;
-        assert_eq!(all.expect(200)["resources"].as_array().unwrap().len(), 3);
-
-        let path = format!("/v1/integrations/github/{}", integration["id"].as_str().unwrap());
-        assert_eq!(world.act(Method::DELETE, &path).await.status, 204);
-        assert_eq!(
-            world.get("/v1/integrations/github/install").await.expect(200),
-            json!([])
-        );
+    let follows = with(
+        with(github(), "/source_config/build_on_push", json!(true)),
+        "/source_config/integration_id",
+        integration["id"].clone(),
+    );
+    let follower = world.deploy(&follows).await;
+    let still = world.deploy(&with(github(), "/name", json!("still"))).await;
+    let elsewhere = with(
+        with(follows, "/name", json!("elsewhere")),
+        "/source_revision_config/repo_ref",
+        json!("next"),
+    );
+    let elsewhere = world.deploy(&elsewhere).await;
+    for made in [&follower, &still, &elsewhere] {
+        world.bring(&made["latest_revision_id"], RevisionStatus::Deployed).await;
     }
+    let told = |answer: Answer| answer.expect(200)["revisions"].as_array().unwrap().clone();
+    // What makes nothing.
+    assert!(told(world.tell(&integration, "ping", &json!({"zen": "x"})).await).is_empty());
+    for name in ["refs/tags/v1", "refs/heads/unknown"] {
+        assert!(told(world.tell(&integration, "push", &push(name, "c1")).await).is_empty());
+    }
+    for flag in ["/created", "/deleted"] {
+        let message = with(push("refs/heads/main", "c1"), flag, json!(true));
+        assert!(told(world.tell(&integration, "push", &message).await).is_empty());
+    }
+    let signed = push("refs/heads/main", "c1").to_string();
+    for signature in ["sha256=00", "sha256=zz", "", "sha1=00"] {
+        let refused = world.tell_signed(&integration, "push", signed.clone(), signature).await;
+        assert_eq!(refused.status, 401, "{signature}");
+    }
+    let nobody = json!({"id": "0194fdc2-fa2f-7cc0-81d3-ff120745ac1d"});
+    assert_eq!(
+        world.tell(&nobody, "push", &push("refs/heads/main", "c1")).await.status,
+        401
+    );
+    // What makes one, and what follows quickly none.
+    let made = told(world.tell(&integration, "push", &push("refs/heads/main", "c1")).await);
+    assert_eq!(made.len(), 1);
+    let revision = world.revision(&follower, &made[0]).await;
+    assert_eq!(revision["status"], "CREATING");
+    assert!(told(world.tell(&integration, "push", &push("refs/heads/main", "c2")).await).is_empty());
+    // Once it builds, the next push queues one, and only one.
+    world.bring(&made[0], RevisionStatus::Building).await;
+    assert_eq!(
+        told(world.tell(&integration, "push", &push("refs/heads/main", "c3")).await).len(),
+        1
+    );
+    assert!(told(world.tell(&integration, "push", &push("refs/heads/main", "c4")).await).is_empty());
+    let all = world
+        .get(&format!(
+            "/v2/deployments/{}/revisions",
+            follower["id"].as_str().unwrap()
+        ))
+        .await;
+    assert_eq!(all.expect(200)["resources"].as_array().unwrap().len(), 3);
+
+    let path = format!("/v1/integrations/github/{}", integration["id"].as_str().unwrap());
+    assert_eq!(world.act(Method::DELETE, &path).await.status, 204);
+    assert_eq!(
+        world.get("/v1/integrations/github/install").await.expect(200),
+        json!([])
+    );
 }
 
 #[tokio::test]
