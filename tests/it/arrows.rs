@@ -55,8 +55,12 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("cli", EVERY),
+    ("testing", &[]),
     ("tests", EVERY),
 ];
+
+/// The room of tests alone.
+const TESTING: &str = "testing";
 
 /// What the tests of a crate may use beyond that. The engine's own suite runs it with the real pools and sweeps.
 const TEST_ARROWS: &[(&str, &[&str])] = &[("durable", &["scheduler", "workers"])];
@@ -84,8 +88,9 @@ fn crates_stand_only_on_crates_below_them() {
             } else {
                 &[]
             };
+            let of_tests = to == TESTING && (from == "tests" || section.ends_with("dev-dependencies"));
             // A crate's own tests may name it again to switch a feature on.
-            if to != from && !below.contains(&to.as_str()) && !also.contains(&to.as_str()) {
+            if to != from && !of_tests && !below.contains(&to.as_str()) && !also.contains(&to.as_str()) {
                 wrong.push(format!("{manifest}: [{section}] {from} → {to}"));
             }
         }

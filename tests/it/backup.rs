@@ -98,9 +98,6 @@ async fn comes_back(layout: Layout) -> Option<String> {
         process.kill().await;
     }
     let tenant = world.tenant;
-    if let Some(database) = world.database.take() {
-        database.remove().await;
-    }
     drop(world);
 
     let world = plan().restored_from(&backup, tenant).start().await;

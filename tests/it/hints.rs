@@ -24,7 +24,7 @@ async fn redis_may_vanish_at_any_time() {
     else {
         return;
     };
-    let database = world.database.clone().expect("a cluster has a database");
+    let database = world.database.as_ref().expect("a cluster has a database");
     let mut connection = database.connect().await;
     let destination = world.api.file_destination("hints").await;
     let mut dice = Dice::new(3);

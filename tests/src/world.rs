@@ -25,8 +25,8 @@ pub enum Layout {
     },
 }
 
-/// The product and everything it stands on, made for one test. Dropping it kills every process and removes every
-/// file; [`World::stop`] also drops the database.
+/// The product and everything it stands on, made for one test. Dropping it kills every process, drops the database and
+/// removes every file.
 #[derive(Debug)]
 pub struct World {
     /// Access as the first key of the first workspace.
@@ -159,10 +159,6 @@ impl World {
                 process.log_text()
             );
         }
-        self.processes.clear();
-        if let Some(database) = self.database.take() {
-            database.remove().await;
-        }
     }
 }
 
@@ -229,17 +225,16 @@ impl Plan {
                         eprintln!("skipped: PostgreSQL is not installed");
                         return None;
                     };
-                    Database::create_in(postgres.insert(server).admin_uri()).await
-                } else {
-                    let Some(database) = Database::create().await else {
-                        eprintln!("skipped: TOWPATH_TEST_POSTGRES is not set");
-                        return None;
-                    };
+                    let database = Database::of_own_server(&server.admin_uri()).await;
+                    postgres = Some(server);
                     database
+                } else if self.backup.is_some() {
+                    Database::empty_postgres().await?
+                } else {
+                    Database::postgres(async |uri| migrate(uri, folder.path()).await).await?
                 };
                 let Some(redis) = RedisServer::start(folder.path()).await else {
                     eprintln!("skipped: redis-server is not installed");
-                    database.remove().await;
                     return None;
                 };
                 (Some(database), Some(redis))
@@ -279,21 +274,14 @@ impl Plan {
         env.extend(self.env);
         let programs = programs(self.layout, folder.path(), &data, &env);
         let address = programs[0].address.expect("the first program serves the API");
-        let first = match &self.backup {
-            Some((backup, _)) => vec!["restore".to_owned(), backup.display().to_string()],
-            None if database.is_some() => vec!["migrate".to_owned()],
-            None => Vec::new(),
-        };
-        if let Some(name) = first.first() {
+        if let Some((backup, _)) = &self.backup {
             let command = Program {
-                name: name.clone(),
-                args: first.clone(),
+                name: "restore".to_owned(),
+                args: vec!["restore".to_owned(), backup.display().to_string()],
                 address: None,
                 ..programs[0].clone()
             };
-            let mut process = Process::spawn(&command);
-            let exit = process.wait(Duration::from_secs(60)).await;
-            assert_eq!(exit, Exit::Code(0), "{name} failed:\n{}", process.log_text());
+            succeeds(&command).await;
         }
         let mut processes: Vec<Process> = programs.iter().map(Process::spawn).collect();
         for process in &mut processes {
@@ -315,6 +303,28 @@ impl Plan {
             folder,
         })
     }
+}
+
+/// Makes the schema as an operator does, with no key or workspace: other worlds get a copy of the database.
+async fn migrate(uri: &str, folder: &Path) {
+    let data = folder.join("data").display().to_string();
+    succeeds(&Program {
+        name: "migrate".to_owned(),
+        args: vec!["migrate".to_owned()],
+        env: vec![
+            ("DATABASE_URI".into(), uri.to_owned()),
+            ("TOWPATH_DATA_DIR".into(), data),
+        ],
+        address: None,
+        folder: folder.to_owned(),
+    })
+    .await;
+}
+
+async fn succeeds(command: &Program) {
+    let mut process = Process::spawn(command);
+    let exit = process.wait(Duration::from_secs(60)).await;
+    assert_eq!(exit, Exit::Code(0), "{} failed:\n{}", command.name, process.log_text());
 }
 
 /// Objects in the bucket at `address`.

@@ -1,5 +1,6 @@
 //! Keys and workspaces, over every operation of the API description.
 
+use std::path::Path;
 use std::time::Duration;
 
 use http::{Method, StatusCode};
@@ -254,7 +255,9 @@ async fn a_stolen_database_has_no_secret() {
     let world = World::new().await;
     let secret = world.key(None).await;
     world.store.close().await;
-    for file in std::fs::read_dir(world.folder.path()).unwrap() {
+    let file = Path::new(world.database.uri.strip_prefix("sqlite://").unwrap());
+    assert!(file.is_file(), "{}", file.display());
+    for file in std::fs::read_dir(file.parent().unwrap()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap_or_default();
         for needle in [secret.reveal(), KEY] {
             assert!(!bytes.windows(needle.len()).any(|window| window == needle.as_bytes()));

@@ -19,6 +19,7 @@ use towpath_queue::Queue;
 use towpath_store::access::{self, NewKey};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Options, Store};
+use towpath_testing::Database;
 use towpath_traces::objects::Objects;
 use towpath_traces::wal::{self, Wal};
 use towpath_workflows::heavy::Heavy;
@@ -56,6 +57,14 @@ pub struct World {
     pub folder: tempfile::TempDir,
     pub router: Router,
     pub app: App,
+    /// Dropped last: what others hold open goes with it.
+    pub database: Database,
+}
+
+async fn migrate(uri: &str) {
+    let store = Store::open(uri, Options::default()).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
 }
 
 impl World {
@@ -64,32 +73,19 @@ impl World {
     }
 
     pub async fn with(settings: Settings) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let uri = format!("sqlite://{}", folder.path().join("test.db").display());
-        Self::at(uri, folder, settings).await
+        Self::on(Database::sqlite(migrate).await, settings).await
     }
 
-    /// In the server that `TOWPATH_TEST_POSTGRES` names; `None`, said in one line, where it names none.
-    #[expect(
-        clippy::disallowed_methods,
-        clippy::print_stdout,
-        reason = "tests learn from the environment which servers there are, and say which are not"
-    )]
+    /// In the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
-        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return None;
-        };
-        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
-        let uri = towpath_store::baseline::make_database(&admin, &name).await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        Some(Self::at(uri, folder, Settings::default()).await)
+        Some(Self::on(Database::postgres(migrate).await?, Settings::default()).await)
     }
 
-    async fn at(uri: String, folder: tempfile::TempDir, settings: Settings) -> Self {
+    async fn on(database: Database, settings: Settings) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let store = Store::open(
-            &uri,
+            &database.uri,
             Options {
                 clock: clock.clone(),
                 ..Options::default()
@@ -97,7 +93,6 @@ impl World {
         )
         .await
         .unwrap();
-        store.migrate().await.unwrap();
         // Who ends a job must know how its kind ends.
         towpath_workflows::registry().attach(&store);
         let tenant = TenantId::new();
@@ -117,6 +112,7 @@ impl World {
             folder,
             router: platform_router(app.clone()),
             app,
+            database,
         }
     }
 

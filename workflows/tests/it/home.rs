@@ -7,7 +7,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
@@ -60,34 +59,25 @@ macro_rules! on_both_databases {
 pub(crate) use on_both_databases;
 
 /// Where the tables of a home lie.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub enum Database {
     /// A file.
     Sqlite,
-    /// A fresh database in this server, whose clock is the home's.
-    Postgres { server: String },
+    /// A database in the server of the tests, whose clock is the home's.
+    Postgres,
 }
 
 impl Database {
     /// In the server that `TOWPATH_TEST_POSTGRES` names.
-    #[expect(
-        clippy::disallowed_methods,
-        clippy::print_stdout,
-        reason = "tests learn from the environment which servers there are, and say which are not"
-    )]
     pub fn postgres() -> Option<Self> {
-        let Ok(server) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return None;
-        };
-        Some(Self::Postgres { server })
+        towpath_testing::names_postgres().then_some(Self::Postgres)
     }
 
     /// Of `all` moments to try, so many at a time: this server is asked over a line, and each moment takes longer.
     pub fn stride(&self) -> usize {
         match self {
             Self::Sqlite => 1,
-            Self::Postgres { .. } => 2,
+            Self::Postgres => 2,
         }
     }
 }
@@ -103,6 +93,14 @@ pub struct Home {
     engine: Engine,
     registry: Registry<World>,
     wal: Wal,
+    /// Dropped last: the tables go with it.
+    _tables: towpath_testing::Database,
+}
+
+pub async fn migrate(uri: &str) {
+    let store = Store::open(uri, Options::default()).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
 }
 
 impl Home {
@@ -122,18 +120,11 @@ impl Home {
     }
 
     pub async fn empty_on(database: &Database, days: u32) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let Database::Postgres { server: admin } = database else {
-            let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
-            return Self::over(&uri, folder, days).await;
+        let Database::Postgres = database else {
+            return Self::over(towpath_testing::Database::sqlite(migrate).await, days).await;
         };
-        let name = format!("towpath_{}", Uuid::now_v7().simple());
-        let mut conn = PgConnection::connect(admin).await.unwrap();
-        let text = AssertSqlSafe(format!("CREATE DATABASE {name}"));
-        conn.execute(text).await.unwrap();
-        let (server, query) = admin.split_once('?').unwrap_or((admin, ""));
-        let (server, _) = server.rsplit_once('/').unwrap();
-        let home = Self::over(&format!("{server}/{name}?{query}"), folder, days).await;
+        let copy = towpath_testing::Database::postgres(migrate).await;
+        let home = Self::over(copy.expect("the server is named"), days).await;
         // Time stands still there too, until it is told.
         home.execute("CREATE TABLE clock (at timestamptz NOT NULL)").await;
         home.execute("INSERT INTO clock VALUES ('epoch')").await;
@@ -169,14 +160,14 @@ impl Home {
         }
     }
 
-    async fn over(uri: &str, folder: TempDir, days: u32) -> Self {
+    async fn over(tables: towpath_testing::Database, days: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let clock = Clock::stopped(time("2026-03-10T12:00:00Z"));
         let options = Options {
             clock: clock.clone(),
             ..Options::default()
         };
-        let store = Store::open(uri, options).await.unwrap();
-        store.migrate().await.unwrap();
+        let store = Store::open(&tables.uri, options).await.unwrap();
         let mut registry = registry();
         registry.attach(&store);
         let objects = Objects::memory();
@@ -224,6 +215,7 @@ impl Home {
             folder,
             registry,
             wal,
+            _tables: tables,
         };
         home.destination = home.add_destination(DestinationKind::S3, &home.s3.config("p/q")).await;
         home

@@ -17,8 +17,11 @@ use towpath_store::query::Query;
 use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{Options, Store, jobs};
+use towpath_testing::Database;
 use towpath_workflows::agent::{self, AgentWorld, EVENTS_KEPT};
 use towpath_workflows::run_agent::{self, NewRun, Target};
+
+use crate::home::migrate;
 
 const GRAPHS: &str = r#"{"graphs": {
     "agent": {"native": "echo"},
@@ -56,6 +59,7 @@ pub struct Server {
     pub registry: Registry<AgentWorld>,
     pub tenant: TenantId,
     _folder: TempDir,
+    _database: Database,
 }
 
 impl Server {
@@ -65,13 +69,12 @@ impl Server {
 
     pub async fn at(clock: Clock) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let uri = format!("sqlite://{}", folder.path().join("agent.db").display());
+        let database = Database::sqlite(migrate).await;
         let options = Options {
             clock,
             ..Options::default()
         };
-        let store = Store::open(&uri, options).await.unwrap();
-        store.migrate().await.unwrap();
+        let store = Store::open(&database.uri, options).await.unwrap();
         let queue = Queue::local();
         agent::connect(&store, &queue);
         let mut registry = agent::registry();
@@ -107,6 +110,7 @@ impl Server {
             registry,
             tenant,
             _folder: folder,
+            _database: database,
         }
     }
 

@@ -53,7 +53,7 @@ impl World {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_joins_a_turn_is_claimed_by_it() {
-    let world = World::new(Database::sqlite()).await;
+    let world = World::new(Database::sqlite().await).await;
     let _workers = world.deaf_workers(4);
     for name in ["a", "b", "c"] {
         assert!(world.joins(name, Op::Effect(name.to_owned())).await);
@@ -69,7 +69,7 @@ async fn what_joins_a_turn_is_claimed_by_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_recorded_though_every_slot_is_taken() {
-    let world = World::new(Database::sqlite()).await;
+    let world = World::new(Database::sqlite().await).await;
     let _workers = world.deaf_workers(1);
     assert!(world.joins("first", Op::Gate("lock".to_owned())).await);
     world.until_noted("first at lock", 1).await;
@@ -81,7 +81,7 @@ async fn it_is_recorded_though_every_slot_is_taken() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_is_refused_takes_no_other_along() {
-    let world = World::new(Database::sqlite()).await;
+    let world = World::new(Database::sqlite().await).await;
     let _workers = world.deaf_workers(2);
     let (refused, _) = tokio::join!(
         world.joins(Script::REFUSED, Op::Done),
@@ -97,7 +97,7 @@ async fn one_that_is_refused_takes_no_other_along() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_recorded_where_nobody_claims() {
-    let world = World::new(Database::sqlite()).await;
+    let world = World::new(Database::sqlite().await).await;
     assert!(!world.joins("before", Op::Done).await);
     let workers = world.deaf_workers(1);
     assert!(world.joins("meanwhile", Op::Done).await);

@@ -82,7 +82,7 @@ async fn a_worker_that_cannot_renew_stops_its_handler_before_the_lease_ends() {
 
 #[tokio::test]
 async fn a_restart_on_sqlite_readies_what_the_last_life_held() {
-    let world = World::new(Database::sqlite()).await;
+    let world = World::new(Database::sqlite().await).await;
     let job = world.start(Script::new("a", [])).await;
     world.claim(1).await;
     let scheduler = world.scheduler().await;

@@ -62,7 +62,7 @@ async fn every_attempt_ends_at_its_limit(world: World) {
 
 #[tokio::test]
 async fn every_attempt_ends_at_its_limit_on_sqlite() {
-    every_attempt_ends_at_its_limit(World::new(Database::sqlite()).await).await;
+    every_attempt_ends_at_its_limit(World::new(Database::sqlite().await).await).await;
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ macro_rules! on_each {
             $(#[$meta])*
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn sqlite() {
-                body($crate::support::World::new($crate::support::Database::sqlite()).await).await;
+                body($crate::support::World::new($crate::support::Database::sqlite().await).await).await;
             }
 
             $(#[$meta])*
@@ -140,14 +140,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 pub struct World {
-    /// Kept because its folder goes with it.
-    pub _database: Database,
     pub store: Store,
     pub engine: Engine,
     pub queue: Queue,
     pub registry: Arc<Registry<Shared>>,
     pub shared: Arc<Shared>,
     pub tenant: TenantId,
+    /// Dropped last: the database goes with it.
+    pub _database: Database,
 }
 
 impl World {
@@ -192,13 +192,13 @@ impl World {
         };
         let engine = Engine::new(store.clone(), settings);
         Self {
-            _database: database,
             store,
             engine,
             queue,
             registry: Arc::new(registry),
             shared: Arc::default(),
             tenant: TenantId::new(),
+            _database: database,
         }
     }
 

@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use towpath_store::{Options, Result, Store, Tx, on};
 
 /// The longest a test waits for another session. Shorter than the store lets a transaction be silent.
@@ -13,27 +12,26 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 pub struct Database {
     pub store: Store,
-    _folder: Option<tempfile::TempDir>,
+    _whole: towpath_testing::Database,
 }
 
 impl Database {
     pub async fn sqlite() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
-        Self::open(&uri, Some(folder)).await
+        Self::open(towpath_testing::Database::empty_sqlite()).await
     }
 
+    /// In the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
-        Some(Self::open(&empty_postgres().await?, None).await)
+        Some(Self::open(towpath_testing::Database::empty_postgres().await?).await)
     }
 
-    async fn open(uri: &str, folder: Option<tempfile::TempDir>) -> Self {
-        let store = Store::open(uri, Options::default()).await.unwrap();
+    async fn open(whole: towpath_testing::Database) -> Self {
+        let store = Store::open(&whole.uri, Options::default()).await.unwrap();
         store
             .write(async |tx| run(tx, "CREATE TABLE note (text TEXT NOT NULL UNIQUE)").await)
             .await
             .unwrap();
-        Self { store, _folder: folder }
+        Self { store, _whole: whole }
     }
 
     /// The notes, in order.
@@ -49,25 +47,6 @@ impl Database {
             .await
             .unwrap()
     }
-}
-
-/// The address of a new PostgreSQL database.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "tests learn from the environment which servers there are"
-)]
-pub async fn empty_postgres() -> Option<String> {
-    let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-        println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-        return None;
-    };
-    let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
-    let mut conn = PgConnection::connect(&admin).await.unwrap();
-    conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
-        .await
-        .unwrap();
-    let (server, _) = admin.rsplit_once('/').unwrap();
-    Some(format!("{server}/{name}"))
 }
 
 pub async fn run(tx: &mut Tx<'_>, text: &'static str) -> Result<()> {

@@ -263,7 +263,7 @@ async fn what_killed_workers_leave_is_whole_on_postgres() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_killed_process_leaves_is_whole_on_sqlite() {
-    let database = Database::sqlite();
+    let database = Database::sqlite().await;
     let queue = Queue::local();
     let record = Arc::new(Record::default());
     let mut dice = StdRng::seed_from_u64(3);

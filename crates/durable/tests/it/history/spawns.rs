@@ -203,7 +203,7 @@ async fn each_instant_is_spawned_once(database: Database) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_instant_is_spawned_once_on_sqlite() {
-    each_instant_is_spawned_once(Database::sqlite()).await;
+    each_instant_is_spawned_once(Database::sqlite().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -133,7 +133,7 @@ pub struct OnPostgres;
 impl On for OnSqlite {
     fn home() -> Option<&'static Home> {
         static HOME: OnceLock<Option<Home>> = OnceLock::new();
-        HOME.get_or_init(|| Home::new(async { Some(Database::sqlite()) }))
+        HOME.get_or_init(|| Home::new(async { Some(Database::sqlite().await) }))
             .as_ref()
     }
 }

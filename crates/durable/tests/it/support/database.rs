@@ -1,45 +1,34 @@
-//! A database of its own.
+//! A database of its own, with the tables of the engine.
 
-use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use towpath_store::{Options, Store};
 
 pub struct Database {
     pub uri: String,
-    _folder: Option<tempfile::TempDir>,
+    _whole: towpath_testing::Database,
 }
 
 impl Database {
-    pub fn sqlite() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let uri = format!("sqlite://{}", folder.path().join("towpath.db").display());
-        Self {
-            uri,
-            _folder: Some(folder),
-        }
+    pub async fn sqlite() -> Self {
+        towpath_testing::Database::sqlite(migrate).await.into()
     }
 
-    /// A fresh database in the server that `TOWPATH_TEST_POSTGRES` names.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "tests learn from the environment which servers there are"
-    )]
+    /// In the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
-        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return None;
-        };
-        let name = format!("towpath_{}", uuid::Uuid::now_v7().simple());
-        let mut conn = PgConnection::connect(&admin).await.unwrap();
-        conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
-            .await
-            .unwrap();
-        let (server, query) = admin
-            .split_once('?')
-            .map_or((admin.as_str(), ""), |(server, query)| (server, query));
-        let (server, _) = server.rsplit_once('/').unwrap();
-        let question = if query.is_empty() { "" } else { "?" };
-        Some(Self {
-            uri: format!("{server}/{name}{question}{query}"),
-            _folder: None,
-        })
+        Some(towpath_testing::Database::postgres(migrate).await?.into())
     }
+}
+
+impl From<towpath_testing::Database> for Database {
+    fn from(whole: towpath_testing::Database) -> Self {
+        Self {
+            uri: whole.uri.clone(),
+            _whole: whole,
+        }
+    }
+}
+
+async fn migrate(uri: &str) {
+    let store = Store::open(uri, Options::default()).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
 }

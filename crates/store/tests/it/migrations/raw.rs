@@ -4,31 +4,29 @@ use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, SqliteConnection};
 use towpath_store::{Dialect, Options, Store};
-
-use crate::database::empty_postgres;
+use towpath_testing::Database;
 
 pub struct Fresh {
     pub dialect: Dialect,
     pub uri: String,
-    _folder: Option<tempfile::TempDir>,
+    _database: Database,
 }
 
 impl Fresh {
     pub fn sqlite() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        Self {
-            dialect: Dialect::Sqlite,
-            uri: format!("sqlite://{}", folder.path().join("towpath.db").display()),
-            _folder: Some(folder),
-        }
+        Self::new(Dialect::Sqlite, Database::empty_sqlite())
     }
 
     pub async fn postgres() -> Option<Self> {
-        Some(Self {
-            dialect: Dialect::Postgres,
-            uri: empty_postgres().await?,
-            _folder: None,
-        })
+        Some(Self::new(Dialect::Postgres, Database::empty_postgres().await?))
+    }
+
+    fn new(dialect: Dialect, database: Database) -> Self {
+        Self {
+            dialect,
+            uri: database.uri.clone(),
+            _database: database,
+        }
     }
 
     pub async fn store(&self) -> Store {

@@ -6,9 +6,9 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
 use bytes::Bytes;
 use chrono::NaiveDate;
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 use towpath_domain::{JobId, ProjectId, TenantId, Timestamp, TraceRunId, UnitId};
 use towpath_store::{Store, projects, segments, units};
+use towpath_testing::Database;
 use towpath_traces::accept::{self, Accepted, Request, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::fold::{self, Folded, Options};
@@ -45,46 +45,40 @@ pub struct World {
     pub objects: Objects,
     pub tenant: TenantId,
     pub folder: tempfile::TempDir,
+    /// Dropped last: the database goes with it.
+    _database: Database,
 }
 
 pub const DAY: NaiveDate = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap();
 
+async fn migrate(uri: &str) {
+    let store = Store::open(uri, towpath_store::Options::default()).await.unwrap();
+    store.migrate().await.unwrap();
+    store.close().await;
+}
+
 impl World {
     pub async fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let uri = format!("sqlite://{}/towpath.db", folder.path().display());
-        Self::open(&uri, folder).await
+        Self::on(Database::sqlite(migrate).await).await
     }
 
     /// On a database of its own in the server that `TOWPATH_TEST_POSTGRES` names.
-    #[expect(
-        clippy::print_stdout,
-        clippy::disallowed_methods,
-        reason = "tests learn from the environment which servers there are"
-    )]
     pub async fn postgres() -> Option<Self> {
-        let Ok(admin) = std::env::var("TOWPATH_TEST_POSTGRES") else {
-            println!("skipped: TOWPATH_TEST_POSTGRES names no server");
-            return None;
-        };
-        let name = format!("towpath_{}", UnitId::new().0.simple());
-        let mut conn = PgConnection::connect(&admin).await.unwrap();
-        conn.execute(AssertSqlSafe(format!("CREATE DATABASE {name}")))
-            .await
-            .unwrap();
-        let (server, _) = admin.rsplit_once('/').unwrap();
-        Some(Self::open(&format!("{server}/{name}"), tempfile::tempdir().unwrap()).await)
+        Some(Self::on(Database::postgres(migrate).await?).await)
     }
 
-    async fn open(uri: &str, folder: tempfile::TempDir) -> Self {
-        let store = Store::open(uri, towpath_store::Options::default()).await.unwrap();
-        store.migrate().await.unwrap();
+    async fn on(database: Database) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&database.uri, towpath_store::Options::default())
+            .await
+            .unwrap();
         let objects = Objects::folder(&folder.path().join("objects")).unwrap();
         Self {
             store,
             objects,
             tenant: TenantId::new(),
             folder,
+            _database: database,
         }
     }
 
