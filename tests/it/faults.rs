@@ -1,4 +1,4 @@
-//! Faults of what the product stands on, one after another under load: lines that are slow, silent or cut, a database
+//! Faults of what the product stands on, each under load: lines that are slow, silent or cut, a database
 //! that restarts or ends its sessions, disks without room.
 //!
 //! Each is made while trace runs are sent and an export is at work. It has to be hit, the process has to say what is
@@ -11,3 +11,4 @@ mod disks;
 mod lines;
 mod postgres;
 mod round;
+mod turn;

@@ -10,7 +10,7 @@ use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
 use towpath_tests::{Dice, Layout, World, until};
 
-use super::round::{Fault, Place, folder, round};
+use super::round::{Fault, Ingest, Place, folder, plan, round, start};
 use crate::{aftermath, load};
 
 /// SQLite, the log of ingest, segments and exports on one small disk.
@@ -19,15 +19,15 @@ async fn the_data_folder_may_run_full() {
     let Some(disk) = SmallDisk::mount(96, "data") else {
         return;
     };
-    let plan = World::plan(Layout::Embedded).data_in(&disk.place);
-    let world = plan.start().await.expect("the embedded world needs no server");
+    let plan = plan(Layout::Embedded).data_in(&disk.place);
+    let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "disk").await;
     let mut dice = Dice::new(13);
     for time in ["", ", again"] {
         let fault = Fault {
             name: format!("data folder without room{time}"),
             told: "objects",
-            refuses: true,
+            ingest: Ingest::Refuses,
             lasts: Duration::from_secs(5),
         };
         full(&world, &place, &disk, &mut dice, &fault, async |_| 1).await;
@@ -42,13 +42,13 @@ async fn the_folder_of_exports_may_run_full() {
         return;
     };
     let data = disk.place.parent().expect("it lies in the data folder");
-    let plan = World::plan(Layout::Embedded).data_in(data);
-    let world = plan.start().await.expect("the embedded world needs no server");
+    let plan = plan(Layout::Embedded).data_in(data);
+    let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "exports").await;
     let fault = Fault {
         name: "folder of exports without room".to_owned(),
         told: "",
-        refuses: false,
+        ingest: Ingest::Works,
         lasts: Duration::ZERO,
     };
     // No part of an export is over before the folder is full.
@@ -86,12 +86,13 @@ async fn the_folder_of_exports_may_run_full() {
 /// A limit on the size of files, as `ulimit -f` sets it: no disk is full, and no file grows.
 #[tokio::test]
 async fn files_may_not_grow() {
-    let world = World::embedded().await;
+    let world = start(plan(Layout::Embedded)).await;
+    let world = world.expect("the embedded world needs no server");
     let place = folder(&world, "limit").await;
     let fault = Fault {
         name: "files may not grow (RLIMIT_FSIZE)".to_owned(),
         told: "database",
-        refuses: true,
+        ingest: Ingest::Refuses,
         lasts: Duration::from_secs(5),
     };
     let pid = world.processes[0].pid().expect("it runs").to_string();

@@ -6,22 +6,37 @@ use serde_json::json;
 use towpath_tests::fault_proxy::{FaultProxy, Mode, Way};
 use towpath_tests::{Dice, Layout, Moto, World};
 
-use super::round::{Fault, Place, round};
+use super::round::{Fault, Ingest, Place, plan, round, start};
 use crate::aftermath;
 
 /// Shorter than the faults last, so that leases run out meanwhile.
 const LEASE_SECONDS: &str = "3";
 
 #[tokio::test]
-async fn lines_may_do_what_lines_do() {
-    let plan = World::plan(Layout::Cluster { workers: 2 })
+async fn the_line_to_redis_may_do_what_lines_do() {
+    line("redis", |world| world.redis_proxy.as_ref(), Dice::new(8)).await;
+}
+
+#[tokio::test]
+async fn the_line_to_the_database_may_do_what_lines_do() {
+    line("database", |world| world.postgres_proxy.as_ref(), Dice::new(9)).await;
+}
+
+#[tokio::test]
+async fn the_line_to_the_bucket_may_do_what_lines_do() {
+    line("objects", |world| world.bucket_proxy.as_ref(), Dice::new(10)).await;
+}
+
+/// Everything that can become of one line, in a world of its own. `line` is what `/readyz` calls what is behind it.
+async fn line(line: &'static str, proxy: impl Fn(&World) -> Option<&FaultProxy>, mut dice: Dice) {
+    let plan = plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS)
         .own_postgres()
         .redis_behind_proxy()
         .objects_in_bucket();
-    let Some(world) = plan.start().await else { return };
+    let Some(world) = start(plan).await else { return };
     let place = bucket(&world).await;
-    let mut dice = Dice::new(8);
+    let proxy = proxy(&world).expect("asked for");
     // Name, mode, for how long in seconds, whether the process has to notice.
     let modes = [
         ("slow", Mode::Delay(Duration::from_millis(60)), 3, false),
@@ -33,44 +48,34 @@ async fn lines_may_do_what_lines_do() {
         ("reset, then refused", Mode::Drop, 5, true),
     ];
     for (name, mode, seconds, noticed) in modes {
-        for (line, proxy) in lines(&world) {
-            let fault = Fault {
-                name: format!("{line} {name}"),
-                told: if noticed { line } else { "" },
-                refuses: false,
-                lasts: Duration::from_secs(seconds),
-            };
-            let before = proxy.harmed();
-            let begin = async |_: &World| {
-                if mode == Mode::Drop {
-                    // New connections are only made where the old ones are gone.
-                    proxy.set(Mode::ResetAll);
-                    towpath_tests::until("connections to be reset", Duration::from_secs(10), async || {
-                        (proxy.open() == 0).then_some(())
-                    })
-                    .await;
-                }
-                proxy.set(mode);
-            };
-            let end = async |_: &World| {
-                proxy.set(Mode::Pass);
-                proxy.harmed() - before
-            };
-            round(&world, &place, &mut dice, &fault, begin, end).await;
-        }
+        // Without Redis work is found by looking; without the others nothing can be acknowledged.
+        let waits = noticed && line != "redis";
+        let fault = Fault {
+            name: format!("{line} {name}"),
+            told: if noticed { line } else { "" },
+            ingest: if waits { Ingest::Waits } else { Ingest::Works },
+            lasts: Duration::from_secs(seconds),
+        };
+        let before = proxy.harmed();
+        let begin = async |_: &World| {
+            if mode == Mode::Drop {
+                // New connections are only made where the old ones are gone.
+                proxy.set(Mode::ResetAll);
+                towpath_tests::until("connections to be reset", Duration::from_secs(10), async || {
+                    (proxy.open() == 0).then_some(())
+                })
+                .await;
+            }
+            proxy.set(mode);
+        };
+        let end = async |_: &World| {
+            proxy.set(Mode::Pass);
+            proxy.harmed() - before
+        };
+        round(&world, &place, &mut dice, &fault, begin, end).await;
     }
     aftermath::settles(&world).await;
     world.stop().await;
-}
-
-/// As `/readyz` calls what is behind them.
-fn lines(world: &World) -> [(&'static str, &FaultProxy); 3] {
-    let proxies = [
-        ("redis", &world.redis_proxy),
-        ("database", &world.postgres_proxy),
-        ("objects", &world.bucket_proxy),
-    ];
-    proxies.map(|(name, proxy)| (name, proxy.as_ref().expect("asked for")))
 }
 
 /// A destination in the same bucket, over the same line.

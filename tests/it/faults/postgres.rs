@@ -4,22 +4,22 @@ use std::time::Duration;
 
 use towpath_tests::{Dice, Layout, World};
 
-use super::round::{Fault, folder, round};
+use super::round::{Fault, Ingest, folder, plan, round, start};
 use crate::aftermath;
 
 #[tokio::test]
 async fn the_database_may_go_and_come_back() {
-    let plan = World::plan(Layout::Cluster { workers: 2 })
+    let plan = plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", "3")
         .own_postgres();
-    let Some(world) = plan.start().await else { return };
+    let Some(world) = start(plan).await else { return };
     let place = folder(&world, "postgres").await;
     let mut dice = Dice::new(88);
 
     let fault = Fault {
         name: "database sessions ended 20 times".to_owned(),
         told: "",
-        refuses: false,
+        ingest: Ingest::Works,
         lasts: Duration::ZERO,
     };
     let ended = std::cell::Cell::new(0);
@@ -40,16 +40,15 @@ async fn the_database_may_go_and_come_back() {
     round(&world, &place, &mut dice, &fault, begin, async |_| ended.get()).await;
 
     for (name, crash, seconds) in [("restarts", false, 0), ("crashes", true, 0), ("is away", false, 20)] {
+        let away = seconds > 0;
         let fault = Fault {
             name: format!("database {name}"),
-            told: if seconds > 0 { "database" } else { "" },
-            refuses: seconds > 0,
+            told: if away { "database" } else { "" },
+            ingest: if away { Ingest::Refuses } else { Ingest::Works },
             lasts: Duration::from_secs(seconds),
         };
         let begin = async |world: &World| {
             let server = world.postgres.as_ref().expect("asked for");
-            // In the middle of the load.
-            tokio::time::sleep(Duration::from_millis(300)).await;
             if crash {
                 server.crash().await;
             } else {

@@ -8,14 +8,19 @@ use futures::future::join_all;
 use reqwest::Method;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
-use towpath_tests::{Api, Body, Dice, Generated, Process, World, generate, until};
+use towpath_tests::{Api, Body, Dice, Generated, Layout, Plan, Process, World, generate, until};
 
+use super::turn::Turn;
 use crate::load;
 
 /// Senders at a time.
 const SENDERS: usize = 4;
 /// Told to wait longer, a sender of a test still comes back after this.
 const IMPATIENCE: Duration = Duration::from_millis(300);
+/// A fault begins after so many bodies: in the middle of the load, and before the export is over.
+const UNDER_WAY: usize = 2 * SENDERS;
+/// An export run that failed is tried again after this. The product's half a minute would be most of the time of a round.
+const RETRY_SECONDS: &str = "2";
 /// An answer that took longer is none.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long everything may take to come right after a fault. Not a bar: the figures are printed.
@@ -26,10 +31,32 @@ pub struct Fault {
     pub name: String,
     /// The dependency that `/readyz?verbose` has to call unavailable meanwhile; empty where it is only slow.
     pub told: &'static str,
-    /// Whether ingest has to refuse meanwhile.
-    pub refuses: bool,
+    /// What ingest does meanwhile.
+    pub ingest: Ingest,
     /// How long it lasts.
     pub lasts: Duration,
+}
+
+/// What ingest does under a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ingest {
+    /// It goes on, and keeps the processors busy.
+    Works,
+    /// It waits for what is away, or refuses at once.
+    Waits,
+    /// As [`Ingest::Waits`], and it has to have refused.
+    Refuses,
+}
+
+/// A world for faults.
+pub fn plan(layout: Layout) -> Plan {
+    World::plan(layout).env("TOWPATH_EXPORTS_RETRY_SECONDS", RETRY_SECONDS)
+}
+
+/// Starts a world while no other fault has the processors. `None`, said in one line, where a server is not given.
+pub async fn start(plan: Plan) -> Option<World> {
+    let _turn = Turn::take().await;
+    plan.start().await
 }
 
 /// Where exports go, and how they are read back.
@@ -52,6 +79,10 @@ pub async fn round(
     let (before, during) = (generate(dice.roll(), 24, 2), generate(dice.roll(), 48, 2));
     load::send(&world.api, &before.bodies).await;
     let project = load::project(&world.api, &before.project).await;
+    let turn = match fault.ingest {
+        Ingest::Works => Some(Turn::take().await),
+        Ingest::Waits | Ingest::Refuses => None,
+    };
     // At work while the fault is there.
     let early = load::export(&world.api, &place.destination, &project, &before).await;
 
@@ -62,6 +93,7 @@ pub async fn round(
         let sending = senders.send(&world.api, &healed);
         let watching = watch(&world.processes, &healed, &told);
         let making = async {
+            senders.under_way().await;
             begin(world).await;
             sleep(fault.lasts).await;
             let hits = end(world).await;
@@ -73,6 +105,7 @@ pub async fn round(
         let ((), (), made) = tokio::join!(sending, watching, making);
         made
     };
+    drop(turn);
     assert!(hits > 0, "{name}: nothing was hit");
     let counts = senders.counts();
     assert_eq!(counts.wrong, Vec::<String>::new(), "{name}: answers that are none");
@@ -81,7 +114,10 @@ pub async fn round(
         "{name}: requests without an answer, beside {} refused",
         counts.refused
     );
-    assert!(!fault.refuses || counts.refused > 0, "{name}: nothing was refused");
+    assert!(
+        fault.ingest != Ingest::Refuses || counts.refused > 0,
+        "{name}: nothing was refused"
+    );
     let seen = told.seen();
     if !fault.told.is_empty() {
         let said = seen.iter().any(|text| text.starts_with(&format!("{}: ", fault.told)));
@@ -193,6 +229,15 @@ impl<'g> Senders<'g> {
         let in_time = timeout(PATIENCE * 2, all).await;
         let wrong = self.wrong.lock().expect("nobody panicked");
         assert!(in_time.is_ok(), "some bodies were never accepted: {wrong:?}");
+    }
+
+    /// Returns when the load is under way.
+    async fn under_way(&self) {
+        let what = format!("{UNDER_WAY} bodies to be accepted");
+        until(&what, PATIENCE, async || {
+            (self.accepted.load(Ordering::SeqCst) >= UNDER_WAY).then_some(())
+        })
+        .await;
     }
 
     /// One try; whether it was accepted.
