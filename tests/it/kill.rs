@@ -7,25 +7,32 @@
 //! table has a row per point; a point that was never hit fails the drill.
 //!
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
-//! `kill` of `scripts/test` asks for 110, so 220 in all).
+//! `kill` of `scripts/test` asks for 110, so 220 in all). Several worlds of a layout share them: a round mostly waits.
 
+mod rounds;
 mod upkeep;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
+use futures::future::join_all;
 use nix::sys::signal::Signal;
 use sqlx::PgConnection;
 use tokio::time::timeout;
 use towpath_tests::{Api, Dice, Exit, Generated, Layout, Process, World, environment, generate};
 
+use crate::tables::Tables;
 use crate::{aftermath, load, tree};
+use rounds::{Round, Rounds};
 
 /// Short, so that a rescue is not the longest part of the drill.
 const LEASE_SECONDS: u64 = 2;
 const DAYS: i64 = 3;
 const TREES: usize = 40;
+/// Rounds after which a process that is stopped has to have lost a job.
+const STOPS: usize = 20;
 /// Points of other drills begin so.
 const ELSEWHERE: [&str; 5] = ["deploy.", "compact.", "sweep.", "spawn.", "run."];
 /// What a SIGABRT of a failpoint looks like from outside.
@@ -33,55 +40,42 @@ const ABORTED: Exit = Exit::Signal(Signal::SIGABRT as i32);
 
 #[tokio::test]
 async fn embedded_survives_every_kill() {
-    println!("{}", drill(Layout::Embedded).await.unwrap_or_default());
+    println!("{}", drill(Layout::Embedded, 2).await.unwrap_or_default());
 }
 
 #[tokio::test]
 async fn a_cluster_survives_every_kill() {
-    println!("{}", drill(Layout::Cluster { workers: 2 }).await.unwrap_or_default());
+    // Whoever dies leaves jobs that wait for the end of a lease, so more worlds keep the processors no busier.
+    let cluster = Layout::Cluster { workers: 2 };
+    println!("{}", drill(cluster, 4).await.unwrap_or_default());
 }
 
 /// The table of kills, printed at once because the other layout's drill prints its own; `None` without servers.
-async fn drill(layout: Layout) -> Option<String> {
-    let plan = World::plan(layout).env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS.to_string());
-    let world = plan.start().await?;
+async fn drill(layout: Layout, worlds: u64) -> Option<String> {
     let wanted: u32 = environment("TOWPATH_TEST_KILLS").map_or(25, |text| text.parse().expect("a number of kills"));
-    let destination = world.api.file_destination("drill").await;
-    let dice = Dice::new(match layout {
-        Layout::Embedded => 1,
-        Layout::Cluster { .. } => 2,
-    });
-    let mut drill = Drill {
-        world,
-        dice,
-        destination,
-        kills: BTreeMap::new(),
-        stops: 0,
-        rows: 0,
-        round: 0,
+    let performers: &[&str] = match layout {
+        Layout::Embedded => &["dev"],
+        Layout::Cluster { .. } => &["worker-0", "worker-1"],
     };
     let points = points();
-    for point in &points {
-        drill.at_point(point, 1).await;
+    let rounds = RefCell::new(Rounds::new(performers, &points, wanted));
+    let seed = match layout {
+        Layout::Embedded => 100,
+        Layout::Cluster { .. } => 200,
+    };
+    let mut drills = Vec::new();
+    for number in 0..worlds {
+        drills.push(Drill::start(layout, Dice::new(seed + number), &rounds).await?);
     }
-    // Later passes of a point are other moments: the second checkpoint, the third upload.
-    for (pass, point) in (2..=3).flat_map(|pass| points.iter().map(move |point| (pass, point))) {
-        if drill.total() < wanted {
-            drill.at_point(point, pass).await;
-        }
-    }
-    while drill.total() < wanted {
-        drill.at_random(4).await;
-    }
-    drill.past_the_lease().await;
-    aftermath::settles(&drill.world).await;
-    let table = drill.table(layout, &points);
-    let missed: Vec<&String> = points
-        .iter()
-        .filter(|point| !drill.kills.contains_key(*point))
-        .collect();
-    assert!(missed.is_empty(), "{table}\npoints that nobody died at: {missed:?}");
-    drill.world.stop().await;
+    join_all(drills.into_iter().map(Drill::run)).await;
+    let rounds = rounds.into_inner();
+    let table = format!("kill drill, {layout:?}: {}", rounds.table(worlds));
+    assert!(
+        rounds.missed().is_empty(),
+        "{table}\npoints that nobody died at: {:?}",
+        rounds.missed()
+    );
+    assert!(rounds.total() >= wanted, "{table}\nfewer than {wanted} kills");
     Some(table)
 }
 
@@ -105,20 +99,41 @@ fn points() -> BTreeSet<String> {
     found
 }
 
-struct Drill {
+/// One world of a layout.
+struct Drill<'r> {
     world: World,
     dice: Dice,
     destination: String,
-    /// Point, or `random`, to deaths.
-    kills: BTreeMap<String, u32>,
-    stops: u32,
-    rows: usize,
-    round: u64,
+    /// Shared with the other worlds of the layout.
+    rounds: &'r RefCell<Rounds>,
 }
 
-impl Drill {
-    fn total(&self) -> u32 {
-        self.kills.values().sum()
+impl<'r> Drill<'r> {
+    async fn start(layout: Layout, dice: Dice, rounds: &'r RefCell<Rounds>) -> Option<Self> {
+        let plan = World::plan(layout).env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS.to_string());
+        let world = plan.start().await?;
+        let destination = world.api.file_destination("drill").await;
+        Some(Self {
+            world,
+            dice,
+            destination,
+            rounds,
+        })
+    }
+
+    /// Takes round after round until there is none left, then looks at what they left behind.
+    async fn run(mut self) {
+        loop {
+            let next = self.rounds.borrow_mut().next();
+            match next {
+                Some(Round::Point { name, nth }) => self.at_point(&name, nth).await,
+                Some(Round::Random) => self.at_random(4).await,
+                Some(Round::PastTheLease { performer }) => self.past_the_lease(&performer).await,
+                None => break,
+            }
+        }
+        aftermath::settles(&self.world).await;
+        self.world.stop().await;
     }
 
     /// Every process is armed; whoever comes to the point for the n-th time dies and is started again unarmed.
@@ -133,9 +148,7 @@ impl Drill {
             }
         };
         self.finish(&done);
-        if deaths > 0 {
-            *self.kills.entry(point.to_owned()).or_default() += deaths;
-        }
+        self.rounds.borrow_mut().died(point, deaths);
     }
 
     /// Kills at random moments of one round of work.
@@ -158,35 +171,29 @@ impl Drill {
             }
         };
         self.finish(&done);
-        *self.kills.entry("random".to_owned()).or_default() += killed;
+        self.rounds.borrow_mut().died(Rounds::RANDOM, killed);
     }
 
-    /// Every process that performs jobs is stopped in the middle of its work until its leases are long over, and goes
-    /// on as if nothing had been. In a cluster somebody else has taken over by then, which is checked.
-    async fn past_the_lease(&mut self) {
+    /// A process that performs jobs is stopped in the middle of its work until its leases are long over, and goes on as if
+    /// nothing had been. In a cluster somebody else has taken over by then, which is checked.
+    async fn past_the_lease(&mut self, performer: &str) {
         restart(&mut self.world, None).await;
-        let names = self
-            .world
-            .processes
-            .iter()
-            .map(|process| process.program().name.clone());
-        let performers: Vec<String> = names
-            .filter(|name| name == "dev" || name.starts_with("worker"))
-            .collect();
-        for name in performers {
-            let mut taken_over = false;
-            for _ in 0..20 {
-                taken_over = self.stop_once(&name).await;
-                if taken_over {
-                    break;
-                }
+        let mut taken_over = false;
+        for _ in 0..STOPS {
+            taken_over = self.stop_once(performer).await;
+            if taken_over {
+                break;
             }
-            assert!(taken_over, "{name} never lost a job while it was stopped");
         }
+        assert!(
+            taken_over,
+            "{performer} lost no job in {STOPS} rounds in which it was stopped"
+        );
     }
 
     /// One round in which the process is stopped while it holds a job, twice as long as a lease. Whether it lost one.
     async fn stop_once(&mut self, name: &str) -> bool {
+        let mut held = Tables::of(&self.world).await;
         let mut tables = match &self.world.database {
             Some(database) => Some(database.connect().await),
             None => None,
@@ -195,10 +202,9 @@ impl Drill {
         let mut work = pin!(self.work());
         let process = self.world.process(name);
         let pid = process.pid().expect("all processes run");
-        let moment = Duration::from_millis(100 + self.dice.below(200));
         let early = tokio::select! {
             done = work.as_mut() => Some(done),
-            () = holds_a_job(tables.as_mut(), pid, moment) => None,
+            () = holds_a_job(&mut held, pid) => None,
         };
         let process = self.world.process(name);
         process.signal(Signal::SIGSTOP);
@@ -223,13 +229,12 @@ impl Drill {
             && lost_leases(tables.as_mut())
                 .await
                 .is_none_or(|lost| Some(lost) > lost_before);
-        self.stops += u32::from(taken_over);
+        self.rounds.borrow_mut().stopped(taken_over);
         taken_over
     }
 
     /// One round of work in a project of its own: send everything, export it, wait for the end.
     fn work(&mut self) -> impl Future<Output = Work> + use<> {
-        self.round += 1;
         let generated = generate(self.dice.roll(), TREES, DAYS);
         work(self.world.api.clone(), self.destination.clone(), generated)
     }
@@ -241,12 +246,12 @@ impl Drill {
             generated,
             record,
         } = work;
-        assert_eq!(record["status"], "COMPLETED", "round {}: {record}", self.round);
+        assert_eq!(record["status"], "COMPLETED", "{record}");
         let folder = self.world.exports().join("drill");
         let tenant = self.world.tenant.to_string();
         match load::compare(&folder, export, &tenant, project, generated) {
-            Ok(rows) => self.rows += rows,
-            Err(wrong) => panic!("round {}, export {export}:\n{wrong}", self.round),
+            Ok(rows) => self.rounds.borrow_mut().compared(rows),
+            Err(wrong) => panic!("export {export}:\n{wrong}"),
         }
     }
 
@@ -254,23 +259,6 @@ impl Drill {
     async fn tick(&mut self, work: Pin<&mut impl Future<Output = Work>>) -> Option<Work> {
         let moment = Duration::from_millis(5 + self.dice.below(30));
         timeout(moment, work).await.ok()
-    }
-
-    fn table(&self, layout: Layout, points: &BTreeSet<String>) -> String {
-        let mut table = format!(
-            "kill drill, {layout:?}: {} rounds, {} rows compared in 29 columns\n| point | kills |\n|---|---|\n",
-            self.round, self.rows
-        );
-        for point in points.iter().map(String::as_str).chain(["random"]) {
-            let kills = self.kills.get(point).unwrap_or(&0);
-            table += &format!("| {point} | {kills} |\n");
-        }
-        table
-            + &format!(
-                "| all | {} |\n| stopped past the lease | {} |",
-                self.total(),
-                self.stops
-            )
     }
 }
 
@@ -321,22 +309,9 @@ async fn lost_leases(tables: Option<&mut PgConnection>) -> Option<i64> {
     Some(count.expect("the tables are there"))
 }
 
-/// Returns when the worker process `pid` holds a job; without tables to ask, after a moment.
-async fn holds_a_job(tables: Option<&mut PgConnection>, pid: u32, moment: Duration) {
-    let Some(tables) = tables else {
-        return tokio::time::sleep(moment).await;
-    };
-    let question =
-        "SELECT count(*) FROM job j JOIN worker w ON w.id = j.worker_id WHERE j.state = 'running' AND w.pid = $1";
-    loop {
-        let held = sqlx::query_scalar::<_, i64>(question)
-            .bind(i64::from(pid))
-            .fetch_one(&mut *tables)
-            .await;
-        if held.expect("the tables are there") > 0 {
-            return;
-        }
-    }
+/// Returns when the process `pid` holds a job.
+async fn holds_a_job(tables: &mut Tables, pid: u32) {
+    while tables.held_by(pid).await == 0 {}
 }
 
 struct Work {

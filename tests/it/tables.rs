@@ -51,6 +51,21 @@ impl Tables {
         counted.unwrap_or_else(|error| panic!("{question}: {error}"))
     }
 
+    /// How many jobs the process `pid` performs.
+    ///
+    /// # Panics
+    /// When the database refuses.
+    pub async fn held_by(&mut self, pid: u32) -> i64 {
+        const QUESTION: &str =
+            "SELECT count(*) FROM job j JOIN worker w ON w.id = j.worker_id WHERE j.state = 'running' AND w.pid = $1";
+        let pid = i64::from(pid);
+        let counted = match self {
+            Self::Sqlite(tables) => sqlx::query_scalar(QUESTION).bind(pid).fetch_one(tables).await,
+            Self::Postgres(tables) => sqlx::query_scalar(QUESTION).bind(pid).fetch_one(tables).await,
+        };
+        counted.unwrap_or_else(|error| panic!("{QUESTION}: {error}"))
+    }
+
     /// A column of texts.
     pub async fn texts(&mut self, question: &'static str) -> Vec<String> {
         let read = match self {

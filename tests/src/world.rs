@@ -226,6 +226,7 @@ impl Plan {
                         return None;
                     };
                     let database = Database::of_own_server(&server.admin_uri()).await;
+                    migrate(&database.uri, folder.path()).await;
                     postgres = Some(server);
                     database
                 } else if self.backup.is_some() {
