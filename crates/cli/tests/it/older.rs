@@ -57,7 +57,6 @@ fn commands_refuse_the_database_of_an_older_build() {
         &["migrate"][..],
         &["dev", "--listen", nowhere, "--agent-listen", nowhere],
         &["serve", "--role", "all", "--listen", nowhere],
-        &["agent", "--listen", nowhere],
         &["keys", "list"],
         &["backup", "copy"],
     ] {
@@ -77,26 +76,23 @@ fn commands_refuse_the_database_of_an_older_build() {
 }
 
 #[test]
-fn dev_refuses_the_agent_database_of_an_older_build() {
+fn commands_refuse_the_agent_database_of_an_older_build() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
     data(folder);
     let agent = folder.join("data/agent.db");
     std::fs::copy(folder.join("data/towpath.db"), &agent).unwrap();
     age(&agent);
-    let nowhere = "127.0.0.1:0";
-    let dev = [
-        "dev",
-        "--listen",
-        nowhere,
-        "--agent-listen",
-        nowhere,
-        "--data-dir",
-        "data",
-    ];
     let parts = [&["data/agent.db"][..], &WHAT_TO_DO].concat();
-    refused(folder, &dev, &parts);
-    refused(folder, &["backup", "copy", "--data-dir", "data"], &parts);
+    let nowhere = "127.0.0.1:0";
+    for arguments in [
+        &["dev", "--listen", nowhere, "--agent-listen", nowhere][..],
+        &["agent", "--listen", nowhere],
+        &["backup", "copy"],
+    ] {
+        refused(folder, &[arguments, &["--data-dir", "data"]].concat(), &parts);
+    }
+    assert!(!folder.join("copy").exists());
 }
 
 #[test]
@@ -106,7 +102,7 @@ fn restore_refuses_a_backup_of_another_build() {
     data(folder);
     let deployment = folder.join("data/deployments/agents/one");
     std::fs::create_dir_all(&deployment).unwrap();
-    for copy in [folder.join("data/agent.db"), deployment.join("towpath.db")] {
+    for copy in [folder.join("data/agent.db"), deployment.join("agent.db")] {
         std::fs::copy(folder.join("data/towpath.db"), copy).unwrap();
     }
     // What `backup.json` says alone: a dump of PostgreSQL shows nothing else before it is loaded.
@@ -134,7 +130,7 @@ fn restore_refuses_a_backup_of_another_build() {
         about(format, migrations);
         refused(folder, &restore, &["the backup copy", "newer than this one"]);
     }
-    for database in ["towpath.db", "agent.db", "deployments/agents/one/towpath.db"] {
+    for database in ["towpath.db", "agent.db", "deployments/agents/one/agent.db"] {
         backup();
         age(&folder.join("copy").join(database));
         refused(folder, &restore, &[&["copy/", database][..], &WHAT_TO_DO].concat());
