@@ -3,12 +3,13 @@
 use crate::tree;
 
 /// Where SQL may stand: the store, tests, and measurements that write statements by hand to compare with.
-const SQL_AT_HOME: [&str; 5] = [
+const SQL_AT_HOME: [&str; 6] = [
     "crates/store/",
     "/tests/",
     "/benches/",
     "tests/",
     "crates/cli/src/bench",
+    "crates/testing/",
 ];
 
 const SQL_BEGINNINGS: [&str; 12] = [

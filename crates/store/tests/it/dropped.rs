@@ -7,7 +7,12 @@ use crate::database::{Database, Polls, note};
 /// Drops writes at the points where they wait, each between two neighbours of the same group.
 async fn a_write_dropped_anywhere_harms_nobody(database: Database) {
     let mut dropped = 0;
-    for nth in 0..200 {
+    for nth in 0.. {
+        if nth >= 200 && dropped > 20 {
+            break;
+        }
+        // Each poll of a write does more of it where the machine is busy, and fewer are dropped.
+        assert!(nth < 2000, "only {dropped} of {nth} writes were dropped");
         let polls = 1 + nth % 6;
         let (one, two) = (format!("dropped {nth}"), format!("dropped {nth} too"));
         let writing = |texts: Vec<String>| {
@@ -36,8 +41,6 @@ async fn a_write_dropped_anywhere_harms_nobody(database: Database) {
         assert!(notes.contains(&format!("before {nth}")) && notes.contains(&format!("after {nth}")));
         dropped += u32::from(was_dropped(done, &notes, &one, &two));
     }
-    println!("dropped {dropped} of 200");
-    assert!(dropped > 20, "only {dropped} were dropped");
 }
 
 /// Whether a write of two notes was dropped before its answer; both are there or neither, and both if it was answered.

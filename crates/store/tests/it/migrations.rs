@@ -162,6 +162,8 @@ async fn a_newer_build_is_refused(fresh: Fresh) {
     let store = fresh.store().await;
     store.migrate().await.unwrap();
     store.close().await;
+    // Closed, it still holds the lock of its file.
+    drop(store);
     let later = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
                  SELECT 9000, 'later', success, checksum, 0 FROM _sqlx_migrations WHERE version = 1";
     fresh.raw().await.execute(later).await;

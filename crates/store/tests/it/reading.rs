@@ -1,10 +1,17 @@
 //! Reading goes on while somebody writes, and sees only what is committed.
 
+use tokio::sync::Notify;
+
 use crate::database::{Database, note};
 
 async fn a_reader_sees_only_whole_commits(database: Database) {
+    let looked = Notify::new();
     let writing = async {
         for nth in 0..200 {
+            // A reader may need as long for its first connection as all these writes take.
+            if nth == 100 {
+                looked.notified().await;
+            }
             database
                 .store
                 .write(async |tx| {
@@ -20,6 +27,7 @@ async fn a_reader_sees_only_whole_commits(database: Database) {
         loop {
             let seen = database.notes().await.len();
             looks += 1;
+            looked.notify_one();
             assert_eq!(seen % 2, 0, "half of a commit was seen");
             if seen == 400 {
                 return looks;
