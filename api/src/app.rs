@@ -1,6 +1,7 @@
 //! What every handler of the platform surface shares.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use towpath_domain::export::Limits;
 use towpath_domain::{Clock, DeploymentId};
@@ -79,6 +80,8 @@ pub struct Settings {
     pub loopback: bool,
     /// Where others reach this surface, without a slash at its end: what addresses in answers begin with.
     pub public_url: String,
+    /// How long the gateway has a request wait for a deployment whose agent server is replaced or started again.
+    pub hold: Duration,
 }
 
 impl Settings {
@@ -98,6 +101,7 @@ impl Default for Settings {
             exports: Limits::default(),
             loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
+            hold: Duration::from_secs(5),
         }
     }
 }

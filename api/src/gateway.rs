@@ -32,8 +32,8 @@ use crate::app::App;
 use crate::errors::ApiError;
 use crate::{auth, gate, internal, layers, metric};
 
-/// How long a request waits for a deployment that is being switched or started again.
-const HOLD: Duration = Duration::from_secs(5);
+/// After this a client may ask again for a deployment that never served.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How long a waiting request waits before it looks again, at first and at last: many may wait.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(100);
@@ -122,7 +122,7 @@ async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
     let repeatable = repeatable(&request);
     let mut request = Some(request);
     let mut patience = Patience {
-        deadline: begun + HOLD,
+        deadline: begun + app.settings.hold,
         pause: FIRST_LOOK,
     };
     loop {
@@ -205,7 +205,7 @@ async fn address(
         };
         let Some(placement) = placement else {
             let text = "the deployment has no revision that serves yet";
-            return Err(ApiError::unavailable(text, HOLD));
+            return Err(ApiError::unavailable(text, RETRY_AFTER));
         };
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok((found.id, address)),

@@ -95,6 +95,10 @@ impl Workflow for ExportPart {
     const ATTEMPT_LIMIT: Option<Duration> = Some(RUN_LIMIT);
     type World = World;
 
+    fn retry_policy(world: &World) -> RetryPolicy {
+        RetryPolicy::fixed(RUN_RETRIES, world.exports.run_retry)
+    }
+
     async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
         let &Self { tenant, run, .. } = self;
         let failures = i64::from(ctx.failures());

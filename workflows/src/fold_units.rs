@@ -21,8 +21,8 @@ use towpath_traces::wal::OnRegistered;
 use crate::World;
 use crate::intents;
 
-/// How long the first unit waits for company.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long the first unit waits for company, where the operator says nothing else.
+pub const DELAY: Duration = Duration::from_secs(2);
 /// Rounds of one job. Further units are for the next one, so that an export's barrier gets its turn between two.
 const ROUNDS: usize = 16;
 const LANE: &str = "fold";
@@ -53,11 +53,11 @@ pub fn lane() -> Lane {
     Lane::new(LANE, 1)
 }
 
-/// Records a fold that is due in a moment, unless one waits already.
+/// Records a fold that is due after `delay`, unless one waits already.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn ensure(tx: &mut Tx<'_>) -> store::Result<()> {
+pub async fn ensure(tx: &mut Tx<'_>, delay: Duration) -> store::Result<()> {
     // Locked before looking: a fold that is just ending, or beginning, has either seen the caller's unit or not
     // looked yet.
     lanes::lock(tx, LANE, 1).await?;
@@ -68,15 +68,15 @@ pub async fn ensure(tx: &mut Tx<'_>) -> store::Result<()> {
         mark: JobId::new(),
         barrier: None,
     };
-    towpath_durable::start(tx, &fold, Start::new(TenantId::nil()).lane(lane()).after(LINGER))
+    towpath_durable::start(tx, &fold, Start::new(TenantId::nil()).lane(lane()).after(delay))
         .await
         .map(drop)
 }
 
 /// [`ensure`], as the write-ahead log wants it.
 #[must_use]
-pub fn on_registered() -> OnRegistered {
-    Arc::new(|tx| Box::pin(ensure(tx)))
+pub fn on_registered(delay: Duration) -> OnRegistered {
+    Arc::new(move |tx| Box::pin(ensure(tx, delay)))
 }
 
 /// Records a fold at once as a child of `parent`, which waits until `barrier` is folded.
@@ -125,6 +125,7 @@ impl Workflow for FoldUnits {
                 )));
             }
         }
+        let delay = world.sizes.fold_delay;
         ctx.settle(async |tx| {
             // An attempt that was killed may have begun to write what another fold has brought in since.
             segments::abandon_of(tx, mark).await?;
@@ -132,7 +133,7 @@ impl Workflow for FoldUnits {
             if units::open(tx, 0).await?.is_empty() {
                 Ok(())
             } else {
-                ensure(tx).await
+                ensure(tx, delay).await
             }
         })
         .await

@@ -13,6 +13,7 @@ use towpath_traces::hive::Prefix;
 use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
 
+use crate::fold_units;
 use crate::heavy::Heavy;
 use crate::hosting::Hosting;
 
@@ -61,6 +62,8 @@ impl Default for Keeping {
 pub struct Sizes {
     /// Bytes of units that one round of folding takes.
     pub fold_bytes: i64,
+    /// How long a unit waits for others that are folded with it.
+    pub fold_delay: Duration,
     /// Bytes at which an exported file ends.
     pub file_bytes: u64,
     /// Rows at which an exported file ends, whatever its size.
@@ -75,6 +78,7 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             fold_bytes: 64 << 20,
+            fold_delay: fold_units::DELAY,
             file_bytes: FILE_BYTES,
             file_rows: u64::MAX,
             part_bytes: towpath_traces::upload::PART_BYTES,

@@ -26,14 +26,15 @@ pub const EXPORT_LIMIT: Duration = Duration::from_secs(72 * 60 * 60);
 pub const RUN_LIMIT: Duration = Duration::from_secs(4 * 60 * 60);
 /// Retries of an export run after its first attempt.
 pub const RUN_RETRIES: u32 = 20;
-/// Before each retry of an export run.
+/// Before each retry of an export run, where the operator says nothing else.
 pub const RUN_RETRY_DELAY: Duration = Duration::from_secs(30);
 /// After the end of an interval of a scheduled export: what arrives a little late is in it.
 pub const SPAWN_DELAY: Duration = Duration::from_secs(10 * 60);
 /// Days one export may span: ten years. Each is a job of its own, recorded in one transaction.
 pub const MAX_DAYS: i64 = 3_660;
 
-/// How many exports and runs work at the same time, and how long an export may take. The operator may say otherwise.
+/// How many exports and runs work at the same time, how long an export may take, and how soon a run is tried again. The
+/// operator may say otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Exports of one workspace at work at the same time.
@@ -42,6 +43,8 @@ pub struct Limits {
     pub runs_per_export: u32,
     /// How long an export may take, counted from when it began to run.
     pub export: Duration,
+    /// Before each retry of an export run.
+    pub run_retry: Duration,
 }
 
 impl Default for Limits {
@@ -50,6 +53,7 @@ impl Default for Limits {
             per_workspace: EXPORTS_PER_WORKSPACE,
             runs_per_export: RUNS_PER_EXPORT,
             export: EXPORT_LIMIT,
+            run_retry: RUN_RETRY_DELAY,
         }
     }
 }

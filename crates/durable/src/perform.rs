@@ -133,9 +133,9 @@ async fn run<World: Send + Sync + 'static>(
     let input = std::mem::take(&mut job.input);
     let runner = registry.runner(&job.kind);
     let limit = runner.as_ref().and_then(|runner| runner.attempt_limit());
-    let policy = runner
-        .as_ref()
-        .map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| runner.retry());
+    let policy = runner.as_ref().map_or(RetryPolicy::fixed(0, Duration::ZERO), |runner| {
+        runner.retry_policy(world)
+    });
     // Nothing but its own row and its lane changes. (It records children only by waiting for them, which ends the attempt.)
     let bare = job.parent_id.is_none() && job.open_children == 0;
     let lane = job.lane.clone();

@@ -31,6 +31,11 @@ pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// What `run` needs beside its input: stores, clients, settings.
     type World: Send + Sync + 'static;
 
+    /// [`Self::RETRY`], unless settings of the process say otherwise.
+    fn retry_policy(_world: &Self::World) -> RetryPolicy {
+        Self::RETRY
+    }
+
     /// Performs the job, or goes on where an earlier attempt was interrupted.
     fn run(&self, ctx: &mut Ctx, world: &Self::World) -> impl Future<Output = Outcome> + Send;
 
@@ -133,7 +138,7 @@ impl Ends {
 
 pub(crate) trait Runner<World>: Send + Sync {
     fn run<'a>(&'a self, ctx: &'a mut Ctx, input: &'a str, world: &'a World) -> BoxFuture<'a, Outcome>;
-    fn retry(&self) -> RetryPolicy;
+    fn retry_policy(&self, world: &World) -> RetryPolicy;
     fn attempt_limit(&self) -> Option<Duration>;
     fn pool(&self) -> &'static str;
 }
@@ -149,8 +154,8 @@ impl<W: Workflow> Runner<W::World> for RunnerOf<W> {
         })
     }
 
-    fn retry(&self) -> RetryPolicy {
-        W::RETRY
+    fn retry_policy(&self, world: &W::World) -> RetryPolicy {
+        W::retry_policy(world)
     }
 
     fn attempt_limit(&self) -> Option<Duration> {

@@ -175,7 +175,7 @@ impl Home {
             store.clone(),
             objects.clone(),
             wal::Options::for_store(&objects),
-            fold_units::on_registered(),
+            fold_units::on_registered(fold_units::DELAY),
         );
         let world = World {
             store: store.clone(),

@@ -395,6 +395,13 @@ pub const KEYS: &[Key] = &[
         about: "an export that takes longer ends as TIMEDOUT, counted from when it begins to run",
     },
     Key {
+        name: "exports.retry_seconds",
+        environment: &[],
+        default: Fallback::Text("30"),
+        kind: Kind::Count { least: 0, most: 3600 },
+        about: "how long an export run that failed waits before it is tried again",
+    },
+    Key {
         name: "traces.retention_days",
         environment: &[],
         default: Fallback::Text("0"),
@@ -424,6 +431,13 @@ pub const KEYS: &[Key] = &[
             most: 1_048_576,
         },
         about: "trace data, as sent, that may wait to be folded; beyond half of it more comes in at the pace of folding only, the rest is answered 429",
+    },
+    Key {
+        name: "ingest.fold_delay_ms",
+        environment: &[],
+        default: Fallback::Text("2000"),
+        kind: Kind::Count { least: 0, most: 60_000 },
+        about: "how long trace data waits for more before it is folded; an export does not wait for this",
     },
     Key {
         name: "ingest.memory_mb",
@@ -507,6 +521,13 @@ pub const KEYS: &[Key] = &[
         default: Fallback::Text("3"),
         kind: Kind::Count { least: 0, most: 3600 },
         about: "what requests and runs of a deployment get to finish when its agent server is replaced; runs that are not done go on in the new one",
+    },
+    Key {
+        name: "deployments.hold_seconds",
+        environment: &[],
+        default: Fallback::Text("5"),
+        kind: Kind::Count { least: 0, most: 600 },
+        about: "how long a request waits for an agent server that is replaced or started again, before it is answered 503",
     },
     Key {
         name: "deployments.keep_artifacts",

@@ -66,6 +66,8 @@ pub struct Settings {
     pub ingest_memory_bytes: usize,
     /// Accepted trace data that may wait to be folded.
     pub ingest_backlog_bytes: u64,
+    /// How long it waits for more.
+    pub fold_delay: Duration,
     /// Private or local addresses that destinations may have.
     pub outbound_allow: Vec<Allowed>,
     /// The agent server.
@@ -128,6 +130,8 @@ pub struct DeploymentSettings {
     pub health_timeout: Duration,
     /// What it gets to finish when it is replaced.
     pub drain_grace: Duration,
+    /// How long a request waits for it.
+    pub hold: Duration,
     /// Artifacts kept of each.
     pub keep_artifacts: u32,
     /// Where containers run.
@@ -249,11 +253,13 @@ impl Settings {
                 per_workspace: values.number("exports.per_workspace"),
                 runs_per_export: values.number("exports.runs_at_once"),
                 export: Duration::from_secs(values.number::<u64>("exports.timeout_hours") * 3600),
+                run_retry: Duration::from_secs(values.number("exports.retry_seconds")),
             },
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
             requests: values.number("http.requests"),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
+            fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
             outbound_allow: kind::items(values.text("outbound.allow"))
                 .filter_map(|item| item.parse().ok())
@@ -309,6 +315,7 @@ impl Settings {
                 source_bytes: values.number::<u64>("deployments.source_limit_mb") << 20,
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
+                hold: Duration::from_secs(values.number("deployments.hold_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
                 docker: DockerSettings {
                     host: values.text("deployments.docker_host").to_owned(),

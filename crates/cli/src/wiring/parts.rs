@@ -92,7 +92,7 @@ impl Shared {
             self.store.clone(),
             self.objects.clone(),
             options,
-            fold_units::on_registered(),
+            fold_units::on_registered(settings.fold_delay),
         )
     }
 
@@ -130,6 +130,7 @@ impl Shared {
                 exports: settings.exports,
                 loopback: address.ip().is_loopback(),
                 public_url: public_url(settings, address),
+                hold: settings.deployments.hold,
             },
         }))
     }
@@ -153,6 +154,7 @@ impl Shared {
             hosting,
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
+                fold_delay: settings.fold_delay,
                 ..Sizes::default()
             },
             exports: settings.exports,
