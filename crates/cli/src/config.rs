@@ -9,6 +9,7 @@ mod file;
 mod keys;
 mod kind;
 mod settings;
+mod switches;
 mod values;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
 pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings};
+pub use switches::Switches;
 pub use values::{Origin, Resolved};
 
 /// Which command the settings are for; a few defaults differ.
@@ -105,8 +107,8 @@ pub struct Config {
     pub warnings: Vec<String>,
     /// The environment, for what graphs name of it.
     pub environment: BTreeMap<String, Secret>,
-    /// Where a test wants the process to die, see `domain::failpoint`.
-    pub failpoint: Option<String>,
+    /// What a test asks of this process.
+    pub switches: Switches,
     /// The usual AWS variables, for `s3://` objects and for destinations that may use them.
     pub aws: BTreeMap<String, Secret>,
 }
@@ -134,11 +136,6 @@ impl Config {
             .iter()
             .filter(|(name, value)| name.starts_with("AWS_") && !value.is_empty());
         let aws = aws.map(|(name, value)| (name.clone(), Secret::new(value))).collect();
-        let failpoint = inputs
-            .environment
-            .iter()
-            .find(|(name, _)| name == environment::FAILPOINT);
-        let failpoint = failpoint.map(|(_, point)| point.clone());
         let whole = inputs.environment.iter();
         let environment = whole.map(|(name, value)| (name.clone(), Secret::new(value))).collect();
         Ok(Self {
@@ -147,7 +144,7 @@ impl Config {
             settings: Settings::from_checked(&resolved),
             resolved,
             warnings,
-            failpoint,
+            switches: Switches::read(&inputs.environment),
             aws,
         })
     }

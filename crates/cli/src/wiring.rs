@@ -65,10 +65,7 @@ impl Server {
         storage: Storage,
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
-        if let Some(point) = &config.failpoint {
-            tracing::warn!(point, "this process was told to die at a point");
-            towpath_domain::failpoint::arm(point);
-        }
+        config.switches.apply();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
         let listener = listen(settings.listen).await?;

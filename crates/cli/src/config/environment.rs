@@ -10,6 +10,8 @@ pub const CONFIG: &str = "TOWPATH_CONFIG";
 pub const SERVER: &str = "TOWPATH_SERVER";
 /// Names the point at which a test wants the process to die.
 pub const FAILPOINT: &str = "TOWPATH_FAILPOINT";
+/// Names the file in which a test says by how many milliseconds the clock is to be ahead.
+pub const CLOCK_OFFSET_FILE: &str = "TOWPATH_CLOCK_OFFSET_FILE";
 
 /// The environment of this process. Entries that are not UTF-8 are left out: no setting of ours can be one.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
@@ -46,7 +48,7 @@ pub fn layer(environment: &[(String, String)]) -> (Layer, Vec<String>) {
     let known: Vec<String> = KEYS
         .iter()
         .flat_map(Key::environment_names)
-        .chain([CONFIG.to_owned(), FAILPOINT.to_owned(), SERVER.to_owned()])
+        .chain([CONFIG, FAILPOINT, CLOCK_OFFSET_FILE, SERVER].map(str::to_owned))
         .collect();
     let ours = |name: &str| name.starts_with("TOWPATH_") && !name.starts_with("TOWPATH_TEST_");
     let warnings = environment

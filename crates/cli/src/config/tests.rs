@@ -130,6 +130,16 @@ fn every_key_has_a_name_in_the_environment() {
 }
 
 #[test]
+fn switches_of_tests_are_known() {
+    let mut inputs = inputs();
+    inputs.environment = set(&[
+        ("TOWPATH_FAILPOINT", "step.before_record"),
+        ("TOWPATH_CLOCK_OFFSET_FILE", "/tmp/offset"),
+    ]);
+    assert_eq!(Config::load(&inputs).unwrap().warnings, Vec::<String>::new());
+}
+
+#[test]
 fn unknown_keys_of_the_file_are_errors_that_say_what_was_meant() {
     let (_folder, path) = file("# first\nlissten = \"127.0.0.1:1\"\n[exports]\nfile_rot = \"x\"\n[nonsense]\na = 1\n");
     let mut inputs = inputs();

@@ -122,10 +122,7 @@ impl AgentServer {
     /// # Errors
     /// When a part cannot be made.
     pub async fn start(config: &Config, roles: Roles, given: AgentParts) -> anyhow::Result<Self> {
-        if let Some(point) = &config.failpoint {
-            tracing::warn!(point, "this process was told to die at a point");
-            towpath_domain::failpoint::arm(point);
-        }
+        config.switches.apply();
         let settings = &config.settings;
         let listener = given.listener;
         let address = listener.local_addr()?;
