@@ -1,5 +1,5 @@
-// The agent server through the official JavaScript client. TOWPATH_AGENT_URL says where it is; tests/python/agent
-// starts it and this.
+// The agent server through the official JavaScript client. TOWPATH_AGENT_URL says where it is, and TOWPATH_AGENT_GRAPHS what
+// the names of its graphs begin with; tests/python/agent starts it and this.
 import assert from "node:assert/strict";
 import { randomUUID } from "node:crypto";
 import { test } from "node:test";
@@ -7,6 +7,7 @@ import { test } from "node:test";
 import { Client } from "@langchain/langgraph-sdk";
 
 const client = new Client({ apiUrl: process.env.TOWPATH_AGENT_URL, apiKey: null });
+const graph = (name) => `${process.env.TOWPATH_AGENT_GRAPHS}${name}`;
 const HI = { messages: [{ role: "user", content: "hello there" }] };
 
 async function collect(stream) {
@@ -27,8 +28,8 @@ async function until(what, ask) {
 
 test("assistants", async () => {
   const mark = randomUUID();
-  const made = await client.assistants.create({ graphId: "agent", metadata: { mark }, name: "one" });
-  const changed = await client.assistants.update(made.assistant_id, { graphId: "agent", metadata: { more: 1 } });
+  const made = await client.assistants.create({ graphId: graph("agent"), metadata: { mark }, name: "one" });
+  const changed = await client.assistants.update(made.assistant_id, { graphId: graph("agent"), metadata: { more: 1 } });
   assert.equal(changed.version, 2);
   assert.deepEqual(changed.metadata, { mark, more: 1 });
   const versions = await client.assistants.getVersions(made.assistant_id);
@@ -38,9 +39,9 @@ test("assistants", async () => {
   assert.equal(found.assistants.length, 1);
   assert.equal(found.next, null);
   assert.equal(await client.assistants.count({ metadata: { mark } }), 1);
-  const graph = await client.assistants.getGraph(made.assistant_id, { xray: true });
-  assert.ok(graph.nodes.some((node) => node.id === "__start__"));
-  assert.equal((await client.assistants.getSchemas(made.assistant_id)).graph_id, "agent");
+  const drawn = await client.assistants.getGraph(made.assistant_id, { xray: true });
+  assert.ok(drawn.nodes.some((node) => node.id === "__start__"));
+  assert.equal((await client.assistants.getSchemas(made.assistant_id)).graph_id, graph("agent"));
   assert.deepEqual(await client.assistants.getSubgraphs(made.assistant_id, { recurse: true }), {});
   await client.assistants.delete(made.assistant_id);
   await assert.rejects(client.assistants.get(made.assistant_id), /404/);
@@ -48,13 +49,13 @@ test("assistants", async () => {
 
 test("threads: made, changed, found, copied, deleted", async () => {
   const mark = randomUUID();
-  const thread = await client.threads.create({ metadata: { mark }, graphId: "steps" });
+  const thread = await client.threads.create({ metadata: { mark }, graphId: graph("steps") });
   assert.equal(thread.status, "idle");
   await client.threads.update(thread.thread_id, { metadata: { more: 1 } });
-  assert.deepEqual((await client.threads.get(thread.thread_id)).metadata, { mark, more: 1, graph_id: "steps" });
+  assert.deepEqual((await client.threads.get(thread.thread_id)).metadata, { mark, more: 1, graph_id: graph("steps") });
   assert.equal((await client.threads.search({ metadata: { mark } })).length, 1);
   assert.equal(await client.threads.count({ metadata: { mark } }), 1);
-  await client.runs.wait(thread.thread_id, "steps", { input: { log: ["in"] } });
+  await client.runs.wait(thread.thread_id, graph("steps"), { input: { log: ["in"] } });
   const state = await client.threads.getState(thread.thread_id);
   assert.deepEqual(state.values.log, ["in", "one", "two"]);
   const history = await client.threads.getHistory(thread.thread_id, { limit: 100 });
@@ -71,12 +72,12 @@ test("threads: made, changed, found, copied, deleted", async () => {
 });
 
 test("runs are waited for, with and without a thread", async () => {
-  const values = await client.runs.wait(null, "agent", { input: HI });
+  const values = await client.runs.wait(null, graph("agent"), { input: HI });
   assert.deepEqual(values.messages.map((message) => message.type), ["human", "ai"]);
   assert.match(values.messages[1].content, /hello there/);
   const thread = await client.threads.create();
   let created;
-  const again = await client.runs.wait(thread.thread_id, "steps", {
+  const again = await client.runs.wait(thread.thread_id, graph("steps"), {
     input: { log: [] },
     onRunCreated: (params) => { created = params; },
   });
@@ -84,13 +85,13 @@ test("runs are waited for, with and without a thread", async () => {
   assert.equal(created.thread_id, thread.thread_id);
   const run = await client.runs.get(thread.thread_id, created.run_id);
   assert.equal(run.status, "success");
-  await assert.rejects(client.runs.wait(null, "broken", { input: { log: [] } }), /it broke/);
+  await assert.rejects(client.runs.wait(null, graph("broken"), { input: { log: [] } }), /it broke/);
 });
 
 test("a stream says what happens, several modes at once", async () => {
   const thread = await client.threads.create();
   const parts = await collect(
-    client.runs.stream(thread.thread_id, "steps", { input: { log: ["in"] }, streamMode: ["values", "updates", "custom"] }),
+    client.runs.stream(thread.thread_id, graph("steps"), { input: { log: ["in"] }, streamMode: ["values", "updates", "custom"] }),
   );
   assert.deepEqual(
     parts.map((part) => part.event),
@@ -101,23 +102,23 @@ test("a stream says what happens, several modes at once", async () => {
 });
 
 test("messages come token by token", async () => {
-  const parts = await collect(client.runs.stream(null, "agent", { input: HI, streamMode: "messages-tuple" }));
+  const parts = await collect(client.runs.stream(null, graph("agent"), { input: HI, streamMode: "messages-tuple" }));
   const tokens = parts.filter((part) => part.event === "messages").map((part) => part.data);
   assert.ok(tokens.length > 1);
-  assert.equal(tokens.map(([message]) => message.content).join(""), (await client.runs.wait(null, "agent", { input: HI })).messages[1].content);
+  assert.equal(tokens.map(([message]) => message.content).join(""), (await client.runs.wait(null, graph("agent"), { input: HI })).messages[1].content);
   assert.ok(tokens.every(([message, metadata]) => message.id === tokens[0][0].id && metadata.langgraph_node));
 });
 
 test("subgraphs have a namespace in their events' names", async () => {
   const parts = await collect(
-    client.runs.stream(null, "nested", { input: { log: [] }, streamMode: "updates", streamSubgraphs: true }),
+    client.runs.stream(null, graph("nested"), { input: { log: [] }, streamMode: "updates", streamSubgraphs: true }),
   );
   assert.ok(parts.some((part) => /^updates\|sub:[0-9a-f-]{36}$/.test(part.event)), JSON.stringify(parts));
 });
 
 test("a reader comes back where it was", async () => {
   const thread = await client.threads.create();
-  const run = await client.runs.create(thread.thread_id, "talk", {
+  const run = await client.runs.create(thread.thread_id, graph("talk"), {
     input: { messages: [] }, streamMode: ["messages-tuple", "values"], streamResumable: true,
   });
   const all = await collect(
@@ -138,7 +139,7 @@ test("a reader comes back where it was", async () => {
 
 test("runs are listed, cancelled, deleted", async () => {
   const thread = await client.threads.create();
-  const run = await client.runs.create(thread.thread_id, "slow", { input: { log: [] } });
+  const run = await client.runs.create(thread.thread_id, graph("slow"), { input: { log: [] } });
   await until("the run to be at work", async () => (await client.runs.get(thread.thread_id, run.run_id)).status === "running");
   assert.equal((await client.threads.get(thread.thread_id)).status, "busy");
   await client.runs.cancel(thread.thread_id, run.run_id, true);
@@ -151,8 +152,8 @@ test("runs are listed, cancelled, deleted", async () => {
 
 test("a batch of runs", async () => {
   const runs = await client.runs.createBatch([
-    { assistantId: "agent", input: HI },
-    { assistantId: "steps", input: { log: [] } },
+    { assistantId: graph("agent"), input: HI },
+    { assistantId: graph("steps"), input: { log: [] } },
   ]);
   assert.equal(runs.length, 2);
   assert.ok(runs.every((run) => run.status === "pending"));
@@ -160,10 +161,10 @@ test("a batch of runs", async () => {
 
 test("a human answers", async () => {
   const thread = await client.threads.create();
-  const stopped = await client.runs.wait(thread.thread_id, "human", { input: { log: [] } });
+  const stopped = await client.runs.wait(thread.thread_id, graph("human"), { input: { log: [] } });
   assert.deepEqual(stopped.__interrupt__.map((one) => one.value), [{ question: "go on?" }]);
   assert.equal((await client.threads.get(thread.thread_id)).status, "interrupted");
-  const done = await client.runs.wait(thread.thread_id, "human", { command: { resume: "yes" } });
+  const done = await client.runs.wait(thread.thread_id, graph("human"), { command: { resume: "yes" } });
   assert.deepEqual([done.answer, done.log], ["yes", ["asked", "done"]]);
 });
 
@@ -178,10 +179,10 @@ test("the store", async () => {
 });
 
 test("crons", async () => {
-  const assistant = await client.assistants.create({ graphId: "agent" });
+  const assistant = await client.assistants.create({ graphId: graph("agent") });
   const made = await client.crons.create(assistant.assistant_id, { schedule: "0 0 1 1 *", input: HI });
   const thread = await client.threads.create();
-  const other = await client.crons.createForThread(thread.thread_id, "agent", { schedule: "0 0 1 1 *", input: HI });
+  const other = await client.crons.createForThread(thread.thread_id, graph("agent"), { schedule: "0 0 1 1 *", input: HI });
   assert.equal(other.thread_id, thread.thread_id);
   const changed = await client.crons.update(made.cron_id, { enabled: false });
   assert.equal(changed.enabled, false);
@@ -221,8 +222,8 @@ test("the stream of a thread goes over its runs", async () => {
     }
   })();
   await Promise.race([open, reading]);
-  await client.runs.wait(thread.thread_id, "steps", { input: { log: [] } });
-  await client.runs.wait(thread.thread_id, "steps", { input: { log: [] } });
+  await client.runs.wait(thread.thread_id, graph("steps"), { input: { log: [] } });
+  await client.runs.wait(thread.thread_id, graph("steps"), { input: { log: [] } });
   await reading;
   assert.ok(parts.some((part) => part.event === "values"));
 });

@@ -11,4 +11,6 @@ worlds = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worlds)
 
 world = worlds.world
+pytest_xdist_make_scheduler = worlds.pytest_xdist_make_scheduler
+pytest_configure = worlds.pytest_configure
 pytest_runtest_makereport = worlds.pytest_runtest_makereport

@@ -25,6 +25,7 @@ globalThis.fetch = (where, ...rest) => {
 
 const apiUrl = process.env.TOWPATH_AGENT_URL;
 const client = new Client({ apiUrl, apiKey: null });
+const graph = (name) => `${process.env.TOWPATH_AGENT_GRAPHS}${name}`;
 const PATIENCE_MS = 15_000;
 const mounted = new Set();
 
@@ -76,7 +77,7 @@ const texts = (stream) => stream.messages.map((message) => message.content);
 const human = (content) => ({ messages: [{ type: "human", content }] });
 
 test("a chat goes on turn by turn, and each answer grows while it is written", async () => {
-  const page = mount({ assistantId: "talk", messagesKey: "messages", fetchStateHistory: true });
+  const page = mount({ assistantId: graph("talk"), messagesKey: "messages", fetchStateHistory: true });
   await page.until("the hook", (stream) => !stream.isLoading);
   page.stream.submit(human("first"), { optimisticValues: (before) => ({ ...before, ...human("first") }) });
   await page.until("the answer", (stream) => !stream.isLoading && stream.messages.length === 2);
@@ -96,7 +97,7 @@ test("a chat goes on turn by turn, and each answer grows while it is written", a
 
 test("an interrupt is shown, and answered by a resume", async () => {
   let thread;
-  const page = mount({ assistantId: "human", onThreadId: (id) => (thread = id) });
+  const page = mount({ assistantId: graph("human"), onThreadId: (id) => (thread = id) });
   await page.until("the hook", (stream) => !stream.isLoading);
   page.stream.submit({ log: [] });
   await page.until("the question", (stream) => !stream.isLoading && stream.interrupt !== undefined);
@@ -118,7 +119,7 @@ test("a page that is opened again goes on with the run it left", async () => {
   };
   const { thread_id: threadId } = await client.threads.create();
   // Slow enough that it goes on while one page is closed and the other opened.
-  const options = { assistantId: "drawl", messagesKey: "messages", threadId, reconnectOnMount: () => storage };
+  const options = { assistantId: graph("drawl"), messagesKey: "messages", threadId, reconnectOnMount: () => storage };
   const left = mount(options);
   await left.until("the hook", (stream) => !stream.isLoading);
   left.stream.submit(human("hello"));
@@ -140,9 +141,9 @@ test("a page that is opened again goes on with the run it left", async () => {
 
 test("a run that somebody else started is joined", async () => {
   const { thread_id: threadId } = await client.threads.create();
-  const page = mount({ assistantId: "talk", messagesKey: "messages", threadId });
+  const page = mount({ assistantId: graph("talk"), messagesKey: "messages", threadId });
   await page.until("the hook", (stream) => !stream.isLoading);
-  const run = await client.runs.create(threadId, "talk", {
+  const run = await client.runs.create(threadId, graph("talk"), {
     input: human("from afar"),
     streamMode: ["values", "messages-tuple"],
     streamResumable: true,
@@ -154,7 +155,7 @@ test("a run that somebody else started is joined", async () => {
 });
 
 test("what a graph raises is the page's error", async () => {
-  const page = mount({ assistantId: "broken" });
+  const page = mount({ assistantId: graph("broken") });
   await page.until("the hook", (stream) => !stream.isLoading);
   page.stream.submit({ log: [] });
   await page.until("the error", (stream) => !stream.isLoading && stream.error !== undefined);

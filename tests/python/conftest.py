@@ -3,6 +3,7 @@ import os
 import pytest
 
 import harness
+import workers
 
 # The SDK reads its address and key from the environment of whoever runs the tests; ours are given as arguments.
 for name in [name for name in os.environ if name.startswith(("LANGSMITH_", "LANGCHAIN_"))]:
@@ -18,10 +19,31 @@ def world(request):
     running.stop()
 
 
+LAYOUTS = ("embedded", "cluster")
+
+
+def place_of(test):
+    """The servers that a test shares with others: those of the session, or of its module."""
+    layout = test.of(LAYOUTS)
+    if test.module == "test_pages":
+        return [test.module, *layout]
+    return ["world", *layout] if layout and test.function != "test_a_lent_key_writes" else []
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return workers.scheduler(config, log, place_of)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(workers.Figures())
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failing test shows the ends of its world's logs."""
+    """A failing test shows the ends of its worlds' logs."""
     report = yield
-    if report.failed and (running := getattr(item, "funcargs", {}).get("world")):
-        report.sections.append(("logs of the world", running.logs()))
+    if report.failed:
+        for name, running in getattr(item, "funcargs", {}).items():
+            if isinstance(running, harness.World) and running.folder.exists():
+                report.sections.append((f"logs of the {name}", running.logs()))
     return report

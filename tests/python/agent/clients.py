@@ -44,10 +44,10 @@ async def collect(stream):
     return [part async for part in stream]
 
 
-async def eventually(ask, limit_s=30.0):
+async def eventually(what, ask, limit_s=30.0):
     """Asks until the answer is true, and gives it; fails when `limit_s` is over."""
     deadline = time.monotonic() + limit_s
     while not (answer := await ask()):
-        assert time.monotonic() < deadline, f"waited {limit_s} s in vain"
+        assert time.monotonic() < deadline, f"waited {limit_s} s in vain: {what}; the last answer: {answer!r}"
         await asyncio.sleep(0.02)
     return answer

@@ -4,7 +4,9 @@ import httpx
 import pytest
 from langgraph_sdk import get_client, get_sync_client
 
+import workers
 from clients import Awaitable
+from harness import World
 from projects import project, serve  # noqa: F401
 from world import Server
 
@@ -47,34 +49,68 @@ async def http(server):
         yield http
 
 
-TABLE = pytest.StashKey[list]()
+@pytest.fixture(params=["native", "python"])
+def graph(request):
+    """The name of a graph of `tests/agent/graphs.json` in one of the two languages."""
+    return lambda name: name if request.param == "native" else f"python-{name}"
+
+
+LAYOUTS = ("embedded", "cluster")
+# Modules, and a test of another one, that ask the servers of the session.
+ASK_ANY = {
+    *("test_assistants", "test_crons", "test_javascript", "test_remote_graph", "test_runs", "test_store", "test_streams"),
+    *("test_system", "test_threads", "test_a_server_that_traces_nowhere_names_no_links"),
+}
+# Modules with servers of their own, and the parameters that tell these apart.
+ASK_THEIRS = {
+    "test_cron_dates": (),
+    "test_deployment_commands": (),
+    "test_deployment_drill": (*LAYOUTS, "containers"),
+    "test_deployments": LAYOUTS,
+    "test_docker": (),
+    "test_feedback": LAYOUTS,
+    "test_kills": (*LAYOUTS, "worker", "api", "everything"),
+    "test_langgraph_deploy": (),
+    "test_redis_faults": (),
+    "test_settings": (),
+    "test_storm": LAYOUTS,
+    "test_webhooks": LAYOUTS,
+}
+# Among these modules, tests with servers that no other test has.
+ASK_ANOTHER = {"test_crons_fire_once_at_their_time", "test_graphs_that_load_slowly_are_switched_without_a_pause"}
+
+
+def place_of(test):
+    """The servers that a test shares with others."""
+    if test.function in ASK_ANOTHER:
+        return [test.function, *test.of(LAYOUTS)]
+    if {test.module, test.function} & ASK_ANY:
+        return ["session", *test.of(LAYOUTS)]
+    if test.module in ASK_THEIRS:
+        return [test.module, *test.of(ASK_THEIRS[test.module])]
+    return []
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return workers.scheduler(config, log, place_of)
 
 
 def pytest_configure(config):
-    config.stash[TABLE] = []
+    config.pluginmanager.register(workers.Figures())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def table(request):
-    """Rows of figures, printed when all is over: each begins with its headline where that is another one."""
-    return request.config.stash[TABLE]
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    last = None
-    for head, cells in config.stash[TABLE]:
-        if head != last:
-            terminalreporter.write_line(f"| {' | '.join(head)} |")
-            terminalreporter.write_line("|---" * len(head) + "|")
-            last = head
-        terminalreporter.write_line(f"| {' | '.join(map(str, cells))} |")
+    """Takes rows of figures, which are printed when all is over."""
+    return workers.Table(request.node)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failing test shows the ends of its server's logs."""
+    """A failing test shows the ends of its servers' logs."""
     report = yield
-    running = getattr(item, "funcargs", {}).get("server")
-    if report.failed and running and running.folder.exists():
-        report.sections.append(("logs of the server", running.logs()))
+    if report.failed:
+        for name, running in getattr(item, "funcargs", {}).items():
+            if isinstance(running, Server | World) and running.folder.exists():
+                report.sections.append((f"logs of the {name}", running.logs()))
     return report

@@ -170,10 +170,14 @@ class Load:
                     self.failures.append(repr(error))
 
     async def answered(self, number):
-        while len(self.answers) < number:
-            assert not self.failures, self.failures
-            await asyncio.sleep(0.01)
+        await self.see(f"{number} runs to be answered", lambda: len(self.answers) >= number)
 
     async def until(self, answer):
-        while not self.answers or self.answers[-1] != answer:
+        await self.see(f"a run to be answered with {answer!r}", lambda: self.answers and self.answers[-1] == answer)
+
+    async def see(self, what, is_so, limit_s=120):
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            assert not self.failures, self.failures[:5]
+            assert time.monotonic() < deadline, f"waited {limit_s} s in vain: {what}; the last answers: {self.answers[-5:]}"
             await asyncio.sleep(0.01)

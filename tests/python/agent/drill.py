@@ -162,7 +162,7 @@ class Fleet(Server):
         env = {"TOWPATH_ENGINE_LEASE_SECONDS": str(LEASE_S), "TOWPATH_AGENT_WEBHOOK_SECRET": SECRET} | env
         super().__init__(layout, env=env)
 
-    def spawn(self, name, *args):
+    def launch(self, name, *args):
         self.graphs = self.folder / "graphs.json"
         self.graphs.write_text(json.dumps(graphs(self.receiver.url)))
         if name.startswith("worker"):
@@ -170,7 +170,7 @@ class Fleet(Server):
         if self.redis_behind_proxy and self.proxy is None:
             self.proxy = FaultProxy(self.redis_address)
             self.env["REDIS_URI"] = f"redis://{self.proxy.address}"
-        return super().spawn(name, *args)
+        return super().launch(name, *args)
 
     @property
     def performers(self):

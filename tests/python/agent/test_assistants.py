@@ -5,22 +5,29 @@ import uuid
 import pytest
 from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
+
 # What clients compute for themselves: UUID version 5 of the graph's name.
 NAMESPACE = uuid.UUID("6ba7b821-9dad-11d1-80b4-00c04fd430c8")
+FIRST = {
+    "agent": "fe096781-5601-53d2-b2f6-0d3403f7e9ca",
+    "python-agent": "c12271c7-2862-57e6-8fb1-51181564db7c",
+}
 
 
-async def test_each_graph_has_its_assistant_from_the_start(client):
-    found = await client.assistants.get(str(uuid.uuid5(NAMESPACE, "agent")))
-    assert found["assistant_id"] == "fe096781-5601-53d2-b2f6-0d3403f7e9ca"
+async def test_each_graph_has_its_assistant_from_the_start(client, graph):
+    found = await client.assistants.get(str(uuid.uuid5(NAMESPACE, graph("agent"))))
+    assert found["assistant_id"] == FIRST[graph("agent")]
     assert found["metadata"] == {"created_by": "system"}
-    assert (found["graph_id"], found["name"], found["version"]) == ("agent", "agent", 1)
+    assert (found["graph_id"], found["name"], found["version"]) == (graph("agent"), graph("agent"), 1)
     assert found["created_at"].endswith("+00:00")
 
 
-async def test_an_assistants_life(client):
+async def test_an_assistants_life(client, graph):
     mark = str(uuid.uuid4())
     made = await client.assistants.create(
-        "agent", config={"configurable": {"tone": "dry"}}, metadata={"mark": mark, "n": {"m": 1}}, name="Dry one"
+        graph("agent"), config={"configurable": {"tone": "dry"}}, metadata={"mark": mark, "n": {"m": 1}}, name="Dry one"
     )
     assert uuid.UUID(made["assistant_id"]).version == 4
     assert made["context"] == {"tone": "dry"}, "configurable and context mirror each other"
@@ -49,10 +56,10 @@ async def test_an_assistants_life(client):
         await client.assistants.get_versions(made["assistant_id"])
 
 
-async def test_lists_are_paged_sorted_and_filtered(client):
+async def test_lists_are_paged_sorted_and_filtered(client, graph):
     mark = str(uuid.uuid4())
     made = [
-        await client.assistants.create("agent", metadata={"mark": mark, "tags": ["a", str(n)]}, name=f"Paged {n} %")
+        await client.assistants.create(graph("agent"), metadata={"mark": mark, "tags": ["a", str(n)]}, name=f"Paged {n} %")
         for n in range(5)
     ]
     ids = [one["assistant_id"] for one in made]
@@ -78,34 +85,33 @@ async def test_lists_are_paged_sorted_and_filtered(client):
         await client.assistants.search(graph_id="no such graph")
 
 
-async def test_ids_are_taken_once(client):
+async def test_ids_are_taken_once(client, graph):
     chosen = str(uuid.uuid4())
-    first = await client.assistants.create("agent", assistant_id=chosen, name="first")
+    first = await client.assistants.create(graph("agent"), assistant_id=chosen, name="first")
     with pytest.raises(ConflictError, match="already exists"):
-        await client.assistants.create("agent", assistant_id=chosen)
-    same = await client.assistants.create("agent", assistant_id=chosen, if_exists="do_nothing", name="second")
+        await client.assistants.create(graph("agent"), assistant_id=chosen)
+    same = await client.assistants.create(graph("agent"), assistant_id=chosen, if_exists="do_nothing", name="second")
     assert same == first
     await client.assistants.delete(chosen)
     with pytest.raises(NotFoundError):
         await client.assistants.create("no such graph")
 
 
-async def test_what_a_graph_looks_like(client):
-    assistant = str(uuid.uuid5(NAMESPACE, "agent"))
-    graph = await client.assistants.get_graph(assistant)
-    nodes = {node["id"]: node for node in graph["nodes"]}
+async def test_what_a_graph_looks_like(client, graph):
+    assistant = str(uuid.uuid5(NAMESPACE, graph("agent")))
+    drawn = await client.assistants.get_graph(assistant)
+    nodes = {node["id"]: node for node in drawn["nodes"]}
     assert {"__start__", "__end__"} < set(nodes)
-    assert all({"source", "target"} <= set(edge) for edge in graph["edges"])
+    assert all({"source", "target"} <= set(edge) for edge in drawn["edges"])
     assert (await client.assistants.get_graph(assistant, xray=True))["nodes"]
     schemas = await client.assistants.get_schemas(assistant)
-    assert schemas["graph_id"] == "agent"
+    assert schemas["graph_id"] == graph("agent")
     assert set(schemas) == {
         "graph_id", "input_schema", "output_schema", "state_schema", "config_schema", "context_schema",
     }
     assert "messages" in schemas["input_schema"]["properties"]
-    nested = await client.assistants.get_subgraphs(str(uuid.uuid5(NAMESPACE, "nested")), recurse=True)
+    outer = str(uuid.uuid5(NAMESPACE, graph("nested")))
+    nested = await client.assistants.get_subgraphs(outer, recurse=True)
     assert nested and all("graph_id" not in one for one in nested.values())
     namespace = next(iter(nested))
-    assert list(await client.assistants.get_subgraphs(str(uuid.uuid5(NAMESPACE, "nested")), namespace=namespace)) == [
-        namespace
-    ]
+    assert list(await client.assistants.get_subgraphs(outer, namespace=namespace)) == [namespace]

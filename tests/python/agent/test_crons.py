@@ -1,23 +1,28 @@
 """Crons through the official client, and what they do when their time comes."""
 
-import asyncio
+import os
 import uuid
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+from langgraph_sdk import get_client
 from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
 
 from clients import eventually
+from world import Clocked
+
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
 
 SAY = {"messages": [{"role": "user", "content": "tick"}]}
 
 
-async def test_a_crons_life(client):
+async def test_a_crons_life(client, graph):
     mark = str(uuid.uuid4())
     end = datetime.now(UTC) + timedelta(days=900)
     made = await client.crons.create(
-        "agent", schedule="0 9 * * MON", input=SAY, metadata={"mark": mark}, end_time=end, timezone="Europe/Berlin",
+        graph("agent"), schedule="0 9 * * MON", input=SAY, metadata={"mark": mark}, end_time=end, timezone="Europe/Berlin",
         config={"configurable": {"tone": "dry"}},
     )
     assert uuid.UUID(made["cron_id"]).version == 7
@@ -48,10 +53,10 @@ async def test_a_crons_life(client):
         await client.crons.delete(made["cron_id"])
 
 
-async def test_end_time_is_cleared_by_null_and_kept_by_absence(http):
+async def test_end_time_is_cleared_by_null_and_kept_by_absence(http, graph):
     made = (
         await http.post(
-            "/runs/crons", json={"assistant_id": "agent", "schedule": "0 0 1 1 *", "end_time": "2090-01-01T00:00:00Z"}
+            "/runs/crons", json={"assistant_id": graph("agent"), "schedule": "0 0 1 1 *", "end_time": "2090-01-01T00:00:00Z"}
         )
     ).json()
     path = f"/runs/crons/{made['cron_id']}"
@@ -60,17 +65,17 @@ async def test_end_time_is_cleared_by_null_and_kept_by_absence(http):
     assert (await http.delete(path)).status_code == 204
 
 
-async def test_a_cron_with_a_context(sdk):
-    made = await sdk.crons.create("agent", schedule="0 0 1 1 *", context={"tone": "dry"}, input=SAY)
+async def test_a_cron_with_a_context(sdk, graph):
+    made = await sdk.crons.create(graph("agent"), schedule="0 0 1 1 *", context={"tone": "dry"}, input=SAY)
     assert made["payload"]["context"] == {"tone": "dry"}
     await sdk.crons.delete(made["cron_id"])
 
 
-async def test_deletions_take_crons_along(client):
+async def test_deletions_take_crons_along(client, graph):
     thread = await client.threads.create()
-    on_thread = await client.crons.create_for_thread(thread["thread_id"], "agent", schedule="0 0 1 1 *", input=SAY)
+    on_thread = await client.crons.create_for_thread(thread["thread_id"], graph("agent"), schedule="0 0 1 1 *", input=SAY)
     assert on_thread["thread_id"] == thread["thread_id"]
-    assistant = await client.assistants.create("agent")
+    assistant = await client.assistants.create(graph("agent"))
     of_assistant = await client.crons.create(assistant["assistant_id"], schedule="0 0 1 1 *", input=SAY)
     await client.threads.delete(thread["thread_id"])
     await client.assistants.delete(assistant["assistant_id"])
@@ -79,32 +84,48 @@ async def test_deletions_take_crons_along(client):
             await client.crons.update(cron["cron_id"], enabled=False)
 
 
-async def test_crons_fire_once_at_their_time(server, sdk):
+@pytest.fixture(scope="module", params=["embedded", "cluster"])
+def clocked(request):
+    """A server whose clock this module moves."""
+    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
+    running = Clocked(request.param)
+    yield running
+    running.stop()
+
+
+async def test_crons_fire_once_at_their_time(clocked, graph):
     """Everything that needs a minute to pass, at once."""
-    # All of them are there before a minute begins.
-    if datetime.now(UTC).second > 45:
-        await asyncio.sleep(60.5 - datetime.now(UTC).second)
+    async with get_client(url=clocked.url, api_key=None) as sdk:
+        await fire_once(clocked, sdk, graph)
+
+
+async def fire_once(server, sdk, graph):
+    # A minute begins when all crons are there.
+    if server.now().second >= 30:
+        server.move_to(minute_after(server.now()))
+    next_minute = minute_after(server.now())
     thread = await sdk.threads.create()
     mark = str(uuid.uuid4())
     kept = await sdk.crons.create(
-        "steps", schedule="* * * * *", input={"log": ["in"]}, on_run_completed="keep", metadata={"mark": mark}
+        graph("steps"), schedule="* * * * *", input={"log": ["in"]}, on_run_completed="keep", metadata={"mark": mark}
     )
     on_thread = await sdk.crons.create_for_thread(
-        thread["thread_id"], "steps", schedule="* * * * *", input={"log": ["in"]}
+        thread["thread_id"], graph("steps"), schedule="* * * * *", input={"log": ["in"]}
     )
-    off = await sdk.crons.create("steps", schedule="* * * * *", enabled=False, on_run_completed="keep")
+    off = await sdk.crons.create(graph("steps"), schedule="* * * * *", enabled=False, on_run_completed="keep")
     over = await sdk.crons.create(
-        "steps", schedule="* * * * *", end_time=datetime.now(UTC) - timedelta(minutes=5), on_run_completed="keep"
+        graph("steps"), schedule="* * * * *", end_time=server.now() - timedelta(minutes=5), on_run_completed="keep"
     )
-    begun = datetime.now(UTC)
-    next_minute = begun.replace(second=0, microsecond=0) + timedelta(minutes=1)
     try:
+        assert server.now() < next_minute, "making crons took half a minute"
+        server.move_to(next_minute - timedelta(seconds=1))
 
         async def fired():
-            found = await sdk.threads.search(metadata={"graph_id": "steps"}, limit=1000)
+            found = await sdk.threads.search(metadata={"graph_id": graph("steps")}, limit=1000)
             return [t for t in found if (t["config"].get("configurable") or {}).get("cron_id") == kept["cron_id"]]
 
-        threads = await eventually(fired, limit_s=90)
+        threads = await eventually("the cron to fire", fired, limit_s=90)
         assert len(threads) == 1
         runs = await sdk.runs.list(threads[0]["thread_id"])
         assert len(runs) == 1
@@ -114,13 +135,13 @@ async def test_crons_fire_once_at_their_time(server, sdk):
         values = await sdk.runs.join(threads[0]["thread_id"], runs[0]["run_id"])
         assert values["log"] == ["in", "one", "two"]
 
-        runs = await eventually(lambda: sdk.runs.list(thread["thread_id"]))
+        runs = await eventually("the cron of the thread to fire", lambda: sdk.runs.list(thread["thread_id"]))
         assert len(runs) == 1
         await sdk.runs.join(thread["thread_id"], runs[0]["run_id"])
         found = {cron["cron_id"]: cron for cron in await sdk.crons.search(limit=100)}
         assert datetime.fromisoformat(found[kept["cron_id"]]["next_run_date"]) == next_minute + timedelta(minutes=1)
         assert found[over["cron_id"]]["next_run_date"] is None
-        everything = await sdk.threads.search(metadata={"graph_id": "steps"}, limit=1000)
+        everything = await sdk.threads.search(metadata={"graph_id": graph("steps")}, limit=1000)
         for cron in (off, over):
             assert not [
                 t for t in everything if (t["config"].get("configurable") or {}).get("cron_id") == cron["cron_id"]
@@ -130,8 +151,11 @@ async def test_crons_fire_once_at_their_time(server, sdk):
             await sdk.crons.delete(cron["cron_id"])
 
 
-async def test_a_deleted_cron_fires_no_more(sdk, http: httpx.AsyncClient):
-    made = await sdk.crons.create("steps", schedule="* * * * *", input={"log": []}, on_run_completed="keep")
+def minute_after(moment):
+    return moment.replace(second=0, microsecond=0) + timedelta(minutes=1)
+
+
+async def test_a_deleted_cron_fires_no_more(sdk, http: httpx.AsyncClient, graph):
+    made = await sdk.crons.create(graph("steps"), schedule="* * * * *", input={"log": []}, on_run_completed="keep")
     await sdk.crons.delete(made["cron_id"])
-    await asyncio.sleep(0)
     assert (await http.get(f"/runs/crons/{made['cron_id']}")).status_code == 404

@@ -9,6 +9,9 @@ import pytest
 import harness
 from test_deployments import SECRET, Repository
 
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
+
 
 @pytest.fixture(scope="module")
 def platform():
@@ -41,9 +44,9 @@ def read(run, *args):
     return json.loads(run(*args, "--output", "json"))
 
 
-def test_a_deployment_from_the_command_line(platform, towpath):
+def test_a_deployment_from_the_command_line(platform, towpath, graph):
     assert "there are no deployments" in towpath("deployments")
-    repository = Repository(platform.folder / "repositories" / "cli")
+    repository = Repository(platform.folder / "repositories" / graph("cli"))
     (platform.folder / "secrets").write_text(f"# ours\nMY_SECRET={SECRET}\nexport OTHER='a b'\n")
     create = ["deployments", "create", "--name", "cli", "--repo", repository.url, "--secrets", "secrets", "--wait"]
     made = read(towpath, *create)

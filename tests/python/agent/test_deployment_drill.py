@@ -25,6 +25,7 @@ POINTS = (
 )
 # Those of them where one process does everything.
 EMBEDDED = ("deploy.fetched", "deploy.switching", "deploy.replaced")
+HEAD = ("deployments", "killed", "at", "then", "built")
 # Where others die: as soon as the revision is seen to be there.
 STATUSES = ("BUILDING", "DEPLOYING", "DEPLOYED")
 
@@ -44,7 +45,6 @@ def yard(request, tmp_path_factory):
     world = harness.World(layout, env, {"TOWPATH_DEPLOYMENTS_BACKEND": backend})
     yard = Yard(world, Repository(tmp_path_factory.mktemp("yard") / "repository"), backend)
     yield yard
-    print("\n".join(["", f"{request.param:12} {'dies at':20} {'then':10} built", *yard.rows]))
     yard.delete()
     world.stop()
     assert processes(world) == [], "an agent server outlived its platform"
@@ -57,7 +57,7 @@ class Yard:
     """A deployment that gets one revision after another."""
 
     def __init__(self, world, repository, backend):
-        self.world, self.repository, self.backend, self.rows, self.version = world, repository, backend, [], "one"
+        self.world, self.repository, self.backend, self.pushed, self.version = world, repository, backend, 0, "one"
         self.volumes = set(docker("volume", "ls", "--quiet").split()) if backend == "docker" else None
         made = create(world, repository, "drill", install_command="sleep 0.2")
         self.deployment = made["id"]
@@ -77,7 +77,8 @@ class Yard:
         return self.process("dev" if self.world.layout == "embedded" else "worker-0")
 
     def push(self):
-        self.version = f"version {len(self.rows)}"
+        self.pushed += 1
+        self.version = f"version {self.pushed}"
         self.repository.push(self.version)
         return change(self.world, self.deployment, **ref())
 
@@ -102,14 +103,15 @@ class Yard:
             with contextlib.suppress(AssertionError):
                 docker("kill", serves)
 
-    def is_well(self, name, step, revision):
+    def is_well(self, table, name, step, revision):
         found = deployed(self.world, self.deployment, revision)
         text = logs(self.world, self.deployment, revision)
         # The command as it is run, or its line of the Dockerfile, which the log shows with each build.
         lines = text.splitlines()
         built = lines.count("$ sleep 0.2") + lines.count('RUN ["sleep","0.2"]')
         fetched = text.count("fetching ")
-        self.rows.append(f"{name:12} {step:20} {found['status']:10} {built}")
+        place = "containers" if self.backend == "docker" else self.world.layout
+        table.append(HEAD, (place, name, step, found["status"], built))
         assert (built, fetched) == (1, 1), text
 
         async def ask():
@@ -129,7 +131,7 @@ class Yard:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_whoever_builds_may_die(yard, point):
+def test_whoever_builds_may_die(yard, table, point):
     if yard.world.layout == "embedded" and point not in EMBEDDED:
         pytest.skip("the cluster has this point")
     builder = yard.builder
@@ -146,12 +148,12 @@ def test_whoever_builds_may_die(yard, point):
     del builder.env["TOWPATH_FAILPOINT"]
     builder.start()
     builder.ready()
-    yard.is_well(builder.name, point, revision)
+    yard.is_well(table, builder.name, point, revision)
 
 
 @pytest.mark.parametrize("status", STATUSES)
 @pytest.mark.parametrize("name", ["api", "worker-1", "scheduler"])
-def test_others_may_die(yard, name, status):
+def test_others_may_die(yard, table, name, status):
     if yard.world.layout == "embedded":
         pytest.skip("one process does everything")
     process, revision = yard.process(name), yard.push()
@@ -160,11 +162,11 @@ def test_others_may_die(yard, name, status):
     process.kill()
     process.start()
     process.ready()
-    yard.is_well(name, status, revision)
+    yard.is_well(table, name, status, revision)
 
 
 @pytest.mark.parametrize("status", STATUSES)
-def test_the_agent_server_may_die(yard, status):
+def test_the_agent_server_may_die(yard, table, status):
     """The one that serves. One that is only checked fails its revision, and rightly."""
     if yard.world.layout == "embedded":
         pytest.skip("the database of one process is its own")
@@ -175,4 +177,4 @@ def test_the_agent_server_may_die(yard, status):
     if status == "DEPLOYED":
         serves = yard.serving()
     yard.end(serves)
-    yard.is_well("agent server", status, revision)
+    yard.is_well(table, "agent server", status, revision)

@@ -159,12 +159,14 @@ async def life(platform, repository):
     assert status == 404
 
 
+# What the gateway holds a request for, and what the graph takes to load.
+HOLD_S, LOAD_S = 3, 4
 SLOW = """
 import time
 
 from langgraph.graph import START, MessagesState, StateGraph
 
-time.sleep(6)
+time.sleep({seconds})
 graph = StateGraph(MessagesState)
 graph.add_node("say", lambda state: {{"messages": [("ai", "{version}")]}})
 graph.add_edge(START, "say")
@@ -172,15 +174,26 @@ agent = graph.compile()
 """
 
 
-def test_graphs_that_load_slowly_are_switched_without_a_pause(platform, repository):
-    """Longer than the gateway holds a request: the new revision has loaded its graphs before the switch."""
-    if platform.layout == "cluster":
+@pytest.fixture(params=["embedded", "cluster"])
+def impatient(request):
+    """A platform whose gateway holds requests for less than it does elsewhere."""
+    if request.param == "cluster":
         pytest.skip("the switch is the same")
+    settings = {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file", "TOWPATH_DEPLOYMENTS_HOLD_SECONDS": str(HOLD_S)}
+    world = harness.World(request.param, settings)
+    yield world
+    world.stop()
+    assert processes(world) == [], "an agent server outlived its platform"
+
+
+def test_graphs_that_load_slowly_are_switched_without_a_pause(impatient, tmp_path):
+    """Longer than the gateway holds a request: the new revision has loaded its graphs before the switch."""
+    platform, repository = impatient, Repository(tmp_path / "repository")
     # The interpreter of these tests has what the graph imports.
     secrets = [{"name": "TOWPATH_AGENT_PYTHON", "value": sys.executable}]
 
     def push(version):
-        (repository.path / "agent.py").write_text(SLOW.format(version=version))
+        (repository.path / "agent.py").write_text(SLOW.format(version=version, seconds=LOAD_S))
         return repository.push_text(json.dumps({"graphs": {"agent": "./agent.py:agent"}}))
 
     async def walk():

@@ -12,7 +12,10 @@ from langsmith import Client
 import harness
 from world import Server
 
-ASKED = {"assistant_id": "agent", "input": {"messages": [{"role": "user", "content": "hi"}]}}
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
+
+SAY = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module", params=["embedded", "cluster"])
@@ -40,18 +43,18 @@ def places(request):
     platform.stop()
 
 
-def test_a_stream_ends_with_links_that_judge_the_run(places):
+def test_a_stream_ends_with_links_that_judge_the_run(places, graph):
     platform, server = places
     with get_sync_client(url=server.url, api_key=None) as client:
         thread = client.threads.create()["thread_id"]
         first, *_, last = client.runs.stream(
-            thread, "agent", input=ASKED["input"], stream_mode="updates", feedback_keys=["user_score", "liked"]
+            thread, graph("agent"), input=SAY, stream_mode="updates", feedback_keys=["user_score", "liked"]
         )
         run = uuid.UUID(first.data["run_id"])
         assert last.event == "feedback" and set(last.data) == {"user_score", "liked"}
         assert last.data["liked"].startswith(f"http://{platform.api}/api/v1/feedback/tokens/")
         # One that asks for none is told of none.
-        parts = client.runs.stream(thread, "agent", input=ASKED["input"], stream_mode="updates")
+        parts = client.runs.stream(thread, graph("agent"), input=SAY, stream_mode="updates")
         assert "feedback" not in {part.event for part in parts}
 
     stranger = Client(api_url=f"http://{platform.api}", api_key="tp_opens-nothing")
@@ -70,21 +73,23 @@ def test_a_stream_ends_with_links_that_judge_the_run(places):
 
 
 @pytest.mark.parametrize("path", ["/threads/{}/runs/wait", "/runs/wait"])
-def test_what_waits_is_told_beside_the_state(places, path):
+def test_what_waits_is_told_beside_the_state(places, graph, path):
     platform, server = places
+    asked = {"assistant_id": graph("agent"), "input": SAY}
     with httpx.Client(base_url=server.url, timeout=60) as http:
         thread = http.post("/threads", json={}).json()["thread_id"]
-        answer = http.post(path.format(thread), json=ASKED | {"feedback_keys": ["liked"]}).json()
+        answer = http.post(path.format(thread), json=asked | {"feedback_keys": ["liked"]}).json()
         assert answer["messages"][0]["content"] == "hi"
         assert httpx.post(answer["__feedback__"]["liked"], json={"score": 1}, timeout=60).status_code == 200
         assert "__feedback__" not in http.get(f"/threads/{thread}/state").json()["values"]
-        refused = http.post(path.format(thread), json=ASKED | {"feedback_keys": [""]})
+        refused = http.post(path.format(thread), json=asked | {"feedback_keys": [""]})
         assert refused.status_code == 422 and "feedback_keys" in refused.json()["detail"]
 
 
-def test_a_server_that_traces_nowhere_names_no_links(server):
+def test_a_server_that_traces_nowhere_names_no_links(server, graph):
+    asked = {"assistant_id": graph("agent"), "input": SAY}
     with httpx.Client(base_url=server.url, timeout=60) as http:
-        answer = http.post("/runs/wait", json=ASKED | {"feedback_keys": ["liked"]})
+        answer = http.post("/runs/wait", json=asked | {"feedback_keys": ["liked"]})
         assert answer.status_code == 200 and "__feedback__" not in answer.json()
-        streamed = http.post("/runs/stream", json=ASKED | {"feedback_keys": ["liked"]})
+        streamed = http.post("/runs/stream", json=asked | {"feedback_keys": ["liked"]})
         assert "event: feedback" not in streamed.text and "event: values" in streamed.text

@@ -7,11 +7,14 @@ import subprocess
 
 import pytest
 
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
+
 SUITE = pathlib.Path(__file__).resolve().parents[2] / "js"
 
 
 @pytest.mark.parametrize("suite", ["client", "react"])
-def test_the_official_client(server, tmp_path, suite):
+def test_the_official_client(server, graph, tmp_path, suite):
     modules = os.environ.get("TOWPATH_TEST_NODE_MODULES")
     if modules is None:
         pytest.skip("TOWPATH_TEST_NODE_MODULES names no folder with the JavaScript client")
@@ -27,6 +30,7 @@ def test_the_official_client(server, tmp_path, suite):
             "HOME": str(tmp_path),
             "NODE_ENV": "production",
             "TOWPATH_AGENT_URL": server.urls[-1],
+            "TOWPATH_AGENT_GRAPHS": graph(""),
         },
         capture_output=True,
         text=True,

@@ -32,11 +32,19 @@ def receiver():
     running.stop()
 
 
-@pytest.fixture(scope="module", params=["embedded", "cluster"])
+# Each victim has servers of its own, so the drills of several go on at the same time.
+DRILLS = [(layout, victim) for layout in ("embedded", "cluster") for victim in ("worker", "api", "everything")]
+
+
+@pytest.fixture(scope="module", params=DRILLS, ids="-".join)
 def fleet(request, receiver):
-    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+    layout, victim = request.param
+    if layout == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
         pytest.skip("TOWPATH_TEST_POSTGRES is not set")
-    running = Fleet(request.param, receiver)
+    if layout == "embedded" and victim != "everything":
+        pytest.skip("all of it is one process")
+    running = Fleet(layout, receiver)
+    running.victim = victim
     yield running
     running.stop()
 
@@ -50,8 +58,8 @@ def server(fleet):
 class Row:
     """One run, in one state, and a kill."""
 
-    def __init__(self, fleet, victim, name):
-        self.fleet, self.receiver, self.victim, self.name = fleet, fleet.receiver, victim, name
+    def __init__(self, fleet, name):
+        self.fleet, self.receiver, self.victim, self.name = fleet, fleet.receiver, fleet.victim, name
         self.thread = fleet.thread()
         self.readers, self.joiners, self.killed = [], [], []
         # By a row that failed: not this one's.
@@ -409,16 +417,13 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("victim", ["worker", "api", "everything"])
 @pytest.mark.parametrize("state", STATES)
-def test_a_death(fleet, server, table, state, victim):
-    if fleet.layout == "embedded" and victim != "everything":
-        pytest.skip("all of it is one process")
+def test_a_death(fleet, server, table, state):
     stalls = []
     for attempt in range(TRIES):
         # A row that failed must not fail the next.
         fleet.again([process for process in fleet.processes if process.child.poll() is not None])
-        row = Row(fleet, victim, f"{fleet.layout}-{victim}-{state}-{attempt}".replace(" ", "_"))
+        row = Row(fleet, f"{fleet.layout}-{fleet.victim}-{state}-{attempt}".replace(" ", "_"))
         try:
             picked, again, settled, compared = STATES[state](row)
         except Missed as missed:
@@ -426,7 +431,7 @@ def test_a_death(fleet, server, table, state, victim):
             assert len(stalls) <= 3, stalls
             continue
         storage = "SQLite" if fleet.layout == "embedded" else "PostgreSQL + Redis"
-        cells = (state, victim, storage, 1, attempt, f"{picked:.2f}", f"{settled:.2f}", again, compared)
-        table.append((HEAD, cells))
+        cells = (state, fleet.victim, storage, 1, attempt, f"{picked:.2f}", f"{settled:.2f}", again, compared)
+        table.append(HEAD, cells)
         return
     pytest.fail(f"{TRIES} tries, and the run was never {state} when the process died")

@@ -91,7 +91,7 @@ def rounds(fleet, table, what):
         said = [json.loads(data)["n"] for _, event, data in events(answer.iter_lines()) if event == "custom"]
     assert said == list(range(20))
     waits = [wait * 1000 for wait in waits]
-    table.append((HEAD, (what, RUNS, f"{statistics.median(waits):.0f}", f"{max(waits):.0f}", compared + len(said))))
+    table.append(HEAD, (what, RUNS, f"{statistics.median(waits):.0f}", f"{max(waits):.0f}", compared + len(said)))
     assert max(waits) <= START_S * 1000, f"{what}: a run started after {max(waits):.0f} ms"
 
 

@@ -15,6 +15,9 @@ from langgraph_sdk.errors import AuthenticationError
 from harness import Process, binary, free_address, until
 from world import GRAPHS, PYTHON, Server
 
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
+
 KEY = "agent-suite-key-0123456789abcdef0123456789"
 
 
@@ -29,9 +32,9 @@ def guarded():
     running.stop()
 
 
-def test_keys_below_a_prefix(guarded):
+def test_keys_below_a_prefix(guarded, graph):
     with get_sync_client(url=f"{guarded.url}/agents/one", api_key=KEY) as client:
-        assert client.assistants.search(graph_id="agent")
+        assert client.assistants.search(graph_id=graph("agent"))
         client.store.put_item(["a"], "k", {"n": 1})
         assert client.store.get_item(["a"], "k")["value"] == {"n": 1}
     for key in (None, "not the key that opens this server at all"):
@@ -40,11 +43,11 @@ def test_keys_below_a_prefix(guarded):
                 client.assistants.search()
 
 
-def test_runs_say_where_their_server_is(guarded):
+def test_runs_say_where_their_server_is(guarded, graph):
     def told(url, key=None):
         with get_sync_client(url=url, api_key=key) as client:
             thread = client.threads.create()["thread_id"]
-            client.runs.wait(thread, "agent", input={"messages": [{"role": "user", "content": "hello"}]})
+            client.runs.wait(thread, graph("agent"), input={"messages": [{"role": "user", "content": "hello"}]})
             return client.threads.get_state(thread)["metadata"]["langgraph_api_url"]
 
     assert told(f"{guarded.url}/agents/one", KEY) == f"{guarded.url}/agents/one"
@@ -95,7 +98,7 @@ def test_sqlite_is_for_one_process(tmp_path):
     assert done.returncode == 2 and "SQLite" in done.stderr, done.stderr
 
 
-def test_dev_has_an_agent_server():
+def test_dev_has_an_agent_server(graph):
     folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-agent."))
     platform, agent = free_address(), free_address()
     command = [binary(), "dev", "--listen", platform, "--agent-listen", agent, "--data-dir", str(folder / "data")]
@@ -103,7 +106,7 @@ def test_dev_has_an_agent_server():
     try:
         process.ready()
         with get_sync_client(url=f"http://{agent}", api_key=None) as client:
-            assert client.assistants.search(graph_id="steps")[0]["metadata"] == {"created_by": "system"}
+            assert client.assistants.search(graph_id=graph("steps"))[0]["metadata"] == {"created_by": "system"}
         assert httpx.get(f"http://{platform}/readyz", timeout=60).status_code == 200
         until("the banner to say where it is", lambda: True if f"http://{agent}" in process.log_tail() else None)
         assert (folder / "data" / "agent.db").is_file()

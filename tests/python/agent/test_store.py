@@ -7,6 +7,9 @@ from langgraph_sdk.errors import UnprocessableEntityError
 
 from clients import eventually
 
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
+
 
 async def test_an_items_life(client):
     place = ["life", str(uuid.uuid4())]
@@ -96,7 +99,7 @@ async def test_items_whose_time_is_over_are_gone(client, sdk):
         found = await sdk.store.search_items(place, refresh_ttl=False)
         return [item["key"] for item in found["items"]] == ["long"]
 
-    await eventually(gone)
+    await eventually("the item with the short life to be gone", gone)
     assert await client.store.get_item(place, "short") is None
     await client.store.put_item(place, "short", {"n": 2})
     item = await client.store.get_item(place, "short")

@@ -7,14 +7,19 @@ import secrets
 import time
 from urllib.parse import urlsplit
 
+import pytest
+
 from clients import collect, eventually
+
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
 
 HI = {"messages": [{"role": "user", "content": "hello there"}]}
 
 
-async def test_modes_come_under_their_own_names_in_order(client):
+async def test_modes_come_under_their_own_names_in_order(client, graph):
     modes = ["values", "updates", "custom", "tasks", "checkpoints", "debug"]
-    parts = await collect(client.runs.stream(None, "steps", input={"log": ["in"]}, stream_mode=modes))
+    parts = await collect(client.runs.stream(None, graph("steps"), input={"log": ["in"]}, stream_mode=modes))
     assert parts[0].event == "metadata" and set(parts[0].data) == {"run_id", "attempt"}
     names = [part.event for part in parts[1:]]
     assert set(names) == set(modes)
@@ -27,8 +32,8 @@ async def test_modes_come_under_their_own_names_in_order(client):
     assert values == [["in"], ["in", "one"], ["in", "one", "two"]]
 
 
-async def test_messages_in_both_forms(client):
-    parts = await collect(client.runs.stream(None, "agent", input=HI, stream_mode="messages-tuple"))
+async def test_messages_in_both_forms(client, graph):
+    parts = await collect(client.runs.stream(None, graph("agent"), input=HI, stream_mode="messages-tuple"))
     tuples = [part.data for part in parts if part.event == "messages"]
     assert len(tuples) > 1 and all(message["type"] == "AIMessageChunk" for message, _ in tuples)
     metadata = tuples[0][1]
@@ -36,18 +41,18 @@ async def test_messages_in_both_forms(client):
     assert {"langgraph_step", "run_id", "thread_id", "graph_id", "assistant_id", "checkpoint_ns"} <= set(metadata)
     text = "".join(message["content"] for message, _ in tuples)
 
-    parts = await collect(client.runs.stream(None, "agent", input=HI, stream_mode="messages"))
+    parts = await collect(client.runs.stream(None, graph("agent"), input=HI, stream_mode="messages"))
     names = [part.event for part in parts]
     assert names[1] in ("messages/metadata", "messages/complete")
     partial = [part.data[0]["content"] for part in parts if part.event == "messages/partial"]
     assert partial[-1] == text and all(later.startswith(earlier) for earlier, later in zip(partial, partial[1:]))
 
 
-async def test_both_forms_of_messages_at_once(client):
+async def test_both_forms_of_messages_at_once(client, graph):
     """Each as if it were alone: nobody has to know what else was asked for."""
-    both = await collect(client.runs.stream(None, "agent", input=HI, stream_mode=["messages-tuple", "messages"]))
+    both = await collect(client.runs.stream(None, graph("agent"), input=HI, stream_mode=["messages-tuple", "messages"]))
     alone = {
-        mode: await collect(client.runs.stream(None, "agent", input=HI, stream_mode=mode))
+        mode: await collect(client.runs.stream(None, graph("agent"), input=HI, stream_mode=mode))
         for mode in ("messages-tuple", "messages")
     }
 
@@ -67,20 +72,20 @@ async def test_both_forms_of_messages_at_once(client):
     assert len(shown(both)) == sum(len(shown(parts)) for parts in alone.values())
 
 
-async def test_subgraphs_have_a_namespace(client):
+async def test_subgraphs_have_a_namespace(client, graph):
     parts = await collect(
-        client.runs.stream(None, "nested", input={"log": []}, stream_mode=["updates", "values"], stream_subgraphs=True)
+        client.runs.stream(None, graph("nested"), input={"log": []}, stream_mode=["updates", "values"], stream_subgraphs=True)
     )
     inner = [part.event for part in parts if "|" in part.event]
     assert inner and all(re.fullmatch(r"(updates|values)\|sub:[0-9a-f-]{36}", name) for name in inner), inner
-    without = await collect(client.runs.stream(None, "nested", input={"log": []}, stream_mode="updates"))
+    without = await collect(client.runs.stream(None, graph("nested"), input={"log": []}, stream_mode="updates"))
     assert not [part for part in without if "|" in part.event]
 
 
-async def test_a_reader_comes_back_where_it_was(client, sdk):
+async def test_a_reader_comes_back_where_it_was(client, sdk, graph):
     thread = (await sdk.threads.create())["thread_id"]
     run = await sdk.runs.create(
-        thread, "talk", input={"messages": []}, stream_mode=["messages-tuple", "values"], stream_resumable=True
+        thread, graph("talk"), input={"messages": []}, stream_mode=["messages-tuple", "values"], stream_resumable=True
     )
     everything = {"stream_mode": ["messages-tuple", "values"]}
     live = await collect(client.runs.join_stream(thread, run["run_id"], last_event_id="-1", **everything))
@@ -95,9 +100,9 @@ async def test_a_reader_comes_back_where_it_was(client, sdk):
     assert values and {part.event for part in values} <= {"values", "metadata"}
 
 
-async def test_a_disconnect_cancels_where_that_was_asked(http, sdk):
+async def test_a_disconnect_cancels_where_that_was_asked(http, sdk, graph):
     thread = (await sdk.threads.create())["thread_id"]
-    body = {"assistant_id": "slow", "input": {"log": []}, "on_disconnect": "cancel", "stream_mode": "values"}
+    body = {"assistant_id": graph("slow"), "input": {"log": []}, "on_disconnect": "cancel", "stream_mode": "values"}
     async with http.stream("POST", f"/threads/{thread}/runs/stream", json=body) as answer:
         run = answer.headers["content-location"].rsplit("/", 1)[1]
         async for line in answer.aiter_lines():
@@ -107,13 +112,13 @@ async def test_a_disconnect_cancels_where_that_was_asked(http, sdk):
     async def interrupted():
         return (await sdk.runs.get(thread, run))["status"] == "interrupted"
 
-    await eventually(interrupted, limit_s=10)
+    await eventually("the run to be interrupted", interrupted, limit_s=10)
 
 
-async def test_who_leaves_before_the_first_answer_cancels_too(server, http):
+async def test_who_leaves_before_the_first_answer_cancels_too(server, http, graph):
     """The request is taken, and its sender is gone at whatever moment: nothing goes on that nobody hears."""
     address = urlsplit(server.url)
-    body = json.dumps({"assistant_id": "slow", "input": {"log": []}, "on_disconnect": "cancel"}).encode()
+    body = json.dumps({"assistant_id": graph("slow"), "input": {"log": []}, "on_disconnect": "cancel"}).encode()
     head = f"POST {{}} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
 
     async def leave(path, moment):
@@ -141,24 +146,24 @@ async def test_who_leaves_before_the_first_answer_cancels_too(server, http):
     async def none_is_left():
         return await open_runs() <= before
 
-    await eventually(none_is_left, limit_s=15)
+    await eventually("every run without a reader to end", none_is_left, limit_s=15)
 
 
-async def test_a_run_belongs_to_the_trace_of_its_request(server, http):
+async def test_a_run_belongs_to_the_trace_of_its_request(server, http, graph):
     for more in ({}, {"on_disconnect": "cancel"}):
         trace = secrets.token_hex(16)
-        body = {"assistant_id": "broken", "input": {"log": []}} | more
+        body = {"assistant_id": graph("broken"), "input": {"log": []}} | more
         await http.post("/runs/wait", json=body, headers={"traceparent": f"00-{trace}-{'1' * 16}-01"})
 
         async def told():
             return f'"trace_id":"{trace}"' in server.logs()
 
-        await eventually(told, limit_s=10)
+        await eventually("the trace to be in the log", told, limit_s=10)
 
 
-async def test_frames_and_headers(http, sdk):
+async def test_frames_and_headers(http, sdk, graph):
     thread = (await sdk.threads.create())["thread_id"]
-    body = {"assistant_id": "steps", "input": {"log": []}, "stream_mode": ["values"]}
+    body = {"assistant_id": graph("steps"), "input": {"log": []}, "stream_mode": ["values"]}
     answer = await http.post(f"/threads/{thread}/runs/stream", json=body)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -182,9 +187,9 @@ async def test_frames_and_headers(http, sdk):
     assert stateless.headers["location"] == stateless.headers["content-location"] + "/stream"
 
 
-async def test_headers_of_other_ways_to_start(http, sdk):
+async def test_headers_of_other_ways_to_start(http, sdk, graph):
     thread = (await sdk.threads.create())["thread_id"]
-    body = {"assistant_id": "steps", "input": {"log": []}}
+    body = {"assistant_id": graph("steps"), "input": {"log": []}}
     made = await http.post(f"/threads/{thread}/runs", json=body)
     run = made.json()["run_id"]
     assert made.headers["content-location"] == f"/threads/{thread}/runs/{run}"
@@ -199,10 +204,10 @@ async def test_headers_of_other_ways_to_start(http, sdk):
     assert re.fullmatch(r"/threads/[0-9a-f-]{36}/runs/[0-9a-f-]{36}/join", hidden.headers["location"])
 
 
-async def test_heartbeats(http, sdk):
+async def test_heartbeats(http, sdk, graph):
     """A stream that has nothing to say, and an answer that is not there yet, show every 5 seconds that they live."""
     streaming, waiting = [(await sdk.threads.create())["thread_id"] for _ in range(2)]
-    body = {"assistant_id": "slow", "input": {"log": []}}
+    body = {"assistant_id": graph("slow"), "input": {"log": []}}
 
     async def heartbeat():
         begun = time.monotonic()
@@ -226,7 +231,7 @@ async def test_heartbeats(http, sdk):
             await sdk.runs.cancel(thread, run["run_id"], wait=True)
 
 
-async def test_the_stream_of_a_thread_goes_over_its_runs(sdk):
+async def test_the_stream_of_a_thread_goes_over_its_runs(sdk, graph):
     thread = (await sdk.threads.create())["thread_id"]
     parts = []
 
@@ -248,6 +253,6 @@ async def test_the_stream_of_a_thread_goes_over_its_runs(sdk):
     await asyncio.wait_for(listening.wait(), 30)
     sdk.http.client.event_hooks = hooks
     for _ in range(2):
-        await sdk.runs.wait(thread, "steps", input={"log": []})
+        await sdk.runs.wait(thread, graph("steps"), input={"log": []})
     await asyncio.wait_for(reading, 30)
     assert any(part.event == "values" for part in parts)

@@ -7,15 +7,18 @@ from langgraph_sdk.errors import ConflictError, NotFoundError
 
 from clients import eventually
 
+# In both languages.
+pytestmark = pytest.mark.usefixtures("graph")
 
-async def test_a_threads_life(client):
+
+async def test_a_threads_life(client, graph):
     mark = str(uuid.uuid4())
-    made = await client.threads.create(metadata={"mark": mark}, graph_id="steps")
+    made = await client.threads.create(metadata={"mark": mark}, graph_id=graph("steps"))
     assert uuid.UUID(made["thread_id"]).version == 7
     assert (made["status"], made["values"]) == ("idle", None)
-    assert made["metadata"] == {"mark": mark, "graph_id": "steps"}
+    assert made["metadata"] == {"mark": mark, "graph_id": graph("steps")}
     changed = await client.threads.update(made["thread_id"], metadata={"more": [1]})
-    assert changed["metadata"] == {"mark": mark, "graph_id": "steps", "more": [1]}
+    assert changed["metadata"] == {"mark": mark, "graph_id": graph("steps"), "more": [1]}
     with pytest.raises(ConflictError, match="already exists"):
         await client.threads.create(thread_id=made["thread_id"])
     same = await client.threads.create(thread_id=made["thread_id"], if_exists="do_nothing")
@@ -32,11 +35,11 @@ async def test_a_threads_life(client):
         await client.threads.get(made["thread_id"])
 
 
-async def test_state_and_history(client):
+async def test_state_and_history(client, graph):
     thread = (await client.threads.create())["thread_id"]
     empty = await client.threads.get_state(thread)
     assert (empty["values"], empty["next"]) == ({}, [])
-    await client.runs.wait(thread, "steps", input={"log": ["in"]})
+    await client.runs.wait(thread, graph("steps"), input={"log": ["in"]})
     state = await client.threads.get_state(thread)
     assert state["values"] == {"log": ["in", "one", "two"], "x": 1}
     assert (state["next"], state["tasks"], state["interrupts"]) == ([], [], [])
@@ -55,42 +58,42 @@ async def test_state_and_history(client):
 
     row = await client.threads.get(thread)
     assert row["values"] == state["values"] and row["status"] == "idle"
-    assert row["metadata"]["graph_id"] == "steps" and row["metadata"]["assistant_id"]
+    assert row["metadata"]["graph_id"] == graph("steps") and row["metadata"]["assistant_id"]
     assert [t["thread_id"] for t in await client.threads.search(values={"x": 1}, ids=[thread])] == [thread]
 
 
-async def test_time_travel(client):
+async def test_time_travel(client, graph):
     thread = (await client.threads.create())["thread_id"]
-    await client.runs.wait(thread, "steps", input={"log": ["in"]})
+    await client.runs.wait(thread, graph("steps"), input={"log": ["in"]})
     history = await client.threads.get_history(thread, limit=100)
     after_one = next(one for one in history if one["next"] == ["two"])
     forked = await client.threads.update_state(
         thread, {"log": ["by hand"]}, as_node="one", checkpoint_id=after_one["checkpoint"]["checkpoint_id"]
     )
     assert forked["checkpoint"]["checkpoint_id"] == forked["checkpoint_id"]
-    values = await client.runs.wait(thread, "steps", input=None, checkpoint=forked["checkpoint"])
+    values = await client.runs.wait(thread, graph("steps"), input=None, checkpoint=forked["checkpoint"])
     assert values["log"] == ["in", "one", "by hand", "two"]
     replayed = await client.runs.wait(
-        thread, "steps", input=None, checkpoint_id=after_one["checkpoint"]["checkpoint_id"]
+        thread, graph("steps"), input=None, checkpoint_id=after_one["checkpoint"]["checkpoint_id"]
     )
     assert replayed["log"] == ["in", "one", "two"]
 
 
-async def test_copies_are_independent(client):
+async def test_copies_are_independent(client, graph):
     thread = (await client.threads.create(metadata={"a": 1}))["thread_id"]
-    await client.runs.wait(thread, "steps", input={"log": ["in"]})
+    await client.runs.wait(thread, graph("steps"), input={"log": ["in"]})
     copy = await client.threads.copy(thread)
     assert copy["metadata"]["a"] == 1
-    await client.runs.wait(copy["thread_id"], "steps", input={"log": ["more"]})
+    await client.runs.wait(copy["thread_id"], graph("steps"), input={"log": ["more"]})
     assert (await client.threads.get_state(thread))["values"]["log"] == ["in", "one", "two"]
     copied = (await client.threads.get_state(copy["thread_id"]))["values"]["log"]
     assert copied == ["in", "one", "two", "more", "one", "two"]
     assert len(await client.threads.get_history(copy["thread_id"], limit=100)) == 8
 
 
-async def test_supersteps_at_creation(sdk):
+async def test_supersteps_at_creation(sdk, graph):
     thread = await sdk.threads.create(
-        graph_id="steps",
+        graph_id=graph("steps"),
         supersteps=[
             {"updates": [{"values": {"log": ["a"]}, "as_node": "__start__"}]},
             {"updates": [{"values": {"log": ["b"]}, "as_node": "one"}]},
@@ -100,14 +103,14 @@ async def test_supersteps_at_creation(sdk):
     assert state["values"]["log"] == ["a", "b"] and state["next"] == ["two"]
 
 
-async def test_pruning(sdk, http):
+async def test_pruning(sdk, http, graph):
     threads = [(await sdk.threads.create())["thread_id"] for _ in range(2)]
     for thread in threads:
-        await sdk.runs.wait(thread, "steps", input={"log": ["in"]})
+        await sdk.runs.wait(thread, graph("steps"), input={"log": ["in"]})
     kept = (await http.post("/threads/prune", json={"thread_ids": [threads[0]], "strategy": "keep_latest"})).json()
     assert kept == {"pruned_count": 1}
     assert len(await sdk.threads.get_history(threads[0], limit=100)) == 1
-    values = await sdk.runs.wait(threads[0], "steps", input={"log": []})
+    values = await sdk.runs.wait(threads[0], graph("steps"), input={"log": []})
     assert values["log"] == ["in", "one", "two", "one", "two"], "what is kept is enough to go on"
     missing = str(uuid.uuid4())
     gone = (await http.post("/threads/prune", json={"thread_ids": [threads[1], missing]})).json()
@@ -118,9 +121,9 @@ async def test_pruning(sdk, http):
     assert (await http.post("/threads/prune", json={"thread_ids": []})).json() == {"pruned_count": 0}
 
 
-async def test_a_busy_threads_state_cannot_be_changed(client):
+async def test_a_busy_threads_state_cannot_be_changed(client, graph):
     thread = (await client.threads.create())["thread_id"]
-    run = await client.runs.create(thread, "slow", input={"log": []})
+    run = await client.runs.create(thread, graph("slow"), input={"log": []})
     with pytest.raises(ConflictError, match="in-flight"):
         await client.threads.update_state(thread, {"log": ["x"]})
     await client.runs.cancel(thread, run["run_id"], wait=True)
@@ -128,5 +131,5 @@ async def test_a_busy_threads_state_cannot_be_changed(client):
     async def idle():
         return (await client.threads.get(thread))["status"] != "busy"
 
-    await eventually(idle)
+    await eventually("the thread to be idle", idle)
     await client.threads.update_state(thread, {"log": ["x"]}, as_node="first")
