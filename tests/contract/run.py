@@ -1,19 +1,23 @@
 """Holds running servers to their own API descriptions, with generated requests (schemathesis).
 
-    run.py [--cases N] [--seed N] [--surface platform|agent]… [--layout embedded|cluster]…
+    run.py [--cases N] [--seed N] [--surface platform|agent]… [--layout embedded|cluster]… [--at-once N]
 
 The platform and the agent server have a document each. `--cases` is how many requests are generated for each operation
-in the fuzzing and stateful phases; the coverage phase adds what the schemas suggest. Prints one line per surface and
-layout with the number of cases; any failure ends with 1.
+in the fuzzing and stateful phases; the coverage phase adds what the schemas suggest. Each surface on each layout has a server
+and a generator of its own, `--at-once` of them side by side. Prints one line for each with the number of cases and the
+seconds it took; any failure ends with 1.
 """
 
 import argparse
+import concurrent.futures
+import contextlib
 import http.server
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -45,45 +49,52 @@ class Everything(http.server.BaseHTTPRequestHandler):
         pass
 
 
+@contextlib.contextmanager
+def serving(surface, layout):
+    """A server of that surface and its address. One that did not survive the requests says so by how it ends."""
+    with tempfile.TemporaryDirectory(prefix="towpath-contract.") as folder:
+        if surface == "platform":
+            world = harness.World(layout)
+            url = f"http://{world.api}"
+        else:
+            # The environment of this suite has no packages for graphs in Python.
+            graphs = agent.native_graphs(folder)
+            world = agent.Server(layout, env={"TOWPATH_API_KEY": harness.KEY}, graphs=graphs, args=("--agent-auth",))
+            url = world.url
+        try:
+            yield world, url
+            world.stop()
+        finally:
+            world.drop()
+
+
 def check(surface, layout, endpoint, cases, seed) -> bool:
-    if surface == "platform":
-        world = harness.World(layout)
-        url, key = f"http://{world.api}", harness.KEY
-    else:
-        world = agent.Server(layout, env={"TOWPATH_API_KEY": harness.KEY}, args=("--agent-auth",))
-        url, key = world.url, harness.KEY
-    try:
+    began = time.monotonic()
+    with serving(surface, layout) as (world, url):
         command = [
             str(pathlib.Path(sys.executable).parent / "schemathesis"),
             *("--config-file", str(HERE / f"{surface}.toml")),
             *("run", f"{url}/openapi.json"),
-            *("--header", f"X-API-Key: {key}", "--header", f"X-Tenant-Id: {world.tenant}"),
+            *("--header", f"X-API-Key: {harness.KEY}", "--header", f"X-Tenant-Id: {world.tenant}"),
             *("--seed", str(seed), "--max-examples", str(cases)),
         ]
-        began = time.monotonic()
         environment = os.environ | {"TOWPATH_CONTRACT_STAND_IN": endpoint, "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
         done = subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True)
-        seconds = time.monotonic() - began
         output = done.stdout + done.stderr
         generated = re.search(r"(\d+) generated", output)
         operations = re.search(r"Tested: (\d+)", output)
         failures = re.search(r"(\d+) unique failures?", output)
         failed = int(failures[1]) if failures else 0
         fine = done.returncode == 0 and failed == 0 and generated is not None and int(generated[1]) > 0
-        if not fine:
-            print(output)
-            print(world.logs())
-        print(
+        lines = [] if fine else [output, world.logs()]
+        lines.append(
             f"contract, {surface}, {layout}: {generated[1] if generated else 0} cases over"
             f" {operations[1] if operations else 0} operations, {failed if fine or failed else 'broken,'} failures"
-            f" (seed {seed}, {seconds:.1f} s)",
-            flush=True,
+            f" (seed {seed}, {time.monotonic() - began:.0f} s)"
         )
-        # A server that did not survive the requests says so by how it ends.
-        world.stop()
-        return fine
-    finally:
-        world.drop()
+        # In one go, because others print too.
+        print("\n".join(lines), flush=True)
+    return fine
 
 
 def main():
@@ -92,6 +103,7 @@ def main():
     arguments.add_argument("--seed", type=int, default=20260301)
     arguments.add_argument("--surface", action="append", choices=["platform", "agent"])
     arguments.add_argument("--layout", action="append", choices=["embedded", "cluster"])
+    arguments.add_argument("--at-once", type=int, default=2)
     given = arguments.parse_args()
     layouts = given.layout
     if layouts is None:
@@ -103,10 +115,16 @@ def main():
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Everything)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
+    # The platform takes longer, so it comes first.
     surfaces = given.surface or ["platform", "agent"]
-    fine = [check(surface, layout, endpoint, given.cases or CASES[surface], given.seed) for surface in surfaces for layout in layouts]
+    with concurrent.futures.ThreadPoolExecutor(given.at_once) as pool:
+        checks = [
+            pool.submit(check, surface, layout, endpoint, given.cases or CASES[surface], given.seed)
+            for surface in surfaces
+            for layout in layouts
+        ]
     server.shutdown()
-    sys.exit(0 if all(fine) else 1)
+    sys.exit(0 if all(done.result() for done in checks) else 1)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,17 @@ def world(request):
 
 
 LAYOUTS = ("embedded", "cluster")
+# Tests with servers that no other test has.
+ASK_ANOTHER = {"test_a_lent_key_writes", "test_connections_reset_in_the_middle_of_a_part"}
 
 
 def place_of(test):
-    """The servers that a test shares with others: those of the session, or of its module."""
+    """The servers that a test shares with others: those of the session, or of its module. The tests of S3 take so long
+    that they have a session of their own."""
     layout = test.of(LAYOUTS)
-    if test.module == "test_pages":
-        return [test.module, *layout]
-    return ["world", *layout] if layout and test.function != "test_a_lent_key_writes" else []
+    if not layout or test.function in ASK_ANOTHER:
+        return []
+    return [test.module if test.module in ("test_pages", "test_s3") else "world", *layout]
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -77,6 +77,11 @@ def traced(world):
 
 @pytest.fixture(scope="module")
 def bulky(world):
+    """A project of `bulk` that tests share."""
+    return bulk(world)
+
+
+def bulk(world):
     """A project whose export is larger than one part of an upload, since its texts do not compress: id and ids."""
     dice, ids, name = random.Random(7), [], f"bulky-{world.layout}"
     for _ in range(16):
@@ -225,8 +230,19 @@ def bulky_export(world, place, session):
     return world.export(place, session, "2024-03-01T00:00:00Z", "2024-03-02T00:00:00Z")
 
 
-def test_connections_reset_in_the_middle_of_a_part(world, stand, proxy, bulky, prefix, tmp_path):
-    session, ids = bulky
+@pytest.fixture(params=["embedded", "cluster"])
+def hasty(request):
+    """A world that soon tries again what failed."""
+    if request.param == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
+    running = harness.World(request.param, {"TOWPATH_EXPORTS_RETRY_SECONDS": "1"})
+    yield running
+    running.stop()
+
+
+def test_connections_reset_in_the_middle_of_a_part(hasty, stand, proxy, prefix, tmp_path):
+    world = hasty
+    session, ids = bulk(world)
     place = destination(world, stand, prefix, stand.keys["owner"], endpoint_url=proxy.url)
     proxy.set("throttle 6000000")
     export = bulky_export(world, place, session)
