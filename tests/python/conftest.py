@@ -33,6 +33,7 @@ def place_of(test):
     return [test.module if test.module in ("test_pages", "test_s3") else "world", *layout]
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return workers.scheduler(config, log, place_of)
 

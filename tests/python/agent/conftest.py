@@ -91,6 +91,7 @@ def place_of(test):
     return []
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     return workers.scheduler(config, log, place_of)
 

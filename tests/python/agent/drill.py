@@ -163,8 +163,9 @@ class Fleet(Server):
         super().__init__(layout, env=env)
 
     def launch(self, name, *args):
-        self.graphs = self.folder / "graphs.json"
-        self.graphs.write_text(json.dumps(graphs(self.receiver.url)))
+        if not self.processes:
+            self.graphs = self.folder / "graphs.json"
+            self.graphs.write_text(json.dumps(graphs(self.receiver.url)))
         if name.startswith("worker"):
             args = ("--role", "worker,scheduler")
         if self.redis_behind_proxy and self.proxy is None:

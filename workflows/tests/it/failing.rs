@@ -77,6 +77,23 @@ async fn twenty_one_attempts_thirty_seconds_apart(on: Database) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_operator_says_how_far_attempts_are_apart() {
+    let mut home = Home::new(1).await;
+    home.world.exports.run_retry = Duration::from_secs(3);
+    home.drain().await;
+    let export = home.export(1).await;
+    home.s3.fail(Fault::new("parquet", 503, "SlowDown", usize::MAX));
+    home.drive().await;
+    home.wait(Duration::from_secs(2)).await;
+    assert!(home.claim().await.is_none(), "it is not due yet");
+    home.wait(Duration::from_secs(1)).await;
+    home.drive().await;
+    let run = home.runs(export).await.remove(0);
+    let errors: serde_json::Map<_, _> = serde_json::from_str(&run.errors).unwrap();
+    assert_eq!(errors.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_destination_that_is_gone_fails_the_export() {
     let home = Home::new(1).await;
     let export = home.export(1).await;
