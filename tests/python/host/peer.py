@@ -247,8 +247,8 @@ class Peer:
     async def started(self):
         ended = asyncio.create_task(self.process.wait()) if self.process else asyncio.get_running_loop().create_future()
         await asyncio.wait([ended, self._ready], timeout=60, return_when=asyncio.FIRST_COMPLETED)
-        if not self._ready.done():
-            await asyncio.sleep(0.2)
+        # What it said at its end may not be read yet.
+        await asyncio.wait([self._ready], timeout=2)
         if not self._ready.done():
             raise AssertionError(f"the child ended with {ended.result()}: {await self._said()}")
         ended.cancel()
