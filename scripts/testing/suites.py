@@ -122,15 +122,6 @@ NAMES = "parts of the names of tests"
 PYTEST = "arguments of pytest"
 # The servers that a test may ask for, and the binary under test.
 SERVED = frozenset({"cargo", "build", "postgres", "redis"})
-# Python files of the suite agent that do not depend on which graphs the server offers.
-AGENT_ONCE = ("--ignore-glob", "*/test_python_*") + tuple(
-    part
-    for name in (
-        *("graph_file", "cron_dates", "deployments", "deployment_drill", "docker", "langgraph_deploy", "kills"),
-        *("redis_faults", "storm", "webhooks"),
-    )
-    for part in ("--ignore", f"tests/python/agent/test_{name}.py")
-)
 
 SUITES = (
     Suite(
@@ -202,26 +193,14 @@ SUITES = (
     ),
     Suite(
         "agent",
-        "the agent server by its official clients, with native graphs: runs, streams, crons, deployments, kills, Redis faults",
+        "the agent server by its official clients, with graphs as data and in Python: runs, streams, deployments, kills",
         WAITING,
-        pytest("agent", AGENT, *rooted("tests/python/agent"), paths=("tests/python/agent",)),
+        pytest("agent", AGENT, *rooted("tests/python/agent"), "-n", "4", paths=("tests/python/agent",)),
         SERVED | {"node"},
         venvs=(AGENT,),
         arguments=PYTEST,
         typical_seconds=900,
         shown=TABLE,
-    ),
-    Suite(
-        "agent-python",
-        "the same over graphs in Python",
-        WAITING,
-        pytest("agent-python", AGENT, *rooted("tests/python/agent"), *AGENT_ONCE, paths=("tests/python/agent",)),
-        SERVED | {"node"},
-        venvs=(AGENT,),
-        part_of="agent",
-        arguments=PYTEST,
-        environment=(("TOWPATH_TEST_GRAPHS", "tests/agent/python/langgraph.json"),),
-        typical_seconds=500,
     ),
     Suite(
         "kill",
@@ -243,7 +222,7 @@ SUITES = (
         pytest(
             "python",
             PYTHON,
-            *("--ignore=tests/python/agent", "--ignore=tests/python/host"),
+            *("-n", "3", "--ignore=tests/python/agent", "--ignore=tests/python/host"),
             paths=("tests/python",),
         ),
         SERVED | {"browser"},
@@ -255,7 +234,7 @@ SUITES = (
         "js",
         "traces and streams by the official JavaScript clients",
         WAITING,
-        pytest("js", PYTHON, paths=("tests/js",)),
+        pytest("js", PYTHON, "-n", "2", paths=("tests/js",)),
         SERVED | {"node"},
         venvs=(PYTHON,),
         arguments=PYTEST,
@@ -265,7 +244,7 @@ SUITES = (
         "host",
         "the host of Python graphs against a peer that plays the server; needs no build",
         WAITING,
-        pytest("host", HOST, *rooted("tests/python/host"), paths=("tests/python/host",)),
+        pytest("host", HOST, *rooted("tests/python/host"), "-n", "3", paths=("tests/python/host",)),
         venvs=(HOST,),
         arguments=PYTEST,
         typical_seconds=120,
