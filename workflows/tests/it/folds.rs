@@ -160,7 +160,10 @@ async fn an_export_waits_for_its_units_also_when_they_are_more_than_a_fold_takes
 async fn a_unit_registered_while_the_last_fold_ends_is_folded() {
     let Some(server) = Database::postgres() else { return };
     let home = Home::empty_on(&server, 1).await;
-    let ensured = home.store().write(async |tx| fold_units::ensure(tx).await).await;
+    let ensured = home
+        .store()
+        .write(async |tx| fold_units::ensure(tx, fold_units::DELAY).await)
+        .await;
     ensured.unwrap();
     home.wait(Duration::from_secs(2)).await;
     // It is ready, so that whoever registers a unit records no other.
@@ -171,7 +174,7 @@ async fn a_unit_registered_while_the_last_fold_ends_is_folded() {
         Arc::new(move |tx| {
             let (registered, release) = (registered.clone(), release.clone());
             Box::pin(async move {
-                fold_units::ensure(tx).await?;
+                fold_units::ensure(tx, fold_units::DELAY).await?;
                 registered.notify_one();
                 release.notified().await;
                 Ok(())
