@@ -31,14 +31,14 @@ def binary() -> str:
 
 
 def until(what, ask, limit_s=60.0):
-    """Asks until there is an answer that is not None; fails when `limit_s` is over."""
+    """Asks until there is an answer that is not None; fails when `limit_s` is over. `what` is a text, or gives one then."""
     pause = threading.Event()
     deadline = time.monotonic() + limit_s
     while True:
         answer = ask()
         if answer is not None:
             return answer
-        assert time.monotonic() < deadline, f"waited {limit_s} s in vain: {what}"
+        assert time.monotonic() < deadline, f"waited {limit_s} s in vain: {what() if callable(what) else what}"
         pause.wait(0.02)
 
 
@@ -93,7 +93,7 @@ class Process:
     def log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
 
-    def ready(self):
+    def ready(self, limit_s=60.0):
         def ask():
             code = self.child.poll()
             assert code is None, f"{self.name} ended with {code} before it was ready:\n{self.log_tail()}"
@@ -101,7 +101,7 @@ class Process:
                 return urllib.request.urlopen(f"http://{self.address}/readyz", timeout=2).status
             return None
 
-        until(f"{self.name} to become ready, see\n{self.log_tail()}", ask)
+        until(lambda: f"{self.name} to become ready, see\n{self.log_tail()}", ask, limit_s)
         return self
 
     def succeed(self):

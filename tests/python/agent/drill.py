@@ -99,7 +99,7 @@ class Receiver:
             made = self.made(step, name)
             return made[count - 1][2] if len(made) >= count else None
 
-        return until(f"call {count} of {step} for {name}; so far {self.steps(name)}", ask, limit_s)
+        return until(lambda: f"call {count} of {step} for {name}; so far {self.steps(name)}", ask, limit_s)
 
     def stop(self):
         for gate in self.gates.values():
@@ -233,7 +233,7 @@ class Fleet(Server):
                 return (status, time.monotonic()) if status not in ("pending", "running", None) else None
             return None
 
-        return until(f"run {run} to end; steps so far {self.receiver.calls}", ask, limit_s)
+        return until(lambda: f"run {run} to end; steps so far {self.receiver.calls}", ask, limit_s)
 
     # -- what the tables say
 

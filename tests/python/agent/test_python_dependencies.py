@@ -88,7 +88,8 @@ def test_what_a_project_depends_on_is_installed(tools, tmp_path, project):
     (project.folder / "word" / "pyproject.toml").write_text(PYPROJECT)
     (project.folder / "word" / "word.py").write_text("WORD = 'one'\n")
     env = settings() | {"TOWPATH_AGENT_PYTHON": "", "PATH": f"{tools}:/usr/bin:/bin", "TOWPATH_AGENT_HOSTS_DIR": str(tmp_path / "hosts")}
-    server = Server("embedded", env, project.config)
+    # It downloads and installs before it answers.
+    server = Server("embedded", env, project.config, ready_s=300)
     try:
         run = lambda: get_sync_client(url=server.url, api_key=None).runs.wait(None, "agent", input={"said": ""})  # noqa: E731
         answer = run()

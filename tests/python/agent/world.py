@@ -40,7 +40,7 @@ MOVED_CLOCK = """
 class Server:
     """An agent server with everything it stands on. `url` is one of its API processes, `urls` are all."""
 
-    def __init__(self, layout, env=None, graphs=GRAPHS, args=()):
+    def __init__(self, layout, env=None, graphs=GRAPHS, args=(), ready_s=60.0):
         self.layout, self.graphs, self.args = layout, graphs, args
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-agent."))
         self.processes, self.apis, self.workers = [], [], []
@@ -55,7 +55,7 @@ class Server:
             if layout == "cluster":
                 self.start_cluster()
             else:
-                self.apis = [self.launch("agent").ready()]
+                self.apis = [self.launch("agent").ready(ready_s)]
         except BaseException:
             self.drop()
             raise
