@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use towpath_tests::fault_proxy::{FaultProxy, Mode, Way};
+use towpath_tests::fault_proxy::{Mode, Way};
 use towpath_tests::{Dice, Layout, Moto, World};
 
 use super::round::{Fault, Ingest, Place, plan, round, start};
@@ -12,23 +12,63 @@ use crate::aftermath;
 /// Shorter than the faults last, so that leases run out meanwhile.
 const LEASE_SECONDS: &str = "3";
 
-#[tokio::test]
-async fn the_line_to_redis_may_do_what_lines_do() {
-    line("redis", |world| world.redis_proxy.as_ref(), Dice::new(8)).await;
+/// Name, mode, for how long in seconds, whether the process has to notice.
+type Harm = (&'static str, Mode, u64, bool);
+
+/// What a process gets over at once when it ends.
+const SLOW_OR_CUT: [Harm; 5] = [
+    ("slow", Mode::Delay(Duration::from_millis(60)), 3, false),
+    ("throttled", Mode::Throttle(60_000), 3, false),
+    ("sliced", Mode::Slice(37), 3, false),
+    ("stalled", Mode::Stall, 7, true),
+    ("reset, then refused", Mode::Drop, 5, true),
+];
+/// What leaves connections behind that stay dead. Whoever waits for an answer there waits until its time is up.
+const SILENT: [Harm; 2] = [
+    ("half-open", Mode::HalfOpen(Way::Both), 7, true),
+    ("answers lost", Mode::HalfOpen(Way::ToClient), 7, true),
+];
+
+/// A line, by the name that `/readyz` has for what is behind it.
+#[derive(Clone, Copy)]
+enum Line {
+    Redis,
+    Database,
+    Objects,
 }
 
 #[tokio::test]
-async fn the_line_to_the_database_may_do_what_lines_do() {
-    line("database", |world| world.postgres_proxy.as_ref(), Dice::new(9)).await;
+async fn the_line_to_redis_may_be_slow_or_cut() {
+    harm(Line::Redis, &SLOW_OR_CUT, Dice::new(8)).await;
 }
 
 #[tokio::test]
-async fn the_line_to_the_bucket_may_do_what_lines_do() {
-    line("objects", |world| world.bucket_proxy.as_ref(), Dice::new(10)).await;
+async fn the_line_to_redis_may_fall_silent() {
+    harm(Line::Redis, &SILENT, Dice::new(18)).await;
 }
 
-/// Everything that can become of one line, in a world of its own. `line` is what `/readyz` calls what is behind it.
-async fn line(line: &'static str, proxy: impl Fn(&World) -> Option<&FaultProxy>, mut dice: Dice) {
+#[tokio::test]
+async fn the_line_to_the_database_may_be_slow_or_cut() {
+    harm(Line::Database, &SLOW_OR_CUT, Dice::new(9)).await;
+}
+
+#[tokio::test]
+async fn the_line_to_the_database_may_fall_silent() {
+    harm(Line::Database, &SILENT, Dice::new(19)).await;
+}
+
+#[tokio::test]
+async fn the_line_to_the_bucket_may_be_slow_or_cut() {
+    harm(Line::Objects, &SLOW_OR_CUT, Dice::new(10)).await;
+}
+
+#[tokio::test]
+async fn the_line_to_the_bucket_may_fall_silent() {
+    harm(Line::Objects, &SILENT, Dice::new(20)).await;
+}
+
+/// Does `harms` to one line of a world of its own, one after another.
+async fn harm(line: Line, harms: &[Harm], mut dice: Dice) {
     let plan = plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS)
         .own_postgres()
@@ -36,24 +76,23 @@ async fn line(line: &'static str, proxy: impl Fn(&World) -> Option<&FaultProxy>,
         .objects_in_bucket();
     let Some(world) = start(plan).await else { return };
     let place = bucket(&world).await;
-    let proxy = proxy(&world).expect("asked for");
-    // Name, mode, for how long in seconds, whether the process has to notice.
-    let modes = [
-        ("slow", Mode::Delay(Duration::from_millis(60)), 3, false),
-        ("throttled", Mode::Throttle(60_000), 3, false),
-        ("sliced", Mode::Slice(37), 3, false),
-        ("stalled", Mode::Stall, 7, true),
-        ("half-open", Mode::HalfOpen(Way::Both), 7, true),
-        ("answers lost", Mode::HalfOpen(Way::ToClient), 7, true),
-        ("reset, then refused", Mode::Drop, 5, true),
-    ];
-    for (name, mode, seconds, noticed) in modes {
-        // Without Redis work is found by looking; without the others nothing can be acknowledged.
-        let waits = noticed && line != "redis";
+    let (behind, proxy) = match line {
+        Line::Redis => ("redis", &world.redis_proxy),
+        Line::Database => ("database", &world.postgres_proxy),
+        Line::Objects => ("objects", &world.bucket_proxy),
+    };
+    let proxy = proxy.as_ref().expect("asked for");
+    for &(name, mode, seconds, noticed) in harms {
+        let ingest = match line {
+            // Nothing can be acknowledged without them.
+            Line::Database | Line::Objects if noticed => Ingest::Waits,
+            // Without Redis work is found by looking.
+            _ => Ingest::Works,
+        };
         let fault = Fault {
-            name: format!("{line} {name}"),
-            told: if noticed { line } else { "" },
-            ingest: if waits { Ingest::Waits } else { Ingest::Works },
+            name: format!("{behind} {name}"),
+            told: if noticed { behind } else { "" },
+            ingest,
             lasts: Duration::from_secs(seconds),
         };
         let before = proxy.harmed();
