@@ -24,15 +24,19 @@ async fn an_operator_runs_a_cluster() {
     operator.reads_why_jobs_wait().await;
     operator.scales_up_and_loses_a_worker().await;
     operator.drains_a_worker().await;
+    operator.stop().await;
+}
+
+#[tokio::test]
+async fn an_operator_tries_a_dead_letter_again() {
+    // The job costs its workers five leases.
+    let plan = World::plan(Layout::Cluster { workers: 1 }).env("TOWPATH_ENGINE_LEASE_SECONDS", "2");
+    let Some(world) = plan.start().await else { return };
+    let mut operator = Operator { world, extra: None };
     operator.tries_a_dead_letter_again().await;
     operator.makes_and_revokes_a_key().await;
     operator.is_told_what_went_wrong().await;
-    aftermath::settles(&operator.world).await;
-    // Those that are left drain and end well.
-    let Operator { mut world, extra } = operator;
-    world.processes.retain(|process| process.pid().is_some());
-    world.processes.extend(extra);
-    world.stop().await;
+    operator.stop().await;
 }
 
 struct Operator {
@@ -42,6 +46,15 @@ struct Operator {
 }
 
 impl Operator {
+    /// Nothing is left behind, and the processes that are left drain and end well.
+    async fn stop(self) {
+        aftermath::settles(&self.world).await;
+        let Self { mut world, extra } = self;
+        world.processes.retain(|process| process.pid().is_some());
+        world.processes.extend(extra);
+        world.stop().await;
+    }
+
     /// A command as an operator gives it: its exit code and all it printed.
     async fn command(&self, arguments: &[&str]) -> (Exit, String) {
         let server = &self.world.processes[0];
@@ -213,7 +226,9 @@ impl Operator {
 
     /// A job that kills its worker each time becomes a dead letter, with its errors.
     async fn tries_a_dead_letter_again(&mut self) {
-        let healthy = self.extra.take().expect("the third worker").program().clone();
+        // The only worker there is.
+        let healthy = self.world.process("worker-0").program().clone();
+        self.world.process("worker-0").kill().await;
         let mut deadly = healthy.clone();
         deadly
             .env

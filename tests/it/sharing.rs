@@ -49,12 +49,8 @@ async fn two_workers_share_an_export() {
 /// A counter of a process, 0 where it has not begun to count.
 async fn metric(process: &Process, name: &str) -> f64 {
     let address = process.program().address.expect("every role of a world listens");
-    let text = reqwest::get(format!("http://{address}/metrics"))
-        .await
-        .unwrap()
-        .text()
-        .await
-        .unwrap();
+    let answer = towpath_tests::http().get(format!("http://{address}/metrics")).send();
+    let text = answer.await.unwrap().text().await.unwrap();
     let values = text.lines().filter_map(|line| {
         let rest = line.strip_prefix(name)?;
         let (labels, value) = rest.rsplit_once(' ')?;

@@ -10,11 +10,13 @@ use serde_json::Value;
 
 use crate::until;
 
-/// One HTTP client for all worlds.
+/// An HTTP client for servers on loopback. Making one is cheap: it reads no certificates of the machine, which takes
+/// longer than most requests of a test.
 ///
 /// # Panics
 /// If it cannot be built.
-pub(crate) fn http() -> reqwest::Client {
+#[must_use]
+pub fn http() -> reqwest::Client {
     static HTTP: OnceLock<()> = OnceLock::new();
     HTTP.get_or_init(|| {
         // reqwest is built without a provider of its own; a second call finds the first one's.
@@ -23,6 +25,7 @@ pub(crate) fn http() -> reqwest::Client {
     // A client per caller: connections belong to the runtime of the test that opened them.
     reqwest::Client::builder()
         .no_proxy()
+        .tls_built_in_root_certs(false)
         .build()
         .expect("a client without special wishes")
 }

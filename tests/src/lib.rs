@@ -19,7 +19,7 @@ mod redis_server;
 mod wait;
 mod world;
 
-pub use api::{Api, Reply};
+pub use api::{Api, Reply, http};
 pub use binary::towpath;
 pub use columns::{COLUMNS, Columns, differences, parquet_files, read_rows};
 pub use dice::Dice;

@@ -348,6 +348,8 @@ fn common_env(data: &Path, tenant: Uuid) -> Vec<(String, String)> {
         ("TOWPATH_API_KEY".into(), KEY.into()),
         ("TOWPATH_TENANT_ID".into(), tenant.to_string()),
         ("TOWPATH_DATA_DIR".into(), data.display().to_string()),
+        // Half a minute would be most of the time of a test in which an export run fails.
+        ("TOWPATH_EXPORTS_RETRY_SECONDS".into(), "2".into()),
     ]
 }
 

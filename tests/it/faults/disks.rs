@@ -10,7 +10,7 @@ use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
 use towpath_tests::{Dice, Layout, World, until};
 
-use super::round::{Fault, Ingest, Place, folder, plan, round, start};
+use super::round::{Fault, Ingest, Place, folder, round, start};
 use crate::{aftermath, load};
 
 /// SQLite, the log of ingest, segments and exports on one small disk.
@@ -19,7 +19,7 @@ async fn the_data_folder_may_run_full() {
     let Some(disk) = SmallDisk::mount(96, "data") else {
         return;
     };
-    let plan = plan(Layout::Embedded).data_in(&disk.place);
+    let plan = World::plan(Layout::Embedded).data_in(&disk.place);
     let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "disk").await;
     let mut dice = Dice::new(13);
@@ -42,7 +42,7 @@ async fn the_folder_of_exports_may_run_full() {
         return;
     };
     let data = disk.place.parent().expect("it lies in the data folder");
-    let plan = plan(Layout::Embedded).data_in(data);
+    let plan = World::plan(Layout::Embedded).data_in(data);
     let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "exports").await;
     let fault = Fault {
@@ -86,7 +86,7 @@ async fn the_folder_of_exports_may_run_full() {
 /// A limit on the size of files, as `ulimit -f` sets it: no disk is full, and no file grows.
 #[tokio::test]
 async fn files_may_not_grow() {
-    let world = start(plan(Layout::Embedded)).await;
+    let world = start(World::plan(Layout::Embedded)).await;
     let world = world.expect("the embedded world needs no server");
     let place = folder(&world, "limit").await;
     let fault = Fault {

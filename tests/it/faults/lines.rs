@@ -6,7 +6,7 @@ use serde_json::json;
 use towpath_tests::fault_proxy::{Mode, Way};
 use towpath_tests::{Dice, Layout, Moto, World};
 
-use super::round::{Fault, Ingest, Place, plan, round, start};
+use super::round::{Fault, Ingest, Place, round, start};
 use crate::aftermath;
 
 /// Shorter than the faults last, so that leases run out meanwhile.
@@ -69,7 +69,7 @@ async fn the_line_to_the_bucket_may_fall_silent() {
 
 /// Does `harms` to one line of a world of its own, one after another.
 async fn harm(line: Line, harms: &[Harm], mut dice: Dice) {
-    let plan = plan(Layout::Cluster { workers: 2 })
+    let plan = World::plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", LEASE_SECONDS)
         .own_postgres()
         .redis_behind_proxy()

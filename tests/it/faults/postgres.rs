@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use towpath_tests::{Dice, Layout, World};
 
-use super::round::{Fault, Ingest, folder, plan, round, start};
+use super::round::{Fault, Ingest, folder, round, start};
 use crate::aftermath;
 
 #[tokio::test]
 async fn the_database_may_go_and_come_back() {
-    let plan = plan(Layout::Cluster { workers: 2 })
+    let plan = World::plan(Layout::Cluster { workers: 2 })
         .env("TOWPATH_ENGINE_LEASE_SECONDS", "3")
         .own_postgres();
     let Some(world) = start(plan).await else { return };

@@ -8,7 +8,7 @@ use futures::future::join_all;
 use reqwest::Method;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
-use towpath_tests::{Api, Body, Dice, Generated, Layout, Plan, Process, World, generate, until};
+use towpath_tests::{Api, Body, Dice, Generated, Plan, Process, World, generate, until};
 
 use super::turn::Turn;
 use crate::load;
@@ -19,8 +19,6 @@ const SENDERS: usize = 4;
 const IMPATIENCE: Duration = Duration::from_millis(300);
 /// A fault begins after so many bodies: in the middle of the load, and before the export is over.
 const UNDER_WAY: usize = 2 * SENDERS;
-/// An export run that failed is tried again after this. The product's half a minute would be most of the time of a round.
-const RETRY_SECONDS: &str = "2";
 /// An answer that took longer is none.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long everything may take to come right after a fault. Not a bar: the figures are printed.
@@ -46,11 +44,6 @@ pub enum Ingest {
     Waits,
     /// As [`Ingest::Waits`], and it has to have refused.
     Refuses,
-}
-
-/// A world for faults.
-pub fn plan(layout: Layout) -> Plan {
-    World::plan(layout).env("TOWPATH_EXPORTS_RETRY_SECONDS", RETRY_SECONDS)
 }
 
 /// Starts a world while no other fault has the processors. `None`, said in one line, where a server is not given.
@@ -304,8 +297,10 @@ impl AtomicTold {
 
 /// Asks every process how it is until the fault is over. None may fail to answer.
 async fn watch(processes: &[Process], healed: &AtomicBool, told: &AtomicTold) {
+    let http = towpath_tests::http();
     while !healed.load(Ordering::SeqCst) {
-        for answer in join_all(processes.iter().map(readiness)).await {
+        let asked = processes.iter().map(|process| readiness(&http, process));
+        for answer in join_all(asked).await {
             let answer = answer.expect("a process answers, whatever it stands on");
             for (name, state) in answer["dependencies"].as_object().into_iter().flatten() {
                 if state["status"] != "ok" {
@@ -321,10 +316,12 @@ async fn watch(processes: &[Process], healed: &AtomicBool, told: &AtomicTold) {
     }
 }
 
-async fn readiness(process: &Process) -> Option<Value> {
+async fn readiness(http: &reqwest::Client, process: &Process) -> Option<Value> {
     let address = process.program().address.expect("every role of a world listens");
-    let asked = reqwest::Client::builder().no_proxy().build().ok()?;
-    let asked = asked.get(format!("http://{address}/readyz?verbose"));
+    // A connection of its own, as each probe of an orchestrator has.
+    let asked = http
+        .get(format!("http://{address}/readyz?verbose"))
+        .header("connection", "close");
     let answer = asked.timeout(Duration::from_secs(10)).send().await.ok()?;
     answer.json().await.ok()
 }
@@ -332,8 +329,9 @@ async fn readiness(process: &Process) -> Option<Value> {
 /// Waits until a process says that all is well with it.
 async fn ready(process: &Process) {
     let name = &process.program().name;
+    let http = towpath_tests::http();
     until(&format!("{name} to be well"), PATIENCE, async || {
-        (readiness(process).await?["status"] == "ready").then_some(())
+        (readiness(&http, process).await?["status"] == "ready").then_some(())
     })
     .await;
 }
