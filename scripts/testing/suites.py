@@ -251,7 +251,7 @@ SUITES = (
     ),
     Suite(
         "faults",
-        "slow, silent and cut lines, a database that restarts, full disks; each has a cluster of its own",
+        "slow, silent and cut lines, a database that restarts, full disks; its figures are read",
         LAST,
         rust_tests("faults"),
         SERVED,
