@@ -101,8 +101,12 @@ def signal_group(pid: int, number: int):
 def stop_on_signals():
     """Turns signals that end a program into `Stopped`, in the main thread; the second one is ignored."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    # nohup wants the run to outlive its terminal.
-    numbers = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    # nohup wants the run to outlive its terminal, and shells ignore SIGINT for commands in the background. Children inherit
+    # what is ignored, but not what is handled by doing nothing: tests send these signals.
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda _number, _frame: None)
+    numbers = [number for number in numbers if number not in ignored]
 
     def handle(number, _frame):
         for other in numbers:

@@ -69,6 +69,27 @@ class Run(unittest.TestCase):
         self.assertEqual(self.run_python("pass").code, -signal.SIGTERM)
 
 
+class Signals(unittest.TestCase):
+    def test_what_a_background_shell_ignores_reaches_the_children(self):
+        grandchild = "import os, signal; os.kill(os.getpid(), signal.SIGINT); signal.pause()"
+        child = (
+            "import os, signal, subprocess, sys\n"
+            "from testing.processes import stop_on_signals\n"
+            "stop_on_signals()\n"
+            "os.kill(os.getpid(), signal.SIGINT)\n"
+            f"print(subprocess.run([sys.executable, '-c', {grandchild!r}], timeout=30).returncode)\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", child],
+            env=os.environ | {"PYTHONPATH": str(pathlib.Path(processes.__file__).parents[1])},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, f"{-signal.SIGINT}\n"))
+
+
 class Leftovers(unittest.TestCase):
     def test_what_carries_the_mark_is_ended_and_said(self):
         with tempfile.TemporaryDirectory() as folder:

@@ -273,8 +273,8 @@ def test_logs(platform, project):
             if f"revision {newest} serves" in line:
                 break
         follower.send_signal(signal.SIGINT)
-        rest = follower.stdout.read()
-        assert "Stopped." in rest and follower.wait(timeout=30) == 0, rest
+        rest, _ = follower.communicate(timeout=30)
+        assert "Stopped." in rest and follower.returncode == 0, rest
     remove(platform, deployment)
 
 
