@@ -13,7 +13,7 @@ BUILD = ("cargo", "build", "--workspace", "--bins", "--tests", "--message-format
 # Tests of the suites kill and faults, by a part of their names.
 DRILLS = {"kill": "kill::", "faults": "faults::"}
 # How many tests run at a time; None for as many as there are processors.
-AT_ONCE = {"rust": None, "kill": 4, "faults": 1}
+AT_ONCE = {"rust": None, "kill": 4, "faults": 10}
 # A test program is ended after this long where nextest does not watch each test.
 PROGRAM_LIMIT_SECONDS = 2100
 # Rules about the tree: any file can break them.

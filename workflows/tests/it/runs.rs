@@ -333,7 +333,9 @@ async fn a_worker_that_dies_in_a_step_costs_that_step_only() {
     let thread = ThreadId::new();
     let asked = json!({"durability": "sync"});
     let (run, mut events) = server.start(Target::On(thread), "slow", asked).await;
-    server.perform_until(&mut events, r#"["one"]"#, Signal::Lost).await;
+    server
+        .perform_until(thread, &mut events, r#"["one"]"#, 1, Signal::Lost)
+        .await;
     towpath_durable::ready_earlier_boots(server.store()).await.unwrap();
     // The next attempt begins with the second step: the first is not seen again.
     let _ = seen(&mut events);

@@ -12,7 +12,7 @@ use towpath_outbound::{Guard, Policy};
 use towpath_queue::{Event, Events, Queue};
 use towpath_runtime::{Graphs, Outside};
 use towpath_store::assistants::{self, Content};
-use towpath_store::checkpoints::{self, Place};
+use towpath_store::checkpoints::{self, Checkpoint, Place};
 use towpath_store::query::Query;
 use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, Thread};
@@ -171,8 +171,8 @@ impl Server {
         towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
     }
 
-    /// Performs a run until it has streamed an event that holds `text`; then its worker hears `signal`.
-    pub async fn perform_until(&self, events: &mut Events, text: &str, signal: Signal) {
+    /// Performs a run until it has streamed an event that holds `text` and saved `step`; then its worker hears `signal`.
+    pub async fn perform_until(&self, thread: ThreadId, events: &mut Events, text: &str, step: i64, signal: Signal) {
         let job = self.claim().await.expect("a run is ready");
         let (tell, told) = watch::channel(Signal::Run);
         let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
@@ -181,6 +181,8 @@ impl Server {
                 if let Event::Frame(frame) = events.next().await
                     && frame.contains(text)
                 {
+                    // The event comes before what it tells of is saved.
+                    while !self.saved(thread, step).await {}
                     tell.send_replace(signal);
                     return std::future::pending::<()>().await;
                 }
@@ -230,11 +232,25 @@ impl Server {
 
     /// Its checkpoints' ids, the latest first.
     pub async fn checkpoints(&self, thread: ThreadId) -> Vec<String> {
+        let listed = self.list_checkpoints(thread).await;
+        listed.into_iter().map(|row| row.checkpoint_id).collect()
+    }
+
+    /// Whether a superstep has its checkpoint.
+    async fn saved(&self, thread: ThreadId, step: i64) -> bool {
+        let rows = self.list_checkpoints(thread).await;
+        rows.iter().any(|row| {
+            let metadata: Value = serde_json::from_str(&row.metadata).unwrap();
+            metadata["step"] == step
+        })
+    }
+
+    async fn list_checkpoints(&self, thread: ThreadId) -> Vec<Checkpoint> {
         let place = Place { thread, ns: "" };
-        let listed = self
-            .store()
-            .read(async |tx| checkpoints::list(tx, place, None, None, i64::MAX).await);
-        listed.await.unwrap().into_iter().map(|row| row.checkpoint_id).collect()
+        self.store()
+            .read(async |tx| checkpoints::list(tx, place, None, None, i64::MAX).await)
+            .await
+            .unwrap()
     }
 
     pub async fn cancel(&self, run: &Run, action: CancelAction) {
