@@ -84,7 +84,7 @@ class Commands(unittest.TestCase):
         self.context.build = Build(programs=programs)
         command = rust.tests_command("faults", self.context)
         self.assertEqual(command[command.index("--only") + 1], "faults::")
-        self.assertEqual(command[command.index("--threads") + 1], "1")
+        self.assertEqual(command[command.index("--threads") + 1], "10")
         listed = json.loads((self.folder / "faults.programs.json").read_text())
         self.assertEqual([program["package"] for program in listed], ["towpath-tests"])
         self.assertEqual(rust.tests_command("rust", self.context).count("--skip"), 2)
