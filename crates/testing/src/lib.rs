@@ -18,12 +18,12 @@ const SCHEMA: &str = env!("TOWPATH_TESTING_SCHEMA");
 pub struct Database {
     /// Its address, for `DATABASE_URI`.
     pub uri: String,
-    _kept: Kept,
+    _resource: Resource,
 }
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "they act when they are dropped")]
-enum Kept {
+enum Resource {
     Folder(TempDir),
     Server(postgres::Dropped),
     Nothing,
@@ -45,7 +45,7 @@ impl Database {
         sqlite::copy(SCHEMA, &uri, migrate).await;
         Self {
             uri,
-            _kept: Kept::Folder(folder),
+            _resource: Resource::Folder(folder),
         }
     }
 
@@ -58,7 +58,7 @@ impl Database {
         let (folder, uri) = sqlite::place();
         Self {
             uri,
-            _kept: Kept::Folder(folder),
+            _resource: Resource::Folder(folder),
         }
     }
 
@@ -87,7 +87,7 @@ impl Database {
     pub async fn of_own_server(admin: &str) -> Self {
         Self {
             uri: postgres::make(admin).await.keep(),
-            _kept: Kept::Nothing,
+            _resource: Resource::Nothing,
         }
     }
 
@@ -104,7 +104,7 @@ impl Database {
     fn on(made: postgres::Dropped) -> Self {
         Self {
             uri: made.uri(),
-            _kept: Kept::Server(made),
+            _resource: Resource::Server(made),
         }
     }
 }
