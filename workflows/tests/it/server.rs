@@ -182,7 +182,13 @@ impl Server {
                     && frame.contains(text)
                 {
                     // The event comes before what it tells of is saved.
-                    while !self.saved(thread, step).await {}
+                    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+                    while !self.saved(thread, step).await {
+                        assert!(
+                            std::time::Instant::now() < deadline,
+                            "the checkpoint of step {step} was not saved"
+                        );
+                    }
                     tell.send_replace(signal);
                     return std::future::pending::<()>().await;
                 }
