@@ -81,6 +81,8 @@ id! {
     UnitId,
     /// An immutable Parquet file of trace runs.
     SegmentId,
+    /// Accepted trace data that could not be folded.
+    QuarantineId,
     /// A destination of bulk exports.
     DestinationId,
     /// A bulk export.

@@ -25,8 +25,8 @@ pub mod traceparent;
 pub use clock::Clock;
 pub use id::{
     AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
-    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId,
-    ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
+    RunId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

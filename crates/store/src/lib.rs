@@ -46,6 +46,7 @@ pub mod pending_patches;
 pub mod placements;
 pub mod pools;
 pub mod projects;
+pub mod quarantine;
 pub mod query;
 pub mod revision_logs;
 pub mod revisions;
