@@ -3,5 +3,6 @@
 mod catalog;
 mod folding;
 mod log;
+mod places;
 mod recorded;
 mod world;

@@ -105,15 +105,26 @@ impl World {
         self.accept_on(route, "application/json", None, Bytes::from(json.to_owned()))
     }
 
+    pub fn accept_json_at(&self, route: Route, json: &str, received_at: Timestamp) -> Accepted {
+        let request = Request {
+            tenant: self.tenant,
+            route,
+            content_type: "application/json",
+            content_encoding: None,
+            body: Bytes::from(json.to_owned()),
+            received_at,
+        };
+        accept::accept(request, &Limits::default()).unwrap()
+    }
+
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
-        let received_at = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
         let request = Request {
             tenant: self.tenant,
             route,
             content_type,
             content_encoding,
             body,
-            received_at,
+            received_at: Timestamp::parse("2026-03-01T12:00:00Z").unwrap(),
         };
         accept::accept(request, &Limits::default()).unwrap()
     }
@@ -167,12 +178,15 @@ impl World {
     }
 
     pub async fn project(&self, name: &str) -> ProjectId {
+        self.project_if_there(name).await.unwrap()
+    }
+
+    pub async fn project_if_there(&self, name: &str) -> Option<ProjectId> {
         self.store
             .read(async |tx| projects::by_name(tx, self.tenant, name).await)
             .await
             .unwrap()
-            .unwrap()
-            .id
+            .map(|project| project.id)
     }
 
     /// Every row of a project, all 29 columns, in order.
