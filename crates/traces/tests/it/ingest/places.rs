@@ -67,7 +67,11 @@ async fn a_patch_with_an_earlier_order_does_not_move_its_run(world: World) {
             (Route::Run, post(a, "p", &format!(r#","start_time":"{NOON}""#))),
             (
                 Route::Run,
-                post(b, "p", &format!(r#","start_time":"{NOON}","trace_id":"{b}","dotted_order":"{own}""#)),
+                post(
+                    b,
+                    "p",
+                    &format!(r#","start_time":"{NOON}","trace_id":"{b}","dotted_order":"{own}""#),
+                ),
             ),
             (
                 Route::Patch(b),
@@ -89,7 +93,10 @@ async fn two_posts_of_one_id_into_two_projects(world: World) {
             (Route::Run, post(a, "p", &format!(r#","start_time":"{NOON}""#))),
             (Route::Run, post(b, "p", &format!(r#","start_time":"{NOON}""#))),
             (Route::Run, post(b, "q", r#","start_time":"2025-03-01T12:00:00Z""#)),
-            (Route::Run, post(TraceRunId::new(), "q", r#","start_time":"2025-03-01T12:00:00Z""#)),
+            (
+                Route::Run,
+                post(TraceRunId::new(), "q", r#","start_time":"2025-03-01T12:00:00Z""#),
+            ),
         ])
         .await;
     world.fold().await;
@@ -128,7 +135,10 @@ async fn a_patch_that_came_before_its_post_does_not_place_it(world: World) {
     let (a, b) = (TraceRunId::new(), TraceRunId::new());
     let earlier = order("20250707T120000000000", b);
     world
-        .send(&[(Route::Patch(b), format!(r#"{{"dotted_order":"{earlier}","outputs":{{"x":1}}}}"#))])
+        .send(&[(
+            Route::Patch(b),
+            format!(r#"{{"dotted_order":"{earlier}","outputs":{{"x":1}}}}"#),
+        )])
         .await;
     world.fold().await;
     world
@@ -184,7 +194,11 @@ async fn a_run_of_a_deleted_project_is_dropped_and_its_id_is_free(world: World) 
     let project = world.project("p").await;
     world
         .store
-        .write(async |tx| towpath_store::projects::delete(tx, world.tenant, project).await.map(drop))
+        .write(async |tx| {
+            towpath_store::projects::delete(tx, world.tenant, project)
+                .await
+                .map(drop)
+        })
         .await
         .unwrap();
     let folded = world.fold().await;
@@ -201,7 +215,10 @@ async fn more_days_than_a_segment_numbers(world: World) {
     let posts: Vec<_> = (0..DAYS)
         .map(|day| {
             let start = Timestamp::from_micros(first - day * 86_400_000_000);
-            format!(r#"{{"id":"{}","session_name":"p","start_time":"{start}"}}"#, Uuid::from_u128(day as u128 + 1))
+            format!(
+                r#"{{"id":"{}","session_name":"p","start_time":"{start}"}}"#,
+                Uuid::from_u128(day as u128 + 1)
+            )
         })
         .collect();
     let body = format!(r#"{{"post":[{}]}}"#, posts.join(","));
