@@ -43,12 +43,15 @@ pub use unfolded::{Unfolded, unfolded};
 pub struct Options {
     /// Bytes of rows that lie in memory before a segment is written.
     pub flush_bytes: usize,
+    /// Row groups of one segment.
+    pub segment_groups: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             flush_bytes: 64 * 1024 * 1024,
+            segment_groups: SEGMENT_GROUPS,
         }
     }
 }
@@ -142,7 +145,7 @@ pub async fn fold<E>(
                     bodies.push(body);
                     if bodies.are_enough(options.flush_bytes) {
                         merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
-                        merge.flush(options.flush_bytes, &mut intend).await?;
+                        merge.flush(options, &mut intend).await?;
                     }
                 }
                 Piece::Damaged => damaged += 1,
@@ -166,10 +169,10 @@ pub async fn fold<E>(
     merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
     merge.apply_waiting();
     for (tenant, runs) in merge.placed() {
-        merge.flush(options.flush_bytes, &mut intend).await?;
+        merge.flush(options, &mut intend).await?;
         merge.take_up(tenant, &runs).await.map_err(FoldError::from_inner)?;
     }
-    merge.flush(0, &mut intend).await?;
+    merge.flush_all(options, &mut intend).await?;
     let folded = merge.folded;
     for segment in &folded.segments {
         metrics::counter!(metric::SEGMENTS).increment(1);
@@ -250,14 +253,16 @@ impl<'a> Merge<'a> {
 
     /// Sorts what bodies hold to where it goes. Bodies come in order of acceptance.
     async fn take_in(&mut self, bodies: Vec<Body>) -> Result<(), InnerError> {
-        let of_body = |body: &Body| {
-            let tenant = body.tenant;
-            let operations = body.contents.operations.iter();
-            operations
-                .map(move |operation| (tenant, operation.id))
-                .collect::<Vec<_>>()
-        };
-        self.places.look_up(bodies.iter().flat_map(of_body)).await?;
+        let mut runs = Vec::new();
+        for body in &bodies {
+            runs.extend(
+                body.contents
+                    .operations
+                    .iter()
+                    .map(|operation| (body.tenant, operation.id)),
+            );
+        }
+        self.places.look_up(runs).await?;
         for Body {
             tenant,
             first,
@@ -355,16 +360,28 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// Writes segments, once more than `bytes` of rows lie here or they lie in more row groups than a segment takes.
+    /// Writes segments, once as much lies here as `options` say.
     async fn flush<E>(
         &mut self,
-        bytes: usize,
+        options: &Options,
         intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
     ) -> Result<(), FoldError<E>> {
-        if self.groups.bytes() > bytes || self.groups.count() > SEGMENT_GROUPS {
-            self.groups.flush(self.objects, intend, &mut self.folded).await?;
+        if self.groups.bytes() > options.flush_bytes || self.groups.count() > options.segment_groups {
+            self.flush_all(options, intend).await?;
         }
         Ok(())
+    }
+
+    /// Writes segments of all that lies here.
+    async fn flush_all<E>(
+        &mut self,
+        options: &Options,
+        intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
+    ) -> Result<(), FoldError<E>> {
+        let groups = std::mem::take(&mut self.groups);
+        groups
+            .write(self.objects, options.segment_groups, intend, &mut self.folded)
+            .await
     }
 }
 

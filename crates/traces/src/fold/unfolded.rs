@@ -13,7 +13,7 @@ use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 
 use super::ahead::contents;
-use super::{Bodies, Body, FoldError, Merge};
+use super::{Bodies, Body, FoldError, Merge, Options};
 use crate::objects::Objects;
 use crate::scan::PartRef;
 use crate::wal::{self, unit};
@@ -77,7 +77,7 @@ pub async fn unfolded(
         merge.take_up(tenant, &runs).await?;
     }
     merge
-        .flush(0, &mut async |_: TenantId, _: SegmentId, _: &Path| {
+        .flush_all(&Options::default(), &mut async |_: TenantId, _: SegmentId, _: &Path| {
             Ok::<(), Infallible>(())
         })
         .await?;
