@@ -1,12 +1,15 @@
 //! A store and a folder of objects for one test.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
 use bytes::Bytes;
 use chrono::NaiveDate;
-use towpath_domain::{JobId, ProjectId, TenantId, Timestamp, TraceRunId, UnitId};
+use towpath_domain::trace::ProjectRef;
+use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, UnitId};
+use towpath_store::units::{Bounds, NewUnit, UnitName};
 use towpath_store::{Store, projects, segments, units};
 use towpath_testing::Database;
 use towpath_traces::accept::{self, Accepted, Request, Route};
@@ -49,6 +52,12 @@ pub struct World {
     _database: Database,
 }
 
+/// As much as there is.
+pub const ALL: Bounds = Bounds {
+    bytes: i64::MAX,
+    decoded_bytes: i64::MAX,
+};
+
 pub const DAY: NaiveDate = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap();
 
 async fn migrate(uri: &str) {
@@ -83,7 +92,7 @@ impl World {
     }
 
     pub fn wal(&self) -> Wal {
-        let nothing: OnRegistered = Arc::new(|_tx| Box::pin(async { Ok(()) }));
+        let nothing: OnRegistered = Arc::new(|_tx, _| Box::pin(async { Ok(()) }));
         Wal::new(
             self.store.clone(),
             self.objects.clone(),
@@ -134,17 +143,35 @@ impl World {
         let id = UnitId::new();
         let path = wal::unit_path(id);
         let pieces = unit::write(accepted.iter().map(|accepted| &accepted.frame));
-        let bytes: usize = pieces.iter().map(Bytes::len).sum();
+        let bytes: u64 = unit::frame_lengths(&pieces).sum();
         self.objects.put(&path, pieces).await.unwrap();
         let tenant = self.tenant;
+        let named: BTreeSet<&str> = accepted
+            .iter()
+            .flat_map(|accepted| &accepted.projects)
+            .filter_map(|project| match project {
+                ProjectRef::Name(name) => Some(name.as_str()),
+                ProjectRef::Id(_) => None,
+            })
+            .collect();
+        let named: Vec<_> = named.into_iter().map(|name| (tenant, name)).collect();
+        let unit = NewUnit {
+            id,
+            tenant,
+            byte_offset: unit::FIRST as i64,
+            bytes: bytes as i64,
+            decoded_bytes: accepted.iter().map(|accepted| accepted.decoded_bytes as i64).sum(),
+            operations: 1,
+        };
         self.store
             .write(async |tx| {
-                for project in accepted.iter().flat_map(|accepted| &accepted.projects) {
-                    if let towpath_domain::trace::ProjectRef::Name(name) = project {
-                        projects::ensure(tx, tenant, name).await?;
-                    }
-                }
-                units::register(tx, id, path.as_ref(), bytes as i64, 1, &[]).await
+                let projects = projects::ensure_all(tx, &named).await?;
+                let names = named.iter().zip(projects).map(|((_, name), project_id)| UnitName {
+                    unit_id: id,
+                    name: (*name).to_owned(),
+                    project_id,
+                });
+                units::register(tx, path.as_ref(), &[unit], &names.collect::<Vec<_>>()).await
             })
             .await
             .unwrap();
@@ -158,12 +185,15 @@ impl World {
 
     pub async fn fold_with(&self, options: &Options) -> Folded {
         let job = JobId::new();
-        let open = self
-            .store
-            .read(async |tx| units::open(tx, i64::MAX).await)
-            .await
-            .unwrap();
-        let folded = fold::fold(&self.store, &self.objects, &open, options, async |tenant, id, path| {
+        let taken = self.store.write(async |tx| {
+            let mut taken = Vec::new();
+            for shard in Shard::all() {
+                taken.extend(units::take(tx, job, shard, ALL).await?);
+            }
+            Ok(taken)
+        });
+        let taken = taken.await.unwrap();
+        let folded = fold::fold(&self.store, &self.objects, &taken, options, async |tenant, id, path| {
             self.store
                 .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), Some(job)).await)
                 .await
