@@ -17,3 +17,4 @@ mod migrations;
 mod overviews;
 mod reading;
 mod segments;
+mod units;

@@ -5,4 +5,6 @@ mod folding;
 mod log;
 mod places;
 mod recorded;
+mod units;
+mod upgrade;
 mod world;

@@ -7,6 +7,7 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
 use bytes::Bytes;
 use chrono::NaiveDate;
+use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, UnitId};
 use towpath_store::units::{Bounds, NewUnit, UnitName};
@@ -76,6 +77,11 @@ impl World {
         Some(Self::on(Database::postgres(migrate).await?).await)
     }
 
+    /// On a database without tables.
+    pub async fn empty(database: Database) -> Self {
+        Self::on(database).await
+    }
+
     async fn on(database: Database) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(&database.uri, towpath_store::Options::default())
@@ -124,6 +130,12 @@ impl World {
             received_at,
         };
         accept::accept(request, &Limits::default()).unwrap()
+    }
+
+    /// As if another workspace had sent it.
+    pub fn from_tenant(&self, tenant: TenantId, mut accepted: Accepted) -> Accepted {
+        accepted.frame.head.tenant = tenant;
+        accepted
     }
 
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
@@ -178,6 +190,40 @@ impl World {
         id
     }
 
+    /// Writes one object with a unit of each of these workspaces, as the log does it. They name their projects by ids.
+    pub async fn shared_unit(&self, sent: &[(TenantId, Vec<Accepted>)]) -> (Path, Vec<UnitId>) {
+        let path = wal::unit_path(UnitId::new());
+        let pieces = unit::write(sent.iter().flat_map(|(_, own)| own).map(|accepted| &accepted.frame));
+        let mut lengths = unit::frame_lengths(&pieces);
+        let mut byte_offset = unit::FIRST;
+        let mut new = Vec::new();
+        for (tenant, own) in sent {
+            let bytes: u64 = lengths.by_ref().take(own.len()).sum();
+            new.push(NewUnit {
+                id: UnitId::new(),
+                tenant: *tenant,
+                byte_offset: byte_offset as i64,
+                bytes: bytes as i64,
+                decoded_bytes: own.iter().map(|accepted| accepted.decoded_bytes as i64).sum(),
+                operations: 1,
+            });
+            byte_offset += bytes;
+        }
+        drop(lengths);
+        self.objects.put(&path, pieces).await.unwrap();
+        let registered = self
+            .store
+            .write(async |tx| units::register(tx, path.as_ref(), &new, &[]).await);
+        registered.await.unwrap();
+        (path, new.iter().map(|unit| unit.id).collect())
+    }
+
+    /// A project of another workspace.
+    pub async fn project_of(&self, tenant: TenantId, name: &str) -> ProjectId {
+        let made = self.store.write(async |tx| projects::ensure(tx, tenant, name).await);
+        made.await.unwrap()
+    }
+
     /// Folds all open units and records it.
     pub async fn fold(&self) -> Folded {
         self.fold_with(&Options::default()).await
@@ -221,17 +267,22 @@ impl World {
 
     /// Every row of a project, all 29 columns, in order.
     pub async fn rows(&self, project: ProjectId) -> Vec<Vec<Cell>> {
+        self.rows_of(self.tenant, project).await
+    }
+
+    /// Those of another workspace.
+    pub async fn rows_of(&self, tenant: TenantId, project: ProjectId) -> Vec<Vec<Cell>> {
         let (first, last) = (
             NaiveDate::from_ymd_opt(1970, 1, 1).unwrap(),
             NaiveDate::from_ymd_opt(2100, 1, 1).unwrap(),
         );
         let parts = self
             .store
-            .read(async |tx| segments::live_parts(tx, self.tenant, project, first, last).await)
+            .read(async |tx| segments::live_parts(tx, tenant, project, first, last).await)
             .await
             .unwrap();
         let request = scan::Request {
-            tenant: self.tenant,
+            tenant,
             project,
             parts: parts.iter().map(fold::part_ref).collect(),
             range: Timestamp::start_of(first)..Timestamp::start_of(last),
