@@ -6,6 +6,7 @@ use object_store::path::Path;
 use towpath_domain::export::{ExportStatus, Field};
 use towpath_domain::failpoint;
 use towpath_durable::{Ctx, Failure, Outcome, Verdict};
+use towpath_outbound::Destination;
 use towpath_store::destinations;
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
@@ -19,10 +20,40 @@ use crate::world::prefix;
 
 impl RunExport {
     /// Writes the manifest, then settles. The manifest may be written twice: it says the same both times.
+    ///
+    /// A worker may have been replaced at any of these points without knowing it. Of an export that is over in another way no
+    /// manifest may stay, however late it is written:
+    ///
+    /// ```text
+    /// look at the fence ─► write ─► record, settle: refused unless the fence still holds ─► is it over? remove the manifest
+    /// ```
+    /// A worker that dies behind its write leaves the manifest to the clean-up behind the export.
     pub(super) async fn complete(&self, ctx: &mut Ctx, world: &World, export: &Export) -> Outcome {
+        // First: a destination that was deleted stays so.
+        let destination = world.destination(self.tenant, export.destination_id).await?;
+        let (manifest, path) = self.manifest(world, export).await?;
+        failpoint::hit("export.before_manifest");
+        ctx.commit(async |_| Ok(())).await?;
+        let written = self.write_manifest(ctx, &destination, &manifest, &path).await;
+        if written.is_err() {
+            self.remove_if_over(world, &destination, &path).await;
+        }
+        written
+    }
+
+    async fn write_manifest(
+        &self,
+        ctx: &mut Ctx,
+        destination: &Destination,
+        manifest: &Manifest,
+        path: &Path,
+    ) -> Outcome {
         let &Self { tenant, export: id } = self;
-        ctx.step("write manifest", async || self.write_manifest(world, export).await)
-            .await?;
+        ctx.step("write manifest", async || {
+            let written = manifest.write(destination.objects(), path).await;
+            written.map_err(|error| failed(&error))
+        })
+        .await?;
         failpoint::hit("export.manifest_written");
         ctx.settle(async |tx| {
             exports::finish(tx, tenant, id, ExportStatus::Completed, None)
@@ -32,17 +63,29 @@ impl RunExport {
         .await
     }
 
-    async fn write_manifest(&self, world: &World, export: &Export) -> Result<(), Failure> {
+    async fn remove_if_over(&self, world: &World, destination: &Destination, path: &Path) {
         let &Self { tenant, export: id } = self;
-        // First: a destination that was deleted stays so.
-        let destination = world.destination(tenant, export.destination_id).await?;
-        let (rows, written, config) = world
+        let export = world.store.read(async |tx| exports::get(tx, tenant, id).await).await;
+        // Of an export that goes on another worker writes the manifest, and of one that completed it has.
+        if !export.is_ok_and(|export| export.status.is_final() && export.status != ExportStatus::Completed) {
+            return;
+        }
+        match destination.remove(path).await {
+            Ok(()) => tracing::info!(export.id = %id, "removed the manifest of an export that did not complete"),
+            Err(failure) => tracing::warn!(export.id = %id, %failure, "a manifest that must not be stays for now"),
+        }
+    }
+
+    async fn manifest(&self, world: &World, export: &Export) -> Result<(Manifest, Path), Failure> {
+        let &Self { tenant, export: id } = self;
+        let (rows, written, filter, config) = world
             .store
             .read(async |tx| {
                 let rows = runs::list(tx, tenant, id).await?;
                 let written = files::list(tx, tenant, id).await?;
+                let filter = exports::filter(tx, tenant, id).await?;
                 let config = destinations::get(tx, tenant, export.destination_id).await?.config()?;
-                Ok((rows, written, config))
+                Ok((rows, written, filter, config))
             })
             .await
             .retry()?;
@@ -66,7 +109,7 @@ impl RunExport {
             format: "Parquet".to_owned(),
             format_version: export.format_version,
             compression: compression(export.compression),
-            filter: None,
+            filter,
             rows: 0,
             bytes: 0,
             partitions: Vec::new(),
@@ -77,11 +120,7 @@ impl RunExport {
                 .unwrap_or(export.created_at),
         }
         .with_partitions(partitions(&rows, written));
-        failpoint::hit("export.before_manifest");
-        manifest
-            .write(destination.objects(), &path)
-            .await
-            .map_err(|error| failed(&error))
+        Ok((manifest, path))
     }
 }
 
