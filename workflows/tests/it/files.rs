@@ -35,7 +35,7 @@ impl Home {
             self.give(Uuid::from_u128(u128::from(*number)), run, "1").await;
         }
         // In the tables, so that it can be taken back.
-        self.drive().await;
+        self.drain().await;
     }
 
     async fn take_back(&self, number: u64) {
@@ -58,6 +58,17 @@ impl Home {
             .store()
             .write(async |tx| feedback::forget(tx, self.tenant, &[run]).await);
         forgotten.await.unwrap();
+    }
+
+    /// The trace runs of the day as they are exported, one after another.
+    async fn in_order(&self) -> Vec<u64> {
+        let project = self.project().await;
+        let mut order: Vec<u64> = (0..DAY_ROWS).collect();
+        order.sort_by_key(|number| {
+            let run = self.sample.expected(*number, self.tenant, project);
+            (run.start, run.id)
+        });
+        order
     }
 
     /// Has its worker die at the call that makes the first file visible.
@@ -101,10 +112,11 @@ impl Home {
 
 async fn feedback_that_is_taken_back_does_not_fail_a_filtered_export(on: Database) {
     let home = Home::new_on(&on, 1).await;
-    home.judge(&[3, 4, 5, 900]).await;
+    let order = home.in_order().await;
+    let mut left = vec![order[3], order[4], order[5], order[900]];
+    home.judge(&left).await;
     // The last row of the file, one before it, and all there are.
-    let mut left = vec![3, 4, 5, 900];
-    for taken in [vec![900], vec![4], vec![3, 5]] {
+    for taken in [vec![order[900]], vec![order[4]], vec![order[3], order[5]]] {
         for done in [false, true] {
             let export = home
                 .export_as(|asked| {
@@ -134,11 +146,15 @@ async fn feedback_that_is_taken_back_does_not_fail_a_filtered_export(on: Databas
 
 async fn feedback_that_changes_an_interrupted_file_replaces_it(on: Database) {
     let home = Home::new_on(&on, 1).await;
-    home.judge(&[3, 1200]).await;
-    // It goes with its trace run, so that nothing tells the next attempt that there ever was any.
-    home.judge(&[700]).await;
-    let mut changes: Vec<(&str, u64)> = vec![("taken back", 3), ("forgotten", 700), ("in the other file", 1200)];
-    while let Some((change, number)) = changes.pop() {
+    let order = home.in_order().await;
+    let [first, forgotten, second] = [order[3], order[700], order[1200]];
+    home.judge(&[first, forgotten, second]).await;
+    for (change, number) in [
+        ("in the other file", second),
+        // It goes with its trace run: nothing tells the next attempt that there was any.
+        ("forgotten", forgotten),
+        ("taken back", first),
+    ] {
         let export = home.export(1).await;
         home.interrupt(IN_PARTS, true).await;
         if change == "forgotten" {
