@@ -407,7 +407,7 @@ pub async fn update(
     let row = app
         .store
         .write(async |tx| {
-            if !spawn_export::cancel(tx, tenant.id, id).await? {
+            if !spawn_export::cancel(tx, tenant.id, id, None).await? {
                 run_export::cancel(tx, tenant.id, id).await?;
             }
             listing::get(tx, tenant.id, id).await
