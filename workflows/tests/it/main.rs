@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod compacting;
+mod deleting;
 mod deployments;
 mod drills;
 mod exports;
@@ -12,6 +13,7 @@ mod files;
 mod folds;
 mod frozen;
 mod home;
+mod many;
 mod postgres;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
