@@ -52,7 +52,7 @@ pub struct Export {
     /// The schedule it was spawned from.
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
-    /// Why it failed.
+    /// Why it failed. For a schedule: why it stopped, unless somebody cancelled it.
     error: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
