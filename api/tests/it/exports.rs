@@ -242,7 +242,10 @@ async fn a_deleted_destination_is_gone_with_what_was_on_its_way_there(world: Wor
     let path = format!("/api/v1/bulk-exports/destinations/{destination}");
     let export = world.post("/api/v1/bulk-exports", &request).await.expect(200);
     let cancelled = world.post("/api/v1/bulk-exports", &request).await.expect(200);
-    world.cancel(cancelled["id"].as_str().unwrap(), "Cancelled").await.expect(200);
+    world
+        .cancel(cancelled["id"].as_str().unwrap(), "Cancelled")
+        .await
+        .expect(200);
     let mut every_hour = request.clone();
     every_hour.as_object_mut().unwrap().remove("end_time");
     every_hour["interval_hours"] = json!(1);
@@ -265,7 +268,10 @@ async fn a_deleted_destination_is_gone_with_what_was_on_its_way_there(world: Wor
 
     world.get(&path).await.expect(404);
     let rename = Call::new(Method::PATCH, &path).in_workspace(world.tenant);
-    world.call(rename.json(&json!({"display_name": "again"}))).await.expect(404);
+    world
+        .call(rename.json(&json!({"display_name": "again"})))
+        .await
+        .expect(404);
     assert_eq!(
         world.get("/api/v1/bulk-exports/destinations").await.expect(200),
         json!([kept])

@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 
 use object_store::path::Path;
+use tokio::runtime::Handle;
 use towpath_domain::export::{ExportStatus, Field};
-use towpath_domain::failpoint;
+use towpath_domain::{ExportId, TenantId, failpoint};
 use towpath_durable::{Ctx, Failure, Outcome, Verdict};
 use towpath_outbound::Destination;
-use towpath_store::destinations;
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
+use towpath_store::{Store, destinations};
 use towpath_traces::manifest::{File, Manifest, Partition, VERSION};
 
 use super::RunExport;
@@ -34,9 +35,17 @@ impl RunExport {
         let (manifest, path) = self.manifest(world, export).await?;
         failpoint::hit("export.before_manifest");
         ctx.commit(async |_| Ok(())).await?;
+        let mut unsettled = Unsettled(Some(Look {
+            tenant: self.tenant,
+            export: self.export,
+            store: world.store.clone(),
+            destination: destination.clone(),
+            path: path.clone(),
+        }));
         let written = self.write_manifest(ctx, &destination, &manifest, &path).await;
-        if written.is_err() {
-            self.remove_if_over(world, &destination, &path).await;
+        let look = unsettled.0.take();
+        if let (Err(_), Some(look)) = (&written, look) {
+            look.remove_if_over().await;
         }
         written
     }
@@ -61,19 +70,6 @@ impl RunExport {
                 .map(drop)
         })
         .await
-    }
-
-    async fn remove_if_over(&self, world: &World, destination: &Destination, path: &Path) {
-        let &Self { tenant, export: id } = self;
-        let export = world.store.read(async |tx| exports::get(tx, tenant, id).await).await;
-        // Of an export that goes on another worker writes the manifest, and of one that completed it has.
-        if !export.is_ok_and(|export| export.status.is_final() && export.status != ExportStatus::Completed) {
-            return;
-        }
-        match destination.remove(path).await {
-            Ok(()) => tracing::info!(export.id = %id, "removed the manifest of an export that did not complete"),
-            Err(failure) => tracing::warn!(export.id = %id, %failure, "a manifest that must not be stays for now"),
-        }
     }
 
     async fn manifest(&self, world: &World, export: &Export) -> Result<(Manifest, Path), Failure> {
@@ -121,6 +117,41 @@ impl RunExport {
         }
         .with_partitions(partitions(&rows, written));
         Ok((manifest, path))
+    }
+}
+
+/// A manifest that was begun and has not settled its export yet. Dropped so, because the worker was told to stop, it is looked
+/// at all the same: when the destination is deleted, nobody else can any more.
+struct Unsettled(Option<Look>);
+
+struct Look {
+    tenant: TenantId,
+    export: ExportId,
+    store: Store,
+    destination: Destination,
+    path: Path,
+}
+
+impl Look {
+    async fn remove_if_over(self) {
+        let Self { tenant, export: id, .. } = self;
+        let export = self.store.read(async |tx| exports::get(tx, tenant, id).await).await;
+        // Of an export that goes on another worker writes the manifest, and of one that completed it has.
+        if !export.is_ok_and(|export| export.status.is_final() && export.status != ExportStatus::Completed) {
+            return;
+        }
+        match self.destination.remove(&self.path).await {
+            Ok(()) => tracing::info!(export.id = %id, "removed the manifest of an export that did not complete"),
+            Err(failure) => tracing::warn!(export.id = %id, %failure, "a manifest that must not be stays for now"),
+        }
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        if let (Some(look), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(look.remove_if_over());
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! A destination is deleted at any moment of an export to it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_domain::export::{DestinationKind, ExportStatus};
 use towpath_domain::{DestinationId, ExportId, TenantId};
@@ -58,7 +58,7 @@ async fn everything_on_its_way_to_a_deleted_destination_fails_at_once(on: Databa
     let first = home.until("export_part").await;
     home.perform(first).await;
     let second = home.until("export_part").await;
-    home.s3.fail(crate::s3::Fault::new("parquet", 503, "SlowDown", 8));
+    home.s3.fail(crate::s3::Fault::new("parquet", 503, "SlowDown", 4));
     home.perform(second).await;
     let third = home.until("export_part").await;
     home.s3.hang_at("parquet", false);
@@ -118,6 +118,15 @@ async fn an_export_is_failed_whatever_it_was_just_doing(on: Database) {
         deleted += 1;
         home.is_failed(export, &format!("after call {call}")).await;
         home.assert_tidy().await;
+        // The worker takes it back itself, in a task of its own: nobody else can go there any more.
+        let patience = Instant::now();
+        while home.manifest(export).is_some() {
+            assert!(
+                patience.elapsed() < Duration::from_secs(30),
+                "a manifest is left at call {call}"
+            );
+            tokio::task::yield_now().await;
+        }
     }
     assert!(deleted >= 4, "{deleted}");
 }
