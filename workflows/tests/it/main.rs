@@ -3,13 +3,17 @@
 
 mod cancelling;
 mod compacting;
+mod deleting;
 mod deployments;
 mod drills;
 mod exports;
 mod failing;
 mod feedback;
+mod files;
 mod folds;
+mod frozen;
 mod home;
+mod many;
 mod postgres;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]

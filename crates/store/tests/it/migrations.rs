@@ -13,7 +13,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 2] = [
+const FROZEN: [(&str, &str, &str); 4] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -23,6 +23,16 @@ const FROZEN: [(&str, &str, &str); 2] = [
         "0002_unit_of_workspace",
         "c37898ad86583f07130435cc91b50e45ed564a9585fea760ae1d2bed6b065e4eb483ab4b9f0205aef3e6b882be2eee33",
         "3b023073cb73c4c54ed6d01da4c17a97bf8b1f5db7ebf36d2351c42166e19e1eeb9b95853006a736ec70face19597586",
+    ),
+    (
+        "0004_quarantine",
+        "d544cd922c208210fbcc9c8436383ffd59a4506cd201689719bc903984d48d8ff1fb969c9bd1a2ac4c2aff4a741fb360",
+        "d169f51ec9868d5d3b7eb1964bdb90c74fd5b1c9ffff1da25d935889ef8d6ca9855faa5330fc1c1ba5f4a26af339d210",
+    ),
+    (
+        "0006_exports_and_removals",
+        "d3a49a8457d24a60520a080ca67ea33f4025d4a45edad68a9bc4d07564620512cda1588cf7d0d830adc60c8add842fcd",
+        "23eb4a396a2b92d4abe99a325284683a64c90dfea44c6f89e6799fe670b771b720ee2c9e0c73ceaad9d6296d6959150a",
     ),
 ];
 

@@ -140,11 +140,19 @@ impl Window {
         Scan::new(store.clone(), self.request(request)).with_open(self.open.values())
     }
 
+    /// What its rows are read by, and the segments that are open for that.
+    pub(super) fn by_row(self, request: &Request) -> (Request, Arc<HashMap<Path, Segment>>) {
+        (self.request(request), self.open)
+    }
+
     fn request(&self, of: &Request) -> Request {
         Request {
+            tenant: of.tenant,
+            project: of.project,
             parts: self.base.iter().chain(&self.late).cloned().collect(),
             range: self.range.clone(),
-            ..of.clone()
+            after: of.after,
+            selection: of.selection.clone(),
         }
     }
 

@@ -89,6 +89,7 @@ async fn files_hold_every_row_in_every_compression() {
         for file in &files {
             let bytes = world.bytes(&file.path).await;
             assert_eq!(bytes.len() as u64, file.bytes);
+            assert_eq!(crc32fast::hash(&bytes), file.checksum);
             let (metadata, batches) = read(bytes);
             let codec = metadata.row_group(0).column(0).compression();
             assert!(match compression {
