@@ -139,7 +139,7 @@ pub async fn put_all(tx: &mut Tx<'_>, feedback: &[Feedback]) -> Result<()> {
         seq: row.seq,
         source: source(&row.body),
     });
-    for list in bulk::lists(listed) {
+    for list in bulk::lists(listed.collect()) {
         on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .bind(now)
@@ -370,7 +370,7 @@ pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<(
         bytes: row.bytes,
         seq: row.seq,
     });
-    for list in bulk::lists(listed) {
+    for list in bulk::lists(listed.collect()) {
         on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .bind(now)

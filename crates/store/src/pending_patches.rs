@@ -80,7 +80,7 @@ pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
         seq: patch.seq,
         operation: &patch.operation,
     });
-    for list in bulk::lists(listed) {
+    for list in bulk::lists(listed.collect()) {
         on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .bind(now)
@@ -156,7 +156,7 @@ pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]
                                            WHERE p.tenant_id = listed.tenant_id AND p.run_id = listed.run_id
                                              AND p.seq = listed.seq LIMIT 1) found))");
     let mut removed = 0;
-    for list in bulk::lists(patches) {
+    for list in bulk::lists(patches.to_vec()) {
         removed += on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .execute(conn)
