@@ -13,11 +13,18 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 1] = [(
-    "0001_schema",
-    "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
-    "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
-)];
+const FROZEN: [(&str, &str, &str); 2] = [
+    (
+        "0001_schema",
+        "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
+        "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
+    ),
+    (
+        "0007_bounds",
+        "1b7a81627f558b7db0a1827a0ae7c14857df8173864dfa721346a115789b2f7be65fa8bc2325d08fadc871207c1729da",
+        "98c03e689082b945adc9b5411b738754665e3ca66859bf880302c79827a0ea39825aa06556bfa873bdd51395db9fe76c",
+    ),
+];
 
 #[test]
 fn migrations_come_in_pairs_and_are_frozen() {
