@@ -14,12 +14,13 @@ use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{JobId, ProjectId, TenantId, failpoint};
 use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::units::Unit;
-use towpath_store::{self as store, Tx, jobs, lanes, segments, units};
+use towpath_store::{self as store, Tx, jobs, lanes, pending_patches, segments, units};
 use towpath_traces::fold::{self, Folded, Options};
 use towpath_traces::wal::OnRegistered;
 
 use crate::World;
 use crate::intents;
+use crate::sweep_traces::pending;
 
 /// How long the first unit waits for company, where the operator says nothing else.
 pub const DELAY: Duration = Duration::from_secs(2);
@@ -114,8 +115,15 @@ impl Workflow for FoldUnits {
             let folded = self.fold(ctx, world, units).await?;
             operations += folded.operations;
             failpoint::hit("fold.before_record");
-            ctx.checkpoint(&operations, async |tx| fold::record(tx, mark, &folded).await)
-                .await?;
+            let mut dropped = Vec::new();
+            ctx.checkpoint(&operations, async |tx| {
+                fold::record(tx, mark, &folded).await?;
+                let tenants = folded.waiting.iter().map(|waiting| waiting.tenant);
+                dropped = pending_patches::trim(tx, tenants, world.sizes.pending).await?;
+                Ok(())
+            })
+            .await?;
+            pending::report(&dropped);
             failpoint::hit("fold.after_record");
             if !folded.missing.is_empty() {
                 // They stay open: a folder that is mounted wrongly loses nothing, but somebody has to look.

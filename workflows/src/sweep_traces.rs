@@ -1,7 +1,9 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, objects that nobody reads any more are removed. A chain, so one sweep goes on at a time.
 
+mod attachments;
 mod beside;
+pub(crate) mod pending;
 
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::replace::{self, Worth};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, segments};
+use towpath_store::{self as store, Store, Tx, jobs, lanes, segments};
 
 use crate::World;
 use crate::compact_day::CompactDay;
@@ -35,8 +37,8 @@ const CLOSED_SEGMENTS: i64 = 4;
 const OPEN_SEGMENTS: i64 = 8;
 /// No writer takes this long: what it intended and did not finish was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
-/// A patch waits so long for the trace run it belongs to.
-const PATCH_WAITS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// A patch waits so long for the trace run it belongs to, and so does a file.
+const RUN_COMES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The chain there is. It belongs to no workspace.
 const CHAIN: ScheduleId = ScheduleId::nil();
@@ -135,11 +137,10 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     .await?;
     failpoint::hit("sweep.collected");
     remove(ctx, world, abandoned, keep_from).await?;
-    let dropped = ctx
-        .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
-        .await?;
-    metrics::counter!(metric::PATCHES_DROPPED).increment(dropped);
-    Ok(())
+    pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
+    pending::trim(ctx, world).await?;
+    attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
+    attachments::remove_waste(ctx, world, replaced).await
 }
 
 /// Starts a compaction of every day worth it, unless one waits already.
