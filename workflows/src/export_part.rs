@@ -164,7 +164,8 @@ impl ExportPart {
         });
         let (export, run, filter) = rows.await.retry()?;
         let sieve = filter
-            .map(|filter| sieve::of(&world.store, tenant, &filter))
+            .as_deref()
+            .map(|filter| sieve::of(&world.store, tenant, filter))
             .transpose()?;
         let selection = match export.fields().fatal()? {
             Some(fields) => Selection::of(&fields.iter().map(|field| field.name()).collect::<Vec<_>>()).fatal()?,
@@ -182,7 +183,10 @@ impl ExportPart {
             let day = run.start_time.day();
             segments::pinned(tx, tenant, export.project_id, day, day, run.id.0).await
         });
-        let parts = parts.await.retry()?.iter().map(part_ref).collect();
+        let mut parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
+        if let Some(filter) = &filter {
+            parts = sieve::narrowed(world.objects.near_store(), export.project_id, parts, filter).await?;
+        }
         Ok(Plan {
             export,
             run,

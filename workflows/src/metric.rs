@@ -7,6 +7,9 @@ pub(crate) const EXPORT_BYTES: &str = "towpath_export_bytes_total";
 pub(crate) const EXPORT_FILES: &str = "towpath_export_files_total";
 
 pub(crate) const PATCHES_DROPPED: &str = "towpath_pending_patches_dropped_total";
+pub(crate) const PATCHES_EVICTED: &str = "towpath_pending_patches_evicted_total";
+pub(crate) const ATTACHMENTS_ORPHANED: &str = "towpath_attachments_orphaned_total";
+pub(crate) const ATTACHMENTS_REMOVED: &str = "towpath_attachments_removed_total";
 pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
 pub(crate) const REMOVALS_FAILED: &str = "towpath_segment_removals_failed_total";
 
@@ -21,6 +24,21 @@ pub fn describe() {
         PATCHES_DROPPED,
         Unit::Count,
         "Patches given up because their trace run never came"
+    );
+    metrics::describe_counter!(
+        PATCHES_EVICTED,
+        Unit::Count,
+        "Patches given up because too many waited for their trace runs"
+    );
+    metrics::describe_counter!(
+        ATTACHMENTS_ORPHANED,
+        Unit::Count,
+        "Attachments given up because their trace run never came"
+    );
+    metrics::describe_counter!(
+        ATTACHMENTS_REMOVED,
+        Unit::Count,
+        "Objects of attachments removed because a later file took their place or their trace run is gone"
     );
     metrics::describe_counter!(
         SEGMENTS_REMOVED,
@@ -42,6 +60,9 @@ pub fn describe() {
         EXPORT_BYTES,
         EXPORT_FILES,
         PATCHES_DROPPED,
+        PATCHES_EVICTED,
+        ATTACHMENTS_ORPHANED,
+        ATTACHMENTS_REMOVED,
         SEGMENTS_REMOVED,
         REMOVALS_FAILED,
     ] {

@@ -1,7 +1,9 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, objects that nobody reads any more are removed. A chain, so one sweep goes on at a time.
 
+mod attachments;
 mod beside;
+pub(crate) mod pending;
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::Segment;
 use towpath_store::segments::replace::{self, Worth};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, segments};
+use towpath_store::{self as store, Store, Tx, jobs, lanes, segments};
 
 use crate::World;
 use crate::compact_day::CompactDay;
@@ -42,8 +44,8 @@ const REMOVE_AGAIN: Duration = Duration::from_secs(60);
 const REMOVE_AGAIN_AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
 /// What removals that fail may take of one sweep: a store that does not answer must not keep all else waiting.
 const FAILURES_TAKE: Duration = Duration::from_secs(60);
-/// A patch waits so long for the trace run it belongs to.
-const PATCH_WAITS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// A patch waits so long for the trace run it belongs to, and so does a file.
+const RUN_COMES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The chain there is. It belongs to no workspace.
 const CHAIN: ScheduleId = ScheduleId::nil();
@@ -142,11 +144,10 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     .await?;
     failpoint::hit("sweep.collected");
     remove(ctx, world, abandoned, keep_from).await?;
-    let dropped = ctx
-        .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
-        .await?;
-    metrics::counter!(metric::PATCHES_DROPPED).increment(dropped);
-    Ok(())
+    pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
+    pending::trim(ctx, world).await?;
+    attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
+    attachments::remove_waste(ctx, world, replaced).await
 }
 
 /// Starts a compaction of every day worth it, unless one waits already.

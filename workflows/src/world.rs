@@ -7,6 +7,7 @@ use towpath_domain::TenantId;
 use towpath_domain::export::{DestinationConfig, Limits};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
+use towpath_store::pending_patches::Bounds;
 use towpath_store::sealing::{OpenError, Sealer};
 use towpath_store::{Store, destinations};
 use towpath_traces::hive::Prefix;
@@ -75,6 +76,8 @@ pub struct Sizes {
     pub part_bytes: usize,
     /// Row groups of at least so many rows are copied into an export rather than read.
     pub splice_rows: u64,
+    /// Patches of a workspace that may wait for their trace runs.
+    pub pending: Bounds,
 }
 
 impl Default for Sizes {
@@ -87,6 +90,7 @@ impl Default for Sizes {
             file_rows: u64::MAX,
             part_bytes: towpath_traces::upload::PART_BYTES,
             splice_rows: towpath_traces::feed::SPLICE_ROWS,
+            pending: Bounds::default(),
         }
     }
 }

@@ -58,6 +58,7 @@ pub mod sealing;
 pub mod segments;
 pub mod source_uploads;
 pub mod steps;
+pub mod sweep_cursors;
 pub mod threads;
 pub mod units;
 pub mod workers;

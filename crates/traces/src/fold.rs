@@ -350,7 +350,7 @@ impl<'a> Merge<'a> {
         attachment: accept::Attachment,
         seq: i64,
     ) -> Result<(), InnerError> {
-        let path = attachment_path(tenant, attachment.run, &attachment.name);
+        let path = attachment_path(tenant, attachment.run, &attachment.name, seq);
         let bytes = attachment.data.len();
         self.objects.put(&path, vec![attachment.data]).await?;
         self.folded.attachments.push(Attachment {
@@ -443,9 +443,11 @@ impl<E> FoldError<E> {
     }
 }
 
-/// Where the bytes of an attachment lie.
+/// Where the bytes of an attachment lie that was accepted as number `seq`. A file that is sent again is another object:
+/// whoever removes the old one cannot meet the new one. Files of earlier builds lie under their names alone, which have
+/// no dot but in `.named`.
 #[must_use]
-pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str) -> Path {
+pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str, seq: i64) -> Path {
     let folder = ["attachments".to_owned(), tenant.to_string(), run.to_string()];
     let plain = name.len() <= 80
         && name
@@ -457,7 +459,7 @@ pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str) -> Path {
     } else {
         format!("{}.named", Uuid::new_v5(&run.0, name.as_bytes()))
     };
-    Path::from_iter(folder.into_iter().chain([file]))
+    Path::from_iter(folder.into_iter().chain([format!("{file}.{seq}")]))
 }
 
 /// Text that PostgreSQL can keep.

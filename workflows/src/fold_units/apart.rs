@@ -12,11 +12,12 @@ use object_store::path::Path;
 use towpath_domain::{JobId, TenantId, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::units::{self, Unit};
-use towpath_store::{quarantine, segments};
+use towpath_store::{pending_patches, quarantine, segments};
 use towpath_traces::fold::{self, FoldError, Options};
 
 use crate::World;
 use crate::intents;
+use crate::sweep_traces::pending;
 
 /// One attempt of a fold.
 pub(super) struct Apart {
@@ -150,7 +151,7 @@ impl Apart {
         };
         failpoint::hit("fold.before_record");
         let operations = self.operations + folded.operations;
-        let mut refused = None;
+        let (mut refused, mut dropped) = (None, Vec::new());
         let recorded = ctx.checkpoint(&operations, async |tx| {
             let recorded = fold::record(tx, mark, &folded).await;
             if let Err(error) = &recorded
@@ -158,10 +159,13 @@ impl Apart {
             {
                 refused = Some(reason(error));
             }
-            recorded
+            recorded?;
+            let tenants = folded.waiting.iter().map(|waiting| waiting.tenant);
+            dropped = pending_patches::trim(tx, tenants, world.sizes.pending).await?;
+            Ok(())
         });
         match (recorded.await, refused) {
-            (Ok(()), _) => {}
+            (Ok(()), _) => pending::report(&dropped),
             (Err(_), Some(reason)) => return Ok(Folded::Spoilt(reason)),
             (Err(failure), None) => return Err(failure),
         }

@@ -326,10 +326,15 @@ impl Home {
     /// Sends feedback under the name `good`.
     pub async fn give(&self, id: Uuid, run: Uuid, score: &str) {
         let body = format!(r#"{{"id":"{id}","run_id":"{run}","key":"good","score":{score}}}"#);
+        self.submit(Route::Feedback, "application/json", body).await;
+    }
+
+    /// Sends a body, up to the acknowledgement.
+    pub async fn submit(&self, route: Route, content_type: &str, body: impl Into<Bytes>) {
         let request = Request {
             tenant: self.tenant,
-            route: Route::Feedback,
-            content_type: "application/json",
+            route,
+            content_type,
             content_encoding: None,
             body: body.into(),
             received_at: self.clock.now(),

@@ -440,6 +440,26 @@ pub const KEYS: &[Key] = &[
         about: "how long trace data waits for more before it is folded; an export does not wait for this",
     },
     Key {
+        name: "ingest.pending_patches",
+        environment: &[],
+        default: Fallback::Text("100000"),
+        kind: Kind::Count {
+            least: 1,
+            most: 100_000_000,
+        },
+        about: "patches of one workspace that may wait for trace runs that have not come; the oldest beyond that are dropped",
+    },
+    Key {
+        name: "ingest.pending_bytes",
+        environment: &[],
+        default: Fallback::Text("268435456"),
+        kind: Kind::Count {
+            least: 1_048_576,
+            most: 1_099_511_627_776,
+        },
+        about: "bytes of patches of one workspace that may wait for trace runs that have not come; the oldest beyond that are dropped",
+    },
+    Key {
         name: "ingest.memory_mb",
         environment: &[],
         default: Fallback::Text("256"),

@@ -155,6 +155,7 @@ impl Shared {
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 fold_delay: settings.fold_delay,
+                pending: settings.pending,
                 ..Sizes::default()
             },
             exports: settings.exports,

@@ -13,7 +13,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 4] = [
+const FROZEN: [(&str, &str, &str); 5] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -33,6 +33,11 @@ const FROZEN: [(&str, &str, &str); 4] = [
         "0006_exports_and_removals",
         "d3a49a8457d24a60520a080ca67ea33f4025d4a45edad68a9bc4d07564620512cda1588cf7d0d830adc60c8add842fcd",
         "23eb4a396a2b92d4abe99a325284683a64c90dfea44c6f89e6799fe670b771b720ee2c9e0c73ceaad9d6296d6959150a",
+    ),
+    (
+        "0007_bounds",
+        "1b7a81627f558b7db0a1827a0ae7c14857df8173864dfa721346a115789b2f7be65fa8bc2325d08fadc871207c1729da",
+        "98c03e689082b945adc9b5411b738754665e3ca66859bf880302c79827a0ea39825aa06556bfa873bdd51395db9fe76c",
     ),
 ];
 

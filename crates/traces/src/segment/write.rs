@@ -8,7 +8,7 @@ use chrono::NaiveDate;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{BloomFilterPosition, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
@@ -246,14 +246,19 @@ fn sorted(rows: impl IntoIterator<Item = Box<Row>>) -> Result<Vec<(Key, Box<Row>
 }
 
 pub(crate) fn properties() -> WriterProperties {
-    let id = ColumnPath::from("id");
-    common_properties()
+    let mut properties = common_properties()
         .set_compression(*ZSTD)
         // Row groups end where `close_group` says, at whatever number of rows.
         .set_max_row_group_row_count(None)
-        .set_column_bloom_filter_enabled(id.clone(), true)
-        .set_column_bloom_filter_fpp(id.clone(), 0.01)
-        // Sized for the largest group; what a small group doesn't need is folded away.
-        .set_column_bloom_filter_max_ndv(id, GROUP_ROWS as u64)
-        .build()
+        // One request then fetches those of all row groups.
+        .set_bloom_filter_position(BloomFilterPosition::End);
+    for column in ["id", "trace_id"] {
+        let column = ColumnPath::from(column);
+        properties = properties
+            .set_column_bloom_filter_enabled(column.clone(), true)
+            .set_column_bloom_filter_fpp(column.clone(), 0.01)
+            // Sized for the largest group; what a small group doesn't need is folded away.
+            .set_column_bloom_filter_max_ndv(column, GROUP_ROWS as u64);
+    }
+    properties.build()
 }
