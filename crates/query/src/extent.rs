@@ -71,7 +71,7 @@ impl Snapshot {
         let mut tries = 0;
         loop {
             tries += 1;
-            match self.find(traces, projects, range).await {
+            match self.find_traces(traces, projects, range).await {
                 // It was replaced and removed since it was listed; what is in it lies elsewhere by now.
                 Err(Error::Columnar(error)) if tries < TRIES && is_gone(&error) => {}
                 found => return found,
@@ -79,7 +79,7 @@ impl Snapshot {
         }
     }
 
-    async fn find(
+    async fn find_traces(
         &self,
         traces: &BTreeSet<Uuid>,
         projects: Option<&[ProjectId]>,

@@ -23,6 +23,7 @@ pub mod attempts;
 pub mod backup;
 pub mod baseline;
 mod bulk;
+mod caseless;
 pub mod checkpoints;
 mod containment;
 pub mod crons;

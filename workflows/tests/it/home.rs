@@ -329,6 +329,11 @@ impl Home {
         self.submit(Route::Feedback, "application/json", body).await;
     }
 
+    /// Sends a JSON body as it is.
+    pub async fn send_json(&self, route: Route, body: String) {
+        self.submit(route, "application/json", body).await;
+    }
+
     /// Sends a body, up to the acknowledgement.
     pub async fn submit(&self, route: Route, content_type: &str, body: impl Into<Bytes>) {
         let request = Request {

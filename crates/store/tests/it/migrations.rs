@@ -13,7 +13,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 5] = [
+const FROZEN: [(&str, &str, &str); 6] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -28,6 +28,11 @@ const FROZEN: [(&str, &str, &str); 5] = [
         "0004_quarantine",
         "d544cd922c208210fbcc9c8436383ffd59a4506cd201689719bc903984d48d8ff1fb969c9bd1a2ac4c2aff4a741fb360",
         "d169f51ec9868d5d3b7eb1964bdb90c74fd5b1c9ffff1da25d935889ef8d6ca9855faa5330fc1c1ba5f4a26af339d210",
+    ),
+    (
+        "0005_project_key",
+        "a20d22797e67209eeafcdd477a86d0eadc2132b38d1f7fc04eab87796ae0256a571dafd7062abe5c27367441586fdaae",
+        "e0290b49edacdf8ae9289a14bdce51f4173f8dac6ef74de1921b16d018e757c88034306d58f16e39c8576fc70248410d",
     ),
     (
         "0006_exports_and_removals",

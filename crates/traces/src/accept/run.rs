@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use towpath_domain::json::{decode, mend};
 use towpath_domain::trace::{self, ProjectRef, check_project_name};
 use towpath_domain::{Timestamp, TraceRunId};
 use uuid::Uuid;
@@ -236,7 +237,7 @@ impl<'a> Draft<'a> {
         let head = self.head.as_ref().unwrap_or(&none);
         let tags: Option<Vec<String>> = match head.tags {
             Some(raw) => {
-                serde_json::from_str(&mended(raw.get())).map_err(|_| self.bad("tags", "expected a list of strings"))?
+                serde_json::from_str(&mend(raw.get())).map_err(|_| self.bad("tags", "expected a list of strings"))?
             }
             None => None,
         };
@@ -266,7 +267,7 @@ impl<'a> Draft<'a> {
                 run_type: small.run_type.map(Cow::into_owned),
                 start_time: small.start_time,
                 end_time: small.end_time,
-                status: small.status.map(Cow::into_owned),
+                status: small.status.and_then(|sent| trace::status(&sent)).map(str::to_owned),
                 // Text, or whatever else was sent, as the text that it is.
                 error: owned(self.big.error, head.error)
                     .map(|error| decode(&error).map_or(error.clone(), Cow::into_owned)),
@@ -381,50 +382,6 @@ fn whole(raw: &str) -> Option<i64> {
 
 fn wrong(place: &impl std::fmt::Display, field: &str, what: &'static str) -> Refusal {
     Refusal::invalid(format!("{} `{field}`", shown(&place.to_string())), what)
-}
-
-/// The text of a JSON string that is known to be valid JSON; borrowed unless it has escapes. `None` if it is none.
-fn decode(raw: &str) -> Option<Cow<'_, str>> {
-    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
-    if memchr::memchr(b'\\', inner.as_bytes()).is_none() {
-        return Some(Cow::Borrowed(inner));
-    }
-    serde_json::from_str(&mended(raw)).ok().map(Cow::Owned)
-}
-
-/// JSON text whose `\u` escapes are all characters: halves of surrogate pairs that stand alone, which clients can
-/// send and no text can hold, become U+FFFD.
-fn mended(raw: &str) -> Cow<'_, str> {
-    if memchr::memmem::find(raw.as_bytes(), b"\\ud").is_none()
-        && memchr::memmem::find(raw.as_bytes(), b"\\uD").is_none()
-    {
-        return Cow::Borrowed(raw);
-    }
-    let mut mended = String::with_capacity(raw.len());
-    let mut rest = raw;
-    while let Some(at) = rest.find('\\') {
-        mended.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let length = match (unit(rest), unit(rest.get(6..).unwrap_or_default())) {
-            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 12,
-            (Some(0xd800..=0xdfff), _) => {
-                mended.push_str("\\ufffd");
-                rest = &rest[6..];
-                continue;
-            }
-            (Some(_), _) => 6,
-            (None, _) => 2,
-        };
-        mended.push_str(&rest[..length]);
-        rest = &rest[length..];
-    }
-    mended.push_str(rest);
-    Cow::Owned(mended)
-}
-
-/// The UTF-16 unit of the `\uXXXX` at the start of `text`.
-fn unit(text: &str) -> Option<u16> {
-    u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok()
 }
 
 /// A list of strings, only looked at.
