@@ -218,6 +218,9 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
     let mut projects = BTreeSet::new();
     // Feedback and attachments do not say where their trace run is.
     let mut touches_any = !drafts.feedback.is_empty() || !drafts.attachments.is_empty();
+    for attachment in &drafts.attachments {
+        attachment.check()?;
+    }
     for run in &drafts.runs {
         run.check()?;
         match run.project()? {

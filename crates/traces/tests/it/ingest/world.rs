@@ -9,7 +9,7 @@ use chrono::NaiveDate;
 use towpath_domain::{JobId, ProjectId, TenantId, Timestamp, TraceRunId, UnitId};
 use towpath_store::{Store, projects, segments, units};
 use towpath_testing::Database;
-use towpath_traces::accept::{self, Accepted, Request, Route};
+use towpath_traces::accept::{self, Accepted, Refusal, Request, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::fold::{self, Folded, Options};
 use towpath_traces::objects::Objects;
@@ -106,6 +106,16 @@ impl World {
     }
 
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
+        self.try_accept(route, content_type, content_encoding, body).unwrap()
+    }
+
+    pub fn try_accept(
+        &self,
+        route: Route,
+        content_type: &str,
+        content_encoding: Option<&str>,
+        body: Bytes,
+    ) -> Result<Accepted, Refusal> {
         let received_at = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
         let request = Request {
             tenant: self.tenant,
@@ -115,7 +125,7 @@ impl World {
             body,
             received_at,
         };
-        accept::accept(request, &Limits::default()).unwrap()
+        accept::accept(request, &Limits::default())
     }
 
     /// Writes one unit, as the log does it.
