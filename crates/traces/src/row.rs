@@ -43,7 +43,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::{Timestamp, TraceRunId};
 
 pub use decode::RowReader;
-pub(crate) use decode::{keys, patched, seqs};
+pub(crate) use decode::{keys, patched, seqs, starts};
 pub use encode::RowsBuilder;
 use provenance::{EXTRA, POST, Provenance, UNSET};
 

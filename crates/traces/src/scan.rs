@@ -7,6 +7,8 @@
 //!
 //! The same request over the same segments gives the same rows in the same order, from the start or from any
 //! [`Key`] on. Batches may be cut differently.
+//!
+//! `start_time` is made from the key, whatever is stored; only a scan of everything that is stored gives it as it is.
 
 mod gather;
 mod head;
@@ -90,6 +92,7 @@ pub struct Scan {
     order: BinaryHeap<Reverse<(Key, usize)>>,
     gather: Gather,
     merged: u64,
+    starts_are_derived: bool,
 }
 
 struct Waiting {
@@ -114,6 +117,7 @@ impl Scan {
             order: BinaryHeap::new(),
             gather,
             merged: 0,
+            starts_are_derived: true,
         }
     }
 
@@ -155,6 +159,11 @@ impl Scan {
         self.merged
     }
 
+    /// Whether in all row groups so far the stored `start_time` is where each row stands.
+    pub(crate) const fn starts_are_derived(&self) -> bool {
+        self.starts_are_derived
+    }
+
     /// Opens every waiting row group that may hold the next key.
     async fn open_due(&mut self) -> Result<()> {
         while let Some(next) = self.waiting.front() {
@@ -172,6 +181,7 @@ impl Scan {
                 after: self.request.after,
             };
             segment.check_owner(waiting.part.row_group, self.request.tenant, self.request.project)?;
+            self.starts_are_derived &= segment.starts_are_derived();
             let columns = columns(&self.request.selection, waiting.overlaps);
             if let Some(head) = Head::open(&segment, &waiting.part, &columns, &window).await? {
                 self.push(head);
@@ -208,7 +218,7 @@ impl Scan {
         let limit = others.into_iter().chain(unopened).min();
         let head = self.heads[at].as_mut().expect("a head in the order is open");
         let run = head.run(limit).min(self.gather.room());
-        self.gather.slice(at, head, run.max(1));
+        self.gather.slice(at, head, run.max(1))?;
         self.step(at, run.max(1)).await
     }
 

@@ -3,7 +3,7 @@
 //! A segment belongs to one tenant. Each of its row groups holds rows of exactly one (project, UTC day), sorted by
 //! [`Key`](crate::row::Key), each id once; a large group of rows becomes several row groups, whose key ranges follow
 //! one another. The physical columns are the 29 exported ones in `v1` order and types, then the internal ones (see
-//! [`schema`](crate::schema)). A bloom filter on `id` finds trace runs by id alone. The catalog in SQL knows for each
+//! [`schema`](crate::schema)). `start_time` holds where the row stands, which the footer says. A bloom filter on `id` finds trace runs by id alone. The catalog in SQL knows for each
 //! row group what [`Part`] says, so most questions are answered without opening the object.
 
 mod locate;
@@ -16,6 +16,7 @@ use std::sync::LazyLock;
 use chrono::NaiveDate;
 use object_store::path::Path;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
@@ -105,6 +106,15 @@ pub(crate) fn common_properties() -> WriterPropertiesBuilder {
         properties = properties.set_column_statistics_enabled(ColumnPath::from(column), EnabledStatistics::None);
     }
     properties
+}
+
+/// In the footer of a segment whose column `start_time` holds where each row stands, as it is shown. In segments of older
+/// servers it holds what the client sent.
+const STARTS: (&str, &str) = ("towpath.start_time", "sort_time");
+
+/// What says so.
+pub(crate) fn starts_derived() -> KeyValue {
+    KeyValue::new(STARTS.0.to_owned(), STARTS.1.to_owned())
 }
 
 /// Level 3 of zstd is as fast as level 1 on these texts and a third smaller.

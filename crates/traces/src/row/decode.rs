@@ -1,6 +1,7 @@
 //! Columns back to rows.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray,
@@ -160,6 +161,16 @@ pub(crate) fn keys(batch: &RecordBatch) -> Result<Vec<Key>> {
         })
     };
     (0..batch.num_rows()).map(key).collect()
+}
+
+/// `start_time` of each row of a batch as it is shown: where the row stands. Null outside the years that the column holds.
+///
+/// # Errors
+/// `_tp_sort_time` is missing.
+pub(crate) fn starts(batch: &RecordBatch) -> Result<ArrayRef> {
+    let times = required("_tp_sort_time", sort_times(batch))?;
+    let nanos: TimestampNanosecondArray = times.unary_opt(|micros| micros.checked_mul(1000));
+    Ok(Arc::new(nanos))
 }
 
 /// The columns of which the rows of a batch say something themselves, by position. `None` where one of them has a post:

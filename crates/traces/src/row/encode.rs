@@ -229,6 +229,7 @@ fn overrides(row: &Row, derived: &Derived<'_>) -> Overrides {
     let id = |id: Option<Uuid>| id.unwrap_or_default().as_bytes().to_vec();
     let time = |time: Option<Timestamp>| time.map_or(0, Timestamp::micros).to_le_bytes().to_vec();
     let unshown = |time: Option<Timestamp>| time.is_some_and(|time| nanos(time).is_none());
+    let start_differs = fields.start_time.is_some() && fields.start_time != derived.start_time;
     // Positions as in `for_each_field`, ascending.
     keep(
         0,
@@ -240,7 +241,9 @@ fn overrides(row: &Row, derived: &Derived<'_>) -> Overrides {
         fields.parent_run_id.is_some() && fields.parent_run_id != derived.parent_run_id,
         &|| id(fields.parent_run_id),
     );
-    keep(6, unshown(fields.start_time), &|| time(fields.start_time));
+    keep(6, start_differs || unshown(fields.start_time), &|| {
+        time(fields.start_time)
+    });
     keep(7, unshown(fields.end_time), &|| time(fields.end_time));
     let status = fields.status.as_deref();
     keep(8, status.is_some_and(|status| status != derived.status), &|| {

@@ -8,8 +8,8 @@ use towpath_domain::{ProjectId, TenantId};
 use super::ScanBatch;
 use super::head::Head;
 use crate::columnar::Result;
-use crate::row::{Key, Row, RowsBuilder};
-use crate::schema::Selection;
+use crate::row::{self, Key, Row, RowsBuilder};
+use crate::schema::{Selection, at};
 
 /// Most rows of an output batch, and about how many bytes of values it holds.
 const ROWS: usize = 4096;
@@ -21,6 +21,8 @@ const LONG_SLICES: usize = 16;
 /// An output batch in the making.
 pub struct Gather {
     selection: Selection,
+    /// Everything is handed out as it is stored.
+    stored: bool,
     schema: SchemaRef,
     merged: RowsBuilder,
     merged_rows: Vec<Row>,
@@ -42,6 +44,7 @@ impl Gather {
     pub fn new(tenant: TenantId, project: ProjectId, selection: &Selection) -> Self {
         Self {
             selection: selection.clone(),
+            stored: selection.positions().contains(&at::PROVENANCE),
             schema: selection.schema(),
             merged: RowsBuilder::new(tenant, project),
             merged_rows: Vec::new(),
@@ -64,15 +67,18 @@ impl Gather {
     }
 
     /// Takes the next `rows` rows of a head.
-    pub fn slice(&mut self, at: usize, head: &Head, rows: usize) {
+    pub fn slice(&mut self, at: usize, head: &Head, rows: usize) -> Result<()> {
         if self.current.len() <= at {
             self.current.resize(at + 1, None);
         }
         let (batch, start) = head.batch();
-        let source = self.current[at].unwrap_or_else(|| {
-            self.sources.push(self.selected(batch));
-            self.sources.len() - 1
-        });
+        let source = match self.current[at] {
+            Some(source) => source,
+            None => {
+                self.sources.push(self.selected(batch)?);
+                self.sources.len() - 1
+            }
+        };
         self.current[at] = Some(source);
         self.keys.extend_from_slice(head.keys(rows));
         self.bytes += head.row_bytes() * rows;
@@ -86,6 +92,7 @@ impl Gather {
             }
             _ => self.pieces.push(Piece::Slice { source, start, rows }),
         }
+        Ok(())
     }
 
     /// Takes a row that was merged.
@@ -132,7 +139,7 @@ impl Gather {
             self.merged.push(&row)?;
         }
         let batch = self.merged.finish()?;
-        Ok(self.selected(&batch))
+        self.selected(&batch)
     }
 
     /// Slice after slice.
@@ -170,17 +177,18 @@ impl Gather {
     }
 
     /// The selected columns of a batch that may have more.
-    fn selected(&self, batch: &RecordBatch) -> RecordBatch {
-        let columns = self
-            .selection
-            .names()
-            .map(|name| {
-                batch
-                    .column_by_name(name)
-                    .expect("every selected column was read")
-                    .clone()
-            })
-            .collect();
-        RecordBatch::try_new(self.schema.clone(), columns).expect("a segment has the columns of the export schema")
+    fn selected(&self, batch: &RecordBatch) -> Result<RecordBatch> {
+        let columns = self.selection.positions().iter().zip(self.selection.names());
+        let columns = columns.map(|(position, name)| {
+            if *position == at::START_TIME && !self.stored {
+                return row::starts(batch);
+            }
+            let column = batch.column_by_name(name);
+            Ok(column.expect("every selected column was read").clone())
+        });
+        Ok(RecordBatch::try_new(
+            self.schema.clone(),
+            columns.collect::<Result<_>>()?,
+        )?)
     }
 }

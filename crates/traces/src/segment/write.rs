@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use towpath_domain::{ProjectId, TenantId};
 
-use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties};
+use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties, starts_derived};
 use crate::columnar::{Error, Result};
 use crate::row::{Key, Row, RowsBuilder};
 use crate::schema::segment_schema;
@@ -96,7 +96,8 @@ impl SegmentWriter {
     /// # Errors
     /// Never in practice: the schema is fixed.
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, tenant: TenantId) -> Result<Self> {
-        let file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        let mut file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        file.append_key_value_metadata(starts_derived());
         let (tell, told) = mpsc::channel(BATCHES_AHEAD);
         Ok(Self {
             tenant,

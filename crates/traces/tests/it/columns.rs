@@ -8,4 +8,5 @@ mod scans;
 mod segments;
 mod shown;
 mod splices;
+mod starts;
 mod world;

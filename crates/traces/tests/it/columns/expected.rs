@@ -124,7 +124,7 @@ fn columns(tenant: TenantId, project: ProjectId, key: Key, has_post: bool, field
         "reference_example_id": fields.reference_example_id,
         "name": fields.name,
         "run_type": fields.run_type,
-        "start_time": nanos(fields.start_time.unwrap_or(key.sort_time)),
+        "start_time": nanos(key.sort_time),
         "end_time": fields.end_time.map(nanos),
         "status": status,
         "is_root": is_root,
