@@ -47,7 +47,7 @@ pub type Answer = Result<(StatusCode, Json<Ingested>), ApiError>;
     request_body(content = String, content_type = "multipart/form-data", description = "May be gzip or zstd as a whole"),
     responses((status = 202, description = "On disk", body = Ingested),
               (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of a trace run is"),
               ApiError))]
 pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Multipart, "Runs batch ingested", request).await
@@ -59,7 +59,7 @@ pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request)
         description = "May be gzip or zstd as a whole"),
     responses((status = 202, description = "On disk", body = Ingested),
               (status = 404, description = "A project that is named by its id is not in this workspace"),
-              (status = 413, description = "Too large, as sent or unpacked"), ApiError))]
+              (status = 413, description = "Too large, as sent or unpacked, or a field of a trace run is"), ApiError))]
 pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Batch, "Runs batch ingested", request).await
 }
@@ -68,7 +68,8 @@ pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> 
 #[utoipa::path(post, path = "/runs", tag = "traces",
     request_body(content = ref("#/components/schemas/TraceRun"), content_type = "application/json"),
     responses((status = 202, description = "On disk", body = Ingested),
-              (status = 404, description = "A project that is named by its id is not in this workspace"), ApiError))]
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of it is"), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Run, "Run ingested", request).await
 }
@@ -78,7 +79,8 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
     request_body(content = ref("#/components/schemas/TraceRunChange"), content_type = "application/json"),
     params(("run_id" = Uuid, Path, description = "The trace run")),
     responses((status = 202, description = "On disk", body = Ingested),
-              (status = 404, description = "A project that is named by its id is not in this workspace"), ApiError))]
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of it is"), ApiError))]
 pub async fn update(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>, request: Request) -> Answer {
     take(&app, tenant, Route::Patch(id), "Run update ingested", request).await
 }

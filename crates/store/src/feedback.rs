@@ -268,7 +268,7 @@ pub async fn list(
 ///
 /// # Errors
 /// [`Error::NotFound`] where there is no such feedback, or it was taken back; [`Error::Corrupt`] where what is stored
-/// cannot be read, which then stays as it is.
+/// cannot be read, which then stays as it is; [`Error::Stale`] where `open` was read from a unit that is forgotten by now.
 pub async fn amend(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -298,8 +298,10 @@ pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option
 /// The row as it is now. It stays so until the transaction ends.
 async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<Feedback> {
     if let Some(open) = open {
-        // What is not folded has no row that could be locked.
-        put(tx, open).await?;
+        // What is not folded has no row that could be locked. Read from a unit that no fold has taken, it has a number that
+        // would go before all that comes later.
+        let seq = units::lasting_seq(tx, tenant, open.seq).await?;
+        put(tx, &Feedback { seq, ..open.clone() }).await?;
     }
     let text = sql!(tx,
         // SQLite has one writer.
@@ -316,11 +318,8 @@ async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedbac
 /// since what it brings was accepted no later.
 ///
 /// # Errors
-/// [`Error::Stale`](crate::Error::Stale) when it was read from a unit that is forgotten by now; only what the database
-/// says.
+/// Only what the database says.
 pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
-    // Read from a unit that no fold has taken, it has a number that would go before all that comes later.
-    let seq = units::lasting_seq(tx, feedback.tenant_id, feedback.seq).await?;
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
         "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, modified_at, deleted, source)
@@ -335,7 +334,7 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     .bind(feedback.run_id)
     .bind(&feedback.key)
     .bind(&feedback.body)
-    .bind(seq)
+    .bind(feedback.seq)
     .bind(now)
     .bind(feedback.deleted)
     .bind(source(&feedback.body))

@@ -21,6 +21,7 @@ use crate::multipart::MultipartError;
 use crate::operation::{Operation, Verb};
 use crate::wal::{Frame, FrameHead};
 use parts::Drafts;
+pub(crate) use run::decode;
 
 /// Which of the ingest routes a body came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,6 +141,14 @@ pub enum Refusal {
         /// What is accepted.
         limit: usize,
     },
+    /// A field of a trace run.
+    #[error("{place}: larger than {limit} bytes, the most that one field may have; send files as attachments")]
+    FieldTooLarge {
+        /// The field.
+        place: String,
+        /// What is accepted.
+        limit: usize,
+    },
     /// Something in it.
     #[error("{place}: {what}")]
     Invalid {
@@ -200,7 +209,9 @@ impl Refusal {
             Self::Body(BodyError::Unknown(_)) | Self::Multipart(MultipartError::ContentType) | Self::NotJson(_) => {
                 RefusalKind::Unsupported
             }
-            Self::Body(BodyError::TooLarge { .. }) | Self::TooMany { .. } => RefusalKind::TooLarge,
+            Self::Body(BodyError::TooLarge { .. }) | Self::TooMany { .. } | Self::FieldTooLarge { .. } => {
+                RefusalKind::TooLarge
+            }
             Self::Body(BodyError::Broken { .. })
             | Self::Multipart(MultipartError::Start | MultipartError::Truncated { .. }) => RefusalKind::Malformed,
             Self::Multipart(MultipartError::Part { .. }) | Self::Invalid { .. } => RefusalKind::Invalid,
@@ -219,8 +230,11 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
     let plain = body::decode(encoding, &request.body, limits)?;
     let drafts = Drafts::of(request.route, request.content_type, &plain, limits, json::check)?;
     let mut projects = BTreeSet::new();
+    for attachment in &drafts.attachments {
+        attachment.check()?;
+    }
     for run in &drafts.runs {
-        run.check()?;
+        run.check(limits)?;
         let default = || (run.verb == Verb::Post).then(|| run::NamedProject::Name(DEFAULT_PROJECT.into()));
         projects.extend(run.project()?.or_else(default));
         if projects.len() > MAX_PROJECTS {

@@ -31,7 +31,8 @@ pub struct Derived<'a> {
     pub parent_run_ids: Option<Vec<Uuid>>,
     /// Whether it has no parent; `None` where nothing is known.
     pub is_root: Option<bool>,
-    /// What was sent, else where the row stands in the sort order.
+    /// Where the row stands in the order of its project, so that it agrees with the range and the partition that the
+    /// row is in. What was sent is kept and not shown.
     pub start_time: Option<Timestamp>,
     /// An error makes it `error`, else an end makes it `success`, else what was sent, else `pending`.
     pub status: Cow<'a, str>,
@@ -51,9 +52,9 @@ pub fn derive(row: &Row) -> Derived<'_> {
         parent_run_id: tree.parent_run_id,
         parent_run_ids: tree.parent_run_ids,
         is_root: tree.is_root,
-        start_time: fields.start_time.or(row.key().map(|key| key.sort_time)),
+        start_time: row.key().map(|key| key.sort_time).or(fields.start_time),
         status: status(fields),
-        usage: usage::of(fields),
+        usage: usage::of(fields, || row.extra_value("metadata")),
         first_token_time: fields.events.as_deref().and_then(first_token_time),
     }
 }
@@ -163,6 +164,20 @@ mod tests {
         assert_eq!(derived.parent_run_ids, Some(vec![root, middle]));
         assert_eq!(derived.is_root, Some(false));
         assert_eq!(derived.start_time, Timestamp::parse("2026-11-20T10:22:10.210769Z").ok());
+    }
+
+    #[test]
+    fn the_start_is_the_place_in_the_order() {
+        let sent = Timestamp::parse("2026-03-01T10:00:00Z").ok();
+        let fields = |dotted_order: Option<&str>| Fields {
+            dotted_order: dotted_order.map(|time| format!("{time}Z{}", Uuid::from_u128(7))),
+            start_time: sent,
+            ..Fields::default()
+        };
+        assert_eq!(derive(&row(fields(None))).start_time, sent);
+        let other = row(fields(Some("20250101T000000000000")));
+        assert_eq!(derive(&other).start_time, Timestamp::parse("2025-01-01T00:00:00Z").ok());
+        assert_eq!(other.fields().start_time, sent, "kept as it was sent");
     }
 
     #[test]

@@ -327,8 +327,8 @@ impl<'a> Merge<'a> {
                     tenant_id: tenant,
                     id: feedback.id,
                     run_id: feedback.run,
-                    key: storable(&feedback.key),
-                    body: feedback.body,
+                    key: storable(feedback.key),
+                    body: storable(feedback.body),
                     seq,
                     created_at: store_fills_in(),
                     modified_at: None,
@@ -356,8 +356,8 @@ impl<'a> Merge<'a> {
         self.folded.attachments.push(Attachment {
             tenant_id: tenant,
             run_id: attachment.run,
-            name: attachment.name,
-            content_type: storable(&attachment.content_type),
+            name: storable(attachment.name),
+            content_type: storable(attachment.content_type),
             path: path.into(),
             bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
             seq,
@@ -462,9 +462,12 @@ pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str, seq: i64) 
     Path::from_iter(folder.into_iter().chain([format!("{file}.{seq}")]))
 }
 
-/// Text that PostgreSQL can keep.
-fn storable(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
+/// Text that PostgreSQL can keep. Every text from a body passes through here before a statement binds it.
+fn storable(text: String) -> String {
+    match memchr::memchr(0, text.as_bytes()) {
+        None => text,
+        Some(_) => text.replace('\0', "\u{fffd}"),
+    }
 }
 
 /// The store sets `created_at` itself when it writes a row.

@@ -13,6 +13,8 @@
 //!
 //! The same request over the same segments gives the same rows in the same order, from the start or from any
 //! [`Key`] on. Batches may be cut differently.
+//!
+//! `start_time` is made from the key, whatever is stored; only a scan of everything that is stored gives it as it is.
 
 mod gather;
 mod head;
@@ -139,6 +141,7 @@ pub struct Scan {
     order: BinaryHeap<Reverse<(Key, usize)>>,
     gather: Gather,
     merged: u64,
+    starts_are_derived: bool,
 }
 
 struct Waiting {
@@ -169,6 +172,7 @@ impl Scan {
             order: BinaryHeap::new(),
             gather,
             merged: 0,
+            starts_are_derived: true,
         }
     }
 
@@ -190,6 +194,13 @@ impl Scan {
                 self.segments.insert(path.clone(), (segment.clone(), left));
             }
         }
+        self
+    }
+
+    /// Batches of at most so many bytes of values, or of one row.
+    #[must_use]
+    pub const fn with_batch_bytes(mut self, bytes: usize) -> Self {
+        self.gather.set_most_bytes(bytes);
         self
     }
 
@@ -219,6 +230,11 @@ impl Scan {
         self.merged
     }
 
+    /// Whether in all row groups so far the stored `start_time` is where each row stands.
+    pub(crate) const fn starts_are_derived(&self) -> bool {
+        self.starts_are_derived
+    }
+
     /// Opens every waiting row group that may hold the next key.
     async fn open_due(&mut self) -> Result<()> {
         while let Some(next) = self.waiting.front() {
@@ -236,6 +252,7 @@ impl Scan {
                 after: self.request.after,
             };
             segment.check_owner(waiting.part.row_group, self.request.tenant, self.request.project)?;
+            self.starts_are_derived &= segment.starts_are_derived();
             let columns = columns(&self.request.selection, waiting.overlaps);
             let opening = Opening::of(&segment, &waiting.part, columns.into(), &window).await?;
             let Some(opening) = opening else { continue };
@@ -328,8 +345,8 @@ impl Scan {
         let limit = others.into_iter().chain(unopened).min();
         let head = self.heads[at].as_mut().expect("a head in the order is open");
         let run = head.run(limit).min(self.gather.room());
-        self.gather.slice(at, head, run.max(1));
-        self.step(at, run.max(1)).await
+        let taken = self.gather.slice(at, head, run.max(1))?;
+        self.step(at, taken).await
     }
 
     /// Merges the rows that several heads have under one key.

@@ -147,8 +147,8 @@ pub fn show(
         let value: Option<Box<RawValue>> = match name {
             "inputs" => object(said.inputs.as_deref(), "input").or_else(|| raw(Some("{}"))),
             "outputs" => object(said.outputs.as_deref(), "output"),
-            "metadata" => raw(metadata(row)),
-            "extra" => said.extra.as_deref().and_then(|keys| raw(Some(&compose(keys)))),
+            "metadata" => metadata(row).and_then(|text| raw(Some(&text))),
+            "extra" => row.extra().and_then(|keys| raw(Some(&compose(&keys)))),
             "events" => raw(said.events.as_deref().filter(|text| text.trim_start().starts_with('['))),
             "serialized" => raw(said
                 .serialized
@@ -239,13 +239,13 @@ fn compose(keys: &[(String, String)]) -> String {
 }
 
 /// As it was sent.
-fn metadata(row: &Row) -> Option<&str> {
-    let metadata = row.fields().extra.iter().flatten().find(|(key, _)| key == "metadata");
-    metadata.map(|(_, text)| text.as_str())
+fn metadata(row: &Row) -> Option<Cow<'_, str>> {
+    row.extra_value("metadata")
 }
 
 fn thread_id(row: &Row) -> Option<String> {
-    let metadata = Read::parse(metadata(row)?).ok()?;
+    let metadata = metadata(row)?;
+    let metadata = Read::parse(&metadata).ok()?;
     trace::thread_id(&metadata).map(Cow::into_owned)
 }
 

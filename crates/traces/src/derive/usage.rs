@@ -4,6 +4,8 @@
 //! `outputs.generations[..].message` (plain, or serialised with `kwargs`), summed up; `extra.metadata.usage_metadata`;
 //! `outputs.llm_output.token_usage`, which has other names for the same.
 
+use std::borrow::Cow;
+
 use memchr::memmem;
 use towpath_domain::json::{items, members};
 
@@ -29,7 +31,8 @@ pub struct Usage {
 
 type Raw<'a> = Option<&'a str>;
 
-pub fn of(fields: &Fields) -> Usage {
+/// Of what a row says; `metadata` is asked for its value in `extra` where it counts.
+pub fn of<'a>(fields: &Fields, metadata: impl FnOnce() -> Option<Cow<'a, str>>) -> Usage {
     let has = |text: &str, key: &str| memmem::find(text.as_bytes(), key.as_bytes()).is_some();
     let text = fields.outputs.as_deref().unwrap_or_default();
     let has_usage = has(text, "usage_metadata");
@@ -44,14 +47,10 @@ pub fn of(fields: &Fields) -> Usage {
     if !own.is_empty() {
         return own;
     }
-    let metadata = fields
-        .extra
-        .iter()
-        .flatten()
-        .find(|(key, _)| key == "metadata")
-        .map(|(_, value)| value.as_str());
+    let metadata = metadata();
     let told = counts(
         metadata
+            .as_deref()
             .filter(|text| has(text, "usage_metadata"))
             .and_then(|text| member(text, "usage_metadata")),
     );
@@ -122,7 +121,7 @@ fn counts(raw: Raw<'_>) -> Usage {
     let (prompt_tokens, completion_tokens) = (tokens(input.or(prompt)), tokens(output.or(completion)));
     let (prompt_cost, completion_cost) = (cost(input_cost), cost(output_cost));
     Usage {
-        total_tokens: tokens(total).or(add(prompt_tokens, completion_tokens, i64::checked_add)),
+        total_tokens: tokens(total).or(add(prompt_tokens, completion_tokens, i64::saturating_add)),
         prompt_tokens,
         completion_tokens,
         total_cost: cost(total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
@@ -138,9 +137,9 @@ impl Usage {
 
     fn plus(self, other: Self) -> Self {
         Self {
-            total_tokens: add(self.total_tokens, other.total_tokens, i64::checked_add),
-            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::checked_add),
-            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::checked_add),
+            total_tokens: add(self.total_tokens, other.total_tokens, i64::saturating_add),
+            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::saturating_add),
+            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::saturating_add),
             total_cost: add(self.total_cost, other.total_cost, decimal::sum),
             prompt_cost: add(self.prompt_cost, other.prompt_cost, decimal::sum),
             completion_cost: add(self.completion_cost, other.completion_cost, decimal::sum),
@@ -166,9 +165,9 @@ fn cost(raw: Raw<'_>) -> Option<i128> {
     decimal::parse(raw?.trim_matches('"'))
 }
 
-fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> Option<T>) -> Option<T> {
+fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> T) -> Option<T> {
     match (a, b) {
-        (Some(a), Some(b)) => plus(a, b),
+        (Some(a), Some(b)) => Some(plus(a, b)),
         (a, b) => a.or(b),
     }
 }
@@ -191,10 +190,11 @@ mod tests {
     }
 
     fn outputs(text: &str) -> Usage {
-        of(&Fields {
+        let fields = Fields {
             outputs: Some(text.to_owned()),
             ..Fields::default()
-        })
+        };
+        of(&fields, || None)
     }
 
     #[test]
@@ -209,19 +209,13 @@ mod tests {
         ] {
             assert_eq!(outputs(&text), full(), "{text}");
         }
-        let extra = Some(vec![(
-            "metadata".to_owned(),
-            format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#),
-        )]);
+        let metadata = format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#);
         let text = r#"{"llm_output":{"token_usage":{"prompt_tokens":1}}}"#.to_owned();
-        assert_eq!(
-            of(&Fields {
-                extra,
-                outputs: Some(text),
-                ..Fields::default()
-            }),
-            full()
-        );
+        let fields = Fields {
+            outputs: Some(text),
+            ..Fields::default()
+        };
+        assert_eq!(of(&fields, || Some(Cow::Owned(metadata))), full());
         for odd in [
             r#""\ud83d":[],"text":"\ud83d""#,
             r#""n":1e999,"usage_metadata":3"#,
@@ -246,6 +240,19 @@ mod tests {
         let message = format!(r#"{{"message":{{"usage_metadata":{USAGE}}}}}"#);
         let two = outputs(&format!(r#"{{"generations":[[{message},{{}}],[{message}]]}}"#));
         assert_eq!((two.total_tokens, two.total_cost), (Some(30), Some(60_000_000)));
+    }
+
+    #[test]
+    fn sums_end_at_what_a_column_can_hold() {
+        let usage = format!(
+            r#"{{"input_tokens":{},"output_tokens":1,"input_cost":9999999999}}"#,
+            i64::MAX
+        );
+        let message = format!(r#"{{"message":{{"usage_metadata":{usage}}}}}"#);
+        let three = outputs(&format!(r#"{{"generations":[{message},{message},{message}]}}"#));
+        let tokens = [three.total_tokens, three.prompt_tokens, three.completion_tokens];
+        assert_eq!(tokens, [Some(i64::MAX), Some(i64::MAX), Some(3)]);
+        assert_eq!(three.total_cost, Some(99_999_999_999_999_999_999));
     }
 
     #[test]

@@ -195,8 +195,11 @@ impl Window {
             }
         }
         let columns = request.selection.positions().iter().copied();
-        let changed =
-            |column: &usize| said.contains(column) || derived_from(*column).iter().any(|at| said.contains(at));
+        let changed = |column: &usize| {
+            // Where a row stands is decided; what patches say of its start is not shown.
+            *column != at::START_TIME
+                && (said.contains(column) || derived_from(*column).iter().any(|at| said.contains(at)))
+        };
         let columns: Vec<usize> = columns.filter(changed).collect();
         let anew = (!columns.is_empty()).then(|| Anew {
             columns,

@@ -221,11 +221,6 @@ impl Head {
         (&self.batch, self.next - self.first)
     }
 
-    /// Bytes of an average row of the batch.
-    pub const fn row_bytes(&self) -> usize {
-        self.row_bytes
-    }
-
     /// Keys of the next `rows` rows.
     pub fn keys(&self, rows: usize) -> &[Key] {
         &self.keys[self.next..self.next + rows]
@@ -328,7 +323,6 @@ impl Head {
         while let Some(batch) = batches.try_next().await? {
             if batch.num_rows() > 0 {
                 self.keys = row::keys(&batch)?;
-                self.row_bytes = batch.get_array_memory_size() / batch.num_rows();
                 self.batch = batch;
                 return Ok(());
             }

@@ -154,6 +154,43 @@ impl Segment {
             .boxed())
     }
 
+    /// As [`Segment::batches`] of whole rows, with `start_time` as it is shown.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub(crate) fn shown(&self, row_group: usize, columns: &[usize]) -> Result<Batches> {
+        let Some(start) = columns.iter().position(|column| *column == at::START_TIME) else {
+            return self.batches(row_group, columns, None);
+        };
+        if self.starts_are_derived() {
+            return self.batches(row_group, columns, None);
+        }
+        let mut read = columns.to_vec();
+        read.push(at::SORT_TIME);
+        read.sort_unstable();
+        read.dedup();
+        let positions: Vec<usize> = columns
+            .iter()
+            .map(|column| read.binary_search(column).expect("every column is read"))
+            .collect();
+        let shown = move |batch: RecordBatch| -> Result<RecordBatch> {
+            let wanted = batch.project(&positions)?;
+            let mut columns = wanted.columns().to_vec();
+            columns[start] = row::starts(&batch)?;
+            Ok(RecordBatch::try_new(wanted.schema(), columns)?)
+        };
+        Ok(self
+            .batches(row_group, &read, None)?
+            .map(move |batch| batch.and_then(&shown))
+            .boxed())
+    }
+
+    /// Whether the column `start_time` holds where each row stands.
+    pub(crate) fn starts_are_derived(&self) -> bool {
+        let said = self.metadata().file_metadata().key_value_metadata();
+        said.is_some_and(|said| said.contains(&super::starts_derived()))
+    }
+
     /// All rows of a row group, one after another.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use towpath_domain::{ProjectId, TenantId};
 
-use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties};
+use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties, starts_derived};
 use crate::columnar::{Error, Result};
 use crate::row::{Key, Row, RowsBuilder};
 use crate::schema::segment_schema;
@@ -96,7 +96,8 @@ impl SegmentWriter {
     /// # Errors
     /// Never in practice: the schema is fixed.
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, tenant: TenantId) -> Result<Self> {
-        let file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        let mut file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        file.append_key_value_metadata(starts_derived());
         let (tell, told) = mpsc::channel(BATCHES_AHEAD);
         Ok(Self {
             tenant,
@@ -130,13 +131,14 @@ impl SegmentWriter {
                 batch_bytes = 0;
                 self.close_group(project, std::mem::take(&mut group)).await?;
             }
-            batch.push(&row)?;
-            batch_bytes += weight;
-            group.add(key, &row, weight);
-            if batch.len() >= BATCH_ROWS || batch_bytes >= BATCH_BYTES {
+            // A row that is larger than a batch has one of its own.
+            if batch.len() >= BATCH_ROWS || !batch.is_empty() && batch_bytes + weight > BATCH_BYTES {
                 self.tell(Encode::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
             }
+            batch.push(&row)?;
+            batch_bytes += weight;
+            group.add(key, &row, weight);
         }
         self.tell(Encode::Rows(batch.finish()?)).await?;
         self.close_group(project, group).await

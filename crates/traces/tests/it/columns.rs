@@ -10,4 +10,5 @@ mod scans;
 mod segments;
 mod shown;
 mod splices;
+mod starts;
 mod world;

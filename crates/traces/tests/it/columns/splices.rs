@@ -57,7 +57,7 @@ async fn world(seed: u64, folds: usize, late_one_in: usize) -> World {
     world
 }
 
-async fn export(world: &World, request: Request, options: &FileOptions, least: Option<u64>) -> Vec<FileWritten> {
+pub async fn export(world: &World, request: Request, options: &FileOptions, least: Option<u64>) -> Vec<FileWritten> {
     let folder = format!("{least:?}-{:?}", options.version);
     let mut feed = match least {
         Some(least) => Feed::splicing(world.store.clone(), request, least),
@@ -74,7 +74,7 @@ async fn export(world: &World, request: Request, options: &FileOptions, least: O
     }
 }
 
-async fn rows(world: &World, files: &[FileWritten]) -> (RecordBatch, Vec<i64>) {
+pub async fn rows(world: &World, files: &[FileWritten]) -> (RecordBatch, Vec<i64>) {
     let (mut batches, mut groups) = (Vec::new(), Vec::new());
     for file in files {
         let bytes = world.bytes(&file.path).await;
@@ -94,7 +94,7 @@ async fn rows(world: &World, files: &[FileWritten]) -> (RecordBatch, Vec<i64>) {
     (all, groups)
 }
 
-fn options(selection: Selection, version: FormatVersion) -> FileOptions {
+pub fn options(selection: Selection, version: FormatVersion) -> FileOptions {
     FileOptions {
         version,
         part_bytes: 100_000,
@@ -406,7 +406,7 @@ async fn compaction_in_any_grouping_gives_the_same_rows() {
     }
 }
 
-async fn merged(objects: &Objects, parts: Vec<PartRef>) -> Vec<PartRef> {
+pub async fn merged(objects: &Objects, parts: Vec<PartRef>) -> Vec<PartRef> {
     let day = Day {
         tenant: TENANT,
         project: PROJECT,

@@ -4,7 +4,7 @@ use object_store::path::Path;
 use proptest::prelude::*;
 use towpath_domain::TraceRunId;
 use towpath_store::{feedback, pending_patches, units};
-use towpath_traces::accept::Route;
+use towpath_traces::accept::{RefusalKind, Route};
 use towpath_traces::body::Encoding;
 use towpath_traces::fold::Options;
 use towpath_traces::sample::{Cell, Sample, Which};
@@ -22,6 +22,8 @@ on_both_databases!(
     a_damaged_frame_is_set_aside_and_the_others_are_folded,
     a_unit_that_is_not_there_stays_open_and_holds_nobody_up,
     feedback_and_attachments_are_kept,
+    odd_characters_are_refused_or_folded,
+    a_content_type_that_was_acknowledged_with_a_nul_is_folded,
     a_fold_that_comes_second_counts_for_nothing,
 );
 
@@ -323,6 +325,128 @@ async fn feedback_and_attachments_are_kept(world: World) {
     assert_eq!((files.len(), files[0].name.as_str(), files[0].bytes), (1, "boat", 28));
     let bytes = world.objects.get(&Path::from(files[0].path.as_str())).await.unwrap();
     assert!(bytes.starts_with(b"\x89PNG"));
+}
+
+/// A multipart body of one part, its head as given.
+fn part(head: &[u8], data: &[u8]) -> bytes::Bytes {
+    [b"--b\r\n".as_slice(), head, b"\r\n\r\n", data, b"\r\n--b--\r\n"]
+        .concat()
+        .into()
+}
+
+async fn odd_characters_are_refused_or_folded(world: World) {
+    let run = TraceRunId::new();
+    let attachment = format!("attachment.{run}.boat");
+    let head = |name: &[u8], kind: &[u8], more: &[u8]| {
+        [
+            b"Content-Disposition: form-data; name=\"".as_slice(),
+            name,
+            b"\"\r\nContent-Type: ",
+            kind,
+            more,
+        ]
+        .concat()
+    };
+    // The head of each part, and whether it may be kept.
+    let mut heads: Vec<(Vec<u8>, bool)> = Vec::new();
+    for odd in [
+        b"\0".as_slice(),
+        b"\x01",
+        b"\x1f",
+        b"\x7f",
+        "\u{e9}".as_bytes(),
+        b"\xff",
+    ] {
+        let with = |text: &[u8]| [text, odd, b"x"].concat();
+        let name = with(attachment.as_bytes());
+        let stored_name = std::str::from_utf8(odd).is_ok_and(|text| !text.chars().any(char::is_control));
+        heads.extend([
+            (head(attachment.as_bytes(), &with(b"image/png"), b""), false),
+            (head(&name, b"image/png", b""), stored_name),
+            (head(&with(b"attachment"), b"image/png", b""), false),
+            (
+                head(attachment.as_bytes(), b"image/png", &with(b"\r\nContent-Length: 1")),
+                false,
+            ),
+        ]);
+        // What nobody keeps may say anything, as long as it is text.
+        let is_text = std::str::from_utf8(odd).is_ok();
+        for more in [&b"; filename=\""[..], b"; charset=", b"\r\nX-Other: ", b"\r\nX-Other"] {
+            let end: &[u8] = if more.ends_with(b"\"") { b"\"" } else { b": y" };
+            let more = [with(more).as_slice(), end].concat();
+            heads.push((head(attachment.as_bytes(), b"image/png", &more), is_text));
+        }
+    }
+    let mut kept = 0;
+    for (head, keeps) in heads {
+        let shown = head.escape_ascii().to_string();
+        let accepted = world.try_accept(
+            Route::Multipart,
+            "multipart/form-data; boundary=b",
+            None,
+            part(&head, b"y"),
+        );
+        match accepted {
+            Ok(accepted) => {
+                assert!(keeps, "accepted: {shown}");
+                world.unit(&[accepted]).await;
+                assert_eq!(world.fold().await.attachments.len(), 1, "{shown}");
+                kept += 1;
+            }
+            Err(refusal) => {
+                assert!(!keeps, "{shown}: {refusal}");
+                assert_eq!(refusal.kind(), RefusalKind::Invalid, "{shown}: {refusal}");
+                assert!(!refusal.to_string().contains('\0'), "{refusal:?}");
+            }
+        }
+    }
+    assert!(kept > 0);
+    // Escaped in JSON it is a text like any other.
+    let feedback = format!(
+        r#"{{"id":"{run}","run_id":"{run}","key":"a\u0000b","comment":"\u0000","feedback_source":{{"type":"\u0000"}}}}"#
+    );
+    let fields = r#""name":"\u0000","tags":["\u0000"],"status":"\u0000","error":"\u0000","extra":{"\u0000":"\u0000"}"#;
+    let post = format!(r#"{{"id":"{run}","session_name":"canal","start_time":"2026-03-01T10:00:00Z",{fields}}}"#);
+    let patch = format!("{{{fields}}}");
+    world
+        .unit(&[
+            world.accept_json(Route::Feedback, &feedback),
+            world.accept_json(Route::Run, &post),
+            world.accept_json(Route::Patch(run), &patch),
+            world.accept_json(Route::Patch(TraceRunId::new()), &patch),
+        ])
+        .await;
+    let folded = world.fold().await;
+    assert_eq!((folded.feedback.len(), folded.waiting.len(), folded.damaged), (1, 1, 0));
+    let row = world.row(world.project("canal").await, run).await.unwrap();
+    assert_eq!(row[column("name")], "\0".into());
+}
+
+/// Older servers took any content type; what they acknowledged has to be kept.
+async fn a_content_type_that_was_acknowledged_with_a_nul_is_folded(world: World) {
+    let run = TraceRunId::new();
+    let body = |kind: &str| {
+        let head = format!("Content-Disposition: form-data; name=\"attachment.{run}.boat\"\r\nContent-Type: {kind}");
+        part(head.as_bytes(), b"y")
+    };
+    let mut accepted = world
+        .try_accept(
+            Route::Multipart,
+            "multipart/form-data; boundary=b",
+            None,
+            body("image/png"),
+        )
+        .unwrap();
+    accepted.frame.body = body("image\0png");
+    world.unit(&[accepted]).await;
+    let folded = world.fold().await;
+    assert_eq!((folded.damaged, world.open_units().await), (0, 0));
+    let files = world
+        .store
+        .read(async |tx| feedback::attachments(tx, world.tenant, run).await)
+        .await
+        .unwrap();
+    assert_eq!(files[0].content_type, "image\u{fffd}png");
 }
 
 async fn a_fold_that_comes_second_counts_for_nothing(world: World) {

@@ -13,7 +13,7 @@ use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, U
 use towpath_store::units::{Bounds, NewUnit, UnitName};
 use towpath_store::{Store, projects, segments, units};
 use towpath_testing::Database;
-use towpath_traces::accept::{self, Accepted, Request, Route};
+use towpath_traces::accept::{self, Accepted, Refusal, Request, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::fold::{self, Folded, Options};
 use towpath_traces::objects::Objects;
@@ -139,6 +139,16 @@ impl World {
     }
 
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
+        self.try_accept(route, content_type, content_encoding, body).unwrap()
+    }
+
+    pub fn try_accept(
+        &self,
+        route: Route,
+        content_type: &str,
+        content_encoding: Option<&str>,
+        body: Bytes,
+    ) -> Result<Accepted, Refusal> {
         let request = Request {
             tenant: self.tenant,
             route,
@@ -147,7 +157,7 @@ impl World {
             body,
             received_at: Timestamp::parse("2026-03-01T12:00:00Z").unwrap(),
         };
-        accept::accept(request, &Limits::default()).unwrap()
+        accept::accept(request, &Limits::default())
     }
 
     /// Writes one unit, as the log does it.
