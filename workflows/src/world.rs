@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_domain::TenantId;
+use chrono::NaiveDate;
 use towpath_domain::export::{DestinationConfig, Limits};
+use towpath_domain::{TenantId, Timestamp};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
 use towpath_store::pending_patches::Bounds;
@@ -46,8 +47,18 @@ pub struct World {
 pub struct Keeping {
     /// Days that trace runs are kept, counted from the one they started on; `None` is for ever.
     pub days: Option<u32>,
-    /// How long a segment that was replaced still lies there for queries that began before. Longer than the longest.
+    /// How long a segment or an index file that was replaced still lies there for queries that began before. Longer than
+    /// the longest.
     pub replaced: Duration,
+}
+
+impl Keeping {
+    /// The first day of which trace runs are kept; `None` when all are.
+    #[must_use]
+    pub fn first_day(&self, now: Timestamp) -> Option<NaiveDate> {
+        self.days
+            .map(|days| now.minus(Duration::from_secs(u64::from(days) * 86_400)).day())
+    }
 }
 
 impl Default for Keeping {
@@ -78,6 +89,8 @@ pub struct Sizes {
     pub splice_rows: u64,
     /// Patches of a workspace that may wait for their trace runs.
     pub pending: Bounds,
+    /// So many segments of a workspace outside of its index of trace runs are brought into it.
+    pub index_segments: i64,
 }
 
 impl Default for Sizes {
@@ -91,6 +104,7 @@ impl Default for Sizes {
             part_bytes: towpath_traces::upload::PART_BYTES,
             splice_rows: towpath_traces::feed::SPLICE_ROWS,
             pending: Bounds::default(),
+            index_segments: 16,
         }
     }
 }

@@ -24,6 +24,7 @@ use parquet::schema::types::ColumnPath;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 pub use locate::Located;
+pub(crate) use object::Object;
 pub use read::{Batches, Segment};
 pub(crate) use search::Filters;
 pub use search::{Hit, Lineage};

@@ -16,8 +16,8 @@ use towpath_store::{pending_patches, quarantine, segments};
 use towpath_traces::fold::{self, FoldError, Options};
 
 use crate::World;
-use crate::intents;
 use crate::sweep_traces::pending;
+use crate::{index_runs, intents};
 
 /// One attempt of a fold.
 pub(super) struct Apart {
@@ -171,6 +171,8 @@ impl Apart {
         }
         failpoint::hit("fold.after_record");
         self.operations = operations;
+        let tenants = folded.segments.iter().map(|segment| segment.tenant).collect();
+        index_runs::ensure_due(ctx, world, tenants).await?;
         Ok(Folded::Recorded {
             whole: folded.progress.is_none(),
         })

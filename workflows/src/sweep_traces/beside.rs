@@ -8,7 +8,7 @@ use towpath_domain::TraceRunId;
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::feedback;
 use towpath_store::segments::{self, waste};
-use towpath_traces::fold;
+use towpath_traces::fold::{self, Place};
 use towpath_traces::segment::Segment;
 
 use crate::World;
@@ -42,13 +42,19 @@ pub async fn remove(
     for part in parts {
         let row_group = usize::try_from(part.row_group).unwrap_or_default();
         for runs in segment.ids(row_group).await.retry()?.chunks(RUNS) {
-            remove_of(ctx, world, old, runs).await?;
+            remove_of(ctx, world, old, runs, keep_from).await?;
         }
     }
     Ok(())
 }
 
-async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: &[TraceRunId]) -> Result<(), Failure> {
+async fn remove_of(
+    ctx: &mut Ctx,
+    world: &World,
+    old: &segments::Segment,
+    runs: &[TraceRunId],
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
     let tenant = old.tenant_id;
     let read = world.store.read(async |tx| {
         let given = feedback::of_runs(tx, tenant, runs).await?;
@@ -66,7 +72,13 @@ async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: 
     let live = fold::locate(&world.store, &world.objects, tenant, &gone)
         .await
         .retry()?;
-    let live: HashSet<TraceRunId> = live.into_iter().map(|(id, _)| id).collect();
+    // The index still names what was on days past their time.
+    let is_kept = |place: &Place| keep_from.is_none_or(|keep_from| place.sort_time.day() >= keep_from);
+    let live: HashSet<TraceRunId> = live
+        .into_iter()
+        .filter(|(_, place)| is_kept(place))
+        .map(|(id, _)| id)
+        .collect();
     gone.retain(|run| !live.contains(run));
     given.retain(|row| row.run_id.is_some_and(|run| gone.binary_search(&run).is_ok()));
     files.retain(|file| gone.binary_search(&file.run_id).is_ok());

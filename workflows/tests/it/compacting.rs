@@ -86,7 +86,7 @@ impl Home {
     }
 
     /// Feedback on a trace run, and a file that came with it.
-    async fn beside(&self, run: TraceRunId) {
+    pub(crate) async fn beside(&self, run: TraceRunId) {
         let path = fold::attachment_path(self.tenant, run, "photo", 1);
         self.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
         let now = self.clock.now();

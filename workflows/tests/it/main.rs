@@ -13,6 +13,7 @@ mod files;
 mod folds;
 mod frozen;
 mod home;
+mod indexing;
 mod many;
 mod postgres;
 mod runs;

@@ -13,7 +13,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 6] = [
+const FROZEN: [(&str, &str, &str); 7] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -23,6 +23,11 @@ const FROZEN: [(&str, &str, &str); 6] = [
         "0002_unit_of_workspace",
         "c37898ad86583f07130435cc91b50e45ed564a9585fea760ae1d2bed6b065e4eb483ab4b9f0205aef3e6b882be2eee33",
         "3b023073cb73c4c54ed6d01da4c17a97bf8b1f5db7ebf36d2351c42166e19e1eeb9b95853006a736ec70face19597586",
+    ),
+    (
+        "0003_run_index",
+        "9193632b210bee5f4ab675ca7957055756d152dcf345746751f07178bd97fcc7183fae1eb4709df4b0c5e5c4e3f6b5b1",
+        "08b75c60ee0b391297d38ce894ada030c8569d06b4af553d23a0eb5b77887d803f39b3abc9145f2060393bdced9e4dbe",
     ),
     (
         "0004_quarantine",

@@ -8,24 +8,22 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
-use towpath_store::{Store, projects, segments};
+use towpath_store::{Store, projects};
 
 use super::{Body, InnerError};
-use crate::columnar;
 use crate::objects::Objects;
 use crate::operation::{Operation, Verb};
-use crate::segment::Segment;
+use crate::run_index;
 
-/// Where a trace run lies.
+/// Where a trace run lies. Of several places of one id the smallest counts, in this order of fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Its project.
-    pub project: ProjectId,
     /// Where it sorts, which also gives its day.
     pub sort_time: Timestamp,
+    /// Its project.
+    pub project: ProjectId,
 }
 
 /// What becomes of an operation.
@@ -158,46 +156,15 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Looks for trace runs by id in the live segments of a workspace, newest first, until all are found. The same one
-/// may be found in several projects of one segment.
+/// As [`run_index::locate`].
 ///
 /// # Errors
-/// The catalog or a segment cannot be read.
+/// The catalog, an index file or a segment cannot be read.
 pub async fn locate(
     store: &Store,
     objects: &Objects,
     tenant: TenantId,
     runs: &[TraceRunId],
 ) -> Result<Vec<(TraceRunId, Place)>, InnerError> {
-    let live = store.read(async |tx| segments::live(tx, tenant).await).await?;
-    let mut wanted = runs.to_vec();
-    let mut found = Vec::new();
-    for segment in live {
-        if wanted.is_empty() {
-            break;
-        }
-        let path = Path::from(segment.path.as_str());
-        let opened = match Segment::open(objects.store().clone(), path).await {
-            Ok(opened) => opened,
-            // It was replaced and removed since the list was read; what is in it lies elsewhere by now.
-            Err(error) if is_gone(&error) => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let located = opened.locate(&wanted).await?;
-        wanted.retain(|run| !located.iter().any(|located| located.id == *run));
-        found.extend(located.into_iter().map(|at| {
-            (
-                at.id,
-                Place {
-                    project: at.project,
-                    sort_time: at.sort_time,
-                },
-            )
-        }));
-    }
-    Ok(found)
-}
-
-fn is_gone(error: &columnar::Error) -> bool {
-    matches!(error.object_store(), Some(object_store::Error::NotFound { .. }))
+    Ok(run_index::locate(store, objects, tenant, runs).await?)
 }

@@ -51,17 +51,26 @@ impl Segment {
     /// # Errors
     /// The object can't be read or is no segment.
     pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        let mut segment = Self::open_with_end(store, path).await?;
-        segment.object.end = None;
-        Ok(segment)
+        Self::of(Object::new(store, path)).await
     }
 
     /// As [`Segment::open`]. Keeps what was fetched with the footer: in a small segment the bloom filters lie in it.
     ///
     /// # Errors
-    /// The object can't be read or is no segment.
+    /// As [`Segment::open`].
     pub(crate) async fn open_with_end(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        let mut object = Object { store, path, end: None };
+        Self::of(Object::new(store, path).keeping_end()).await
+    }
+
+    /// As [`Segment::open`], for reading it again and again: a small one stays in memory.
+    ///
+    /// # Errors
+    /// As [`Segment::open`].
+    pub(crate) async fn open_keeping(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
+        Self::of(Object::new(store, path).keeping_whole()).await
+    }
+
+    async fn of(mut object: Object) -> Result<Self> {
         // With page offsets, so that skipped rows are not even fetched.
         let options = ArrowReaderOptions::new().with_offset_index_policy(PageIndexPolicy::Optional);
         let footer = ArrowReaderMetadata::load_async(&mut object, options)
@@ -83,6 +92,11 @@ impl Segment {
     #[must_use]
     pub const fn path(&self) -> &Path {
         &self.object.path
+    }
+
+    /// About how many bytes it holds in memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.metadata().memory_size() + self.object.kept_bytes()
     }
 
     /// How many row groups it has.
@@ -224,6 +238,31 @@ impl Segment {
         Ok(keys)
     }
 
+    /// The same segment with these columns of some row groups in memory, so that reading them asks for nothing more.
+    ///
+    /// # Errors
+    /// There are no such row groups, or the object can't be read.
+    pub(crate) async fn with_columns(&self, row_groups: Range<usize>, columns: &[usize]) -> Result<Self> {
+        let groups = self.metadata().row_groups().get(row_groups.clone());
+        let groups =
+            groups.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row groups {row_groups:?}")))?;
+        let ranges = groups.iter().flat_map(|group| {
+            columns.iter().map(|column| {
+                let (start, length) = group.column(*column).byte_range();
+                start..start + length
+            })
+        });
+        let mut object = self.object.clone();
+        object
+            .fetch(&ranges.collect::<Vec<_>>())
+            .await
+            .map_err(|error| Error::reading(self.path(), error))?;
+        Ok(Self {
+            object,
+            footer: self.footer.clone(),
+        })
+    }
+
     /// Where the row group ends: its last key. Reads the last page of two small columns.
     ///
     /// # Errors
@@ -310,19 +349,14 @@ impl Segment {
             .build();
         let footer = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
             .map_err(|error| Error::reading(self.path(), error))?;
-        Ok(Self {
-            object: Object {
-                end: None,
-                ..self.object.clone()
-            },
-            footer,
-        })
+        let mut object = self.object.clone();
+        object.forget();
+        Ok(Self { object, footer })
     }
 
     /// Bytes of the footer in memory.
     pub(crate) fn footer_bytes(&self) -> usize {
-        let end = self.object.end.as_ref().map_or(0, |end| end.bytes.len());
-        self.metadata().memory_size() + SCHEMA_BYTES + end
+        self.metadata().memory_size() + SCHEMA_BYTES + self.object.kept_bytes()
     }
 
     /// About how many bytes lie in memory while `wanted` rows of these columns are streamed: what was fetched of them,
