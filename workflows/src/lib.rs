@@ -42,6 +42,7 @@ pub mod images;
 mod intents;
 pub mod keep_deployments;
 pub mod metric;
+pub mod quarantine;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;

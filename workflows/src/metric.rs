@@ -8,6 +8,7 @@ pub(crate) const EXPORT_FILES: &str = "towpath_export_files_total";
 
 pub(crate) const PATCHES_DROPPED: &str = "towpath_pending_patches_dropped_total";
 pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
+pub(crate) const QUARANTINE_DROPPED: &str = "towpath_quarantine_dropped_total";
 
 pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
 
@@ -26,6 +27,11 @@ pub fn describe() {
         Unit::Count,
         "Segments removed because their rows lie elsewhere or were deleted"
     );
+    metrics::describe_counter!(
+        QUARANTINE_DROPPED,
+        Unit::Count,
+        "Entries dropped from quarantine because their workspace had more than its quota"
+    );
     metrics::describe_histogram!(
         DEPLOYMENT_STEP_SECONDS,
         Unit::Seconds,
@@ -37,6 +43,7 @@ pub fn describe() {
         EXPORT_FILES,
         PATCHES_DROPPED,
         SEGMENTS_REMOVED,
+        QUARANTINE_DROPPED,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -7,6 +7,7 @@ use towpath_domain::TenantId;
 use towpath_domain::export::{DestinationConfig, Limits};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
+use towpath_store::quarantine::Quota;
 use towpath_store::sealing::{OpenError, Sealer};
 use towpath_store::{Store, destinations};
 use towpath_traces::hive::Prefix;
@@ -46,6 +47,10 @@ pub struct Keeping {
     pub days: Option<u32>,
     /// How long a segment that was replaced still lies there for queries that began before. Longer than the longest.
     pub replaced: Duration,
+    /// How much of a workspace's trace data may be in quarantine.
+    pub quarantine: Quota,
+    /// How often objects that were missing are looked for.
+    pub missing: Duration,
 }
 
 impl Default for Keeping {
@@ -53,6 +58,8 @@ impl Default for Keeping {
         Self {
             days: None,
             replaced: Duration::from_secs(15 * 60),
+            quarantine: Quota::default(),
+            missing: Duration::from_secs(60 * 60),
         }
     }
 }

@@ -8,6 +8,7 @@ mod parts;
 mod run;
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,18 @@ pub enum Route {
     Patch(TraceRunId),
     /// `POST /feedback`.
     Feedback,
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Multipart => f.write_str("POST /runs/multipart"),
+            Self::Batch => f.write_str("POST /runs/batch"),
+            Self::Run => f.write_str("POST /runs"),
+            Self::Patch(id) => write!(f, "PATCH /runs/{id}"),
+            Self::Feedback => f.write_str("POST /feedback"),
+        }
+    }
 }
 
 /// A request as it came in.

@@ -67,6 +67,7 @@ impl RunExport {
             format_version: export.format_version,
             compression: compression(export.compression),
             filter: None,
+            missing_operations: export.missing_operations.unsigned_abs(),
             rows: 0,
             bytes: 0,
             partitions: Vec::new(),

@@ -10,6 +10,7 @@ use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
+use towpath_store::quarantine::Quota;
 use towpath_workflows::run_agent;
 
 use super::kind;
@@ -68,6 +69,8 @@ pub struct Settings {
     pub ingest_backlog_bytes: u64,
     /// How long it waits for more.
     pub fold_delay: Duration,
+    /// What a workspace may have in quarantine.
+    pub quarantine: Quota,
     /// Private or local addresses that destinations may have.
     pub outbound_allow: Vec<Allowed>,
     /// The agent server.
@@ -260,6 +263,10 @@ impl Settings {
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),
+            quarantine: Quota {
+                entries: values.number("ingest.quarantine_entries"),
+                bytes: values.number("ingest.quarantine_bytes"),
+            },
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
             outbound_allow: kind::items(values.text("outbound.allow"))
                 .filter_map(|item| item.parse().ok())

@@ -13,11 +13,23 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 1] = [(
-    "0001_schema",
-    "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
-    "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
-)];
+const FROZEN: [(&str, &str, &str); 3] = [
+    (
+        "0001_schema",
+        "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
+        "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
+    ),
+    (
+        "0004_quarantine",
+        "1aa9349760df9cbba6578bfcfde5e0eacc94243fa7111ee6e6d5cce2b7e95ea46757c0211f984a9d5e026eb523e697f0",
+        "5c59b63751863d5a01e87b9c090060615e8b4223038d5c96f0d4e1636087304f82b764684234445346d9936b39b6edef",
+    ),
+    (
+        "0008_export_missing_operations",
+        "1e131c9911fab99e7cf8d0f73abee60f19a41045365423e43e024d6aec7539dedd72f249d0670d5754e178a536007a46",
+        "a04ceb4e5ad66225219e6225ef65c1e5b674e30e5ca5258f1fbbb25c435ef0e168089893cb30b5bb0fd9acb2b4118ec5",
+    ),
+];
 
 #[test]
 fn migrations_come_in_pairs_and_are_frozen() {

@@ -98,6 +98,16 @@ pub fn read(unit: Bytes) -> Frames {
     }
 }
 
+/// Reads frames that stand without the magic, as they do in a range of a unit.
+#[must_use]
+pub const fn frames(range: Bytes) -> Frames {
+    Frames {
+        whole: range.len(),
+        rest: range,
+        state: State::Frames,
+    }
+}
+
 /// Iterator over the frames of a unit.
 pub struct Frames {
     whole: usize,
