@@ -18,7 +18,7 @@ on_both_databases!(
 const OURS: (&str, &str) = ("sec-fetch-site", "same-origin");
 
 /// What a browser sends for a form of ours.
-fn form(path: &str, body: &str) -> Call {
+pub fn form(path: &str, body: &str) -> Call {
     Call::new(Method::POST, path)
         .header(OURS.0, OURS.1)
         .header("content-type", "application/x-www-form-urlencoded")
@@ -30,12 +30,12 @@ fn encoded(key: &str) -> String {
 }
 
 /// The cookie that an answer sets, as a browser sends it back.
-fn cookie(answer: &Answer) -> String {
+pub fn cookie(answer: &Answer) -> String {
     let set = answer.headers["set-cookie"].to_str().unwrap();
     set.split(';').next().unwrap().to_owned()
 }
 
-async fn sign_in(world: &World, key: &str) -> Answer {
+pub async fn sign_in(world: &World, key: &str) -> Answer {
     world.call(form("/ui/sign-in", &format!("key={}", encoded(key)))).await
 }
 
@@ -221,6 +221,7 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/exports",
         "/ui/schedules",
         "/ui/dead",
+        "/ui/quarantine",
     ] {
         let page = world.open(Method::GET, path).await;
         assert_eq!(page.status, 401, "{path}");

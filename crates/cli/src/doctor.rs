@@ -17,8 +17,8 @@ use towpath_traces::objects::Objects;
 use crate::arguments::{Doctor, Output};
 use crate::config::{Config, Mode, Problems, Settings};
 use crate::data_dir;
-use crate::remote::Client;
 use crate::remote::arguments::ServerOptions;
+use crate::remote::{Client, print};
 
 /// Whatever does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -354,15 +354,14 @@ async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
 
 fn quarantined(workspaces: usize, entries: i64, operations: i64, findings: &mut Findings) {
     if entries == 0 {
-        return findings.add(
-            "quarantine",
-            Verdict::Ok,
-            "nothing is there: what was accepted could be folded",
-        );
+        let text = "empty: all that was accepted could be folded";
+        return findings.add("quarantine", Verdict::Ok, text);
     }
     let text = format!(
-        "{entries} entries with {operations} operations of {workspaces} workspaces were accepted and could not be \
-         folded; see {QUARANTINE}"
+        "{} with {} of {} could not be folded, and are missing from what is shown and exported; see {QUARANTINE}",
+        print::counted(entries.unsigned_abs(), "entry", "entries"),
+        print::counted(operations.unsigned_abs(), "operation", "operations"),
+        print::counted(workspaces as u64, "workspace", "workspaces"),
     );
     findings.add("quarantine", Verdict::Warning, text);
 }

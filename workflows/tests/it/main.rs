@@ -11,6 +11,7 @@ mod feedback;
 mod folds;
 mod home;
 mod postgres;
+mod quarantine;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

@@ -87,7 +87,11 @@ async fn act(
         Output::Json => print::json(&json!({"done": done, "items": items, "refused": refused})),
         Output::Table => {
             let did = if action == "retry" { "folded again" } else { "dropped" };
-            println!("{did}: {done} entries with {items} operations");
+            let entries = print::counted(done, "entry", "entries");
+            println!(
+                "{did}: {entries} with {}",
+                print::counted(items, "operation", "operations")
+            );
             for entry in &refused {
                 println!(
                     "refused: {}: {}",

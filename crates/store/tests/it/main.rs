@@ -14,5 +14,6 @@ mod jobs;
 mod library;
 mod migrations;
 mod overviews;
+mod quarantine;
 mod reading;
 mod segments;
