@@ -13,6 +13,7 @@ mod exports;
 mod gate;
 pub(crate) mod history;
 mod jobs;
+mod quarantine;
 mod queues;
 mod schedules;
 mod show;
@@ -56,6 +57,9 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/traces", get(traces::projects))
         .route("/ui/traces/{project_id}", get(traces::runs))
         .route("/ui/traces/{project_id}/{run_id}", get(traces::trace))
+        .route("/ui/quarantine", get(quarantine::list))
+        .route("/ui/quarantine/{entry_id}", get(quarantine::detail))
+        .route("/ui/quarantine/{entry_id}/{action}", post(quarantine::act))
         .route("/ui/queues", get(queues::page))
         .route("/ui/queues/{pool}/{action}", post(queues::act))
         .route("/ui/jobs", get(jobs::list))

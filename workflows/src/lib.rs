@@ -45,6 +45,7 @@ pub mod index_runs;
 mod intents;
 pub mod keep_deployments;
 pub mod metric;
+pub mod quarantine;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;

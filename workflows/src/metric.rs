@@ -12,6 +12,7 @@ pub(crate) const ATTACHMENTS_ORPHANED: &str = "towpath_attachments_orphaned_tota
 pub(crate) const ATTACHMENTS_REMOVED: &str = "towpath_attachments_removed_total";
 pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
 pub(crate) const REMOVALS_FAILED: &str = "towpath_segment_removals_failed_total";
+pub(crate) const QUARANTINE_DROPPED: &str = "towpath_quarantine_dropped_total";
 
 pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
 
@@ -50,6 +51,11 @@ pub fn describe() {
         Unit::Count,
         "Attempts to remove a segment that failed; each is repeated later"
     );
+    metrics::describe_counter!(
+        QUARANTINE_DROPPED,
+        Unit::Count,
+        "Entries dropped from quarantine because their workspace had more than its quota"
+    );
     metrics::describe_histogram!(
         DEPLOYMENT_STEP_SECONDS,
         Unit::Seconds,
@@ -65,6 +71,7 @@ pub fn describe() {
         ATTACHMENTS_REMOVED,
         SEGMENTS_REMOVED,
         REMOVALS_FAILED,
+        QUARANTINE_DROPPED,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -23,7 +23,7 @@ use towpath_domain::job::{Ended, JobState, RetryPolicy};
 use towpath_domain::{ExportId, Rejection, Shard, TenantId, Timestamp, failpoint};
 use towpath_durable::{Again, Child, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
-use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
+use towpath_store::{self as store, Tx, destinations, jobs, projects, quarantine, units};
 
 use crate::World;
 use crate::clean_export::{self, CleanExport};
@@ -177,7 +177,8 @@ impl Workflow for RunExport {
         if export.status == ExportStatus::Created {
             let job = ctx.job();
             ctx.commit(async |tx| {
-                exports::running(tx, tenant, id).await?;
+                let missing = missing(tx, &export).await?;
+                exports::running(tx, tenant, id, missing).await?;
                 // Counted from here, not from the request: waiting for a place is not the export's fault.
                 let deadline = jobs::db_now(tx).await?.plus(world.exports.export);
                 jobs::set_deadline(tx, job, deadline).await
@@ -252,6 +253,12 @@ async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended:
         .map(|export| CleanExport::manifest(tenant, export))
         .collect();
     clean_export::start_all(tx, tenant, &clean).await
+}
+
+/// Operations in quarantine that may belong to the project and the range of an export.
+async fn missing(tx: &mut Tx<'_>, export: &Export) -> store::Result<i64> {
+    let (tenant, project) = (export.tenant_id, export.project_id);
+    quarantine::missing(tx, tenant, project, export.start_time, export.end_time).await
 }
 
 impl RunExport {

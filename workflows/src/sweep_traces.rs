@@ -1,10 +1,11 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, segments that nobody else has brought into the index of trace runs are, objects that nobody
-//! reads any more are removed. A chain, so one sweep goes on at a time.
+//! reads any more are removed, the quarantine is kept in order. A chain, so one sweep goes on at a time.
 
 mod attachments;
 mod beside;
 pub(crate) mod pending;
+mod quarantine;
 
 use std::time::{Duration, Instant};
 
@@ -55,8 +56,12 @@ const RUN_COMES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 const CHAIN: ScheduleId = ScheduleId::nil();
 
 /// Sweeps once.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SweepTraces {}
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SweepTraces {
+    /// How far the sweeps before have looked for objects that are missing.
+    #[serde(default)]
+    look: quarantine::Look,
+}
 
 /// Makes sure that trace data is swept. Any number of processes may call it at every start.
 ///
@@ -69,7 +74,7 @@ pub async fn ensure(store: &Store) -> store::Result<()> {
                 return Ok(());
             }
             let at = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, &SweepTraces {}, Start::new(TenantId::nil()).at(at)).await?;
+            let job = towpath_durable::start(tx, &SweepTraces::default(), Start::new(TenantId::nil()).at(at)).await?;
             let schedule = Schedule {
                 id: CHAIN,
                 tenant_id: TenantId::nil(),
@@ -104,10 +109,10 @@ impl Workflow for SweepTraces {
             // Somebody else sweeps.
             return ctx.done();
         };
-        sweep(ctx, world).await?;
+        let look = sweep(ctx, world, self.look).await?;
         ctx.settle(async |tx| {
             let next = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, self, Start::new(TenantId::nil()).at(next)).await?;
+            let job = towpath_durable::start(tx, &Self { look }, Start::new(TenantId::nil()).at(next)).await?;
             if schedules::advance(tx, CHAIN, schedule.next_at, next, Some(job)).await? {
                 Ok(())
             } else {
@@ -123,7 +128,7 @@ impl Workflow for SweepTraces {
     }
 }
 
-async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
+async fn sweep(ctx: &mut Ctx, world: &World, look: quarantine::Look) -> Result<quarantine::Look, Failure> {
     let now = world.store.clock().now();
     let keep_from = world.keeping.first_day(now);
     rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
@@ -152,7 +157,8 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
     pending::trim(ctx, world).await?;
     attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
-    attachments::remove_waste(ctx, world, replaced).await
+    attachments::remove_waste(ctx, world, replaced).await?;
+    quarantine::sweep(ctx, world, look, now).await
 }
 
 /// Starts a compaction of every day worth it, unless one waits already.

@@ -9,6 +9,7 @@ use towpath_domain::{TenantId, Timestamp};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
 use towpath_store::pending_patches::Bounds;
+use towpath_store::quarantine::Quota;
 use towpath_store::sealing::{OpenError, Sealer};
 use towpath_store::{Store, destinations};
 use towpath_traces::hive::Prefix;
@@ -50,6 +51,10 @@ pub struct Keeping {
     /// How long a segment or an index file that was replaced still lies there for queries that began before. Longer than
     /// the longest.
     pub replaced: Duration,
+    /// How much of a workspace's trace data may be in quarantine.
+    pub quarantine: Quota,
+    /// How often objects that were missing are looked for.
+    pub missing: Duration,
 }
 
 impl Keeping {
@@ -66,6 +71,8 @@ impl Default for Keeping {
         Self {
             days: None,
             replaced: Duration::from_secs(15 * 60),
+            quarantine: Quota::default(),
+            missing: Duration::from_secs(60 * 60),
         }
     }
 }

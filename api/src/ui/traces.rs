@@ -10,16 +10,18 @@ use http::StatusCode;
 use serde::Deserialize;
 use towpath_domain::{ProjectId, TenantId, Timestamp};
 use towpath_store::projects::{Project, overview};
+use towpath_store::quarantine;
 use towpath_traces::derive::{COST_SCALE, Derived};
 
 pub(super) use runs::page as runs;
 pub(super) use trace::page as trace;
 
+use super::quarantine::Banner;
 use super::{Asked, Shown, Trouble, show};
 use crate::app::App;
 use crate::errors::ApiError;
 
-const HERE: &str = "/ui/traces";
+pub(super) const HERE: &str = "/ui/traces";
 /// Projects of a page.
 const LIMIT: i64 = 100;
 
@@ -35,6 +37,7 @@ pub(super) struct Which {
 #[template(path = "ui/traces.html")]
 struct Projects {
     name: String,
+    banner: Option<Banner>,
     rows: Vec<Row>,
     next: Option<i64>,
 }
@@ -52,10 +55,11 @@ struct Row {
 /// The projects.
 pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which): Query<Which>) -> Shown {
     let offset = which.offset.clamp(0, 1_000_000);
-    let mut found = app
-        .store
-        .read(async |tx| overview::list(tx, &which.name, LIMIT + 1, offset).await)
-        .await?;
+    let read = app.store.read(async |tx| {
+        let found = overview::list(tx, &which.name, LIMIT + 1, offset).await?;
+        Ok((found, quarantine::usage(tx).await?))
+    });
+    let (mut found, quarantined) = read.await?;
     let next = (found.len() as i64 > LIMIT).then_some(offset + LIMIT);
     found.truncate(LIMIT as usize);
     let now = app.clock.now();
@@ -71,6 +75,7 @@ pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which):
         began: show::moment(project.start_time),
     });
     let content = Projects {
+        banner: Banner::of(&quarantined),
         rows: rows.collect(),
         name: which.name,
         next,

@@ -19,7 +19,7 @@ on_both_databases!(
 const OURS: (&str, &str) = ("sec-fetch-site", "same-origin");
 
 /// What a browser sends for a form of ours.
-fn form(path: &str, body: &str) -> Call {
+pub fn form(path: &str, body: &str) -> Call {
     Call::new(Method::POST, path)
         .header(OURS.0, OURS.1)
         .header("content-type", "application/x-www-form-urlencoded")
@@ -223,6 +223,7 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/exports/destinations",
         "/ui/schedules",
         "/ui/dead",
+        "/ui/quarantine",
     ] {
         let page = world.open(Method::GET, path).await;
         assert_eq!(page.status, 401, "{path}");

@@ -13,6 +13,7 @@ mod idempotency;
 mod keys;
 mod operating;
 mod operations;
+mod quarantine;
 mod reading;
 mod registry;
 mod serving;

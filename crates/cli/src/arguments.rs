@@ -61,6 +61,8 @@ pub enum Command {
     Exports(remote::Exports),
     /// Make, list and delete destinations of exports.
     Destinations(remote::Destinations),
+    /// Look after trace data that was accepted and could not be folded.
+    Traces(remote::Traces),
     /// Deploy agent servers from repositories and images, change and delete them.
     Deployments(remote::Deployments),
     /// Follow, repeat and stop revisions of deployments.

@@ -44,6 +44,8 @@ pub struct Export {
     pub error: Option<String>,
     /// Whether its export runs are recorded.
     pub planned: bool,
+    /// Operations that were in quarantine when it began to run or was planned, and may be missing from it.
+    pub missing_operations: i64,
     /// When it was asked for.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -169,38 +171,42 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Expo
     .await)?)
 }
 
-/// `CREATED` → `RUNNING`. True when this call did it.
+/// `CREATED` → `RUNNING`, with how many operations may be missing from it. True when this call did it.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_operations: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE export SET status = 'RUNNING', started_at = $3, updated_at = $3
+        "UPDATE export SET status = 'RUNNING', missing_operations = $4, started_at = $3, updated_at = $3
          WHERE tenant_id = $1 AND id = $2 AND status = 'CREATED'"
     )
     .bind(tenant)
     .bind(id)
     .bind(now)
+    .bind(missing_operations)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
 }
 
-/// Says that the export runs of a running export are recorded. True when this call did it.
+/// Says that the export runs of a running export are recorded, and how many operations may be missing from them: now,
+/// or when it began to run, whichever is more. True when this call did it.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_operations: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE export SET planned = TRUE, updated_at = $3
+        "UPDATE export SET planned = TRUE, updated_at = $3,
+                           missing_operations = CASE WHEN missing_operations > $4 THEN missing_operations ELSE $4 END
          WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING' AND NOT planned"
     )
     .bind(tenant)
     .bind(id)
     .bind(now)
+    .bind(missing_operations)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;

@@ -8,6 +8,7 @@ mod parts;
 mod run;
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,17 @@ pub enum Route {
 
 /// Projects that one body may name. Each that is not there is made when the body is registered.
 pub const MAX_PROJECTS: usize = 1000;
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Multipart => f.write_str("POST /runs/multipart"),
+            Self::Batch => f.write_str("POST /runs/batch"),
+            Self::Run => f.write_str("POST /runs"),
+            Self::Patch(id) => write!(f, "PATCH /runs/{id}"),
+            Self::Feedback => f.write_str("POST /feedback"),
+        }
+    }
+}
 
 /// A request as it came in.
 #[derive(Clone, Debug)]

@@ -106,6 +106,7 @@ impl RunExport {
             format_version: export.format_version,
             compression: compression(export.compression),
             filter,
+            missing_operations: export.missing_operations.unsigned_abs(),
             rows: 0,
             bytes: 0,
             partitions: Vec::new(),

@@ -9,7 +9,7 @@ use towpath_store::segments::{self, pins};
 use towpath_store::{self as store, Tx, destinations};
 use towpath_traces::hive::Prefix;
 
-use super::RunExport;
+use super::{RunExport, missing};
 use crate::World;
 use crate::compact_day::CompactDay;
 use crate::delete_destination::DELETED;
@@ -72,7 +72,9 @@ impl RunExport {
         let lane = Lane::new(format!("export:{id}"), world.exports.runs_per_export);
         let job = ctx.job();
         ctx.wait(std::slice::from_ref(&lane), async |tx| {
-            if !exports::planned(tx, tenant, id).await? {
+            // Together with the pins: what is folded after all from here on is in no segment that this export reads.
+            let missing = missing(tx, export).await?;
+            if !exports::planned(tx, tenant, id, missing).await? {
                 return Err(store::Error::Stale);
             }
             record(tx, export, &prefix, &lane, Start::new(tenant).child_of(job)).await

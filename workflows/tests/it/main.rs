@@ -16,6 +16,7 @@ mod home;
 mod indexing;
 mod many;
 mod postgres;
+mod quarantine;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

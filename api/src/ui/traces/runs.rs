@@ -6,6 +6,7 @@ use serde::Deserialize;
 use towpath_domain::filter::{Filter, FilterError};
 use towpath_domain::{ProjectId, Timestamp};
 use towpath_query::{Direction, Position, Question};
+use towpath_store::quarantine;
 use towpath_traces::derive::derive;
 use towpath_traces::row::Row;
 
@@ -14,6 +15,7 @@ use super::{latency, project, still, tokens, tone};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::runs::Criteria;
+use crate::ui::quarantine::Banner;
 use crate::ui::{Asked, Shown, show};
 
 /// Trace runs of a page.
@@ -44,6 +46,7 @@ struct Page {
     id: String,
     workspace: String,
     name: String,
+    banner: Option<Banner>,
     filter: String,
     all: bool,
     any: bool,
@@ -137,9 +140,15 @@ pub(in crate::ui) async fn page(
         rows = page.rows.iter().map(|found| line(found, now)).collect();
         next = page.next.map(|next| next.to_string());
     }
+    let tenant = project.tenant_id;
+    let quarantined = app
+        .store
+        .read(async |tx| quarantine::usage_of(tx, tenant).await)
+        .await?;
     let content = Page {
         id: project.id.to_string(),
         workspace: project.tenant_id.to_string(),
+        banner: Banner::of(&[quarantined]),
         name: project.name,
         any: all || !filter.is_empty(),
         filter,

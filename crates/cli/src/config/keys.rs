@@ -477,6 +477,26 @@ pub const KEYS: &[Key] = &[
         about: "memory that ingest bodies under way may take together; more are answered 503",
     },
     Key {
+        name: "ingest.quarantine_bytes",
+        environment: &[],
+        default: Fallback::Text("1073741824"),
+        kind: Kind::Count {
+            least: 1 << 20,
+            most: 1 << 50,
+        },
+        about: "accepted trace data of one workspace that could not be folded and is kept for another try; beyond it the oldest is dropped",
+    },
+    Key {
+        name: "ingest.quarantine_entries",
+        environment: &[],
+        default: Fallback::Text("10000"),
+        kind: Kind::Count {
+            least: 1,
+            most: 1_000_000,
+        },
+        about: "the same in entries, most of which are one request each",
+    },
+    Key {
         name: "deployments.backend",
         environment: &[],
         default: Fallback::Text("auto"),

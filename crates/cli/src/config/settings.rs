@@ -11,6 +11,7 @@ use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
 use towpath_store::pending_patches::Bounds;
+use towpath_store::quarantine::Quota;
 use towpath_workflows::run_agent;
 
 use super::kind;
@@ -73,6 +74,8 @@ pub struct Settings {
     pub fold_delay: Duration,
     /// Patches of a workspace that may wait for their trace runs.
     pub pending: Bounds,
+    /// What a workspace may have in quarantine.
+    pub quarantine: Quota,
     /// Private or local addresses that destinations may have.
     pub outbound_allow: Vec<Allowed>,
     /// The agent server.
@@ -269,6 +272,10 @@ impl Settings {
             pending: Bounds {
                 patches: values.number("ingest.pending_patches"),
                 bytes: values.number("ingest.pending_bytes"),
+            },
+            quarantine: Quota {
+                entries: values.number("ingest.quarantine_entries"),
+                bytes: values.number("ingest.quarantine_bytes"),
             },
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
             outbound_allow: kind::items(values.text("outbound.allow"))

@@ -1,6 +1,7 @@
 //! The command line of commands that talk to a server.
 
 mod deployments;
+mod quarantine;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -15,6 +16,8 @@ pub use deployments::{
     DeploymentKind, DeploymentUpdate, Deployments, DeploymentsCommand, Level, Lines, NewDeployment, Revisions,
     RevisionsCommand,
 };
+
+pub use quarantine::{ChosenEntries, Quarantine, QuarantineCommand, Traces, TracesCommand};
 
 /// Which server, and who asks.
 #[derive(Debug, Clone, Args)]

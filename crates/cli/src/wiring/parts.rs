@@ -163,6 +163,7 @@ impl Shared {
             exports: settings.exports,
             keeping: Keeping {
                 days: settings.retention_days,
+                quarantine: settings.quarantine,
                 ..Keeping::default()
             },
         })

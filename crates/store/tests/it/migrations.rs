@@ -13,7 +13,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 7] = [
+const FROZEN: [(&str, &str, &str); 8] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -48,6 +48,11 @@ const FROZEN: [(&str, &str, &str); 7] = [
         "0007_bounds",
         "1b7a81627f558b7db0a1827a0ae7c14857df8173864dfa721346a115789b2f7be65fa8bc2325d08fadc871207c1729da",
         "98c03e689082b945adc9b5411b738754665e3ca66859bf880302c79827a0ea39825aa06556bfa873bdd51395db9fe76c",
+    ),
+    (
+        "0008_export_missing_operations",
+        "1e131c9911fab99e7cf8d0f73abee60f19a41045365423e43e024d6aec7539dedd72f249d0670d5754e178a536007a46",
+        "a04ceb4e5ad66225219e6225ef65c1e5b674e30e5ca5258f1fbbb25c435ef0e168089893cb30b5bb0fd9acb2b4118ec5",
     ),
 ];
 

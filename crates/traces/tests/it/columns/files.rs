@@ -416,6 +416,7 @@ async fn the_manifest_lists_what_was_written() {
         format_version: FormatVersion::V1,
         compression: Compression::Zstandard,
         filter: None,
+        missing_operations: 3,
         rows: 0,
         bytes: 0,
         partitions: Vec::new(),
@@ -429,6 +430,7 @@ async fn the_manifest_lists_what_was_written() {
     assert_eq!(serde_json::from_slice::<Manifest>(&text).unwrap(), manifest);
     let shape: serde_json::Value = serde_json::from_slice(&text).unwrap();
     assert_eq!(shape["compression"], "zstandard");
+    assert_eq!(shape["missing_operations"], 3);
     assert_eq!(shape["partitions"][0]["day"], "2026-05-01");
     assert!(path.as_ref().starts_with("a/b/export_id="));
 }
