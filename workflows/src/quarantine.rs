@@ -66,7 +66,8 @@ pub async fn frames(objects: &Objects, entry: &Entry) -> Result<Option<Vec<Resul
     };
     let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(whole.len());
     let range = whole.slice(at(entry.byte_offset.unsigned_abs())..at(end(entry)));
-    Ok(Some(unit::frames(range).collect()))
+    let (offset, length) = (entry.byte_offset.unsigned_abs(), entry.bytes.unsigned_abs());
+    Ok(Some(unit::read_unit(range, offset, length).collect()))
 }
 
 /// Looks whether the object of an entry is there, without reading it.

@@ -166,9 +166,9 @@ impl Query {
 
     /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
     pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
-        let pattern = caseless::pattern(self.dialect, part);
+        let (pattern, operator) = (caseless::pattern(self.dialect, part), caseless::operator(self.dialect));
         self.push(column)
-            .push(caseless::operator(self.dialect))
+            .push(operator)
             .bind(Arg::Text(pattern))
     }
 

@@ -22,7 +22,6 @@ use crate::multipart::MultipartError;
 use crate::operation::{Operation, Verb};
 use crate::wal::{Frame, FrameHead};
 use parts::Drafts;
-pub(crate) use run::decode;
 
 /// Which of the ingest routes a body came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -180,12 +180,6 @@ impl Objects {
         &self.cache
     }
 
-    /// Objects of a store that was made elsewhere.
-    #[must_use]
-    pub fn over(store: Arc<dyn ObjectStore>) -> Self {
-        Self { store, local: None }
-    }
-
     /// Objects that live as long as this value: for tests and throw-away runs.
     #[must_use]
     pub fn memory() -> Self {

@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 
 use self::merged::Merged;
 pub use self::stored::Sources;
-use crate::accept::decode;
+use towpath_domain::json::decode;
 
 /// Keys with their raw JSON text.
 pub type Keys = Vec<(String, String)>;
