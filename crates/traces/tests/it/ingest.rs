@@ -3,5 +3,8 @@
 mod catalog;
 mod folding;
 mod log;
+mod places;
 mod recorded;
+mod units;
+mod upgrade;
 mod world;
