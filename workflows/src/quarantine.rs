@@ -3,13 +3,14 @@
 //! An entry names a range of an object. A retry hands the range back to the write-ahead log as a unit of its own, which
 //! is accepted anew. An object goes when neither an entry nor a unit names it any more.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
-use towpath_domain::{QuarantineId, Rejection, TenantId, UnitId};
+use towpath_domain::{ProjectId, QuarantineId, Rejection, Shard, TenantId, UnitId};
 use towpath_store::quarantine::{self, Entry};
+use towpath_store::units::{NewUnit, UnitName};
 use towpath_store::{self as store, Store, Tx, units};
 use towpath_traces::objects::{Objects, ObjectsError};
 use towpath_traces::wal::{Damage, Frame, unit};
@@ -59,15 +60,19 @@ pub enum Presence {
 /// # Errors
 /// What the object store says.
 pub async fn frames(objects: &Objects, entry: &Entry) -> Result<Option<Vec<Result<Frame, Damage>>>, ObjectsError> {
-    let whole = match objects.get(&path(entry)).await {
+    let (start, end) = (entry.byte_offset.unsigned_abs(), end(entry));
+    let bytes = match objects.get_range(&path(entry), start..end).await {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return Ok(None),
         Err(error) => return Err(error),
     };
-    let at = |offset: u64| usize::try_from(offset).unwrap_or(usize::MAX).min(whole.len());
-    let range = whole.slice(at(entry.byte_offset.unsigned_abs())..at(end(entry)));
-    let (offset, length) = (entry.byte_offset.unsigned_abs(), entry.bytes.unsigned_abs());
-    Ok(Some(unit::read_unit(range, offset, length).collect()))
+    // An object of an earlier build may hold what other workspaces sent at the same time.
+    let is_own = |frame: &Result<Frame, Damage>| match frame {
+        Ok(frame) => frame.head.tenant == entry.tenant_id,
+        Err(_) => true,
+    };
+    let frames = unit::read_unit(bytes, start, end - start);
+    Ok(Some(frames.filter(is_own).collect()))
 }
 
 /// Looks whether the object of an entry is there, without reading it.
@@ -113,17 +118,33 @@ pub async fn retry(store: &Store, objects: &Objects, id: QuarantineId) -> Result
     Ok(entry)
 }
 
-/// Takes an entry out and registers its range as an open unit, in the caller's transaction, before its business writes:
-/// it may lock a lane.
+/// Takes an entry out and registers its range as an open unit, in the caller's transaction.
 ///
 /// # Errors
 /// [`store::Error::NotFound`] when the entry is not there any more; those of the database.
 pub(crate) async fn requeue(tx: &mut Tx<'_>, entry: &Entry, delay: Duration) -> store::Result<()> {
-    fold_units::ensure(tx, delay).await?;
+    fold_units::ensure(tx, &[Shard::of(entry.tenant_id)], delay).await?;
     let entry = quarantine::take(tx, entry.id).await?;
-    units::register(tx, UnitId::new(), &entry.path, entry.bytes, entry.items, &[])
-        .await
-        .map(drop)
+    let unit = NewUnit {
+        id: UnitId::new(),
+        tenant: entry.tenant_id,
+        byte_offset: entry.byte_offset,
+        bytes: entry.bytes,
+        // Where it is not known, it is at least what lies there.
+        decoded_bytes: entry.decoded_bytes.max(entry.bytes),
+        operations: entry.items,
+    };
+    let names: BTreeMap<String, ProjectId> =
+        serde_json::from_str(&entry.names).map_err(|_| store::Error::corrupt("quarantine", "names", entry.id))?;
+    let names: Vec<UnitName> = names
+        .into_iter()
+        .map(|(name, project_id)| UnitName {
+            unit_id: unit.id,
+            name,
+            project_id,
+        })
+        .collect();
+    units::register(tx, &entry.path, &[unit], &names).await
 }
 
 /// Drops an entry for good, with its object where nothing else needs that, and answers the entry.

@@ -177,7 +177,7 @@ impl Workflow for RunExport {
         if export.status == ExportStatus::Created {
             let job = ctx.job();
             ctx.commit(async |tx| {
-                let missing = missing(tx, &export).await?;
+                let missing = missing_operations(tx, &export).await?;
                 exports::running(tx, tenant, id, missing).await?;
                 // Counted from here, not from the request: waiting for a place is not the export's fault.
                 let deadline = jobs::db_now(tx).await?.plus(world.exports.export);
@@ -256,7 +256,7 @@ async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended:
 }
 
 /// Operations in quarantine that may belong to the project and the range of an export.
-async fn missing(tx: &mut Tx<'_>, export: &Export) -> store::Result<i64> {
+async fn missing_operations(tx: &mut Tx<'_>, export: &Export) -> store::Result<i64> {
     let (tenant, project) = (export.tenant_id, export.project_id);
     quarantine::missing(tx, tenant, project, export.start_time, export.end_time).await
 }

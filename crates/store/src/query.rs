@@ -167,9 +167,7 @@ impl Query {
     /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
     pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
         let (pattern, operator) = (caseless::pattern(self.dialect, part), caseless::operator(self.dialect));
-        self.push(column)
-            .push(operator)
-            .bind(Arg::Text(pattern))
+        self.push(column).push(operator).bind(Arg::Text(pattern))
     }
 
     /// Runs it and reads all rows.

@@ -9,7 +9,7 @@ use towpath_store::segments::{self, pins};
 use towpath_store::{self as store, Tx, destinations};
 use towpath_traces::hive::Prefix;
 
-use super::{RunExport, missing};
+use super::{RunExport, missing_operations};
 use crate::World;
 use crate::compact_day::CompactDay;
 use crate::delete_destination::DELETED;
@@ -73,7 +73,7 @@ impl RunExport {
         let job = ctx.job();
         ctx.wait(std::slice::from_ref(&lane), async |tx| {
             // Together with the pins: what is folded after all from here on is in no segment that this export reads.
-            let missing = missing(tx, export).await?;
+            let missing = missing_operations(tx, export).await?;
             if !exports::planned(tx, tenant, id, missing).await? {
                 return Err(store::Error::Stale);
             }

@@ -11,8 +11,8 @@ use towpath_store as store;
 use towpath_store::quarantine::{self as stored, Entry, Usage};
 use towpath_traces::objects::ObjectsError;
 
+use crate::World;
 use crate::quarantine::{self, Presence};
-use crate::{World, fold_units};
 
 /// Entries of one step whose objects are looked for.
 const BATCH: i64 = 500;
@@ -103,17 +103,15 @@ async fn retry(ctx: &mut Ctx, world: &World, back: Vec<Entry>) -> Result<(), Fai
     let delay = world.sizes.fold_delay;
     let mut retried = 0;
     for entry in back {
-        let retried_now = ctx
-            .commit_in(&[fold_units::lane()], async |tx| {
-                match quarantine::requeue(tx, &entry, delay).await {
-                    Ok(()) => Ok(true),
-                    // An operator was faster.
-                    Err(store::Error::NotFound) => Ok(false),
-                    Err(error) => Err(error),
-                }
+        let is_retried = ctx
+            .commit(async |tx| match quarantine::requeue(tx, &entry, delay).await {
+                Ok(()) => Ok(true),
+                // An operator was faster.
+                Err(store::Error::NotFound) => Ok(false),
+                Err(error) => Err(error),
             })
             .await?;
-        retried += u64::from(retried_now);
+        retried += u64::from(is_retried);
     }
     if retried > 0 {
         tracing::info!(

@@ -51,8 +51,8 @@ const FROZEN: [(&str, &str, &str); 8] = [
     ),
     (
         "0008_export_missing_operations",
-        "1e131c9911fab99e7cf8d0f73abee60f19a41045365423e43e024d6aec7539dedd72f249d0670d5754e178a536007a46",
-        "a04ceb4e5ad66225219e6225ef65c1e5b674e30e5ca5258f1fbbb25c435ef0e168089893cb30b5bb0fd9acb2b4118ec5",
+        "afd087be6fb950d702f4654552b499888db4d5482a5dda81f0cab3b491c8197fa926e75eca29a754592383b854526ccf",
+        "8890d8cfba94d4882c1f4572404f42969aca99cd116a728bbfc8fa6bb24cccad4c3dd2b25581552dabadf26afa7c9d59",
     ),
 ];
 
