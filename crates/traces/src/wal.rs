@@ -32,7 +32,7 @@ use towpath_domain::{ProjectId, Shard, TenantId, UnitId, failpoint};
 use towpath_store::units::{NewUnit, UnitName};
 use towpath_store::{Store, Tx, projects, units};
 
-use crate::accept::Accepted;
+use crate::accept::{Accepted, MAX_PROJECTS};
 use crate::metric;
 use crate::objects::{Objects, ObjectsError};
 use backlog::Backlog;
@@ -48,6 +48,8 @@ pub type OnRegistered =
 /// Bodies of one flush, but for one alone, come to no more than this after decoding: whoever folds or reads a unit has all
 /// of it in memory.
 const MAX_DECODED: u64 = 256 << 20;
+/// Nor do they name more projects: all of them are found or made in the transaction that registers the units.
+const MAX_NAMED: usize = 8 * MAX_PROJECTS;
 
 /// How the log behaves.
 #[derive(Clone, Copy, Debug)]
@@ -257,7 +259,7 @@ impl Shared {
         let mut answered = Vec::with_capacity(batch.len());
         let mut waiting = vec![batch];
         while let Some(mut group) = waiting.pop() {
-            // What a workspace sent lies together, in the order it came in; and so does what a shard folds.
+            // Stable: what a workspace sent lies together, in the order in which it came.
             group.sort_by_key(|entry| (Shard::of(entry.tenant()), entry.tenant()));
             let written = tokio::time::timeout_at(deadline, self.write(&group)).await;
             match written.unwrap_or_else(|late| Err(Setback::All(AppendError::Unavailable(Arc::new(late))))) {
@@ -281,7 +283,12 @@ impl Shared {
                         waiting.push(rest);
                     }
                 }
-                Err(Setback::Apart(_)) if group.first().map(Entry::tenant) != group.last().map(Entry::tenant) => {
+                Err(Setback::Apart(error)) if group.first().map(Entry::tenant) != group.last().map(Entry::tenant) => {
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        wal.requests = group.len(),
+                        "trace data could not be written together; that of each workspace is written by itself"
+                    );
                     let mut own: BTreeMap<TenantId, Vec<Entry>> = BTreeMap::new();
                     for entry in group {
                         own.entry(entry.tenant()).or_default().push(entry);
@@ -350,18 +357,20 @@ impl Shared {
         let written = self
             .store
             .write(async |tx| {
+                let made = projects::ensure_all(tx, &named).await?;
                 gone = projects::missing(tx, ids).await?;
                 if !gone.is_empty() {
-                    // Nothing was written yet, and nothing shall be.
-                    return Ok(());
+                    // Rolled back, and told apart from what the database says.
+                    return Err(towpath_store::Error::Stale);
                 }
-                let projects = projects::ensure_all(tx, &named).await?;
-                let names = names_of(units, &named, &projects);
-                units::register(tx, path.as_ref(), units, &names).await?;
+                units::register(tx, path.as_ref(), units, &names_of(units, &named, &made)).await?;
                 (self.on_registered)(tx, &shards).await
             })
             .await;
-        written.map(|()| gone)
+        if gone.is_empty() {
+            written?;
+        }
+        Ok(gone)
     }
 
     /// The transaction failed, or its answer was lost. If it did commit, the requests are accepted.

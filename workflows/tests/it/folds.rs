@@ -8,15 +8,19 @@ use towpath_domain::export::ExportStatus;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Shard, TenantId, TraceRunId};
 use towpath_durable::{Lane, Start};
+use towpath_store::pending_patches;
+use towpath_store::quarantine::Kind;
 use towpath_traces::accept::Route;
 use towpath_traces::sample::Which;
 use towpath_traces::wal::{self, OnRegistered, Wal};
 use towpath_workflows::fold_units::{self, Barrier, FoldUnits};
+use towpath_workflows::quarantine;
 use uuid::Uuid;
 
-use crate::home::{Database, Home, on_both_databases};
+use crate::home::{Database, Home, PROJECT, on_both_databases};
 
 const OPEN_UNITS: &str = "SELECT count(*) FROM wal_unit WHERE state = 'open'";
+const LIVE_ROWS: &str = "SELECT CAST(SUM(rows) AS bigint) FROM segment WHERE state = 'live'";
 const OPEN_FOLDS: &str = "SELECT count(*) FROM job WHERE kind = 'fold_units' AND finished_at IS NULL";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -108,7 +112,7 @@ async fn what_an_attempt_began_goes_though_another_fold_was_faster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
+async fn a_unit_that_is_not_there_is_quarantined_and_the_others_are_folded() {
     let home = Home::empty(1).await;
     home.send(0..10, Which::Both).await;
     let path: String = home
@@ -120,26 +124,63 @@ async fn a_unit_that_is_not_there_stays_open_and_the_others_are_folded() {
     let bytes = home.world.objects.get(&path).await.unwrap();
     home.world.objects.delete(&path).await.unwrap();
     home.send(10..20, Which::Both).await;
-    home.clock.advance(Duration::from_secs(2));
-    home.drive().await;
-    assert_eq!(
-        home.count("SELECT count(*) FROM wal_unit WHERE state = 'open'").await,
-        1
-    );
-    assert_eq!(
-        home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'")
-            .await,
-        10
-    );
+    home.drain().await;
+    assert_eq!(home.count(LIVE_ROWS).await, 10);
+    let entry = home.quarantined().await.remove(0);
+    assert_eq!((entry.kind, entry.path.as_str()), (Kind::Missing, path.as_ref()));
+    let early = quarantine::retry(home.store(), &home.world.objects, entry.id).await;
+    assert!(early.unwrap_err().to_string().contains("not in the object store"));
 
     // The folder is mounted again.
     home.world.objects.put(&path, vec![bytes]).await.unwrap();
+    quarantine::retry(home.store(), &home.world.objects, entry.id)
+        .await
+        .unwrap();
     home.drain().await;
+    assert_eq!(home.count(LIVE_ROWS).await, 20);
+    assert!(home.quarantined().await.is_empty());
+}
+
+/// What earlier folds have put aside for one of the trace runs cannot be read, so none of its operations can be folded.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_folded_is_quarantined_alone() {
+    let home = Home::empty(1).await;
+    let runs: Vec<TraceRunId> = (0..5).map(|_| TraceRunId::new()).collect();
+    let spoilt = runs[2];
+    let put = home
+        .store()
+        .write(async |tx| pending_patches::put(tx, home.tenant, spoilt, 1, "{").await);
+    put.await.unwrap();
+    let post = |run: TraceRunId| {
+        let body =
+            format!(r#"{{"id":"{run}","name":"a","session_name":"{PROJECT}","start_time":"2026-03-01T10:00:00Z"}}"#);
+        home.submit(Route::Run, "application/json", body)
+    };
+    futures::future::join_all(runs.iter().map(|run| post(*run))).await;
+    home.drain().await;
+    assert_eq!(home.count(LIVE_ROWS).await, 4);
+    assert_eq!(home.count(OPEN_UNITS).await, 0);
+    let entries = home.quarantined().await;
+    assert_eq!(entries.len(), 1);
+    let entry = &entries[0];
     assert_eq!(
-        home.count("SELECT CAST(SUM(rows) AS INTEGER) FROM segment WHERE state = 'live'")
-            .await,
-        20
+        (entry.kind, entry.items, entry.tenant_id),
+        (Kind::Rejected, 1, home.tenant)
     );
+    let kept = quarantine::frames(&home.world.objects, entry).await.unwrap().unwrap();
+    let body = kept[0].as_ref().unwrap().body.clone();
+    assert!(String::from_utf8_lossy(&body).contains(&spoilt.to_string()));
+
+    // Somebody mends it.
+    let mended = home
+        .store()
+        .write(async |tx| pending_patches::remove(tx, home.tenant, spoilt, 1).await);
+    mended.await.unwrap();
+    quarantine::retry(home.store(), &home.world.objects, entry.id)
+        .await
+        .unwrap();
+    home.drain().await;
+    assert_eq!(home.count(LIVE_ROWS).await, 5);
 }
 
 #[tokio::test(flavor = "multi_thread")]

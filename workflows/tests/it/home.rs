@@ -20,7 +20,7 @@ use towpath_store::destinations::{self, NewDestination};
 use towpath_store::exports::runs::ExportRun;
 use towpath_store::exports::{self, Export, runs};
 use towpath_store::sealing::{Keys, Sealer};
-use towpath_store::{Dialect, Options, Store, jobs, on, projects, segments};
+use towpath_store::{Dialect, Options, Store, jobs, on, projects, quarantine, segments};
 use towpath_traces::accept::{self, Accepted, Request, Route};
 use towpath_traces::body::{Encoding, Limits};
 use towpath_traces::objects::Objects;
@@ -453,6 +453,14 @@ impl Home {
     pub async fn count(&self, text: &'static str) -> i64 {
         self.store()
             .read(async |tx| Ok(on!(tx, |conn| sqlx::query_scalar(text).fetch_one(conn).await)?))
+            .await
+            .unwrap()
+    }
+
+    /// What is in quarantine.
+    pub async fn quarantined(&self) -> Vec<quarantine::Entry> {
+        self.store()
+            .read(async |tx| quarantine::list(tx, None, 100, 0).await)
             .await
             .unwrap()
     }

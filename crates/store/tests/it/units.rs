@@ -43,7 +43,7 @@ async fn add(store: &Store, path: &str, new: &[NewUnit]) {
 }
 
 async fn take(store: &Store, bounds: Bounds) -> Vec<Unit> {
-    let taken = store.write(async |tx| units::take(tx, JobId::new(), shard(), bounds).await);
+    let taken = store.write(async |tx| units::take(tx, JobId::new(), shard(), bounds, &[]).await);
     taken.await.unwrap()
 }
 
@@ -121,7 +121,7 @@ async fn workspaces_take_turns_and_each_keeps_its_order(database: Database) {
     assert!(places.is_sorted_by(|a, b| a < b), "{places:?}");
     let own = all.iter().filter(|unit| unit.tenant_id == busy);
     assert!(own.is_sorted_by_key(|unit| unit.seq));
-    let elsewhere = store.write(async |tx| units::take(tx, JobId::new(), Shard::of(TenantId::nil()), ALL).await);
+    let elsewhere = store.write(async |tx| units::take(tx, JobId::new(), Shard::of(TenantId::nil()), ALL, &[]).await);
     assert!(elsewhere.await.unwrap().is_empty(), "another shard");
 }
 
@@ -425,7 +425,7 @@ async fn units_of_an_earlier_build_are_split() {
         }
         let nil = Shard::of(TenantId::nil());
         assert!(
-            units::take(tx, JobId::new(), nil, ALL).await?.is_empty(),
+            units::take(tx, JobId::new(), nil, ALL, &[]).await?.is_empty(),
             "before it is split"
         );
         assert_eq!(units::split(tx).await?, 1);

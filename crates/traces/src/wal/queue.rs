@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use towpath_domain::TenantId;
 
-use super::{AppendError, MAX_DECODED, MAX_ITEMS};
+use super::{AppendError, MAX_DECODED, MAX_ITEMS, MAX_NAMED};
 use crate::accept::Accepted;
 
 /// A request that waits for its answer.
@@ -159,13 +159,15 @@ impl Queue {
 
 impl State {
     fn batch(&mut self, most: usize) -> Vec<Entry> {
-        let (mut bytes, mut decoded, mut items, mut count) = (0_usize, 0_u64, 0_u32, 0);
+        let (mut bytes, mut decoded, mut items, mut named, mut count) = (0_usize, 0_u64, 0_u32, 0_usize, 0);
         for entry in &self.waiting {
             let head = &entry.accepted.frame.head;
             bytes = bytes.saturating_add(entry.bytes());
             decoded = decoded.saturating_add(head.decoded_bytes);
             items = items.saturating_add(head.items);
-            if count > 0 && (bytes > most || decoded > MAX_DECODED || items > MAX_ITEMS) {
+            named = named.saturating_add(entry.accepted.projects.len());
+            let full = bytes > most || decoded > MAX_DECODED || items > MAX_ITEMS || named > MAX_NAMED;
+            if count > 0 && full {
                 break;
             }
             count += 1;
@@ -186,6 +188,7 @@ impl State {
 mod tests {
     use bytes::Bytes;
     use towpath_domain::Timestamp;
+    use towpath_domain::trace::ProjectRef;
 
     use super::*;
     use crate::accept::Route;
@@ -264,6 +267,18 @@ mod tests {
             let mut bomb = body(10);
             bomb.frame.head.decoded_bytes = MAX_DECODED / 2;
             queue.push(bomb).map(drop).unwrap();
+        }
+        assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 2);
+        assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_bounded_by_the_projects_it_names() {
+        let queue = queue();
+        for _ in 0..3 {
+            let mut naming = body(10);
+            naming.projects = vec![ProjectRef::Name("canal".to_owned()); MAX_NAMED / 2];
+            queue.push(naming).map(drop).unwrap();
         }
         assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 2);
         assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 1);

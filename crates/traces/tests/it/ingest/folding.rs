@@ -3,6 +3,7 @@
 use object_store::path::Path;
 use proptest::prelude::*;
 use towpath_domain::TraceRunId;
+use towpath_store::quarantine::Kind;
 use towpath_store::{feedback, pending_patches, units};
 use towpath_traces::accept::{RefusalKind, Route};
 use towpath_traces::body::Encoding;
@@ -20,7 +21,7 @@ on_both_databases!(
     a_bare_patch_waits_for_its_run,
     a_run_sent_again_into_another_project_changes_nothing_there,
     a_damaged_frame_is_set_aside_and_the_others_are_folded,
-    a_unit_that_is_not_there_stays_open_and_holds_nobody_up,
+    a_unit_that_is_not_there_is_quarantined_and_holds_nobody_up,
     feedback_and_attachments_are_kept,
     odd_characters_are_refused_or_folded,
     a_content_type_that_was_acknowledged_with_a_nul_is_folded,
@@ -272,34 +273,32 @@ async fn a_damaged_frame_is_set_aside_and_the_others_are_folded(world: World) {
     bytes[1000] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let folded = world.fold().await;
-    assert_eq!((folded.damaged, world.open_units().await), (1, 0));
+    assert_eq!((folded.quarantined.len(), world.open_units().await), (1, 0));
     check(&world, &sample, 5).await;
-    let kept = world
-        .objects
-        .get(&Path::from(format!("quarantine/{id}.unit")))
-        .await
-        .unwrap();
-    assert_eq!(kept, bytes);
+    let entry = world.quarantined().await.remove(0);
+    assert_eq!(
+        (entry.kind, entry.items),
+        (Kind::Damaged, i64::from(bad.frame.head.items))
+    );
+    let kept = world.objects.get(&Path::from(entry.path.as_str())).await.unwrap();
+    let range = entry.byte_offset as usize..(entry.byte_offset + entry.bytes) as usize;
+    assert_eq!(kept[range], bytes[8..8 + entry.bytes as usize], "it is kept as it is");
 }
 
-async fn a_unit_that_is_not_there_stays_open_and_holds_nobody_up(world: World) {
+async fn a_unit_that_is_not_there_is_quarantined_and_holds_nobody_up(world: World) {
     let sample = sample(17);
     let body = |range| world.accept(&sample.body(range, Which::Both, Encoding::Identity));
-    let lost = world.unit(&[body(5..10)]).await;
+    let lost = body(5..10);
+    let id = world.unit(std::slice::from_ref(&lost)).await;
     world.unit(&[body(0..5)]).await;
-    let path = towpath_traces::wal::unit_path(lost);
-    let bytes = world.objects.get(&path).await.unwrap();
+    let path = towpath_traces::wal::unit_path(id);
     world.objects.delete(&path).await.unwrap();
     let folded = world.fold().await;
-    assert_eq!(
-        (folded.missing.as_slice(), world.open_units().await),
-        ([lost].as_slice(), 1)
-    );
+    assert_eq!(folded.missing, [id]);
+    assert_eq!(world.open_units().await, 0);
     check(&world, &sample, 5).await;
-    // The disk is mounted again.
-    world.objects.put(&path, vec![bytes]).await.unwrap();
-    world.fold().await;
-    check(&world, &sample, 10).await;
+    let entry = world.quarantined().await.remove(0);
+    assert_eq!((entry.kind, entry.path), (Kind::Missing, path.to_string()));
 }
 
 async fn feedback_and_attachments_are_kept(world: World) {
@@ -417,7 +416,10 @@ async fn odd_characters_are_refused_or_folded(world: World) {
         ])
         .await;
     let folded = world.fold().await;
-    assert_eq!((folded.feedback.len(), folded.waiting.len(), folded.damaged), (1, 1, 0));
+    assert_eq!(
+        (folded.feedback.len(), folded.waiting.len(), folded.quarantined.len()),
+        (1, 1, 0)
+    );
     let row = world.row(world.project("canal").await, run).await.unwrap();
     assert_eq!(row[column("name")], "\0".into());
 }
@@ -440,7 +442,7 @@ async fn a_content_type_that_was_acknowledged_with_a_nul_is_folded(world: World)
     accepted.frame.body = body("image\0png");
     world.unit(&[accepted]).await;
     let folded = world.fold().await;
-    assert_eq!((folded.damaged, world.open_units().await), (0, 0));
+    assert_eq!((folded.quarantined.len(), world.open_units().await), (0, 0));
     let files = world
         .store
         .read(async |tx| feedback::attachments(tx, world.tenant, run).await)

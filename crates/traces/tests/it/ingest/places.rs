@@ -254,6 +254,7 @@ struct Said {
 const SMALL: Options = Options {
     flush_bytes: 1,
     segment_groups: 1024,
+    frame: None,
 };
 const PROJECTS: [&str; 2] = ["p", "q"];
 /// Starts that differ by a microsecond, within a day, over midnight, and by a year.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use object_store::path::Path;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use towpath_domain::{ProjectId, Shard, TenantId, TraceRunId};
 use towpath_store::projects::{self, ProjectChange};
-use towpath_store::{Error, feedback, units};
+use towpath_store::{Error, feedback, on, units};
 use towpath_traces::accept::{Accepted, Route};
 use towpath_traces::body::Encoding;
 use towpath_traces::fold;
@@ -186,6 +186,61 @@ async fn an_unknown_project_refuses_its_request_alone(world: World) {
     assert_eq!(own[1].path, others[0].path, "the others still share a flush");
 }
 
+/// A project is deleted between the look at it and the registration.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_project_that_goes_meanwhile_refuses_its_request() {
+    let Some(world) = World::postgres().await else { return };
+    let (tenant, going) = (world.tenant, world.project_of(world.tenant, "going").await);
+    let (made, ready) = oneshot::channel();
+    let (release, released) = oneshot::channel::<()>();
+    // Somebody makes the other project that the request names, and takes a while.
+    let other = tokio::spawn({
+        let store = world.store.clone();
+        async move {
+            let made = store.write(async |tx| {
+                projects::ensure(tx, tenant, "other").await?;
+                made.send(()).unwrap();
+                released.await.unwrap();
+                Ok(())
+            });
+            made.await
+        }
+    });
+    ready.await.unwrap();
+    let (one, two) = (TraceRunId::new(), TraceRunId::new());
+    let body =
+        format!(r#"{{"post":[{{"id":"{one}","session_name":"other"}},{{"id":"{two}","session_id":"{going}"}}]}}"#);
+    let sending = tokio::spawn({
+        let (wal, accepted) = (world.wal(), world.accept_json(Route::Batch, &body));
+        async move { wal.append(accepted).await }
+    });
+    let waits = async || {
+        let text =
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()";
+        let seen = world
+            .store
+            .read(async |tx| Ok(on!(tx, |conn| sqlx::query_scalar(text).fetch_one(conn).await)?));
+        let seen: i64 = seen.await.unwrap();
+        seen > 0
+    };
+    let patience = std::time::Instant::now();
+    while !waits().await {
+        assert!(patience.elapsed().as_secs() < 10, "nothing waits for the other project");
+    }
+    world
+        .store
+        .write(async |tx| projects::delete(tx, tenant, going).await)
+        .await
+        .unwrap();
+    release.send(()).unwrap();
+    other.await.unwrap().unwrap();
+    let refused = sending.await.unwrap();
+    assert!(matches!(refused, Err(AppendError::NoProject(project)) if project == going));
+    assert_eq!(world.open_units().await, 0);
+    let folder = world.folder.path().join("objects/wal");
+    assert_eq!(std::fs::read_dir(folder).unwrap().count(), 0, "its object is gone, too");
+}
+
 async fn a_workspace_that_cannot_be_written_keeps_no_other_out(world: World) {
     let other = neighbour(world.tenant);
     let held = Held::new(&world, Some(other)).await;
@@ -234,9 +289,7 @@ async fn each_workspace_has_its_rows(world: World) {
     world.shared_unit(&sent(&twins)).await;
     for (tenant, ..) in &twins {
         let open = open_of(&world, *tenant).await;
-        let read = fold::unfolded(&world.store, &world.objects, *tenant, &open)
-            .await
-            .unwrap();
+        let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
         assert_eq!(read.parts.iter().map(|(.., rows)| rows).sum::<u64>(), 1);
     }
     let folded = world.fold().await;
@@ -258,14 +311,15 @@ async fn damage_stays_with_its_workspace(world: World) {
     bytes[at] ^= 1;
     std::fs::write(&file, &bytes).unwrap();
     let folded = world.fold().await;
-    assert_eq!((folded.damaged, folded.units.len()), (1, 2));
-    let (tenant, project, bodies) = &twins[0];
+    assert_eq!((folded.quarantined.len(), folded.units.len()), (1, 2));
+    let (tenant, project, _) = &twins[0];
     assert_eq!(world.rows_of(*tenant, *project).await.len(), 1);
-    let kept = Path::from(format!("quarantine/{}.unit", ids[1]));
+    let entry = world.quarantined().await.remove(0);
+    assert_eq!(entry.tenant_id, twins[1].0);
+    let kept = Path::from(entry.path.as_str());
     let kept: Vec<_> = unit::read(world.objects.get(&kept).await.unwrap()).collect();
-    assert_eq!(kept.len(), bodies.len());
+    assert_eq!(kept.len(), 1, "the damaged frame alone");
     assert!(kept[0].is_err());
-    assert_eq!(kept[1].as_ref().unwrap(), &twins[1].2[1].frame, "its workspace's alone");
 }
 
 async fn an_object_that_was_cut_off_is_noticed(world: World) {
@@ -279,7 +333,7 @@ async fn an_object_that_was_cut_off_is_noticed(world: World) {
     // Between two units: nothing is left of the second.
     file.set_len(others.byte_offset as u64).unwrap();
     let folded = world.fold().await;
-    assert_eq!((folded.operations, folded.damaged), (2, 1));
+    assert_eq!((folded.operations, folded.quarantined.len()), (2, 1));
 }
 
 async fn rename(world: &World, project: ProjectId, name: &str) {
@@ -338,9 +392,7 @@ async fn what_was_sent_to_a_deleted_project_does_not_appear_in_another(world: Wo
     let new = world.project("canal").await;
     assert_ne!(gone, new);
     let open = open_of(&world, world.tenant).await;
-    let read = fold::unfolded(&world.store, &world.objects, world.tenant, &open)
-        .await
-        .unwrap();
+    let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
     assert!(read.parts.iter().all(|(project, ..)| *project == new));
     let folded = world.fold().await;
     assert_eq!(folded.dropped, sample.operations(0..10, Which::Both));
@@ -360,9 +412,7 @@ async fn feedback_changed_before_its_fold_stays_changed(world: World) {
     };
     give(1).await;
     let open = open_of(&world, world.tenant).await;
-    let read = fold::unfolded(&world.store, &world.objects, world.tenant, &open)
-        .await
-        .unwrap();
+    let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
     let mut row = read.feedback[0].clone();
     row.body = row.body.replace(":1}", ":2}");
     world

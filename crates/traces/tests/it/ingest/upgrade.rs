@@ -132,7 +132,7 @@ async fn open_units_of_two_workspaces_are_folded_once(database: Database) {
     assert_eq!(open, [3, 2]);
     let folded = world.fold().await;
     assert_eq!((folded.units.len(), folded.operations), (5, 7), "each once");
-    assert_eq!((folded.waiting.len(), folded.damaged), (0, 0));
+    assert_eq!((folded.waiting.len(), folded.quarantined.len()), (0, 0));
     assert_eq!(world.open_units().await, 0);
     for (tenant, project, name) in [(world.tenant, canal, "my fourth"), (other, harbour, "their third")] {
         let rows = world.rows_of(tenant, project).await;

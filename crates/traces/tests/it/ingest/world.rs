@@ -11,7 +11,7 @@ use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, UnitId};
 use towpath_store::units::{Bounds, NewUnit, UnitName};
-use towpath_store::{Store, projects, segments, units};
+use towpath_store::{Store, projects, quarantine, segments, units};
 use towpath_testing::Database;
 use towpath_traces::accept::{self, Accepted, Refusal, Request, Route};
 use towpath_traces::body::Limits;
@@ -244,7 +244,7 @@ impl World {
         let taken = self.store.write(async |tx| {
             let mut taken = Vec::new();
             for shard in Shard::all() {
-                taken.extend(units::take(tx, job, shard, ALL).await?);
+                taken.extend(units::take(tx, job, shard, ALL, &[]).await?);
             }
             Ok(taken)
         });
@@ -312,6 +312,13 @@ impl World {
         rows.retain(|row| row[0] == Cell::Text(id.to_string()));
         assert!(rows.len() < 2, "a trace run twice");
         rows.pop()
+    }
+
+    pub async fn quarantined(&self) -> Vec<quarantine::Entry> {
+        self.store
+            .read(async |tx| quarantine::list(tx, None, 100, 0).await)
+            .await
+            .unwrap()
     }
 
     pub async fn open_units(&self) -> usize {
