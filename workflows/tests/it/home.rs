@@ -465,6 +465,22 @@ impl Home {
             .unwrap()
     }
 
+    /// Every open job, for the text of a failed assertion.
+    pub async fn jobs(&self) -> String {
+        let rows: Vec<(String, String, Timestamp, i64, i64)> = self
+            .store()
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_as(
+                    "SELECT kind, state, run_at, attempt, lost_leases FROM job WHERE finished_at IS NULL ORDER BY id"
+                )
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap();
+        format!("{rows:?}")
+    }
+
     /// Claims one job that is ready, of whatever pool.
     pub async fn claim(&self) -> Option<Claimed> {
         while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}

@@ -111,7 +111,9 @@ async fn killed_anywhere_it_spawns_each_interval_once(on: Database) {
     for polls in (1..400).step_by(on.stride()) {
         let schedule = home.schedule("2026-03-09T00:00:00Z", 12).await;
         let mut whole = true;
+        let mut spawns = 0;
         while let Some(job) = home.claim().await {
+            spawns += usize::from(job.kind == "spawn_export");
             if job.kind == "spawn_export" {
                 whole &= !home.perform_for(job, polls).await;
                 home.boot().await;
@@ -123,6 +125,11 @@ async fn killed_anywhere_it_spawns_each_interval_once(on: Database) {
                 break;
             }
         }
+        assert!(
+            spawns > 0,
+            "nobody could claim the spawn, after {polls} looks: {}",
+            home.jobs().await
+        );
         home.drive().await;
         assert_eq!(home.starts(schedule).await, ["09 00", "09 12"], "after {polls} looks");
         home.store()
