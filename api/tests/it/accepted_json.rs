@@ -50,7 +50,8 @@ async fn changed(world: &World, feedback: u128, body: &str) -> Answer {
 
 /// How many runs pass a filter.
 async fn passing(world: &World, filter: &str) -> usize {
-    let found = world.post("/runs/query", &json!({"id": [RUN], "filter": filter, "select": ["id"]}));
+    let asked = json!({"id": [RUN], "filter": filter, "select": ["id"]});
+    let found = world.post("/runs/query", &asked);
     found.await.expect(200)["runs"].as_array().unwrap().len()
 }
 

@@ -54,9 +54,10 @@ impl Home {
     async fn forget(&self, number: u64) {
         let project = self.project().await;
         let run = TraceRunId(self.sample.expected(number, self.tenant, project).id);
-        let forgotten = self
-            .store()
-            .write(async |tx| feedback::forget(tx, self.tenant, &[run]).await);
+        let forgotten = self.store().write(async |tx| {
+            let given = feedback::of_run(tx, self.tenant, run).await?;
+            feedback::forget(tx, self.tenant, &given).await
+        });
         forgotten.await.unwrap();
     }
 

@@ -126,7 +126,7 @@ async fn a_unit_that_is_not_there_is_quarantined_and_the_others_are_folded() {
     home.send(10..20, Which::Both).await;
     home.drain().await;
     assert_eq!(home.count(LIVE_ROWS).await, 10);
-    let entry = home.quarantined().await.remove(0);
+    let entry = home.in_quarantine().await.remove(0);
     assert_eq!((entry.kind, entry.path.as_str()), (Kind::Missing, path.as_ref()));
     let early = quarantine::retry(home.store(), &home.world.objects, entry.id).await;
     assert!(early.unwrap_err().to_string().contains("not in the object store"));
@@ -138,7 +138,7 @@ async fn a_unit_that_is_not_there_is_quarantined_and_the_others_are_folded() {
         .unwrap();
     home.drain().await;
     assert_eq!(home.count(LIVE_ROWS).await, 20);
-    assert!(home.quarantined().await.is_empty());
+    assert!(home.in_quarantine().await.is_empty());
 }
 
 /// What earlier folds have put aside for one of the trace runs cannot be read, so none of its operations can be folded.
@@ -160,7 +160,7 @@ async fn what_cannot_be_folded_is_quarantined_alone() {
     home.drain().await;
     assert_eq!(home.count(LIVE_ROWS).await, 4);
     assert_eq!(home.count(OPEN_UNITS).await, 0);
-    let entries = home.quarantined().await;
+    let entries = home.in_quarantine().await;
     assert_eq!(entries.len(), 1);
     let entry = &entries[0];
     assert_eq!(

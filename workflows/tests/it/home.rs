@@ -458,7 +458,7 @@ impl Home {
     }
 
     /// What is in quarantine.
-    pub async fn quarantined(&self) -> Vec<quarantine::Entry> {
+    pub async fn in_quarantine(&self) -> Vec<quarantine::Entry> {
         self.store()
             .read(async |tx| quarantine::list(tx, None, 100, 0).await)
             .await

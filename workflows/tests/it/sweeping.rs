@@ -55,7 +55,7 @@ const FILES: &str = "SELECT count(*) FROM attachment";
 const WASTE: &str = "SELECT count(*) FROM attachment_waste";
 
 impl Home {
-    async fn folded(&self) {
+    async fn fold_open(&self) {
         self.wait(Duration::from_secs(3)).await;
         self.drive().await;
     }
@@ -102,7 +102,7 @@ impl Home {
         listed.try_collect::<Vec<_>>().await.unwrap().len()
     }
 
-    async fn delete(&self, project: &str) {
+    async fn delete_project(&self, project: &str) {
         let deleted = self.store().write(async |tx| {
             let project = towpath_store::projects::by_name(tx, self.tenant, project).await?;
             delete_project::delete(tx, self.tenant, project.expect("it is there").id).await
@@ -122,10 +122,10 @@ async fn a_file_that_is_sent_again_outlasts_the_one_it_replaces(on: Database) {
     let home = Home::empty_on(&on, 1).await;
     let run = TraceRunId::new();
     home.file(run, Some(PROJECT), "first").await;
-    home.folded().await;
+    home.fold_open().await;
     let first = home.attachments(run).await;
     home.file(run, None, "second").await;
-    home.folded().await;
+    home.fold_open().await;
     assert_ne!(first[0].path, home.attachments(run).await[0].path);
     assert_eq!((home.stored_files().await, home.count(WASTE).await), (2, 1));
     home.sweep().await;
@@ -146,8 +146,8 @@ async fn a_file_that_is_sent_again_outlasts_its_deleted_project(on: Database) {
     let run = TraceRunId::new();
     home.file(run, Some(PROJECT), "first").await;
     home.file(TraceRunId::new(), Some(PROJECT), "other").await;
-    home.folded().await;
-    home.delete(PROJECT).await;
+    home.fold_open().await;
+    home.delete_project(PROJECT).await;
     home.wait(LATER).await;
     home.file(run, Some("again"), "second").await;
     home.wait(Duration::from_secs(3)).await;
@@ -179,7 +179,7 @@ async fn files_whose_trace_run_never_came_are_collected(on: Database) {
     let (there, late) = (TraceRunId::new(), TraceRunId::new());
     home.file(there, Some(PROJECT), "there").await;
     home.file(late, None, "late").await;
-    home.folded().await;
+    home.fold_open().await;
     // More than one step looks at, of several workspaces.
     let now = home.clock.now();
     let orphans: Vec<Attachment> = (1..=2500_i64)
@@ -200,7 +200,7 @@ async fn files_whose_trace_run_never_came_are_collected(on: Database) {
     home.sweep().await;
     assert_eq!(home.count(FILES).await, 2502, "their trace runs may still come");
     home.file(late, Some(PROJECT), "later").await;
-    home.folded().await;
+    home.fold_open().await;
     home.wait(2 * DAYS).await;
     home.sweep().await;
     assert_eq!(home.count(FILES).await, 2);
@@ -230,7 +230,7 @@ async fn patches_that_wait_are_bounded(on: Database) {
         home.submit(Route::Patch(*run), "application/json", r#"{"outputs":{"a":1}}"#)
             .await;
     }
-    home.folded().await;
+    home.fold_open().await;
     assert_eq!(home.waiting().await.patches, 5);
     // The newest stayed, and are taken up.
     for run in &runs {
@@ -240,7 +240,7 @@ async fn patches_that_wait_are_bounded(on: Database) {
         );
         home.submit(Route::Run, "application/json", post).await;
     }
-    home.folded().await;
+    home.fold_open().await;
     assert_eq!(home.waiting().await, Usage::default());
     let patched = "SELECT CAST(sum(rows) AS bigint) FROM segment WHERE state = 'live'";
     assert_eq!(home.count(patched).await, 12);
@@ -250,7 +250,7 @@ async fn patches_that_wait_are_bounded(on: Database) {
         home.submit(Route::Patch(TraceRunId::new()), "application/json", large.clone())
             .await;
     }
-    home.folded().await;
+    home.fold_open().await;
     let waiting = home.waiting().await;
     assert_eq!(waiting.patches, 2);
     assert!((800_000..1 << 20).contains(&waiting.bytes), "{waiting:?}");
@@ -267,7 +267,7 @@ async fn patches_that_waited_too_long_go(on: Database) {
         r#"{"outputs":{"a":1}}"#,
     )
     .await;
-    home.folded().await;
+    home.fold_open().await;
     home.wait(29 * DAYS).await;
     home.submit(
         Route::Patch(TraceRunId::new()),
@@ -275,7 +275,7 @@ async fn patches_that_waited_too_long_go(on: Database) {
         r#"{"outputs":{"a":1}}"#,
     )
     .await;
-    home.folded().await;
+    home.fold_open().await;
     home.sweep().await;
     assert_eq!(home.waiting().await.patches, 2);
     home.wait(2 * DAYS).await;

@@ -304,7 +304,7 @@ async fn each_workspace_has_its_rows(world: World) {
 
 async fn damage_stays_with_its_workspace(world: World) {
     let twins = twins(&world).await;
-    let (path, ids) = world.shared_unit(&sent(&twins)).await;
+    let (path, _) = world.shared_unit(&sent(&twins)).await;
     let file = world.folder.path().join("objects").join(path.as_ref());
     let mut bytes = std::fs::read(&file).unwrap();
     let at = bytes.windows(6).position(|window| window == b"theirs").unwrap();
