@@ -8,8 +8,12 @@ use towpath_domain::export::ExportStatus;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Shard, TenantId, TraceRunId};
 use towpath_durable::{Lane, Start};
+<<<<<<< ours
 use towpath_store::pending_patches;
 use towpath_store::quarantine::Kind;
+=======
+use towpath_store::Tx;
+>>>>>>> theirs
 use towpath_traces::accept::Route;
 use towpath_traces::sample::Which;
 use towpath_traces::wal::{self, OnRegistered, Wal};
@@ -298,6 +302,10 @@ async fn shards_are_folded_beside_each_other(on: Database) {
     assert_eq!(home.count(OPEN_UNITS).await, 0);
 }
 
+async fn lock(tx: &mut Tx<'_>, lane: &str) -> towpath_store::Result<()> {
+    towpath_store::lanes::lock(tx, lane, 1).await.map(drop)
+}
+
 /// While a fold is in a transaction that holds its lane, others are still acknowledged: two processes, and none of their
 /// registrations waits.
 #[tokio::test(flavor = "multi_thread")]
@@ -306,8 +314,11 @@ async fn registering_waits_for_no_fold() {
     let home = Home::empty_on(&server, 1).await;
     let key = format!("fold:{}", Shard::of(home.tenant).number());
     let again = home.another_wal();
+    // It is there since the first fold.
+    let made = home.store().write(async |tx| lock(tx, &key).await);
+    made.await.unwrap();
     let sent = home.store().write(async |tx| {
-        towpath_store::lanes::lock(tx, &key, 1).await?;
+        lock(tx, &key).await?;
         // The first has to record a fold, the second finds it there.
         for (nth, wal) in [home.wal(), &again].into_iter().enumerate() {
             let accepted = home.accept(nth as u64 * 10..nth as u64 * 10 + 10, Which::Both);

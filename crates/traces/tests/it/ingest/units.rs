@@ -1,11 +1,12 @@
 //! Units of several workspaces in one object: nobody meets what is another's, or waits for it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use object_store::path::Path;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
-use towpath_domain::{ProjectId, Shard, TenantId, TraceRunId};
+use towpath_domain::{ProjectId, Shard, TenantId, TraceRunId, UnitId};
 use towpath_store::projects::{self, ProjectChange};
 use towpath_store::{Error, feedback, on, units};
 use towpath_traces::accept::{Accepted, Route};
@@ -135,12 +136,9 @@ async fn what_comes_together_lies_in_one_object(world: World) {
         .read(async |tx| units::names(tx, &[own[1].id, others[0].id]).await)
         .await
         .unwrap();
-    let mut names: Vec<_> = names.into_iter().map(|name| (name.unit_id, name.name)).collect();
-    names.sort();
-    assert_eq!(
-        names,
-        [(own[1].id, "canal".to_owned()), (others[0].id, "harbour".to_owned())]
-    );
+    let names: BTreeMap<String, UnitId> = names.into_iter().map(|name| (name.name, name.unit_id)).collect();
+    let expected = [("canal".to_owned(), own[1].id), ("harbour".to_owned(), others[0].id)];
+    assert!(names.into_iter().eq(expected));
 }
 
 async fn an_unknown_project_refuses_its_request_alone(world: World) {
