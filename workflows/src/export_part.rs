@@ -12,12 +12,12 @@
 //! attempt writes. So a file on record is what its record says, whatever an attempt that was replaced still writes.
 
 mod cursor;
+mod ending;
 mod feedback;
 mod file;
 pub(crate) mod leftover;
 mod sieve;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,8 +31,7 @@ use towpath_outbound::{Begun, Destination};
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
-use towpath_store::segments::{self, pins};
-use towpath_store::{self as store, Tx};
+use towpath_store::{self as store, Tx, segments};
 use towpath_traces::feed::{Beside, Sieve};
 use towpath_traces::fold::part_ref;
 use towpath_traces::hive;
@@ -133,14 +132,7 @@ impl Workflow for ExportPart {
 
     /// All runs of an export end together when it does.
     async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
-        let mut tenants: BTreeMap<TenantId, Vec<ExportRunId>> = BTreeMap::new();
-        for input in inputs {
-            tenants.entry(input.tenant).or_default().push(input.run);
-        }
-        for (tenant, ids) in tenants {
-            end_runs(tx, tenant, &ids, ended).await?;
-        }
-        Ok(())
+        ending::end_all(tx, inputs, ended).await
     }
 
     fn again(&self) -> Again {
@@ -374,33 +366,6 @@ impl ExportPart {
         }
         Ok(())
     }
-}
-
-async fn end_runs(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportRunId], ended: &Ended) -> store::Result<()> {
-    let (status, error) = match ended {
-        Ended::Cancelled => {
-            runs::cancel_all(tx, tenant, ids).await?;
-            return let_go(tx, tenant, ids).await;
-        }
-        Ended::Failed(error) => (ExportStatus::Failed, error.as_str()),
-        Ended::TimedOut => (ExportStatus::TimedOut, "the export run ran out of time"),
-    };
-    for run in ids {
-        runs::finish(tx, tenant, *run, status, Some(error)).await?;
-    }
-    let_go(tx, tenant, ids).await
-}
-
-/// Lets go of what runs have pinned, and has what they left at their destination tidied up.
-async fn let_go(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportRunId]) -> store::Result<()> {
-    let left = runs::to_be_cleaned(tx, tenant, ids).await?;
-    let holders: Vec<_> = ids.iter().map(|id| id.0).collect();
-    pins::unpin_all(tx, &holders).await?;
-    let clean: Vec<_> = left
-        .into_iter()
-        .map(|(export, run)| CleanExport::run(tenant, export, run))
-        .collect();
-    clean_export::start_all(tx, tenant, &clean).await
 }
 
 /// Writes down which uploads in parts are open, so that somebody can give them up.

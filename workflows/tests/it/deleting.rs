@@ -16,6 +16,7 @@ const DELETED: &str = "the destination was deleted";
 on_both_databases! {
     everything_on_its_way_to_a_deleted_destination_fails_at_once,
     an_export_is_failed_whatever_it_was_just_doing,
+    a_manifest_that_was_just_written_goes_with_its_destination,
     a_schedule_stops_and_says_why,
     what_is_over_stays_as_it_is,
 }
@@ -105,6 +106,7 @@ async fn an_export_is_failed_whatever_it_was_just_doing(on: Database) {
             home.perform_until_hung(job, async || {
                 home.delete(destination).await.unwrap();
                 home.is_failed(export, &format!("call {call}")).await;
+                home.s3.thaw();
                 Signal::Cancel
             })
             .await;
@@ -117,18 +119,37 @@ async fn an_export_is_failed_whatever_it_was_just_doing(on: Database) {
         }
         deleted += 1;
         home.is_failed(export, &format!("after call {call}")).await;
+        assert_eq!(home.manifest(export), None, "call {call}");
         home.assert_tidy().await;
-        // The worker takes it back itself, in a task of its own: nobody else can go there any more.
-        let patience = Instant::now();
-        while home.manifest(export).is_some() {
-            assert!(
-                patience.elapsed() < Duration::from_secs(30),
-                "a manifest is left at call {call}"
-            );
-            tokio::task::yield_now().await;
-        }
     }
     assert!(deleted >= 4, "{deleted}");
+}
+
+/// Its worker takes it back in a task of its own, also when it is dropped in the middle: nobody else can go there any more.
+async fn a_manifest_that_was_just_written_goes_with_its_destination(on: Database) {
+    let mut home = Home::new_on(&on, 1).await;
+    home.drain().await;
+    let destination = home.elsewhere().await;
+    let export = home.export(1).await;
+    let part = home.until("export_part").await;
+    home.perform(part).await;
+    let job = home.until("run_export").await;
+    home.s3.hang_at("_manifest.json", true);
+    home.perform_until_hung(job, async || {
+        assert!(home.manifest(export).is_some());
+        home.delete(destination).await.unwrap();
+        // Its answer never comes.
+        Signal::Cancel
+    })
+    .await;
+    home.is_failed(export, "all runs had completed").await;
+    let patience = Instant::now();
+    while home.manifest(export).is_some() {
+        assert!(patience.elapsed() < Duration::from_secs(30), "the manifest is left");
+        tokio::task::yield_now().await;
+    }
+    home.drain().await;
+    home.assert_tidy().await;
 }
 
 async fn a_schedule_stops_and_says_why(on: Database) {

@@ -12,7 +12,7 @@ use towpath_store::feedback;
 use uuid::Uuid;
 
 use crate::exports::batches;
-use crate::home::{DAY_ROWS, Database, Home, on_both_databases};
+use crate::home::{DAY_ROWS, Database, Home, kill, on_both_databases};
 
 /// The first file, when it is made visible: in one call, and where it was sent in parts.
 const WHOLE: &str = "00000.parquet?";
@@ -230,7 +230,7 @@ async fn a_file_of_a_frozen_worker_takes_the_place_of_none_on_record(on: Databas
                 assert!(patience.elapsed() < Duration::from_secs(30), "no file appears");
                 tokio::task::yield_now().await;
             }
-            drop(frozen);
+            kill(frozen);
         } else {
             frozen.await;
             assert_eq!(home.s3.object(&late), None, "it was taken back");

@@ -6,7 +6,7 @@ use towpath_domain::ExportId;
 use towpath_domain::export::ExportStatus;
 use towpath_durable::Claimed;
 
-use crate::home::{Database, Home, on_both_databases};
+use crate::home::{Database, Home, kill, on_both_databases};
 
 /// Behind the late look, with the lease as it is by default.
 const LATE: Duration = Duration::from_secs(80);
@@ -87,7 +87,7 @@ async fn a_manifest_of_a_worker_that_dies_behind_its_write_is_removed_later(on: 
         home.drive().await;
         home.s3.thaw();
         home.until_there_is_a_manifest(export).await;
-        drop(frozen);
+        kill(frozen);
         home.is_left_cancelled(export, &format!("asleep for {asleep:?}")).await;
     }
 }
@@ -139,7 +139,7 @@ async fn the_late_look_waits_for_a_longer_lease(on: Database) {
     home.drive().await;
     home.s3.thaw();
     home.until_there_is_a_manifest(export).await;
-    drop(frozen);
+    kill(frozen);
     home.drive().await;
     assert!(home.manifest(export).is_some(), "it has been looked for too early");
     home.wait(Duration::from_secs(600)).await;

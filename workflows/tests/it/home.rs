@@ -103,6 +103,11 @@ pub struct Home {
 /// A job at work.
 pub type Work<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
+/// Ends the process of a job that was frozen: other than one that is dropped it does nothing any more.
+pub fn kill(work: Work<'_>) {
+    std::mem::forget(work);
+}
+
 pub async fn migrate(uri: &str) {
     let store = Store::open(uri, Options::default()).await.unwrap();
     store.migrate().await.unwrap();

@@ -182,7 +182,7 @@ fn an_operator_sees_and_does() {
     assert!(listed.contains(&destination) && !listed.contains(&second), "{listed}");
     let again = server.command(folder, &["destinations", "delete", &second]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(out(&again).contains("destination not found"), "{}", out(&again));
+    assert!(err(&again).contains("destination not found"), "{}", err(&again));
 
     assert_eq!(server.text(folder, &["dead"]), "there are no dead letters\n");
     let schedules = server.text(folder, &["schedules"]);
