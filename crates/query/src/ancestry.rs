@@ -10,7 +10,7 @@ use std::ops::Range;
 use towpath_domain::trace::Link;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_traces::derive::derive;
-use towpath_traces::lookup::{Hit, Lookup, Wanted};
+use towpath_traces::lookup::{Hit, Wanted};
 use towpath_traces::row::Row;
 use towpath_traces::scan::merged_columns;
 use towpath_traces::schema::Selection;
@@ -25,7 +25,7 @@ const HIGHEST: usize = 64;
 const AT_ONCE: usize = 256;
 /// Segments that are asked before it is looked whether the ways are complete.
 const SEGMENTS: usize = 16;
-/// Runs that are remembered while segments are asked: of a trace with more, some ways may stay unknown.
+/// Runs of the traces that are remembered while segments are asked. Of more, those on the way are asked for by their ids.
 const MOST: usize = 1 << 18;
 /// What is read of a run on the way.
 const COLUMNS: [&str; 3] = ["trace_id", "parent_run_id", "dotted_order"];
@@ -68,16 +68,13 @@ impl Snapshot {
         let mut steps: Steps = rows.iter().filter_map(step).collect();
         let traces = asked.iter().filter_map(|(_, row)| derive(row).trace_id).collect();
         let asked: Vec<(ProjectId, Uuid)> = asked.iter().map(|(project, row)| (*project, row.id().0)).collect();
-        let mut lookup = Lookup::new(self.objects());
-        let trails = self.trails(&mut lookup, &asked, traces, &steps).await?;
-        let open = lookup.into_segments();
+        let trails = self.trails(&asked, traces, &steps).await?;
         let above: BTreeSet<Position> = asked.iter().flat_map(|run| climb(*run, &steps, &trails).0).collect();
         let above: Vec<Position> = above.into_iter().collect();
         let columns = merged_columns(&Selection::of(&COLUMNS).expect("they are exported columns"));
         for above in above.chunks(AT_ONCE) {
             // Merged: what a row group knows of a run may be outdated by another.
-            let rows = self.rows_of(above, columns.clone(), open.clone()).await?;
-            steps.extend(rows.iter().filter_map(step));
+            steps.extend(self.rows_of(above, columns.clone()).await?.iter().filter_map(step));
         }
         let found = asked
             .iter()
@@ -87,13 +84,7 @@ impl Snapshot {
 
     /// Runs above `asked`. The newest segments are asked first, for all runs of the traces, until all ways are known. A
     /// run above that is of another trace, or of none, is asked for by its id.
-    async fn trails(
-        &self,
-        lookup: &mut Lookup,
-        asked: &[(ProjectId, Uuid)],
-        traces: BTreeSet<Uuid>,
-        steps: &Steps,
-    ) -> Result<Trails> {
+    async fn trails(&self, asked: &[(ProjectId, Uuid)], traces: BTreeSet<Uuid>, steps: &Steps) -> Result<Trails> {
         let mut trails = Trails::new();
         let mut wanted = Wanted {
             traces,
@@ -104,25 +95,30 @@ impl Snapshot {
             return Ok(trails);
         }
         let places = self.places(&EVER).await?;
+        let lookup = self.lookup();
         let mut looked: BTreeSet<TraceRunId> = BTreeSet::new();
         // Further turns ask for ids that were not known when the first segments were asked; what was read of a segment
         // is kept.
         for _ in 0..HIGHEST {
             looked.extend(&wanted.ids);
             for places in places.chunks(SEGMENTS) {
-                // Runs that lie together came together: what is above one may be here as well.
+                let mut asked_for = wanted.clone();
                 loop {
-                    for hit in lookup.search(places.to_vec(), &wanted).await? {
-                        note(&mut trails, &hit);
+                    for hit in lookup.search(places.to_vec(), &asked_for).await? {
+                        if trails.len() < MOST || asked_for.ids.contains(&hit.key.id) {
+                            note(&mut trails, &hit);
+                        }
                     }
-                    let ids = missing(asked, steps, &trails);
-                    if ids.is_empty() {
+                    wanted.ids = missing(asked, steps, &trails);
+                    if wanted.ids.is_empty() {
                         return Ok(trails);
                     }
-                    if ids == wanted.ids {
+                    if wanted.ids == asked_for.ids {
                         break;
                     }
-                    wanted.ids = ids;
+                    // Runs that lie together came together: what is above one may be here as well.
+                    asked_for.ids.clone_from(&wanted.ids);
+                    asked_for.traces.clear();
                 }
             }
             wanted.ids.retain(|id| !looked.contains(id));
@@ -142,9 +138,6 @@ const EVER: Range<Timestamp> = Timestamp::from_micros(i64::MIN)..Timestamp::from
 /// Adds what a row group knows of a run to what others know.
 fn note(trails: &mut Trails, hit: &Hit) {
     let Some(lineage) = &hit.lineage else { return };
-    if trails.len() >= MOST {
-        return;
-    }
     let trail = Trail {
         at: Position {
             key: hit.key,

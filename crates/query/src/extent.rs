@@ -10,7 +10,7 @@ use std::sync::Arc;
 use object_store::path::Path;
 use towpath_domain::{ProjectId, Timestamp};
 use towpath_store::segments;
-use towpath_traces::lookup::{self, Lookup, Place};
+use towpath_traces::lookup::{self, Place};
 use towpath_traces::scan::PartRef;
 use uuid::Uuid;
 
@@ -71,7 +71,11 @@ impl Snapshot {
         let mut tries = 0;
         loop {
             tries += 1;
+<<<<<<< ours
             match self.find_traces(traces, projects, range).await {
+=======
+            match self.search(traces, projects, range).await {
+>>>>>>> theirs
                 // It was replaced and removed since it was listed; what is in it lies elsewhere by now.
                 Err(Error::Columnar(error)) if tries < TRIES && is_gone(&error) => {}
                 found => return found,
@@ -79,7 +83,11 @@ impl Snapshot {
         }
     }
 
+<<<<<<< ours
     async fn find_traces(
+=======
+    async fn search(
+>>>>>>> theirs
         &self,
         traces: &BTreeSet<Uuid>,
         projects: Option<&[ProjectId]>,
@@ -93,7 +101,7 @@ impl Snapshot {
             }
             None => self.places(range).await?,
         };
-        let mut lookup = Lookup::new(self.objects());
+        let lookup = self.lookup();
         let mut found = HashMap::new();
         let mut bounds: Option<(Timestamp, Timestamp)> = None;
         for (project, runs) in lookup.traces(places, traces).await? {

@@ -11,12 +11,10 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use chrono::NaiveDate;
-use object_store::path::Path;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_traces::row::{Key, Row, RowsBuilder};
 use towpath_traces::scan::{Request, Scan, ScanBatch};
 use towpath_traces::schema::segment_schema;
-use towpath_traces::segment::Segment;
 
 use crate::extent::Extent;
 use crate::pick::Picker;
@@ -159,16 +157,11 @@ impl Snapshot {
     /// # Errors
     /// The catalog or a segment cannot be read.
     pub async fn rows(&self, positions: &[Position]) -> Result<Vec<(ProjectId, Row)>> {
-        self.rows_of(positions, all_columns(), HashMap::new()).await
+        self.rows_of(positions, all_columns()).await
     }
 
-    /// The same of some columns, by their positions in [`segment_schema`], and with segments that are open already.
-    pub(crate) async fn rows_of(
-        &self,
-        positions: &[Position],
-        columns: Vec<usize>,
-        open: HashMap<Path, Segment>,
-    ) -> Result<Vec<(ProjectId, Row)>> {
+    /// The same of some columns, by their positions in [`segment_schema`].
+    pub(crate) async fn rows_of(&self, positions: &[Position], columns: Vec<usize>) -> Result<Vec<(ProjectId, Row)>> {
         let mut days: BTreeMap<(ProjectId, NaiveDate), (Timestamp, Timestamp)> = BTreeMap::new();
         for position in positions {
             let at = position.key.sort_time;
@@ -181,7 +174,7 @@ impl Snapshot {
             let found = self.parts(project, first, until).await?;
             parts.entry(project).or_default().extend(found);
         }
-        Picker::new(self, &parts, columns).with_open(open).rows(positions).await
+        Picker::new(self, &parts, columns).rows(positions).await
     }
 
     /// Those of `rows` for which a predicate holds.
@@ -408,6 +401,7 @@ fn share(part: &Part, from: i64, until: i64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use object_store::path::Path;
     use towpath_traces::scan::PartRef;
 
     use super::*;

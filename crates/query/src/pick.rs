@@ -13,6 +13,9 @@ use towpath_traces::segment::Segment;
 use crate::snapshot::{Part, Snapshot};
 use crate::{Result, page::Position};
 
+/// Keys of row groups that are kept for the next piece.
+const MOST_KEYS: usize = 2 << 20;
+
 /// Rows that lie closer together are read in one go.
 const GAP: usize = 8;
 
@@ -22,8 +25,9 @@ pub struct Picker<'a> {
     parts: &'a HashMap<ProjectId, Vec<Part>>,
     /// Positions in the schema of segments.
     columns: Vec<usize>,
-    segments: HashMap<Path, Segment>,
     keys: HashMap<(Path, usize), Arc<Vec<Key>>>,
+    /// How many those are.
+    known: usize,
 }
 
 impl<'a> Picker<'a> {
@@ -32,32 +36,24 @@ impl<'a> Picker<'a> {
             snapshot,
             parts,
             columns,
-            segments: HashMap::new(),
             keys: HashMap::new(),
+            known: 0,
         }
     }
 
-    /// With segments that are open already.
-    pub fn with_open(mut self, segments: HashMap<Path, Segment>) -> Self {
-        self.segments = segments;
-        self
-    }
-
     async fn open(&mut self, project: ProjectId, at: &PartRef) -> Result<(Segment, Arc<Vec<Key>>)> {
-        let segment = match self.segments.get(&at.path) {
-            Some(open) => open.clone(),
-            None => {
-                let open = Segment::open(self.snapshot.objects(), at.path.clone()).await?;
-                self.segments.insert(at.path.clone(), open.clone());
-                open
-            }
-        };
+        let segment = self.snapshot.open(&at.path).await?;
         let place = (at.path.clone(), at.row_group);
         if let Some(keys) = self.keys.get(&place) {
             return Ok((segment, Arc::clone(keys)));
         }
         segment.check_owner(at.row_group, self.snapshot.tenant(), project)?;
         let keys = Arc::new(segment.keys(at.row_group).await?);
+        if self.known + keys.len() > MOST_KEYS {
+            self.keys.clear();
+            self.known = 0;
+        }
+        self.known += keys.len();
         self.keys.insert(place, Arc::clone(&keys));
         Ok((segment, keys))
     }

@@ -15,6 +15,7 @@ use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 use towpath_store::{Store, segments, units};
 use towpath_traces::fold::{self, FoldError, Place, Unfolded};
+use towpath_traces::lookup::{Footers, Lookup};
 use towpath_traces::objects::Objects;
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
@@ -41,6 +42,7 @@ pub struct Reader {
     store: Store,
     objects: Objects,
     recent: Arc<Mutex<Recent>>,
+    footers: Footers,
 }
 
 /// A row group of a project.
@@ -71,8 +73,12 @@ impl Reader {
     /// Reads what is in these.
     #[must_use]
     pub fn new(store: Store, objects: Objects) -> Self {
-        let recent = Arc::default();
-        Self { store, objects, recent }
+        Self {
+            store,
+            objects,
+            recent: Arc::default(),
+            footers: Footers::default(),
+        }
     }
 
     /// The database.
@@ -157,6 +163,16 @@ impl Snapshot {
     /// Where segments are, those in memory too.
     pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.objects)
+    }
+
+    /// Asks them for trace runs.
+    pub(crate) fn lookup(&self) -> Lookup {
+        Lookup::new(self.objects(), self.reader.footers.clone())
+    }
+
+    /// Opens one of them.
+    pub(crate) async fn open(&self, path: &Path) -> Result<Segment> {
+        Ok(self.reader.footers.open(self.objects(), path).await?)
     }
 
     /// Feedback that is in no table yet.

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::future::Future;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::ObjectStore;
@@ -19,12 +19,12 @@ use crate::columnar::Result;
 use crate::row::Key;
 use crate::scan::PartRef;
 use crate::schema::at;
-use crate::segment::{Filters, Segment};
+use crate::segment::{Filters, Footer, Segment};
 pub use crate::segment::{Hit, Lineage};
 
 /// Segments that are asked at the same time.
 const AT_ONCE: usize = 16;
-/// Bytes of footers and filters that are kept for the next question.
+/// Bytes of footers and filters that are kept.
 const KEPT: usize = 64 << 20;
 /// Runs of one project that are remembered one by one. Of more, only the first and the last key are.
 const MOST_KEYS: usize = 1 << 16;
@@ -49,48 +49,108 @@ pub struct Place {
     pub row_groups: Option<Vec<usize>>,
 }
 
-/// Segments that were asked. What was read of one for one question serves the next.
+/// Asks segments.
 pub struct Lookup {
     store: Arc<dyn ObjectStore>,
-    opened: HashMap<Path, Opened>,
+    footers: Footers,
+}
+
+/// Footers and bloom filters of segments, kept from one question to the next: segments never change. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct Footers(Arc<Mutex<Kept>>);
+
+#[derive(Debug, Default)]
+struct Kept {
+    known: HashMap<Path, (Known, u64)>,
     bytes: usize,
+    /// How often it was asked.
+    asked: u64,
 }
 
 /// What is kept of a segment.
-#[derive(Clone)]
-struct Opened {
-    segment: Segment,
-    ids: Option<Filters>,
-    traces: Option<Filters>,
+#[derive(Clone, Debug)]
+struct Known {
+    footer: Footer,
+    ids: Filters,
+    traces: Filters,
 }
 
-impl Opened {
+impl Known {
     fn bytes(&self) -> usize {
-        let filters = [&self.ids, &self.traces].into_iter().flatten();
-        self.segment.footer_bytes() + filters.map(Filters::bytes).sum::<usize>()
+        self.footer.bytes() + self.ids.bytes() + self.traces.bytes()
+    }
+}
+
+impl Footers {
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        // A panic between two of its steps leaves it whole but for the count of its bytes.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, path: &Path) -> Option<Known> {
+        let mut kept = self.kept();
+        kept.asked += 1;
+        let asked = kept.asked;
+        let (known, last) = kept.known.get_mut(path)?;
+        *last = asked;
+        Some(known.clone())
+    }
+
+    fn keep(&self, path: &Path, known: Known) {
+        let mut kept = self.kept();
+        kept.asked += 1;
+        let asked = kept.asked;
+        kept.bytes += known.bytes();
+        if let Some((before, _)) = kept.known.insert(path.clone(), (known, asked)) {
+            kept.bytes -= before.bytes();
+        }
+        while kept.bytes > KEPT {
+            let oldest = kept.known.iter().min_by_key(|(_, (_, last))| *last);
+            let Some(oldest) = oldest.map(|(path, _)| path.clone()) else {
+                break;
+            };
+            if let Some((known, _)) = kept.known.remove(&oldest) {
+                kept.bytes -= known.bytes();
+            }
+        }
+    }
+
+    /// Opens a segment.
+    ///
+    /// # Errors
+    /// The object can't be read or is no segment.
+    pub async fn open(&self, store: Arc<dyn ObjectStore>, path: &Path) -> Result<Segment> {
+        if let Some(known) = self.find(path) {
+            return Ok(Segment::of(store, path.clone(), &known.footer));
+        }
+        let segment = Segment::open(store, path.clone()).await?;
+        self.keep(
+            path,
+            Known {
+                footer: segment.footer(),
+                ids: Filters::default(),
+                traces: Filters::default(),
+            },
+        );
+        Ok(segment)
     }
 }
 
 impl Lookup {
     /// Over the segments of this store.
     #[must_use]
-    pub fn new(store: Arc<dyn ObjectStore>) -> Self {
-        Self {
-            store,
-            opened: HashMap::new(),
-            bytes: 0,
-        }
+    pub const fn new(store: Arc<dyn ObjectStore>, footers: Footers) -> Self {
+        Self { store, footers }
     }
 
     /// Rows that are wanted, each as far as its row group knows it. The same run may be hit in several row groups.
     ///
     /// # Errors
     /// A segment can't be read.
-    pub async fn search(&mut self, places: Vec<Place>, wanted: &Wanted) -> Result<Vec<Hit>> {
+    pub async fn search(&self, places: Vec<Place>, wanted: &Wanted) -> Result<Vec<Hit>> {
         let mut hits = Vec::new();
         let mut answers = stream::iter(self.questions(places, wanted)).buffer_unordered(AT_ONCE);
-        while let Some((path, opened, found)) = answers.try_next().await? {
-            self.keep(&path, opened);
+        while let Some((_, found)) = answers.try_next().await? {
             hits.extend(found);
         }
         Ok(hits)
@@ -100,15 +160,14 @@ impl Lookup {
     ///
     /// # Errors
     /// A segment can't be read.
-    pub async fn traces(&mut self, places: Vec<Place>, traces: &BTreeSet<Uuid>) -> Result<BTreeMap<ProjectId, Runs>> {
+    pub async fn traces(&self, places: Vec<Place>, traces: &BTreeSet<Uuid>) -> Result<BTreeMap<ProjectId, Runs>> {
         let wanted = Wanted {
             traces: traces.clone(),
             ..Wanted::default()
         };
         let mut projects: BTreeMap<ProjectId, Runs> = BTreeMap::new();
         let mut answers = stream::iter(self.questions(places, &wanted)).buffer_unordered(AT_ONCE);
-        while let Some((path, opened, hits)) = answers.try_next().await? {
-            self.keep(&path, opened);
+        while let Some((path, hits)) = answers.try_next().await? {
             for hit in hits {
                 projects.entry(hit.project).or_default().add(&path, &hit);
             }
@@ -121,11 +180,15 @@ impl Lookup {
         &self,
         places: Vec<Place>,
         wanted: &Wanted,
-    ) -> Vec<impl Future<Output = Result<(Path, Opened, Vec<Hit>)>> + Send + use<>> {
+    ) -> Vec<impl Future<Output = Result<(Path, Vec<Hit>)>> + Send + use<>> {
         let wanted = Arc::new(Texts::of(wanted));
         let questions = places.into_iter().map(|place| {
-            let known = self.opened.get(&place.path).cloned();
-            ask(Arc::clone(&self.store), place, known, Arc::clone(&wanted))
+            ask(
+                Arc::clone(&self.store),
+                self.footers.clone(),
+                place,
+                Arc::clone(&wanted),
+            )
         });
         questions.collect()
     }
@@ -135,7 +198,7 @@ impl Lookup {
     ///
     /// # Errors
     /// A segment can't be read.
-    pub async fn parts(&mut self, parts: Vec<PartRef>, runs: &Runs) -> Result<Vec<PartRef>> {
+    pub async fn parts(&self, parts: Vec<PartRef>, runs: &Runs) -> Result<Vec<PartRef>> {
         let mut kept = Vec::new();
         let mut unsure: BTreeMap<Path, Vec<(PartRef, Range<usize>)>> = BTreeMap::new();
         let keys: Option<Arc<[Key]>> = runs.keys.as_ref().map(|keys| keys.iter().copied().collect());
@@ -154,32 +217,15 @@ impl Lookup {
         }
         let keys = keys.unwrap_or_default();
         let questions = unsure.into_iter().map(|(path, parts)| {
-            let known = self.opened.get(&path).cloned();
-            ask_ids(Arc::clone(&self.store), path, known, parts, Arc::clone(&keys))
+            let (store, keys) = (Arc::clone(&self.store), Arc::clone(&keys));
+            ask_ids(store, self.footers.clone(), path, parts, keys)
         });
         let questions: Vec<_> = questions.collect();
         let mut answers = stream::iter(questions).buffer_unordered(AT_ONCE);
-        while let Some((path, opened, held)) = answers.try_next().await? {
-            self.keep(&path, opened);
+        while let Some(held) = answers.try_next().await? {
             kept.extend(held);
         }
         Ok(kept)
-    }
-
-    /// The segments that were kept open.
-    #[must_use]
-    pub fn into_segments(self) -> HashMap<Path, Segment> {
-        let opened = self.opened.into_iter();
-        opened.map(|(path, opened)| (path, opened.segment)).collect()
-    }
-
-    fn keep(&mut self, path: &Path, opened: Opened) {
-        let bytes = opened.bytes();
-        let before = self.opened.get(path).map_or(0, Opened::bytes);
-        if self.bytes - before + bytes <= KEPT {
-            self.bytes = self.bytes - before + bytes;
-            self.opened.insert(path.clone(), opened);
-        }
     }
 }
 
@@ -243,88 +289,74 @@ impl Texts {
     }
 }
 
-async fn open(store: Arc<dyn ObjectStore>, path: &Path, known: Option<Opened>) -> Result<Opened> {
-    if let Some(known) = known {
-        return Ok(known);
+/// A segment, and what is known of its filters. What was fetched with the footer is at hand as long as it is asked.
+async fn open(store: Arc<dyn ObjectStore>, footers: &Footers, path: &Path) -> Result<(Segment, Known)> {
+    if let Some(known) = footers.find(path) {
+        return Ok((Segment::of(store, path.clone(), &known.footer), known));
     }
-    Ok(Opened {
-        segment: Segment::open_with_end(store, path.clone()).await?,
-        ids: None,
-        traces: None,
-    })
+    let segment = Segment::open_with_end(store, path.clone()).await?;
+    let known = Known {
+        footer: segment.footer(),
+        ids: Filters::default(),
+        traces: Filters::default(),
+    };
+    Ok((segment, known))
 }
 
 async fn ask(
     store: Arc<dyn ObjectStore>,
+    footers: Footers,
     place: Place,
-    known: Option<Opened>,
     wanted: Arc<Texts>,
-) -> Result<(Path, Opened, Vec<Hit>)> {
-    let mut opened = open(store, &place.path, known).await?;
-    let segment = opened.segment.clone();
+) -> Result<(Path, Vec<Hit>)> {
+    let (segment, mut known) = open(store, &footers, &place.path).await?;
     let row_groups = place.row_groups.unwrap_or_else(|| (0..segment.row_groups()).collect());
-    let of_traces = likely(&segment, &mut opened.traces, at::TRACE_ID, &row_groups, &wanted.traces).await?;
-    let of_ids = likely(&segment, &mut opened.ids, at::ID, &row_groups, &wanted.ids).await?;
+    let of_traces = likely(&segment, &mut known.traces, at::TRACE_ID, &row_groups, &wanted.traces).await?;
+    let of_ids = likely(&segment, &mut known.ids, at::ID, &row_groups, &wanted.ids).await?;
+    footers.keep(&place.path, known);
     let mut hits = Vec::new();
     for row_group in of_traces.union(&of_ids) {
-        hits.extend(
-            segment
-                .hits(*row_group, &wanted.traces, &wanted.ids, wanted.lineage)
-                .await?,
-        );
+        let found = segment.hits(*row_group, &wanted.traces, &wanted.ids, wanted.lineage);
+        hits.extend(found.await?);
     }
-    Ok((place.path, opened, hits))
+    Ok((place.path, hits))
 }
 
 /// Those of `parts` that may have one of the keys of the range beside them.
 async fn ask_ids(
     store: Arc<dyn ObjectStore>,
+    footers: Footers,
     path: Path,
-    known: Option<Opened>,
     parts: Vec<(PartRef, Range<usize>)>,
     keys: Arc<[Key]>,
-) -> Result<(Path, Opened, Vec<PartRef>)> {
-    let mut opened = open(store, &path, known).await?;
+) -> Result<Vec<PartRef>> {
+    let (segment, mut known) = open(store, &footers, &path).await?;
     let row_groups: Vec<usize> = parts.iter().map(|(part, _)| part.row_group).collect();
-    let filters = filters(&opened.segment, &mut opened.ids, at::ID, &row_groups).await?;
+    segment.read_filters(at::ID, &row_groups, &mut known.ids).await?;
     let mut held = Vec::new();
     for (part, range) in parts {
         let texts: Vec<String> = keys[range].iter().map(|key| key.id.to_string()).collect();
-        if filters.may_have(part.row_group, &texts) {
+        if known.ids.may_have(part.row_group, &texts) {
             held.push(part);
         }
     }
-    Ok((path, opened, held))
+    footers.keep(&path, known);
+    Ok(held)
 }
 
 /// Those of `row_groups` that may have one of `texts` in a column.
 async fn likely(
     segment: &Segment,
-    known: &mut Option<Filters>,
+    filters: &mut Filters,
     column: usize,
     row_groups: &[usize],
     texts: &[String],
 ) -> Result<BTreeSet<usize>> {
     let spans = row_groups.iter().copied();
     let spanned: Vec<usize> = spans.filter(|group| segment.spans(*group, column, texts)).collect();
-    if spanned.is_empty() {
-        return Ok(BTreeSet::new());
-    }
-    let filters = filters(segment, known, column, &spanned).await?;
+    segment.read_filters(column, &spanned, filters).await?;
     let likely = spanned.into_iter().filter(|group| filters.may_have(*group, texts));
     Ok(likely.collect())
-}
-
-/// The filters of a column, of `row_groups` at least.
-async fn filters<'a>(
-    segment: &Segment,
-    known: &'a mut Option<Filters>,
-    column: usize,
-    row_groups: &[usize],
-) -> Result<&'a Filters> {
-    let filters = known.get_or_insert_default();
-    segment.read_filters(column, row_groups, filters).await?;
-    Ok(filters)
 }
 
 /// Row groups of one project that have to be read for all that is known of the runs of some traces: the others neither
@@ -338,7 +370,7 @@ pub async fn narrowed(
     parts: Vec<PartRef>,
     traces: &BTreeSet<Uuid>,
 ) -> Result<Vec<PartRef>> {
-    let mut lookup = Lookup::new(store);
+    let lookup = Lookup::new(store, Footers::default());
     let mut found = lookup.traces(places(&parts), traces).await?;
     match found.remove(&project) {
         Some(runs) => lookup.parts(parts, &runs).await,

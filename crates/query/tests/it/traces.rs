@@ -254,7 +254,7 @@ async fn the_way_to_a_deep_run_opens_each_segment_once() {
             }
         }
         let snapshot = world.snapshot().await;
-        let leaf = world.row(&snapshot, 50).await;
+        let leaf = world.row(&world.snapshot().await, 50).await;
         world.opened();
         let ways = snapshot.ancestry(&[leaf]).await.unwrap();
         assert_eq!(numbers(&ways[&TraceRunId(id(50))]), (1..=50).collect::<Vec<u64>>());
@@ -273,7 +273,7 @@ async fn a_way_that_is_not_complete_is_looked_for_once() {
         world.one(number, post(number, parent, Some(77))).await;
     }
     let snapshot = world.snapshot().await;
-    let leaf = world.row(&snapshot, 10).await;
+    let leaf = world.row(&world.snapshot().await, 10).await;
     world.opened();
     assert!(snapshot.ancestry(&[leaf]).await.unwrap().is_empty());
     let opened = world.opened();
@@ -290,7 +290,7 @@ async fn a_way_whose_newest_runs_are_known_looks_no_further() {
         world.one(number, post(number, parent, Some(77))).await;
     }
     let snapshot = world.snapshot().await;
-    let leaf = world.row(&snapshot, 3).await;
+    let leaf = world.row(&world.snapshot().await, 3).await;
     world.opened();
     let ways = snapshot.ancestry(&[leaf]).await.unwrap();
     assert_eq!(numbers(&ways[&TraceRunId(id(3))]), [1, 2, 3]);

@@ -26,9 +26,6 @@ use crate::upload::Copied;
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 2 << 20;
 
-/// Bytes at which a page ends, but for a single larger value.
-const PAGE_BYTES: f64 = (1 << 20) as f64;
-
 /// About what the decoder's view of the columns takes.
 const SCHEMA_BYTES: usize = 16 << 10;
 
@@ -37,6 +34,17 @@ const LARGE_BYTES: i64 = 16 << 20;
 
 /// Decoded batches of one row group, in order.
 pub type Batches = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
+
+/// What was read of a segment to open it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Footer(ArrowReaderMetadata);
+
+impl Footer {
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.metadata().memory_size() + SCHEMA_BYTES
+    }
+}
 
 /// An open segment: its footer was read. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -86,6 +94,19 @@ impl Segment {
             return Err(Error::corrupt(&object.path, "its columns are not those of a segment"));
         }
         Ok(Self { object, footer })
+    }
+
+    /// As [`Segment::open`], of one whose footer was read before.
+    pub(crate) fn of(store: Arc<dyn ObjectStore>, path: Path, footer: &Footer) -> Self {
+        Self {
+            object: Object { store, path, end: None },
+            footer: footer.0.clone(),
+        }
+    }
+
+    /// What was read of it.
+    pub(crate) fn footer(&self) -> Footer {
+        Footer(self.footer.clone())
     }
 
     /// Its key.
@@ -356,20 +377,26 @@ impl Segment {
 
     /// Bytes of the footer in memory.
     pub(crate) fn footer_bytes(&self) -> usize {
+<<<<<<< ours
         self.metadata().memory_size() + SCHEMA_BYTES + self.object.kept_bytes()
+=======
+        self.metadata().memory_size() + SCHEMA_BYTES
+>>>>>>> theirs
     }
 
     /// About how many bytes lie in memory while `wanted` rows of these columns are streamed: what was fetched of them,
     /// a page of each, and a batch.
     pub(crate) fn stream_bytes(&self, row_group: usize, columns: &[usize], wanted: usize) -> usize {
         let group = self.metadata().row_group(row_group);
-        let rows = usize::try_from(group.num_rows()).unwrap_or(usize::MAX).max(1);
-        let share = wanted as f64 / rows as f64;
-        let columns = columns.iter().map(|leaf| group.column(*leaf));
+        let index = self.metadata().offset_index().and_then(|index| index.get(row_group));
+        let share = wanted as f64 / group.num_rows().max(1) as f64;
         let bytes: f64 = columns
-            .map(|column| {
-                let page = (column.uncompressed_size() as f64).min(PAGE_BYTES);
-                column.compressed_size() as f64 * share + page
+            .iter()
+            .map(|leaf| {
+                let column = group.column(*leaf);
+                let pages = index.and_then(|index| index.get(*leaf));
+                let pages = pages.map_or(1, |pages| pages.page_locations().len().max(1));
+                column.compressed_size() as f64 * share + column.uncompressed_size() as f64 / pages as f64
             })
             .sum();
         bytes as usize + BATCH_BYTES

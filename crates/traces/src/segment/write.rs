@@ -20,6 +20,9 @@ use crate::row::{Key, Row, RowsBuilder};
 use crate::schema::segment_schema;
 use crate::upload::{Blocks, Upload};
 
+/// Rows of a page at most. Pages of long values are smaller.
+const PAGE_ROWS: usize = 4096;
+
 /// Rows turned into columns at once. Small, since a batch doubles what its rows hold.
 const BATCH_ROWS: usize = 1024;
 const BATCH_BYTES: usize = 4 << 20;
@@ -252,6 +255,8 @@ pub(crate) fn properties() -> WriterProperties {
         .set_compression(*ZSTD)
         // Row groups end where `close_group` says, at whatever number of rows.
         .set_max_row_group_row_count(None)
+        // Some rows can be read without decoding all of a column of ids.
+        .set_data_page_row_count_limit(PAGE_ROWS)
         // One request then fetches those of all row groups.
         .set_bloom_filter_position(BloomFilterPosition::End);
     for column in ["id", "trace_id"] {

@@ -11,7 +11,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Map, Value};
 use towpath_domain::{ProjectId, SegmentId, Timestamp, TraceRunId};
 use towpath_testing::objects::{self, Watched};
-use towpath_traces::lookup::{self, Lookup, Place, Wanted};
+use towpath_traces::lookup::{self, Footers, Lookup, Place, Wanted};
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::{Key, Row};
 use towpath_traces::scan::{PartRef, Request};
@@ -75,7 +75,7 @@ async fn what_is_read_of_a_trace_is_all_that_is_known_of_it() {
             }
         }
         // By project, with the first and the last of its runs.
-        let mut lookup = Lookup::new(world.store.clone());
+        let lookup = Lookup::new(world.store.clone(), Footers::default());
         let places: Vec<Place> = world
             .segments
             .iter()
@@ -176,7 +176,7 @@ async fn requests(row_groups: u128, bytes: usize) -> (usize, usize) {
     let path = world.segments[0].path.clone();
     let mut counts = Vec::new();
     for (trace, hits) in [(random.id(), 0), (traces[traces.len() / 2], 3)] {
-        let mut lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>);
+        let lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>, Footers::default());
         let wanted = Wanted {
             traces: BTreeSet::from([trace]),
             ..Wanted::default()
@@ -218,7 +218,7 @@ async fn segments_that_hold_nothing_are_asked_for_their_ends_only() {
         traces.extend(segment_of(&mut world, 2, 60_000, &mut random).await);
     }
     let store = Watched::new(Arc::clone(&world.store));
-    let mut lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>);
+    let lookup = Lookup::new(Arc::clone(&store) as Arc<dyn ObjectStore>, Footers::default());
     let places: Vec<Place> = world.segments.iter().flat_map(|segment| whole(&segment.path)).collect();
     let wanted = BTreeSet::from([traces[25]]);
     let found = lookup.traces(places, &wanted).await.unwrap();
@@ -265,7 +265,7 @@ async fn segments_without_filters_are_read() {
     let traces = segment_of(&mut world, 5, 0, &mut random).await;
     let path = world.segments[0].path.clone();
     without_filters(&world.store, &path).await;
-    let mut lookup = Lookup::new(world.store.clone());
+    let lookup = Lookup::new(world.store.clone(), Footers::default());
     for (wanted, hits) in [(traces[3], 3), (random.id(), 0)] {
         let wanted = Wanted {
             traces: BTreeSet::from([wanted]),
