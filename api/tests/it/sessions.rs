@@ -134,6 +134,12 @@ async fn an_id_is_taken_in_its_workspace_only(world: World) {
     let asked = json!({"session": [id]});
     let found = world.call(there(Method::POST, "/runs/query").json(&asked)).await;
     assert_eq!(found.expect(200)["runs"], json!([]));
+    // The other one may send the same run to its own.
+    let same = json!({"id": run, "trace_id": run, "dotted_order": order, "name": "theirs", "session_id": id});
+    world.call(there(Method::POST, "/runs").json(&same)).await.expect(202);
+    let theirs = world.call(there(Method::GET, &format!("/runs/{run}"))).await;
+    assert_eq!(theirs.expect(200)["name"], "theirs");
+    assert_eq!(world.get(&format!("/runs/{run}")).await.expect(200)["name"], "r");
     let path = format!("/sessions/{id}");
     let renamed = there(Method::PATCH, &path).json(&json!({"name": "river"}));
     assert_eq!(world.call(renamed).await.expect(200)["name"], "river");
@@ -155,7 +161,8 @@ async fn an_id_is_taken_in_its_workspace_only(world: World) {
         let listed = page(format!("/ui/traces?name={name}")).await;
         assert!(listed.text.contains(&format!("{project}?workspace={workspace}")));
         let one = page(format!("{project}/{run}?workspace={workspace}")).await;
-        assert_eq!(one.status, if workspace == other { 404 } else { 200 });
+        assert_eq!(one.status, 200);
+        assert_eq!(one.text.contains("theirs"), workspace == other);
     }
 
     // Its id stays taken where it was deleted, and nowhere else.
@@ -164,6 +171,10 @@ async fn an_id_is_taken_in_its_workspace_only(world: World) {
         .call(there(Method::POST, "/sessions").json(&again))
         .await
         .expect(409);
+    world
+        .call(there(Method::GET, &format!("/runs/{run}")))
+        .await
+        .expect(404);
     assert_eq!(world.get(&path).await.expect(200), own);
     world.get(&format!("/runs/{run}")).await.expect(200);
 }

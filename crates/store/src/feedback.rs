@@ -277,9 +277,9 @@ pub async fn amend(
     changed: &Object<'_>,
 ) -> Result<Feedback> {
     let mut row = lock(tx, tenant, id, open).await?;
-    let mut body = Object::parse(&row.body).map_err(|_| Error::corrupt("feedback", "body", id))?;
-    body.merge(changed.clone());
-    row.body = body.to_string();
+    let body = Object::parse(&row.body).map_err(|_| Error::corrupt("feedback", "body", id))?;
+    let merged = body.merged(changed.clone()).to_string();
+    row.body = merged;
     row.modified_at = Some(tx.now());
     change(tx, &row).await?;
     Ok(row)

@@ -106,13 +106,15 @@ impl<'a> Object<'a> {
         self.0.retain(|member| !names.contains(&&*member.name));
     }
 
-    /// Puts the members of `change` in the place of those of the same names.
-    pub fn merge(&mut self, change: Self) {
+    /// With the members of `change` in the place of those of the same names.
+    #[must_use]
+    pub fn merged(mut self, change: Self) -> Self {
         {
             let changed: HashSet<&str> = change.0.iter().map(|member| &*member.name).collect();
             self.0.retain(|member| !changed.contains(&*member.name));
         }
         self.0.extend(change.0);
+        self
     }
 }
 

@@ -156,8 +156,7 @@ proptest! {
         let member = |(name, value): &(String, String)| format!("{name}:{value}");
         let text = format!("{{{}}}", sent.iter().map(member).collect::<Vec<_>>().join(" , "));
         let change = format!("{{ \"changed\" : {changed} }}");
-        let mut object = Object::parse(&text).unwrap();
-        object.merge(Object::parse(&change).unwrap());
+        let object = Object::parse(&text).unwrap().merged(Object::parse(&change).unwrap());
         let kept = sent.iter().filter(|(name, _)| name != "\"changed\"").map(member);
         let expected: Vec<String> = kept.chain([format!("\"changed\":{changed}")]).collect();
         prop_assert_eq!(object.to_string(), format!("{{{}}}", expected.join(",")));

@@ -127,7 +127,7 @@ impl<'a> Draft<'a> {
 
     /// A draft whose id stands in its head, or in the address of the request (`id`), or in both.
     pub fn with_head(verb: Verb, id: Option<TraceRunId>, head: Head<'a>, place: &str) -> Result<Self, Refusal> {
-        let own = uuid(place, "id", head.id)?.map(TraceRunId);
+        let own = uuid(place, "id", raw(head.id))?.map(TraceRunId);
         let id = id
             .or(own)
             .ok_or_else(|| Refusal::invalid(shown(place), "`id` is missing"))?;
@@ -137,7 +137,7 @@ impl<'a> Draft<'a> {
     }
 
     pub fn set_head(&mut self, head: Head<'a>, place: &str) -> Result<(), Refusal> {
-        if uuid(place, "id", head.id)?.is_some_and(|id| id != self.id.0) {
+        if uuid(place, "id", raw(head.id))?.is_some_and(|id| id != self.id.0) {
             return Err(Refusal::rule(shown(place), "`id` is not the id it was sent under"));
         }
         self.head = Some(head);
@@ -167,11 +167,11 @@ impl<'a> Draft<'a> {
     pub fn project(&self) -> Result<Option<NamedProject<'a>>, Refusal> {
         let Some(head) = &self.head else { return Ok(None) };
         // Where both are sent the id is the exact one.
-        if let Some(id) = uuid(self.place(), "session_id", head.session_id)? {
+        if let Some(id) = uuid(self.place(), "session_id", raw(head.session_id))? {
             return Ok(Some(NamedProject::Id(id.into())));
         }
-        for (field, raw) in [("session_name", head.session_name), ("address", head.address)] {
-            let name = text(self.place(), field, raw)?.filter(|name| !name.is_empty());
+        for (field, sent) in [("session_name", head.session_name), ("address", head.address)] {
+            let name = text(self.place(), field, raw(sent))?.filter(|name| !name.is_empty());
             if let Some(name) = name {
                 check_project_name(&name).map_err(|error| self.bad(field, error))?;
                 return Ok(Some(NamedProject::Name(name)));
@@ -226,13 +226,13 @@ impl<'a> Draft<'a> {
         let head = self.head.as_ref().unwrap_or(&none);
         let place = self.place();
         let small = Small {
-            trace_id: uuid(&place, "trace_id", head.trace_id)?,
-            parent_run_id: uuid(&place, "parent_run_id", head.parent_run_id)?,
-            reference_example_id: uuid(&place, "reference_example_id", head.reference_example_id)?,
-            dotted_order: text(&place, "dotted_order", head.dotted_order)?,
-            name: text(&place, "name", head.name)?,
-            run_type: text(&place, "run_type", head.run_type)?,
-            status: text(&place, "status", head.status)?,
+            trace_id: uuid(&place, "trace_id", raw(head.trace_id))?,
+            parent_run_id: uuid(&place, "parent_run_id", raw(head.parent_run_id))?,
+            reference_example_id: uuid(&place, "reference_example_id", raw(head.reference_example_id))?,
+            dotted_order: text(&place, "dotted_order", raw(head.dotted_order))?,
+            name: text(&place, "name", raw(head.name))?,
+            run_type: text(&place, "run_type", raw(head.run_type))?,
+            status: text(&place, "status", raw(head.status))?,
             start_time: time(&place, "start_time", head.start_time)?,
             end_time: time(&place, "end_time", head.end_time)?,
         };
@@ -360,20 +360,24 @@ struct Small<'a> {
     end_time: Option<Timestamp>,
 }
 
+fn raw(value: Option<&RawValue>) -> Option<&str> {
+    value.map(RawValue::get)
+}
+
 /// A text or nothing; nothing else.
 pub fn text<'a>(
     place: impl std::fmt::Display,
     field: &str,
-    raw: Option<&'a RawValue>,
+    raw: Option<&'a str>,
 ) -> Result<Option<Cow<'a, str>>, Refusal> {
-    raw.map(|raw| decode(raw.get()).ok_or_else(|| wrong(&place, field, "expected a string")))
+    raw.map(|raw| decode(raw).ok_or_else(|| wrong(&place, field, "expected a string")))
         .transpose()
 }
 
 /// An id as text, or nothing.
-pub fn uuid(place: impl std::fmt::Display, field: &str, raw: Option<&RawValue>) -> Result<Option<Uuid>, Refusal> {
+pub fn uuid(place: impl std::fmt::Display, field: &str, raw: Option<&str>) -> Result<Option<Uuid>, Refusal> {
     let Some(raw) = raw else { return Ok(None) };
-    let id = decode(raw.get()).and_then(|text| text.parse().ok());
+    let id = decode(raw).and_then(|text| text.parse().ok());
     id.map(Some).ok_or_else(|| wrong(&place, field, "expected a UUID"))
 }
 
