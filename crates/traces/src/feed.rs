@@ -62,7 +62,7 @@ pub trait Beside: Send + Sync {
     /// Whether it has something for any of these.
     fn touches(&self, keys: &[Key]) -> bool;
 
-    /// The batch with it.
+    /// The first rows of a batch with it: as many as one batch can hold, and one at least.
     fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>>;
 }
 
@@ -95,6 +95,8 @@ pub struct Feed {
     scan: Option<Scan>,
     sifted: Option<Sifted>,
     beside: Option<Arc<dyn Beside>>,
+    /// Rows of a batch that did not fit in with what stands beside them.
+    unfilled: Option<ScanBatch>,
     left: Option<Piece>,
 }
 
@@ -127,6 +129,7 @@ impl Feed {
             scan: Some(scan),
             sifted: None,
             beside: None,
+            unfilled: None,
             left: None,
         }
     }
@@ -155,6 +158,7 @@ impl Feed {
             scan: Some(scan),
             sifted: Some(Sifted { sieve, wanted }),
             beside: None,
+            unfilled: None,
             left: None,
         })
     }
@@ -176,6 +180,7 @@ impl Feed {
             scan: None,
             sifted: None,
             beside: None,
+            unfilled: None,
             left: None,
         }
     }
@@ -183,6 +188,9 @@ impl Feed {
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>> {
         if let Some(left) = self.left.take() {
             return Ok(Some(left));
+        }
+        if let Some(rest) = self.unfilled.take() {
+            return self.filled(rest).await.map(Some);
         }
         loop {
             if let Some(scan) = &mut self.scan {
@@ -194,11 +202,7 @@ impl Feed {
                     if batch.keys.is_empty() {
                         continue;
                     }
-                    let batch = match &self.beside {
-                        Some(beside) if beside.touches(&batch.keys) => beside.fill(batch).await?,
-                        _ => batch,
-                    };
-                    return Ok(Some(Piece::Rows(batch)));
+                    return self.filled(batch).await.map(Some);
                 }
                 self.scan = None;
             }
@@ -213,6 +217,7 @@ impl Feed {
         }
     }
 
+<<<<<<< ours
     /// Reads a row group that was offered whole row by row: a file is to end inside of it.
     pub(crate) fn read_by_row(&mut self, group: Group) {
         // Only a source offers row groups.
@@ -220,6 +225,20 @@ impl Feed {
             let open = group.open.values().chain([&group.segment]);
             self.scan = Some(Scan::new(source.store.clone(), group.by_row).with_open(open));
         }
+=======
+    /// Rows with what stands beside them; those that do not fit in come next.
+    async fn filled(&mut self, batch: ScanBatch) -> Result<Piece> {
+        let batch = match &self.beside {
+            Some(beside) if beside.touches(&batch.keys) => {
+                let filled = beside.fill(batch.clone()).await?;
+                let rest = batch.after(filled.keys.len());
+                self.unfilled = (!rest.keys.is_empty()).then_some(rest);
+                filled
+            }
+            _ => batch,
+        };
+        Ok(Piece::Rows(batch))
+>>>>>>> theirs
     }
 
     /// Takes back what was not used.

@@ -126,11 +126,8 @@ impl Row {
             };
         }
         for_each_field!(take_newer);
-        // One and the same operation stays as it was sent.
-        if !(mine.is_single() && theirs.is_single() && mine.newest == theirs.newest) {
-            mine.sources[EXTRA] = mine.sources[EXTRA].max(theirs.sources[EXTRA]);
-            self.extra = Extra::merge(self.extra, other.extra);
-        }
+        mine.sources[EXTRA] = mine.sources[EXTRA].max(theirs.sources[EXTRA]);
+        self.extra = Extra::merge(self.extra, other.extra);
         mine.post = mine.post.or(theirs.post);
         mine.patched |= theirs.patched;
         mine.oldest = mine.oldest.min(theirs.oldest);

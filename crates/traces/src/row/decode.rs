@@ -132,7 +132,7 @@ impl<'a> RowReader<'a> {
             Provenance::decode(stored, self.seqs.value(index)).ok_or_else(corrupt)?;
         // Where `extra` was not read, its keys are not known either.
         let extra = match keys.filter(|_| provenance.is_set(EXTRA)) {
-            Some(keys) => Some(Extra::restore(keys, sources, !provenance.is_single()).ok_or_else(corrupt)?),
+            Some(keys) => Some(Extra::restore(keys, sources, provenance.sources[EXTRA]).ok_or_else(corrupt)?),
             None => None,
         };
         if extra.is_none() {

@@ -8,10 +8,11 @@
 //! - any other value takes the place of all that is older. A newer object takes its place in turn, with nothing but keys
 //!   that are newer than it.
 //!
-//! What one operation alone said stays as it was sent. It is taken apart when a second operation meets it.
+//! What the post alone said stays as it was sent, so rows without patches cost nothing. Once a patch says something, all
+//! of it is taken apart and put together by the order of its keys, whatever met first.
 //!
-//! Several operations together may say more than a row can hold. Then the oldest values are left out and the key
-//! [`TRUNCATED`] says so: see [`merged`].
+//! Operations together may say more than a row can hold. Then the oldest values are left out and the key [`TRUNCATED`]
+//! says so: see [`merged`].
 
 mod merged;
 mod stored;
@@ -23,7 +24,12 @@ use serde_json::value::RawValue;
 
 use self::merged::Merged;
 pub use self::stored::Sources;
+<<<<<<< ours
 use towpath_domain::json::decode;
+=======
+use super::provenance::POST;
+use crate::accept::decode;
+>>>>>>> theirs
 
 /// Keys with their raw JSON text.
 pub type Keys = Vec<(String, String)>;
@@ -31,7 +37,7 @@ pub type Keys = Vec<(String, String)>;
 /// Keys whose values merge by the keys inside of them.
 const OBJECTS: [&str; 2] = ["metadata", "runtime"];
 
-/// Most bytes of keys and values that several operations leave in a row.
+/// Most bytes of keys and values that patches leave in a row.
 const LIMIT: u64 = 64 << 20;
 
 /// Stands in `extra` when older values were left out. What clients send under this name is not kept.
@@ -40,14 +46,9 @@ const TRUNCATED: &str = "__truncated__";
 /// What was said of `extra`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Extra {
-    /// By one operation.
-    Sent {
-        /// Which one, as in the provenance.
-        source: i64,
-        /// Sorted, each once.
-        keys: Keys,
-    },
-    /// By the operations of a row that has several, even if only one of them says something.
+    /// By the post alone: keys in order, each once.
+    Sent(Keys),
+    /// By a patch at least.
     Merged(Box<Merged>),
 }
 
@@ -55,18 +56,24 @@ impl Extra {
     /// What one operation says.
     pub fn sent(source: i64, mut keys: Keys) -> Self {
         normalise(&mut keys);
-        keys.retain(|(key, text)| key != TRUNCATED && !(is_object(key) && text.trim() == "null"));
-        Self::Sent { source, keys }
+        keys.retain(|(key, text)| key != TRUNCATED && !says_nothing(key, text));
+        match source {
+            POST => Self::Sent(keys),
+            patch => Self::Merged(Box::new(Merged::of(patch, keys))),
+        }
     }
 
-    /// What both say, of two rows that are not of the same single operation.
+    /// What both say. They are not of two posts.
     pub fn merge(mine: Option<Self>, theirs: Option<Self>) -> Option<Self> {
-        let merged = match (mine, theirs) {
-            (None, None) => return None,
-            (Some(one), None) | (None, Some(one)) => one.into_merged(),
-            (Some(mine), Some(theirs)) => mine.into_merged().join(theirs.into_merged(), LIMIT),
-        };
-        Some(Self::Merged(merged))
+        match (mine, theirs) {
+            // Both are what the one post says.
+            (Some(Self::Sent(keys)), Some(Self::Sent(_))) => Some(Self::Sent(keys)),
+            (Some(mine), Some(theirs)) => {
+                let merged = mine.into_merged().join(theirs.into_merged(), LIMIT);
+                Some(Self::Merged(merged))
+            }
+            (one, other) => one.or(other),
+        }
     }
 
     /// Forgets what a post said. A patch has said something, too.
@@ -78,7 +85,7 @@ impl Extra {
 
     fn into_merged(self) -> Box<Merged> {
         match self {
-            Self::Sent { source, keys } => Box::new(Merged::of(source, keys)),
+            Self::Sent(keys) => Box::new(Merged::of(POST, keys)),
             Self::Merged(merged) => merged,
         }
     }
@@ -86,7 +93,7 @@ impl Extra {
     /// Keys of the top level in order, as they are shown.
     pub fn keys(&self) -> Cow<'_, [(String, String)]> {
         match self {
-            Self::Sent { keys, .. } => Cow::Borrowed(keys.as_slice()),
+            Self::Sent(keys) => Cow::Borrowed(keys.as_slice()),
             Self::Merged(merged) => Cow::Owned(merged.bounded(LIMIT).keys()),
         }
     }
@@ -94,7 +101,7 @@ impl Extra {
     /// The value of a key of the top level, as it is shown.
     pub fn get(&self, key: &str) -> Option<Cow<'_, str>> {
         match self {
-            Self::Sent { keys, .. } => keys
+            Self::Sent(keys) => keys
                 .binary_search_by(|(known, _)| known.as_str().cmp(key))
                 .ok()
                 .map(|at| Cow::Borrowed(keys[at].1.as_str())),
@@ -110,14 +117,15 @@ impl Extra {
     /// About how many bytes it holds.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Sent { keys, .. } => keys.iter().map(|(key, text)| key.len() + text.len()).sum(),
+            Self::Sent(keys) => keys.iter().map(|(key, text)| key.len() + text.len()).sum(),
             Self::Merged(merged) => merged.bytes(),
         }
     }
 }
 
-fn is_object(key: &str) -> bool {
-    OBJECTS.contains(&key)
+/// `null` in place of an object whose keys merge.
+fn says_nothing(key: &str, text: &str) -> bool {
+    OBJECTS.contains(&key) && text.trim() == "null"
 }
 
 /// Sorts by key, so that what was sent in any order gives one text. Of a key that stands twice the last counts, as
@@ -182,7 +190,6 @@ impl<'de> Visitor<'de> for ObjectVisitor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::provenance::POST;
     use super::*;
 
     fn pairs(list: &[(&str, &str)]) -> Keys {
@@ -220,15 +227,18 @@ mod tests {
     }
 
     #[test]
-    fn one_operation_stays_as_it_was_sent() {
+    fn what_the_post_alone_says_stays_as_it_was_sent() {
         let text = r#"{ "b": 1, "a" :2.50, "b":3 }"#;
-        let sent = Extra::sent(
-            4,
-            pairs(&[("runtime", "null"), ("metadata", text), ("__truncated__", "1")]),
-        );
-        assert_eq!(sent.text(), format!(r#"{{"metadata":{text}}}"#));
-        assert_eq!(sent.get("metadata").as_deref(), Some(text));
-        assert_eq!(sent.get("runtime"), None);
+        let keys = pairs(&[("runtime", "null"), ("metadata", text), ("__truncated__", "1")]);
+        let post = Extra::sent(POST, keys.clone());
+        assert_eq!(post.text(), format!(r#"{{"metadata":{text}}}"#));
+        assert_eq!(post.get("metadata").as_deref(), Some(text));
+        assert_eq!(post.get("runtime"), None);
+        assert_eq!(Extra::merge(Some(post.clone()), None), Some(post.clone()));
+        assert_eq!(Extra::merge(Some(post.clone()), Some(post.clone())), Some(post));
+        let patch = Extra::sent(4, keys);
+        assert_eq!(patch.text(), r#"{"metadata":{"a":2.50,"b":3}}"#);
+        assert_eq!(patch.get("runtime"), None);
     }
 
     #[test]

@@ -87,11 +87,6 @@ impl Provenance {
         self.sources[at] != UNSET
     }
 
-    /// Whether it is of a single operation.
-    pub const fn is_single(&self) -> bool {
-        self.oldest == self.newest
-    }
-
     /// As stored. `extra` knows itself where its keys come from.
     pub fn encode(&self, extra: Option<&Extra>, overrides: &Overrides) -> Vec<u8> {
         let mut out = Vec::with_capacity(16);

@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::mem;
 
-use super::{Keys, OBJECTS, TRUNCATED, compose_pairs, normalise, parse};
+use super::{Keys, OBJECTS, TRUNCATED, compose_pairs, normalise, parse, says_nothing};
 use crate::row::provenance::{POST, UNSET};
 
 /// The keys of the top level, then those inside of each of `OBJECTS`.
@@ -132,6 +132,10 @@ impl Merged {
 
     /// Adds what an operation said under a key of the top level that is not there yet.
     pub fn add(&mut self, source: i64, key: String, text: String) {
+        // Stored by the first version, which kept it as a value.
+        if says_nothing(&key, &text) {
+            return;
+        }
         if let Some(at) = OBJECTS.iter().position(|object| *object == key) {
             if let Some(mut inner) = text.trim_start().starts_with('{').then(|| parse(&text).ok()).flatten() {
                 normalise(&mut inner);
@@ -165,13 +169,14 @@ impl Merged {
                 self.replace_below(at);
             }
         }
+        self.settle();
         for group in 0..GROUPS {
             let floor = group.checked_sub(1).map_or(UNSET, |at| self.objects[at].floor);
             for (key, value) in mem::take(&mut other.values[group]) {
                 if self.is_cut(group, &key, value.source, value.weight) {
                     continue;
                 }
-                if value.source <= floor {
+                if value.source <= floor || group == 0 && self.is_object(&key) {
                     self.put_older(group, &key, &[value.replaced()]);
                 } else {
                     self.put(group, key, value);
@@ -182,7 +187,6 @@ impl Merged {
                 self.put_older(group, &key, &older);
             }
         }
-        self.settle();
         if self.weight > limit.saturating_mul(2) {
             self.bound(limit);
         }
@@ -342,6 +346,12 @@ impl Merged {
     fn floor(&self, at: usize) -> i64 {
         let whole = self.values[0].get(OBJECTS[at]).map_or(UNSET, |value| value.source);
         whole.max(self.objects[at].floor)
+    }
+
+    /// Whether an object is newer than everything else that was said under this key of the top level.
+    fn is_object(&self, key: &str) -> bool {
+        let at = OBJECTS.iter().position(|object| *object == key);
+        at.is_some_and(|at| self.objects[at].source != UNSET)
     }
 
     /// Takes keys of an object away that something newer took the place of.

@@ -27,7 +27,7 @@ use crate::row::provenance::{POST, UNSET, get, put};
 pub enum Sources {
     /// All of them from one operation.
     One(i64),
-    /// From several, by key of the top level.
+    /// From several, by key of the top level: version 1.
     Keys(Vec<i64>),
     /// From several.
     Several(Several),
@@ -50,7 +50,7 @@ impl Extra {
     /// What [`Sources::read`] reads. `newest` is the highest sequence of the row.
     pub fn write(&self, out: &mut Vec<u8>, newest: i64) {
         let merged = match self {
-            Self::Sent { source, .. } => return write_one(out, newest, *source),
+            Self::Sent(_) => return write_one(out, newest, POST),
             Self::Merged(merged) => merged.bounded(LIMIT),
         };
         match merged.only_source() {
@@ -59,27 +59,19 @@ impl Extra {
         }
     }
 
-    /// From the keys of the stored text. `several` says whether the row is made of several operations. `None` when keys
-    /// and sources do not fit together.
-    pub fn restore(keys: Keys, sources: Sources, several: bool) -> Option<Self> {
+    /// From the keys of the stored text. `newest` is the newest operation that said something. `None` when keys and
+    /// sources do not fit together.
+    pub fn restore(keys: Keys, sources: Sources, newest: i64) -> Option<Self> {
+        if newest == POST {
+            return Some(Self::Sent(keys));
+        }
         let merged = match sources {
-            Sources::One(source) => {
-                let sent = Self::sent(source, keys);
-                return Some(if several {
-                    Self::Merged(sent.into_merged())
-                } else {
-                    sent
-                });
-            }
+            Sources::One(source) => Merged::of(source, keys),
             Sources::Keys(sources) if sources.len() != keys.len() => return None,
-            Sources::Keys(sources) if !several => return Some(Self::sent(*sources.first()?, keys)),
             Sources::Keys(sources) => {
                 let mut merged = Merged::default();
                 for ((key, text), source) in keys.into_iter().zip(sources) {
-                    // Version 1 kept `null` as a value.
-                    if !(OBJECTS.contains(&key.as_str()) && text.trim() == "null") {
-                        merged.add(source, key, text);
-                    }
+                    merged.add(source, key, text);
                 }
                 merged
             }

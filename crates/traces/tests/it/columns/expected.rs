@@ -35,7 +35,8 @@ pub fn rows(tenant: TenantId, project: ProjectId, accepted: &[(i64, Operation)])
 fn add(extra: &mut Option<Map<String, Value>>, said: Option<Vec<(String, String)>>) {
     let Some(said) = said else { return };
     let extra = extra.get_or_insert_default();
-    for (key, text) in said {
+    // Of a key that one operation says twice the last counts.
+    for (key, text) in said.into_iter().collect::<BTreeMap<_, _>>() {
         let value: Value = serde_json::from_str(&text).unwrap();
         let by_key = ["metadata", "runtime"].contains(&key.as_str());
         match (extra.get_mut(&key), value) {
