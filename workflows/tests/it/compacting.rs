@@ -20,7 +20,8 @@ use crate::home::{DAY_ROWS, Database, Home, on_both_databases, time};
 
 const LIVE: &str = "SELECT count(*) FROM segment WHERE state = 'live'";
 const COMPACTED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND compacted";
-const WRITING: &str = "SELECT count(*) FROM segment WHERE state = 'writing'";
+const WRITING: &str = "SELECT (SELECT count(*) FROM segment WHERE state = 'writing')
+                            + (SELECT count(*) FROM run_index WHERE state = 'writing')";
 const PARTS: &str = "SELECT count(*) FROM segment_part";
 const ALL: &str = "SELECT count(*) FROM segment";
 /// Longer than a sweep waits for queries.
@@ -58,7 +59,7 @@ impl Home {
         home
     }
 
-    async fn compact(&self, day: &str) {
+    pub(crate) async fn compact(&self, day: &str) {
         let compact = CompactDay::whole(self.tenant, self.project().await, time(day).day());
         let how = Start::new(self.tenant).lane(compact.lane());
         self.store()
