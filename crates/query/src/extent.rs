@@ -71,11 +71,7 @@ impl Snapshot {
         let mut tries = 0;
         loop {
             tries += 1;
-<<<<<<< ours
-            match self.find_traces(traces, projects, range).await {
-=======
             match self.search(traces, projects, range).await {
->>>>>>> theirs
                 // It was replaced and removed since it was listed; what is in it lies elsewhere by now.
                 Err(Error::Columnar(error)) if tries < TRIES && is_gone(&error) => {}
                 found => return found,
@@ -83,11 +79,7 @@ impl Snapshot {
         }
     }
 
-<<<<<<< ours
-    async fn find_traces(
-=======
     async fn search(
->>>>>>> theirs
         &self,
         traces: &BTreeSet<Uuid>,
         projects: Option<&[ProjectId]>,

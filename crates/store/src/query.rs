@@ -166,11 +166,7 @@ impl Query {
 
     /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
     pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
-<<<<<<< ours
-        let (pattern, operator) = (caseless::pattern(self.dialect, part), caseless::operator(self.dialect));
-=======
         let (operator, pattern) = (caseless::operator(self.dialect), caseless::pattern(self.dialect, part));
->>>>>>> theirs
         self.push(column).push(operator).bind(Arg::Text(pattern))
     }
 

@@ -217,7 +217,6 @@ impl Feed {
         }
     }
 
-<<<<<<< ours
     /// Reads a row group that was offered whole row by row: a file is to end inside of it.
     pub(crate) fn read_by_row(&mut self, group: Group) {
         // Only a source offers row groups.
@@ -225,7 +224,8 @@ impl Feed {
             let open = group.open.values().chain([&group.segment]);
             self.scan = Some(Scan::new(source.store.clone(), group.by_row).with_open(open));
         }
-=======
+    }
+
     /// Rows with what stands beside them; those that do not fit in come next.
     async fn filled(&mut self, batch: ScanBatch) -> Result<Piece> {
         let batch = match &self.beside {
@@ -238,7 +238,6 @@ impl Feed {
             _ => batch,
         };
         Ok(Piece::Rows(batch))
->>>>>>> theirs
     }
 
     /// Takes back what was not used.

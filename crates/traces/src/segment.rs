@@ -24,11 +24,8 @@ use parquet::schema::types::ColumnPath;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 pub use locate::Located;
-<<<<<<< ours
 pub(crate) use object::Object;
-=======
 pub(crate) use read::Footer;
->>>>>>> theirs
 pub use read::{Batches, Segment};
 pub(crate) use search::Filters;
 pub use search::{Hit, Lineage};

@@ -8,12 +8,8 @@ use towpath_domain::export::ExportStatus;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, Shard, TenantId, TraceRunId};
 use towpath_durable::{Lane, Start};
-<<<<<<< ours
-use towpath_store::pending_patches;
 use towpath_store::quarantine::Kind;
-=======
-use towpath_store::Tx;
->>>>>>> theirs
+use towpath_store::{Tx, pending_patches};
 use towpath_traces::accept::Route;
 use towpath_traces::sample::Which;
 use towpath_traces::wal::{self, OnRegistered, Wal};

@@ -24,12 +24,9 @@ use serde_json::value::RawValue;
 
 use self::merged::Merged;
 pub use self::stored::Sources;
-<<<<<<< ours
 use towpath_domain::json::decode;
-=======
+
 use super::provenance::POST;
-use crate::accept::decode;
->>>>>>> theirs
 
 /// Keys with their raw JSON text.
 pub type Keys = Vec<(String, String)>;

@@ -37,7 +37,6 @@ pub struct Object {
     kept: Vec<(u64, Bytes)>,
 }
 
-<<<<<<< ours
 impl Object {
     pub const fn new(store: Arc<dyn ObjectStore>, path: Path) -> Self {
         Self {
@@ -81,14 +80,6 @@ impl Object {
     pub fn kept_bytes(&self) -> usize {
         self.kept.iter().map(|(_, piece)| piece.len()).sum()
     }
-=======
-/// The end of an object.
-#[derive(Clone, Debug)]
-pub struct End {
-    start: u64,
-    bytes: Bytes,
-}
->>>>>>> theirs
 
     fn kept(&self, range: &Range<u64>) -> Option<Bytes> {
         self.kept.iter().find_map(|(start, piece)| {

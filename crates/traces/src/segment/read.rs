@@ -377,11 +377,7 @@ impl Segment {
 
     /// Bytes of the footer in memory.
     pub(crate) fn footer_bytes(&self) -> usize {
-<<<<<<< ours
         self.metadata().memory_size() + SCHEMA_BYTES + self.object.kept_bytes()
-=======
-        self.metadata().memory_size() + SCHEMA_BYTES
->>>>>>> theirs
     }
 
     /// About how many bytes lie in memory while `wanted` rows of these columns are streamed: what was fetched of them,
