@@ -6,6 +6,7 @@ mod backup;
 mod dependencies;
 mod faults;
 mod hints;
+mod ingest_fuzz;
 mod kill;
 mod large;
 mod load;
