@@ -6,8 +6,9 @@
 //!
 //! | job | lane | story |
 //! |---|---|---|
-//! | [`fold_units`] | `fold`, one place | open units of the write-ahead log become segments |
-//! | [`compact_day`] | `compact:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`fold_units`] | `fold:<shard>`, one place | open units of the write-ahead log become segments |
+//! | [`compact_day`] | `compact:<tenant>:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`index_runs`] | `index:<workspace>`, one place | segments come into the index of trace runs by id |
 //! | [`sweep_traces`] | none | days to compact, rows to forget, objects to remove |
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
@@ -30,6 +31,7 @@ pub mod build_revision;
 pub mod clean_export;
 pub mod compact_day;
 pub mod delete_deployment;
+pub mod delete_destination;
 pub mod delete_project;
 pub mod deployment_log;
 pub mod deployments;
@@ -39,9 +41,11 @@ pub mod fold_units;
 pub mod heavy;
 pub mod hosting;
 pub mod images;
+pub mod index_runs;
 mod intents;
 pub mod keep_deployments;
 pub mod metric;
+pub mod quarantine;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;
@@ -66,6 +70,7 @@ pub fn registry() -> Registry<World> {
         .with::<clean_export::CleanExport>()
         .with::<spawn_export::SpawnExport>()
         .with::<compact_day::CompactDay>()
+        .with::<index_runs::IndexRuns>()
         .with::<sweep_traces::SweepTraces>()
         .with::<build_revision::BuildRevision>()
         .with::<delete_deployment::DeleteDeployment>()

@@ -83,6 +83,8 @@ id! {
     SegmentId,
     /// Accepted trace data that could not be folded.
     QuarantineId,
+    /// An immutable Parquet file that says where trace runs lie.
+    RunIndexId,
     /// A destination of bulk exports.
     DestinationId,
     /// A bulk export.

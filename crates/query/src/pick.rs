@@ -8,7 +8,6 @@ use object_store::path::Path;
 use towpath_domain::ProjectId;
 use towpath_traces::row::{Key, Row, RowReader};
 use towpath_traces::scan::PartRef;
-use towpath_traces::schema::segment_schema;
 use towpath_traces::segment::Segment;
 
 use crate::snapshot::{Part, Snapshot};
@@ -21,18 +20,27 @@ const GAP: usize = 8;
 pub struct Picker<'a> {
     snapshot: &'a Snapshot,
     parts: &'a HashMap<ProjectId, Vec<Part>>,
+    /// Positions in the schema of segments.
+    columns: Vec<usize>,
     segments: HashMap<Path, Segment>,
     keys: HashMap<(Path, usize), Arc<Vec<Key>>>,
 }
 
 impl<'a> Picker<'a> {
-    pub fn new(snapshot: &'a Snapshot, parts: &'a HashMap<ProjectId, Vec<Part>>) -> Self {
+    pub fn new(snapshot: &'a Snapshot, parts: &'a HashMap<ProjectId, Vec<Part>>, columns: Vec<usize>) -> Self {
         Self {
             snapshot,
             parts,
+            columns,
             segments: HashMap::new(),
             keys: HashMap::new(),
         }
+    }
+
+    /// With segments that are open already.
+    pub fn with_open(mut self, segments: HashMap<Path, Segment>) -> Self {
+        self.segments = segments;
+        self
     }
 
     async fn open(&mut self, project: ProjectId, at: &PartRef) -> Result<(Segment, Arc<Vec<Key>>)> {
@@ -63,7 +71,6 @@ impl<'a> Picker<'a> {
             wanted.entry(position.project).or_default().push(position.key);
         }
         let mut found: HashMap<Position, Row> = HashMap::with_capacity(positions.len());
-        let columns: Vec<usize> = (0..segment_schema().fields().len()).collect();
         for (project, mut keys) in wanted {
             keys.sort_unstable();
             for part in parts.get(&project).into_iter().flatten() {
@@ -78,7 +85,7 @@ impl<'a> Picker<'a> {
                     continue;
                 }
                 // In one go: runs that a filter picks lie some dozens apart, and many of them share a page.
-                let mut batches = segment.pieces(part.at.row_group, &columns, &ranges)?;
+                let mut batches = segment.pieces(part.at.row_group, &self.columns, &ranges)?;
                 while let Some(batch) = batches.try_next().await? {
                     let reader = RowReader::new(&batch)?;
                     for index in 0..batch.num_rows() {

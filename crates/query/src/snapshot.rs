@@ -2,6 +2,8 @@
 
 mod recent;
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -22,10 +24,14 @@ use recent::Recent;
 use crate::overlay::Overlay;
 use crate::{Error, Result};
 
-/// Bytes of open units that are folded into memory for one query; with more of them it waits for the fold.
+/// Bytes of a workspace's open units that are folded into memory for one query; with more of them it waits for the fold.
 const OPEN_BYTES: i64 = 8 << 20;
+/// The same of their bodies after decoding.
+const OPEN_DECODED_BYTES: i64 = 64 << 20;
 /// How long it waits.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Projects of one statement.
+const PROJECTS: usize = 1000;
 /// How often it looks meanwhile.
 const PACE: Duration = Duration::from_millis(50);
 
@@ -44,6 +50,13 @@ pub struct Part {
     pub at: PartRef,
     /// Rows in it.
     pub rows: u64,
+}
+
+impl Part {
+    /// Whether it may hold starts of a range.
+    pub(crate) fn overlaps(&self, range: &Range<Timestamp>) -> bool {
+        self.at.max_sort_time >= range.start && self.at.min_sort_time < range.end
+    }
 }
 
 /// What a query reads. It stays as it is however much comes in meanwhile.
@@ -79,10 +92,13 @@ impl Reader {
         loop {
             let mut open = self.store.read(async |tx| units::open_of(tx, tenant).await).await?;
             // What comes in while we wait is not ours to wait for.
-            let last = *last.get_or_insert_with(|| open.last().map_or(0, |unit| unit.seq));
+            let registered = || open.iter().map(|unit| unit.seq).max();
+            let last = *last.get_or_insert_with(|| registered().unwrap_or(0));
             open.retain(|unit| unit.seq <= last);
             let late = began.elapsed() > PATIENCE;
-            if open.iter().map(|unit| unit.bytes).sum::<i64>() <= OPEN_BYTES {
+            let bytes: i64 = open.iter().map(|unit| unit.bytes).sum();
+            let decoded_bytes: i64 = open.iter().map(|unit| unit.decoded_bytes).sum();
+            if bytes <= OPEN_BYTES && decoded_bytes <= OPEN_DECODED_BYTES {
                 match self.unfolded(tenant, &open).await {
                     // Folded and swept since the list was read: then it is in a segment.
                     Err(Error::Unfolded(FoldError::Objects(error))) if error.is_not_found() && !late => {}
@@ -96,13 +112,14 @@ impl Reader {
     }
 
     async fn unfolded(&self, tenant: TenantId, open: &[Unit]) -> Result<Snapshot> {
-        let units: Vec<_> = open.iter().map(|unit| unit.id).collect();
+        let units: Vec<_> = open.iter().map(|unit| (unit.id, unit.order())).collect();
         let known = self.recent().find(tenant, &units);
         let open = match known {
             Some(known) => known,
             None => {
-                let bytes = open.iter().map(|unit| unit.bytes).sum();
-                let folded = Arc::new(fold::unfolded(&self.store, &self.objects, tenant, open).await?);
+                // Earlier builds did not count what bodies come to after decoding.
+                let bytes = open.iter().map(|unit| unit.bytes.max(unit.decoded_bytes)).sum();
+                let folded = Arc::new(fold::unfolded(&self.store, &self.objects, open).await?);
                 self.recent().keep(tenant, units, bytes, Arc::clone(&folded));
                 folded
             }
@@ -190,6 +207,49 @@ impl Snapshot {
         Ok(parts)
     }
 
+    /// Row groups of each of `projects` that may hold starts of a range.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn parts_of(
+        &self,
+        projects: &[ProjectId],
+        range: &Range<Timestamp>,
+    ) -> Result<HashMap<ProjectId, Vec<Part>>> {
+        let (tenant, first, last) = (self.tenant, day(range.start), day(range.end));
+        let mut parts: HashMap<ProjectId, Vec<Part>> = projects.iter().map(|id| (*id, Vec::new())).collect();
+        for projects in projects.chunks(PROJECTS) {
+            let live = self
+                .store()
+                .read(async |tx| segments::live_parts_of(tx, tenant, projects, first, last).await)
+                .await?;
+            for placed in live {
+                let part = Part {
+                    at: fold::part_ref(&placed),
+                    rows: u64::try_from(placed.part.rows).unwrap_or_default(),
+                };
+                if part.overlaps(range) {
+                    parts.entry(placed.part.project_id).or_default().push(part);
+                }
+            }
+        }
+        for (project, at, rows) in &self.open.parts {
+            let part = Part {
+                at: at.clone(),
+                rows: *rows,
+            };
+            if let Some(own) = parts.get_mut(project).filter(|_| part.overlaps(range)) {
+                own.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Segments of what is not folded yet, each as often as it has row groups.
+    pub(crate) fn open_paths(&self) -> impl Iterator<Item = &Path> {
+        self.open.parts.iter().map(|(_, at, _)| &at.path)
+    }
+
     /// Where trace runs are, as far as they are found.
     ///
     /// # Errors
@@ -224,7 +284,7 @@ impl Snapshot {
 }
 
 /// A UTC day, within what all parties can say.
-fn day(time: Timestamp) -> NaiveDate {
+pub(crate) fn day(time: Timestamp) -> NaiveDate {
     const FIRST: i64 = -62_135_596_800_000_000;
     const LAST: i64 = 253_402_300_799_000_000;
     Timestamp::from_micros(time.micros().clamp(FIRST, LAST)).day()

@@ -20,8 +20,8 @@ const BYTES: usize = 4 * 1024 * 1024;
 pub(crate) const LARGE: usize = 1024 * 1024;
 
 /// Lists of `rows`, each for one statement. A list is made when it is asked for.
-pub(crate) fn lists<T: Serialize>(rows: impl IntoIterator<Item = T>) -> impl Iterator<Item = String> {
-    let mut rows = rows.into_iter().fuse();
+pub(crate) fn lists<T: Serialize>(rows: Vec<T>) -> impl Iterator<Item = String> {
+    let mut rows = rows.into_iter();
     std::iter::from_fn(move || {
         let mut text = String::from("[");
         for (nth, row) in rows.by_ref().take(ROWS).enumerate() {

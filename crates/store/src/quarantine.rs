@@ -66,6 +66,29 @@ pub struct Entry {
     pub created_at: Timestamp,
 }
 
+impl Entry {
+    /// Where a list that ends with this entry goes on.
+    #[must_use]
+    pub const fn cursor(&self) -> Cursor {
+        Cursor {
+            tenant_id: self.tenant_id,
+            created_at: self.created_at,
+            id: self.id,
+        }
+    }
+}
+
+/// A place in a list of entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// The workspace of the last entry seen.
+    pub tenant_id: TenantId,
+    /// When that entry came here.
+    pub created_at: Timestamp,
+    /// That entry.
+    pub id: QuarantineId,
+}
+
 /// What a workspace has in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Usage {
@@ -165,6 +188,50 @@ pub async fn list(tx: &mut Tx<'_>, tenant: Option<TenantId>, limit: i64, offset:
     query.fetch_all(tx).await
 }
 
+/// As [`list`], from the entry behind `after` on.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn list_after(
+    tx: &mut Tx<'_>,
+    tenant: Option<TenantId>,
+    after: Option<Cursor>,
+    limit: i64,
+) -> Result<Vec<Entry>> {
+    let mut query = Query::new(tx, "SELECT * FROM quarantine");
+    let mut joint = " WHERE ";
+    if let Some(tenant) = tenant {
+        query.push(joint).push("tenant_id = ").bind(Arg::Uuid(tenant.0));
+        joint = " AND ";
+    }
+    if let Some(after) = after {
+        let (tenant, created_at) = (Arg::Uuid(after.tenant_id.0), Arg::Time(after.created_at));
+        // The first condition follows from the rest; with it the index is read from there on.
+        query.push(joint).push("tenant_id >= ").bind(tenant.clone());
+        query.push(" AND (tenant_id > ").bind(tenant.clone());
+        query.push(" OR (tenant_id = ").bind(tenant);
+        query.push(" AND (created_at < ").bind(created_at.clone());
+        query.push(" OR (created_at = ").bind(created_at);
+        query.push(" AND id > ").bind(Arg::Uuid(after.id.0)).push("))))");
+    }
+    query.push(" ORDER BY tenant_id, created_at DESC, id").limit(limit);
+    query.fetch_all(tx).await
+}
+
+/// Entries whose objects were not there, by id from behind `after` on.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn missing_objects(tx: &mut Tx<'_>, after: QuarantineId, limit: i64) -> Result<Vec<Entry>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM quarantine WHERE kind = 'missing' AND id > $1 ORDER BY id LIMIT $2 + 0",
+    )
+    .bind(after)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
 /// What each workspace has in quarantine, only those that have anything.
 ///
 /// # Errors
@@ -179,6 +246,26 @@ pub async fn usage(tx: &mut Tx<'_>) -> Result<Vec<Usage>> {
     .fetch_all(conn)
     .await
     })?)
+}
+
+/// What one workspace has in quarantine.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn usage_of(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Usage> {
+    let (entries, items, bytes) = on!(tx, |conn| sqlx::query_as(
+        "SELECT COUNT(*), CAST(COALESCE(SUM(items), 0) AS bigint), CAST(COALESCE(SUM(bytes), 0) AS bigint)
+         FROM quarantine WHERE tenant_id = $1",
+    )
+    .bind(tenant)
+    .fetch_one(conn)
+    .await)?;
+    Ok(Usage {
+        tenant_id: tenant,
+        entries,
+        items,
+        bytes,
+    })
 }
 
 /// Operations, feedback and attachments in quarantine that may belong to `project` and to starts from `from` until
@@ -218,6 +305,19 @@ pub async fn remove(tx: &mut Tx<'_>, id: QuarantineId) -> Result<bool> {
         .map(|done| done.rows_affected() > 0))?)
 }
 
+/// Takes an entry out and answers it.
+///
+/// # Errors
+/// [`Error::NotFound`](crate::Error::NotFound), also where somebody else was faster.
+pub async fn take(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "DELETE FROM quarantine WHERE id = $1 RETURNING *"
+    )
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Takes the oldest entries of a workspace out, so that it stays within its quota, and answers them.
 ///
 /// # Errors
@@ -247,4 +347,23 @@ pub async fn named(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec<String>> {
     query.any_of("path", paths.iter().cloned().map(Arg::Text));
     let rows: Vec<(String,)> = query.fetch_all(tx).await?;
     Ok(rows.into_iter().map(|row| row.0).collect())
+}
+
+/// Which of these objects an entry or a unit of the write-ahead log names.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn needed(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec<String>> {
+    // One statement: a retry moves a name from one table to the other, and must not slip through between two.
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back differs.
+        sqlite: "SELECT path FROM quarantine WHERE path IN (SELECT value FROM json_each($1))
+                 UNION SELECT path FROM wal_unit WHERE path IN (SELECT value FROM json_each($1))",
+        postgres: "SELECT path FROM quarantine WHERE path = ANY (ARRAY (SELECT json_array_elements_text($1::json)))
+                   UNION SELECT path FROM wal_unit WHERE path = ANY (ARRAY (SELECT json_array_elements_text($1::json)))");
+    let paths = serde_json::to_string(paths).expect("a list of texts is always JSON");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(paths)
+        .fetch_all(conn)
+        .await)?)
 }

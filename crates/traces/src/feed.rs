@@ -41,6 +41,10 @@ pub(crate) struct Group {
     pub(crate) row_group: usize,
     pub(crate) rows: u64,
     pub(crate) last: Key,
+    /// The same rows, read one by one.
+    by_row: Request,
+    /// Segments of that request that are open.
+    open: Arc<HashMap<Path, Segment>>,
 }
 
 /// Chooses among rows, batch by batch.
@@ -209,6 +213,15 @@ impl Feed {
         }
     }
 
+    /// Reads a row group that was offered whole row by row: a file is to end inside of it.
+    pub(crate) fn read_by_row(&mut self, group: Group) {
+        // Only a source offers row groups.
+        if let Some(source) = &self.source {
+            let open = group.open.values().chain([&group.segment]);
+            self.scan = Some(Scan::new(source.store.clone(), group.by_row).with_open(open));
+        }
+    }
+
     /// Takes back what was not used.
     pub(crate) fn give_back(&mut self, piece: Piece) {
         let empty = matches!(&piece, Piece::Rows(batch) if batch.keys.is_empty());
@@ -252,12 +265,12 @@ impl Source {
             segment.check_owner(part.row_group, self.request.tenant, self.request.project)?;
             let columns = self.request.selection.positions();
             if !segment.can_be_copied(part.row_group, columns, self.least_rows) {
-                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+                return Ok(Some(Next::Scan(self.scan(part))));
             }
             if let Some(beside) = beside
                 && beside.touches(&segment.keys(part.row_group).await?)
             {
-                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+                return Ok(Some(Next::Scan(self.scan(part))));
             }
             let last = segment.last_key(part.row_group).await?;
             if after.is_some_and(|after| last <= after) {
@@ -272,7 +285,7 @@ impl Source {
                     .first()
                     .is_none_or(|first| *first <= after)
             {
-                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+                return Ok(Some(Next::Scan(self.scan(part))));
             }
             return Ok(Some(Next::Group(Box::new(Group {
                 rows: segment.group_rows(part.row_group)?,
@@ -280,6 +293,8 @@ impl Source {
                 segment,
                 anew: None,
                 last,
+                by_row: self.of(part),
+                open: Arc::default(),
             }))));
         }
     }
@@ -303,21 +318,33 @@ impl Source {
         {
             return Ok(Some(Next::Scan(Box::new(window.scan(&self.store, &self.request)))));
         }
+        let (by_row, open) = window.by_row(&self.request);
         Ok(Some(Next::Group(Box::new(Group {
             rows: patched.segment.group_rows(patched.row_group)?,
             row_group: patched.row_group,
             segment: patched.segment,
             anew: patched.anew,
             last: patched.last,
+            by_row,
+            open,
         }))))
     }
 
-    fn scan(&self, parts: Vec<PartRef>) -> Box<Scan> {
-        let request = Request {
-            parts,
-            ..self.request.clone()
-        };
-        Box::new(Scan::new(self.store.clone(), request))
+    fn scan(&self, part: PartRef) -> Box<Scan> {
+        Box::new(Scan::new(self.store.clone(), self.of(part)))
+    }
+
+    /// The request for one row group of it.
+    fn of(&self, part: PartRef) -> Request {
+        let all = &self.request;
+        Request {
+            tenant: all.tenant,
+            project: all.project,
+            parts: vec![part],
+            range: all.range.clone(),
+            after: all.after,
+            selection: all.selection.clone(),
+        }
     }
 
     /// The segment at `path`, which stays open until the last of its row groups that stand alone was taken from it.

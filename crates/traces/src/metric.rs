@@ -21,6 +21,8 @@ pub(crate) const SEGMENT_BYTES: &str = "towpath_segment_bytes_total";
 pub(crate) const COMPACTED_SEGMENTS: &str = "towpath_compacted_segments_total";
 pub(crate) const COMPACTED_ROWS: &str = "towpath_compacted_rows_total";
 pub(crate) const COMPACTED_BYTES: &str = "towpath_compacted_bytes_total";
+pub(crate) const INDEX_FILES: &str = "towpath_run_index_files_written_total";
+pub(crate) const INDEX_ENTRIES: &str = "towpath_run_index_entries_written_total";
 const OBJECT_SECONDS: &str = "towpath_object_store_seconds";
 const OBJECT_ERRORS: &str = "towpath_object_store_errors_total";
 
@@ -29,7 +31,7 @@ pub fn describe() {
     metrics::describe_histogram!(
         WAL_FLUSH,
         Unit::Seconds,
-        "Writing and registering one unit of the write-ahead log"
+        "Writing and registering what came together into the write-ahead log"
     );
     metrics::describe_gauge!(WAL_WAITING, Unit::Bytes, "Accepted trace data that waits to be written");
     metrics::describe_counter!(WAL_BYTES, Unit::Bytes, "Trace data written to the write-ahead log");
@@ -37,7 +39,7 @@ pub fn describe() {
     metrics::describe_counter!(
         WAL_FAILED,
         Unit::Count,
-        "Units that could not be written; their senders were told to try again"
+        "Flushes of the write-ahead log that could not be written; their senders were told to try again"
     );
     metrics::describe_counter!(
         WAL_MISSING,
@@ -50,18 +52,28 @@ pub fn describe() {
         "Parts of accepted units that could not be read; kept under quarantine/"
     );
     metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations folded into segments");
-    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
     metrics::describe_counter!(
         DROPPED_OPERATIONS,
         Unit::Count,
-        "Accepted operations of projects that were deleted before they were folded"
+        "Operations whose project was deleted between their 202 and their fold"
     );
+    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
     metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
     metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
     metrics::describe_counter!(SEGMENT_BYTES, Unit::Bytes, "Bytes of segments written");
     metrics::describe_counter!(COMPACTED_SEGMENTS, Unit::Count, "Segments written by compaction");
     metrics::describe_counter!(COMPACTED_ROWS, Unit::Count, "Rows of segments written by compaction");
     metrics::describe_counter!(COMPACTED_BYTES, Unit::Bytes, "Bytes of segments written by compaction");
+    metrics::describe_counter!(
+        INDEX_FILES,
+        Unit::Count,
+        "Files of the index of trace runs written, merged ones among them"
+    );
+    metrics::describe_counter!(
+        INDEX_ENTRIES,
+        Unit::Count,
+        "Entries of files of the index of trace runs written"
+    );
     metrics::describe_histogram!(
         OBJECT_SECONDS,
         Unit::Seconds,
@@ -80,11 +92,13 @@ pub fn describe() {
         WAL_MISSING,
         WAL_DAMAGED,
         FOLDED_OPERATIONS,
-        FOLDED_UNITS,
         DROPPED_OPERATIONS,
+        FOLDED_UNITS,
         COMPACTED_SEGMENTS,
         COMPACTED_ROWS,
         COMPACTED_BYTES,
+        INDEX_FILES,
+        INDEX_ENTRIES,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -4,6 +4,7 @@ mod folder;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -20,6 +21,7 @@ use uuid::Uuid;
 
 use self::folder::Folder;
 use crate::metric;
+use crate::run_index::cache::Cache;
 
 /// Folder of files that are being written, of a local store.
 const UNFINISHED: &str = "tmp";
@@ -65,11 +67,12 @@ impl ObjectsError {
     }
 }
 
-/// A store of objects. Clones share it.
+/// A store of objects, with what stays in memory of those that lookups by id read. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
     local: Option<Arc<Local>>,
+    cache: Arc<Cache>,
 }
 
 #[derive(Debug)]
@@ -112,6 +115,7 @@ impl Objects {
         Ok(Self {
             store: Arc::new(Folder::new(local.clone())),
             local: Some(local),
+            cache: Arc::default(),
         })
     }
 
@@ -146,16 +150,40 @@ impl Objects {
         } else {
             Arc::new(PrefixStore::new(store, prefix.clone()))
         };
-        Ok(Self { store, local: None })
+        Ok(Self::over(store))
+    }
+
+    /// Objects of a store that was made elsewhere.
+    #[must_use]
+    pub fn over(store: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            store,
+            local: None,
+            cache: Arc::default(),
+        }
+    }
+
+    /// With a cache of at most so many bytes for [lookups by id](crate::run_index::locate).
+    #[must_use]
+    pub fn with_index_cache(mut self, bytes: usize) -> Self {
+        self.cache = Arc::new(Cache::new(bytes));
+        self
+    }
+
+    /// How many bytes the cache for lookups by id holds.
+    #[must_use]
+    pub fn index_cache_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.cache
     }
 
     /// Objects that live as long as this value: for tests and throw-away runs.
     #[must_use]
     pub fn memory() -> Self {
-        Self {
-            store: Arc::new(InMemory::new()),
-            local: None,
-        }
+        Self::over(Arc::new(InMemory::new()))
     }
 
     /// The store itself, for readers.
@@ -263,6 +291,28 @@ impl Objects {
     /// What the store says; see [`ObjectsError::is_not_found`].
     pub async fn get(&self, path: &Path) -> Result<Bytes, ObjectsError> {
         let get = async { Ok(self.store.get(path).await?.bytes().await?) };
+        metric::object_call("get", get, ObjectsError::is_not_found).await
+    }
+
+    /// Part of an object; less of it where the object ends before `range` does.
+    ///
+    /// # Errors
+    /// What the store says; see [`ObjectsError::is_not_found`].
+    pub async fn get_range(&self, path: &Path, range: Range<u64>) -> Result<Bytes, ObjectsError> {
+        let get = async {
+            let error = match self.store.get_range(path, range.clone()).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => ObjectsError::from(error),
+            };
+            if error.is_not_found() {
+                return Err(error);
+            }
+            // A range that begins behind the end is an error to every store, in words of its own.
+            match self.store.head(path).await {
+                Ok(object) if object.size <= range.start => Ok(Bytes::new()),
+                _ => Err(error),
+            }
+        };
         metric::object_call("get", get, ObjectsError::is_not_found).await
     }
 
@@ -423,6 +473,20 @@ mod tests {
         objects.delete(&path).await.unwrap();
         objects.delete(&path).await.unwrap();
         assert!(objects.get(&path).await.unwrap_err().is_not_found());
+    }
+
+    #[tokio::test]
+    async fn part_of_an_object_is_what_there_is_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for objects in [Objects::folder(folder.path()).unwrap(), Objects::memory()] {
+            let path = Path::from("wal/one.unit");
+            objects.put(&path, vec![Bytes::from_static(b"canal")]).await.unwrap();
+            for (range, part) in [(1..3, "an"), (3..9, "al"), (5..9, ""), (7..9, "")] {
+                assert_eq!(objects.get_range(&path, range).await.unwrap(), part);
+            }
+            let missing = objects.get_range(&Path::from("wal/two.unit"), 1..3).await;
+            assert!(missing.unwrap_err().is_not_found());
+        }
     }
 
     #[tokio::test]

@@ -86,6 +86,13 @@ class Yard:
         """As the database has it: the API may be dead."""
         return harness.psql(f"SELECT status FROM revision WHERE id = '{revision}'", self.world.database).strip()
 
+    def attempts(self, revision):
+        """How often its build was begun and lost, for the text of a failed assertion."""
+        if not self.world.database:
+            return "not asked"
+        asked = f"SELECT attempt, failures, lost_leases FROM job WHERE kind = 'build_revision' AND input LIKE '%{revision}%'"
+        return harness.psql(asked, self.world.database).strip()
+
     def serving(self):
         """What serves now: a process, or a container that was started on the deployment's database."""
         if self.backend == "process":
@@ -112,7 +119,7 @@ class Yard:
         fetched = text.count("fetching ")
         place = "containers" if self.backend == "docker" else self.world.layout
         table.append(HEAD, (place, name, step, found["status"], built))
-        assert (built, fetched) == (1, 1), text
+        assert (built, fetched) == (1, 1), f"{text}\nattempts|failures|lost leases: {self.attempts(revision)}"
 
         async def ask():
             async with client(self.world, "drill") as sdk:

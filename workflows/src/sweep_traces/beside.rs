@@ -1,12 +1,14 @@
 //! What lay beside trace runs that are gone: feedback on them, and files that came with them.
 
+use std::collections::HashSet;
+
 use chrono::NaiveDate;
 use object_store::path::Path;
 use towpath_domain::TraceRunId;
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::feedback;
 use towpath_store::segments::{self, waste};
-use towpath_traces::fold;
+use towpath_traces::fold::{self, Place};
 use towpath_traces::segment::Segment;
 
 use crate::World;
@@ -40,19 +42,25 @@ pub async fn remove(
     for part in parts {
         let row_group = usize::try_from(part.row_group).unwrap_or_default();
         for runs in segment.ids(row_group).await.retry()?.chunks(RUNS) {
-            remove_of(ctx, world, old, runs).await?;
+            remove_of(ctx, world, old, runs, keep_from).await?;
         }
     }
     Ok(())
 }
 
-async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: &[TraceRunId]) -> Result<(), Failure> {
+async fn remove_of(
+    ctx: &mut Ctx,
+    world: &World,
+    old: &segments::Segment,
+    runs: &[TraceRunId],
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
     let tenant = old.tenant_id;
     let read = world.store.read(async |tx| {
         let given = feedback::of_runs(tx, tenant, runs).await?;
         Ok((given, feedback::attachments_of(tx, tenant, runs).await?))
     });
-    let (given, files) = read.await.retry()?;
+    let (mut given, mut files) = read.await.retry()?;
     let mut gone: Vec<TraceRunId> = given.iter().filter_map(|row| row.run_id).collect();
     gone.extend(files.iter().map(|file| file.run_id));
     gone.sort_unstable();
@@ -64,9 +72,19 @@ async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: 
     let live = fold::locate(&world.store, &world.objects, tenant, &gone)
         .await
         .retry()?;
-    gone.retain(|run| live.iter().all(|(id, _)| id != run));
-    for file in files.iter().filter(|file| gone.contains(&file.run_id)) {
-        world.objects.delete(&Path::from(file.path.as_str())).await.retry()?;
-    }
-    ctx.commit(async |tx| feedback::forget(tx, tenant, &gone).await).await
+    // The index still names what was on days past their time.
+    let is_kept = |place: &Place| keep_from.is_none_or(|keep_from| place.sort_time.day() >= keep_from);
+    let live: HashSet<TraceRunId> = live
+        .into_iter()
+        .filter(|(_, place)| is_kept(place))
+        .map(|(id, _)| id)
+        .collect();
+    gone.retain(|run| !live.contains(run));
+    given.retain(|row| row.run_id.is_some_and(|run| gone.binary_search(&run).is_ok()));
+    files.retain(|file| gone.binary_search(&file.run_id).is_ok());
+    ctx.commit(async |tx| {
+        feedback::forget(tx, tenant, &given).await?;
+        feedback::detach(tx, tenant, &files).await.map(drop)
+    })
+    .await
 }

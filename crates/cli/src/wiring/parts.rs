@@ -63,7 +63,9 @@ impl Shared {
             .iter()
             .map(|(name, value)| (name.clone(), value.reveal().to_owned()))
             .collect();
-        let objects = Objects::open(&settings.objects, &aws).context("objects")?;
+        let objects = Objects::open(&settings.objects, &aws)
+            .context("objects")?
+            .with_index_cache(settings.index_cache_bytes);
         let sealer = storage::sealer(settings, store.dialect())?;
         let destinations = towpath_outbound::Settings {
             guard: Guard::new(Policy {
@@ -155,11 +157,13 @@ impl Shared {
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 fold_delay: settings.fold_delay,
+                pending: settings.pending,
                 ..Sizes::default()
             },
             exports: settings.exports,
             keeping: Keeping {
                 days: settings.retention_days,
+                quarantine: settings.quarantine,
                 ..Keeping::default()
             },
         })

@@ -17,6 +17,7 @@ CREATE TABLE quarantine (
     created_at    INTEGER NOT NULL
 ) STRICT;
 CREATE INDEX quarantine_listing ON quarantine (tenant_id, created_at DESC, id);
+CREATE INDEX quarantine_path ON quarantine (path);
 
 -- Frames of an open unit that are folded or quarantined already, counted from its first. More than none only where the
 -- unit could not be folded as a whole.

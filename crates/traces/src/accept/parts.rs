@@ -33,6 +33,19 @@ pub struct AttachmentPart<'a> {
     pub data: &'a [u8],
 }
 
+impl AttachmentPart<'_> {
+    /// Checks that the content type can be given back in a header. Only what comes in is held to that: bodies that
+    /// were acknowledged without it have to be read.
+    pub fn check(&self) -> Result<(), Refusal> {
+        if self.content_type.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Ok(());
+        }
+        let place = shown(&format!("attachment.{}.{}", self.run, self.name));
+        let what = "its content type may hold visible ASCII characters only, such as `image/png`";
+        Err(Refusal::invalid(place, what))
+    }
+}
+
 /// How bytes are read as JSON: [`json::check`], or [`json::known`] where that was done before.
 pub type ReadJson = for<'a> fn(&'a [u8]) -> Result<&'a str, json::Invalid>;
 

@@ -8,7 +8,6 @@ use object_store::path::Path;
 use towpath_domain::{ProjectId, SegmentId, TenantId, TraceRunId};
 
 use super::{FoldError, Folded, NewSegment, Place};
-use crate::compact::SEGMENT_GROUPS;
 use crate::objects::Objects;
 use crate::operation::Operation;
 use crate::row::Row;
@@ -60,23 +59,22 @@ impl Groups {
         }
     }
 
-    /// Writes segments for each workspace and starts anew. A segment has a bounded number of row groups: its footer is
-    /// read as a whole, and the format numbers them in 16 bits.
-    pub async fn flush<E>(
-        &mut self,
+    /// Writes segments for each workspace. A segment has a bounded number of row groups: its footer is read as a whole,
+    /// and the format numbers them in 16 bits.
+    pub async fn write<E>(
+        mut self,
         objects: &Objects,
+        segment_groups: usize,
         intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
         folded: &mut Folded,
     ) -> Result<(), FoldError<E>> {
-        self.bytes = 0;
-        self.count = 0;
         while let Some((tenant, mut groups)) = self.tenants.pop_first() {
             while !groups.is_empty() {
                 let id = SegmentId::new();
                 let path = segment::path(tenant, id);
                 intend(tenant, id, &path).await.map_err(FoldError::Intend)?;
                 let mut writer = SegmentWriter::new(objects.store().clone(), path.clone(), tenant)?;
-                while writer.row_groups() < SEGMENT_GROUPS
+                while writer.row_groups() < segment_groups
                     && let Some(((project, _), rows)) = groups.pop_first()
                 {
                     writer.write_group(project, rows.into_values()).await?;

@@ -8,24 +8,22 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
-use towpath_store::{Store, projects, segments};
+use towpath_store::{Store, projects};
 
-use super::InnerError;
-use crate::columnar;
+use super::{Body, InnerError};
 use crate::objects::Objects;
 use crate::operation::{Operation, Verb};
-use crate::segment::Segment;
+use crate::run_index;
 
-/// Where a trace run lies.
+/// Where a trace run lies. Of several places of one id the smallest counts, in this order of fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Its project.
-    pub project: ProjectId,
     /// Where it sorts, which also gives its day.
     pub sort_time: Timestamp,
+    /// Its project.
+    pub project: ProjectId,
 }
 
 /// What becomes of an operation.
@@ -43,10 +41,10 @@ pub enum Placement {
 pub struct Places<'a> {
     store: &'a Store,
     objects: &'a Objects,
-    /// Projects by name. `None` was deleted.
+    /// Projects by name, in units of builds that kept no ids. `None` was deleted.
     names: HashMap<(TenantId, String), Option<ProjectId>>,
-    /// Whether a project is there.
-    projects: HashMap<(TenantId, ProjectId), bool>,
+    /// Projects that were looked up, and whether they were deleted.
+    deleted: HashMap<(TenantId, ProjectId), bool>,
     /// Trace runs that were looked up or placed. `None` lies nowhere yet.
     known: HashMap<(TenantId, TraceRunId), Option<Place>>,
     /// Trace runs that this fold placed.
@@ -59,19 +57,36 @@ impl<'a> Places<'a> {
             store,
             objects,
             names: HashMap::new(),
-            projects: HashMap::new(),
+            deleted: HashMap::new(),
             known: HashMap::new(),
             placed: BTreeMap::new(),
         }
     }
 
-    /// Learns where earlier folds have placed these trace runs. Has to come before [`Places::place`] of any of them.
-    pub async fn look_up(&mut self, runs: impl IntoIterator<Item = (TenantId, TraceRunId)>) -> Result<(), InnerError> {
+    /// Learns where earlier folds have placed the trace runs of these bodies, and which of their projects were deleted.
+    /// Has to come before [`Places::place`] of any of their operations.
+    pub(super) async fn look_up(&mut self, bodies: &[Body]) -> Result<(), InnerError> {
         let mut wanted: BTreeMap<TenantId, BTreeSet<TraceRunId>> = BTreeMap::new();
-        for (tenant, run) in runs {
-            if let Entry::Vacant(free) = self.known.entry((tenant, run)) {
+        let mut projects: BTreeMap<TenantId, BTreeSet<ProjectId>> = BTreeMap::new();
+        for (tenant, operation) in bodies.iter().flat_map(Body::operations) {
+            if let Entry::Vacant(free) = self.known.entry((tenant, operation.id)) {
                 free.insert(None);
-                wanted.entry(tenant).or_default().insert(run);
+                wanted.entry(tenant).or_default().insert(operation.id);
+            }
+            if let Some(ProjectRef::Id(project)) = operation.project
+                && !self.deleted.contains_key(&(tenant, project))
+            {
+                projects.entry(tenant).or_default().insert(project);
+            }
+        }
+        for (tenant, named) in projects {
+            let named: Vec<ProjectId> = named.into_iter().collect();
+            let gone = self
+                .store
+                .read(async |tx| projects::deleted(tx, tenant, &named).await)
+                .await?;
+            for project in named {
+                self.deleted.insert((tenant, project), gone.contains(&project));
             }
         }
         for (tenant, runs) in wanted {
@@ -120,14 +135,17 @@ impl<'a> Places<'a> {
     /// The project that is meant, unless it was deleted.
     async fn project(&mut self, tenant: TenantId, named: &ProjectRef) -> Result<Option<ProjectId>, InnerError> {
         let name = match named {
-            ProjectRef::Id(id) => return Ok(self.is_there(tenant, *id).await?.then_some(*id)),
+            ProjectRef::Id(id) => {
+                let deleted = self.deleted.get(&(tenant, *id)).copied().unwrap_or_default();
+                return Ok((!deleted).then_some(*id));
+            }
             ProjectRef::Name(name) => name,
         };
         let key = (tenant, name.clone());
         if let Some(known) = self.names.get(&key) {
             return Ok(*known);
         }
-        // It was made when the unit was registered.
+        // It was made when the unit was registered, and had this name then.
         let found = self
             .store
             .read(async |tx| projects::by_name(tx, tenant, name).await)
@@ -136,65 +154,17 @@ impl<'a> Places<'a> {
         self.names.insert(key, found);
         Ok(found)
     }
-
-    async fn is_there(&mut self, tenant: TenantId, project: ProjectId) -> Result<bool, InnerError> {
-        if let Some(&known) = self.projects.get(&(tenant, project)) {
-            return Ok(known);
-        }
-        let found = self
-            .store
-            .read(async |tx| projects::get(tx, tenant, project).await)
-            .await;
-        let there = match found {
-            Ok(_) => true,
-            Err(towpath_store::Error::NotFound) => false,
-            Err(error) => return Err(error.into()),
-        };
-        self.projects.insert((tenant, project), there);
-        Ok(there)
-    }
 }
 
-/// Looks for trace runs by id in the live segments of a workspace, newest first, until all are found. The same one
-/// may be found in several projects of one segment.
+/// As [`run_index::locate`].
 ///
 /// # Errors
-/// The catalog or a segment cannot be read.
+/// The catalog, an index file or a segment cannot be read.
 pub async fn locate(
     store: &Store,
     objects: &Objects,
     tenant: TenantId,
     runs: &[TraceRunId],
 ) -> Result<Vec<(TraceRunId, Place)>, InnerError> {
-    let live = store.read(async |tx| segments::live(tx, tenant).await).await?;
-    let mut wanted = runs.to_vec();
-    let mut found = Vec::new();
-    for segment in live {
-        if wanted.is_empty() {
-            break;
-        }
-        let path = Path::from(segment.path.as_str());
-        let opened = match Segment::open(objects.store().clone(), path).await {
-            Ok(opened) => opened,
-            // It was replaced and removed since the list was read; what is in it lies elsewhere by now.
-            Err(error) if is_gone(&error) => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let located = opened.locate(&wanted).await?;
-        wanted.retain(|run| !located.iter().any(|located| located.id == *run));
-        found.extend(located.into_iter().map(|at| {
-            (
-                at.id,
-                Place {
-                    project: at.project,
-                    sort_time: at.sort_time,
-                },
-            )
-        }));
-    }
-    Ok(found)
-}
-
-fn is_gone(error: &columnar::Error) -> bool {
-    matches!(error.object_store(), Some(object_store::Error::NotFound { .. }))
+    Ok(run_index::locate(store, objects, tenant, runs).await?)
 }

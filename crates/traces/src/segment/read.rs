@@ -12,7 +12,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::basic::Compression;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataBuilder};
 use towpath_domain::{ProjectId, TenantId};
 
 use super::object::Object;
@@ -25,6 +25,12 @@ use crate::upload::Copied;
 /// Most rows of a decoded batch, and about how many bytes of values it holds.
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 2 << 20;
+
+/// Bytes at which a page ends, but for a single larger value.
+const PAGE_BYTES: f64 = (1 << 20) as f64;
+
+/// About what the decoder's view of the columns takes.
+const SCHEMA_BYTES: usize = 16 << 10;
 
 /// A row group of so many bytes of values is worth copying whatever its number of rows.
 const LARGE_BYTES: i64 = 16 << 20;
@@ -45,7 +51,26 @@ impl Segment {
     /// # Errors
     /// The object can't be read or is no segment.
     pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        let mut object = Object { store, path };
+        Self::of(Object::new(store, path)).await
+    }
+
+    /// As [`Segment::open`]. Keeps what was fetched with the footer: in a small segment the bloom filters lie in it.
+    ///
+    /// # Errors
+    /// As [`Segment::open`].
+    pub(crate) async fn open_with_end(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
+        Self::of(Object::new(store, path).keeping_end()).await
+    }
+
+    /// As [`Segment::open`], for reading it again and again: a small one stays in memory.
+    ///
+    /// # Errors
+    /// As [`Segment::open`].
+    pub(crate) async fn open_keeping(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
+        Self::of(Object::new(store, path).keeping_whole()).await
+    }
+
+    async fn of(mut object: Object) -> Result<Self> {
         // With page offsets, so that skipped rows are not even fetched.
         let options = ArrowReaderOptions::new().with_offset_index_policy(PageIndexPolicy::Optional);
         let footer = ArrowReaderMetadata::load_async(&mut object, options)
@@ -67,6 +92,11 @@ impl Segment {
     #[must_use]
     pub const fn path(&self) -> &Path {
         &self.object.path
+    }
+
+    /// About how many bytes it holds in memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.metadata().memory_size() + self.object.kept_bytes()
     }
 
     /// How many row groups it has.
@@ -138,6 +168,43 @@ impl Segment {
             .boxed())
     }
 
+    /// As [`Segment::batches`] of whole rows, with `start_time` as it is shown.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub(crate) fn shown(&self, row_group: usize, columns: &[usize]) -> Result<Batches> {
+        let Some(start) = columns.iter().position(|column| *column == at::START_TIME) else {
+            return self.batches(row_group, columns, None);
+        };
+        if self.starts_are_derived() {
+            return self.batches(row_group, columns, None);
+        }
+        let mut read = columns.to_vec();
+        read.push(at::SORT_TIME);
+        read.sort_unstable();
+        read.dedup();
+        let positions: Vec<usize> = columns
+            .iter()
+            .map(|column| read.binary_search(column).expect("every column is read"))
+            .collect();
+        let shown = move |batch: RecordBatch| -> Result<RecordBatch> {
+            let wanted = batch.project(&positions)?;
+            let mut columns = wanted.columns().to_vec();
+            columns[start] = row::starts(&batch)?;
+            Ok(RecordBatch::try_new(wanted.schema(), columns)?)
+        };
+        Ok(self
+            .batches(row_group, &read, None)?
+            .map(move |batch| batch.and_then(&shown))
+            .boxed())
+    }
+
+    /// Whether the column `start_time` holds where each row stands.
+    pub(crate) fn starts_are_derived(&self) -> bool {
+        let said = self.metadata().file_metadata().key_value_metadata();
+        said.is_some_and(|said| said.contains(&super::starts_derived()))
+    }
+
     /// All rows of a row group, one after another.
     ///
     /// # Errors
@@ -169,6 +236,31 @@ impl Segment {
             keys.extend(row::keys(&batch)?);
         }
         Ok(keys)
+    }
+
+    /// The same segment with these columns of some row groups in memory, so that reading them asks for nothing more.
+    ///
+    /// # Errors
+    /// There are no such row groups, or the object can't be read.
+    pub(crate) async fn with_columns(&self, row_groups: Range<usize>, columns: &[usize]) -> Result<Self> {
+        let groups = self.metadata().row_groups().get(row_groups.clone());
+        let groups =
+            groups.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row groups {row_groups:?}")))?;
+        let ranges = groups.iter().flat_map(|group| {
+            columns.iter().map(|column| {
+                let (start, length) = group.column(*column).byte_range();
+                start..start + length
+            })
+        });
+        let mut object = self.object.clone();
+        object
+            .fetch(&ranges.collect::<Vec<_>>())
+            .await
+            .map_err(|error| Error::reading(self.path(), error))?;
+        Ok(Self {
+            object,
+            footer: self.footer.clone(),
+        })
     }
 
     /// Where the row group ends: its last key. Reads the last page of two small columns.
@@ -231,6 +323,10 @@ impl Segment {
         }
     }
 
+    pub(super) fn object(&self) -> Object {
+        self.object.clone()
+    }
+
     pub(super) fn builder(&self) -> ParquetRecordBatchStreamBuilder<Object> {
         ParquetRecordBatchStreamBuilder::new_with_metadata(self.object.clone(), self.footer.clone())
     }
@@ -239,7 +335,54 @@ impl Segment {
         self.footer.metadata()
     }
 
-    fn rows_of(&self, row_group: usize) -> Result<usize> {
+    /// The segment as if this row group were all it had, as number 0: what is kept of it while many are read at once.
+    ///
+    /// # Errors
+    /// There is no such row group.
+    pub(crate) fn only(&self, row_group: usize) -> Result<Self> {
+        self.rows_of(row_group)?;
+        let whole = self.metadata();
+        let pages = whole.offset_index().and_then(|index| index.get(row_group));
+        let metadata = ParquetMetaDataBuilder::new(whole.file_metadata().clone())
+            .add_row_group(whole.row_group(row_group).clone())
+            .set_offset_index(pages.map(|pages| vec![pages.clone()]))
+            .build();
+        let footer = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
+            .map_err(|error| Error::reading(self.path(), error))?;
+        let mut object = self.object.clone();
+        object.forget();
+        Ok(Self { object, footer })
+    }
+
+    /// Bytes of the footer in memory.
+    pub(crate) fn footer_bytes(&self) -> usize {
+        self.metadata().memory_size() + SCHEMA_BYTES + self.object.kept_bytes()
+    }
+
+    /// About how many bytes lie in memory while `wanted` rows of these columns are streamed: what was fetched of them,
+    /// a page of each, and a batch.
+    pub(crate) fn stream_bytes(&self, row_group: usize, columns: &[usize], wanted: usize) -> usize {
+        let group = self.metadata().row_group(row_group);
+        let rows = usize::try_from(group.num_rows()).unwrap_or(usize::MAX).max(1);
+        let share = wanted as f64 / rows as f64;
+        let columns = columns.iter().map(|leaf| group.column(*leaf));
+        let bytes: f64 = columns
+            .map(|column| {
+                let page = (column.uncompressed_size() as f64).min(PAGE_BYTES);
+                column.compressed_size() as f64 * share + page
+            })
+            .sum();
+        bytes as usize + BATCH_BYTES
+    }
+
+    /// Bytes of values that a row has in these columns on average.
+    pub(crate) fn row_bytes(&self, row_group: usize, columns: &[usize]) -> usize {
+        let group = self.metadata().row_group(row_group);
+        let bytes: i64 = columns.iter().map(|leaf| group.column(*leaf).uncompressed_size()).sum();
+        usize::try_from(bytes / group.num_rows().max(1)).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn rows_of(&self, row_group: usize) -> Result<usize> {
         let group = self.metadata().row_groups().get(row_group);
         let rows = group.and_then(|group| usize::try_from(group.num_rows()).ok());
         rows.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row group {row_group}")))

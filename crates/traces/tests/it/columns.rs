@@ -2,10 +2,13 @@
 
 mod expected;
 mod files;
-mod generate;
+pub mod generate;
+mod lookups;
+mod memory;
 mod rows;
 mod scans;
 mod segments;
 mod shown;
 mod splices;
+mod starts;
 mod world;

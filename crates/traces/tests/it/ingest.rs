@@ -2,7 +2,10 @@
 
 mod catalog;
 mod folding;
+mod index;
 mod log;
 mod places;
 mod recorded;
+mod units;
+mod upgrade;
 mod world;

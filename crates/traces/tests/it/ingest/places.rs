@@ -20,7 +20,7 @@ on_both_databases!(
     a_patch_of_a_folded_run_beside_others_of_its_day,
     a_post_sent_again_without_a_start_is_one_row,
     a_run_of_a_deleted_project_is_dropped_and_its_id_is_free,
-    more_days_than_a_segment_numbers,
+    a_segment_has_a_bounded_number_of_row_groups,
 );
 
 const NOON: &str = "2026-03-01T12:00:00Z";
@@ -208,31 +208,33 @@ async fn a_run_of_a_deleted_project_is_dropped_and_its_id_is_free(world: World) 
     assert_eq!(world.starts("q").await.len(), 1);
 }
 
-/// A row group for each day, and the format numbers row groups in 16 bits.
-async fn more_days_than_a_segment_numbers(world: World) {
-    const DAYS: i64 = 33_000;
-    let first = time("2026-03-01T12:00:00Z").micros();
+/// A row group for each day, and the format numbers the row groups of a segment in 16 bits.
+async fn a_segment_has_a_bounded_number_of_row_groups(world: World) {
+    const DAYS: i64 = 33;
+    let first = time(NOON).micros();
     let posts: Vec<_> = (0..DAYS)
         .map(|day| {
             let start = Timestamp::from_micros(first - day * 86_400_000_000);
             format!(
                 r#"{{"id":"{}","session_name":"p","start_time":"{start}"}}"#,
-                Uuid::from_u128(day as u128 + 1)
+                TraceRunId::new()
             )
         })
         .collect();
     let body = format!(r#"{{"post":[{}]}}"#, posts.join(","));
-    let accepted = world.accept_json(Route::Batch, &body);
-    world.unit(&[accepted]).await;
-    let folded = world.fold().await;
-    assert_eq!(folded.operations, DAYS as u64);
-    assert!(folded.segments.len() >= 33);
-    let live = world
-        .store
-        .read(async |tx| segments::live(tx, world.tenant).await)
-        .await
-        .unwrap();
-    assert_eq!(live.iter().map(|segment| segment.rows).sum::<i64>(), DAYS);
+    world.unit(&[world.accept_json(Route::Batch, &body)]).await;
+    let options = Options {
+        segment_groups: 8,
+        ..Options::default()
+    };
+    let folded = world.fold_with(&options).await;
+    let groups: Vec<_> = folded
+        .segments
+        .iter()
+        .map(|segment| segment.written.parts.len())
+        .collect();
+    assert_eq!(groups, [8, 8, 8, 8, 1]);
+    assert_eq!(world.starts("p").await.len(), 33);
 }
 
 /// What one operation of the property test says. Few values, so that operations agree and disagree often.
@@ -248,6 +250,12 @@ struct Said {
     fold: bool,
 }
 
+/// A segment for each look-up.
+const SMALL: Options = Options {
+    flush_bytes: 1,
+    segment_groups: 1024,
+    frame: None,
+};
 const PROJECTS: [&str; 2] = ["p", "q"];
 /// Starts that differ by a microsecond, within a day, over midnight, and by a year.
 const STARTS: [&str; 5] = [
@@ -346,7 +354,7 @@ proptest! {
                     world.unit(&std::mem::take(&mut unit)).await;
                 }
                 if said.fold {
-                    world.fold_with(&Options { flush_bytes: 1 }).await;
+                    world.fold_with(&SMALL).await;
                 }
                 let route = if said.post { Route::Run } else { Route::Patch(said.id()) };
                 unit.push(world.accept_json(route, &said.json(nth)));
