@@ -20,8 +20,6 @@ from testing.results import Outcome
 from testing.servers import SYNCED, UNSYNCED, Postgres, Redis
 from testing.suites import FIRST, LAST, PROCESSOR, WAITING, Suite
 
-# A suite that hangs is a failure, not a wait for ever.
-SUITE_LIMIT_SECONDS = 2400
 # Cold, it compiles every dependency.
 BUILD_LIMIT_SECONDS = 3600
 COMMITS = "commits"
@@ -156,7 +154,7 @@ class Run:
         say(f"{suite.name:<12} running…{f' (lane {lane})' if lane in (PROCESSOR, WAITING) else ''}")
         began = self.since_start()
         environment = self.environment(suite, lane)
-        finished = self.execute(suite.name, suite.command(self.context), SUITE_LIMIT_SECONDS, None, environment)
+        finished = self.execute(suite.name, suite.command(self.context), suite.limit_seconds, None, environment)
         if self.children.stopping:
             return None
         cases = suites.read_cases(suite, self.context)

@@ -7,6 +7,7 @@ mod dependencies;
 mod faults;
 mod folding;
 mod hints;
+mod ingest_fuzz;
 mod kill;
 mod large;
 mod load;
