@@ -96,7 +96,11 @@ impl Row {
         match (failed, self.end) {
             (true, _) => "error".to_owned(),
             (false, Some(_)) => "success".to_owned(),
-            (false, None) => known_status(self.said(Field::Status).as_deref()).to_owned(),
+            (false, None) => {
+                let said = self.said(Field::Status);
+                let known = said.as_deref().and_then(known_status);
+                known.unwrap_or("pending").to_owned()
+            }
         }
     }
 
@@ -124,12 +128,13 @@ impl Row {
     }
 }
 
-/// One of the three statuses, whatever a client calls it.
-fn known_status(said: Option<&str>) -> &'static str {
-    match said.unwrap_or_default().to_lowercase().as_str() {
-        "success" | "completed" | "succeeded" | "ok" => "success",
-        "error" | "failed" | "failure" => "error",
-        _ => "pending",
+/// One of the three statuses, whatever a client calls it. Any other text counts as none.
+pub fn known_status(said: &str) -> Option<&'static str> {
+    match said.to_lowercase().as_str() {
+        "success" | "completed" | "succeeded" | "ok" => Some("success"),
+        "error" | "failed" | "failure" => Some("error"),
+        "pending" | "queued" | "started" | "running" | "in_progress" => Some("pending"),
+        _ => None,
     }
 }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::Features;
+use super::derived::known_status;
 use super::json::Json;
 use super::operation::{Acceptance, Attachment, Feedback, Field, Handle, Operation, Order, Run, Tenant, Verb};
 
@@ -381,7 +382,7 @@ impl State {
             for (field, raw) in &operation.fields {
                 if *field == Field::Extra {
                     merge_extra(&mut extra, raw, features);
-                } else if raw.trim() != "null" {
+                } else if says_something(*field, raw) {
                     let sent = Sent {
                         raw: raw.trim().to_owned(),
                         verbatim: operation.verbatim,
@@ -408,6 +409,15 @@ impl State {
             extra,
         })
     }
+}
+
+/// Whether a value counts: null does not, nor does a status that nobody knows.
+fn says_something(field: Field, raw: &str) -> bool {
+    if field != Field::Status {
+        return raw.trim() != "null";
+    }
+    let status = Json::parse(raw).expect("what is sent is JSON");
+    status.as_text().is_some_and(|text| known_status(text).is_some())
 }
 
 /// Where an operation would place its run.

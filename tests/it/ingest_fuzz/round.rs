@@ -245,6 +245,12 @@ impl<'a> Rounds<'a> {
         })
         .await;
         aftermath::settles(self.world).await;
+        let units = tables
+            .count("SELECT count(*) FROM wal_unit WHERE state = 'quarantined'")
+            .await;
+        if units > 0 {
+            return Err(format!("{units} units were neither folded nor put into quarantine"));
+        }
         let quarantined = tables.count("SELECT count(*) FROM quarantine").await;
         if quarantined > 0 {
             let reasons = tables

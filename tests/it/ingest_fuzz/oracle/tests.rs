@@ -70,9 +70,14 @@ fn patches_beat_the_first_post_and_later_patches_earlier_ones() {
             Verb::Post,
             Some(1),
             Some(2),
-            &[(Field::Status, "\"second\""), (Field::Tags, "[]")],
+            &[(Field::Status, "\"error\""), (Field::Tags, "[]")],
         ),
-        operation(Verb::Patch, None, None, &[(Field::Name, "\"two\"")]),
+        operation(
+            Verb::Patch,
+            None,
+            None,
+            &[(Field::Name, "\"two\""), (Field::Status, "\"unheard of\"")],
+        ),
     ];
     let row = only(&oracle(&said));
     assert_eq!(
@@ -129,7 +134,7 @@ fn a_post_without_a_time_starts_when_it_came_in() {
 #[test]
 fn what_a_deleted_project_takes_with_it_depends_on_the_fold() {
     let post = operation(Verb::Post, Some(1), Some(1), &[(Field::Name, "\"old\"")]);
-    let patch = operation(Verb::Patch, None, None, &[(Field::Status, "\"kept\"")]);
+    let patch = operation(Verb::Patch, None, None, &[(Field::Status, "\"success\"")]);
     let again = operation(Verb::Post, Some(2), Some(2), &[(Field::Name, "\"new\"")]);
     let mut oracle = oracle(&[post, patch]);
     oracle.delete_project(1);
