@@ -81,6 +81,8 @@ id! {
     UnitId,
     /// An immutable Parquet file of trace runs.
     SegmentId,
+    /// An immutable Parquet file that says where trace runs lie.
+    RunIndexId,
     /// A destination of bulk exports.
     DestinationId,
     /// A bulk export.

@@ -26,7 +26,7 @@ pub use clock::Clock;
 pub use id::{
     AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
     IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId,
-    ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};

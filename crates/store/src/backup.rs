@@ -28,13 +28,17 @@ pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
     file.map_err(|error| Error::Open(format!("cannot write {}: {error}", to.display())))
 }
 
-/// The objects a database cannot do without, by the table that names them: units that wait to be folded, segments that
-/// somebody may read, attachments, source archives.
-const NEEDED: [(&str, &str); 4] = [
+/// The objects a database cannot do without, by the table that names them: units that wait to be folded, segments and
+/// their index files that somebody may read, attachments, source archives.
+const NEEDED: [(&str, &str); 5] = [
     ("wal_unit", "SELECT path FROM wal_unit WHERE state = 'open'"),
     (
         "segment",
         "SELECT path FROM segment WHERE state IN ('live', 'superseded')",
+    ),
+    (
+        "run_index",
+        "SELECT path FROM run_index WHERE state IN ('live', 'superseded')",
     ),
     ("attachment", "SELECT DISTINCT path FROM attachment"),
     (
@@ -63,13 +67,23 @@ pub async fn needed_objects(copy: &Path) -> Result<Vec<String>> {
     Ok(paths)
 }
 
-/// The objects that a database in use names and cannot do without.
+/// Whether a PostgreSQL database has the table.
+const KNOWN: &str = "SELECT to_regclass($1) IS NOT NULL";
+
+/// The objects that a database in use names and cannot do without. It may be of an earlier schema.
 ///
 /// # Errors
 /// Only the database's.
 pub async fn named_objects(tx: &mut Tx<'_>) -> Result<Vec<String>> {
+    let known = sql!(tx,
+        sqlite: "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = $1)",
+        postgres: KNOWN);
     let mut paths = Vec::new();
-    for (_, statement) in NEEDED {
+    for (table, statement) in NEEDED {
+        let known: bool = on!(tx, |conn| sqlx::query_scalar(known).bind(table).fetch_one(conn).await)?;
+        if !known {
+            continue;
+        }
         let named: Vec<String> = on!(tx, |conn| sqlx::query_scalar(statement).fetch_all(conn).await)?;
         paths.extend(named);
     }
@@ -106,8 +120,11 @@ pub async fn postgres_moment(uri: &str) -> Result<Moment> {
         .fetch_one(&mut conn)
         .await?;
     let mut objects = Vec::new();
-    for (_, statement) in NEEDED {
-        objects.extend(sqlx::query_scalar::<_, String>(statement).fetch_all(&mut conn).await?);
+    for (table, statement) in NEEDED {
+        let known: bool = sqlx::query_scalar(KNOWN).bind(table).fetch_one(&mut conn).await?;
+        if known {
+            objects.extend(sqlx::query_scalar::<_, String>(statement).fetch_all(&mut conn).await?);
+        }
     }
     Ok(Moment {
         conn,

@@ -50,6 +50,7 @@ pub mod query;
 pub mod revision_logs;
 pub mod revisions;
 pub mod run_events;
+pub mod run_index;
 pub mod runs;
 pub mod schedules;
 pub mod sealing;

@@ -302,6 +302,24 @@ pub async fn existing(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> R
         .await)?)
 }
 
+/// Those of `ids` that were deleted.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn deleted(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
+    let text = sql!(tx,
+        sqlite: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
+                   AND project_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
+                     AND project_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
+    let ids = id_list(ids.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
+}
+
 /// What changes of a project; `None` leaves it.
 #[derive(Clone, Debug, Default)]
 pub struct ProjectChange {

@@ -46,6 +46,8 @@ pub struct Segment {
     pub job: Option<JobId>,
     /// Whether it is of one project and one day, sorted from end to end.
     pub compacted: bool,
+    /// Whether index files say where its rows lie: see [`run_index`](crate::run_index).
+    pub indexed: bool,
     /// Rows in it.
     pub rows: i64,
     /// Size of the object.
@@ -212,19 +214,6 @@ pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> R
     })?)
 }
 
-/// Live segments of a workspace, newest first: where to look for a trace run of which only the id is known.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE tenant_id = $1 AND state = 'live' ORDER BY created_at DESC, id",
-    )
-    .bind(tenant)
-    .fetch_all(conn)
-    .await)?)
-}
-
 /// The parts of one segment in the order of the file.
 ///
 /// # Errors
@@ -237,6 +226,26 @@ pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<V
     .bind(id)
     .fetch_all(conn)
     .await)?)
+}
+
+/// The parts of several segments of a workspace, those of one in the order of the file.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn parts_of(tx: &mut Tx<'_>, tenant: TenantId, segments: &[SegmentId]) -> Result<Vec<Part>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT * FROM segment_part WHERE tenant_id = $1
+                   AND segment_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))
+                 ORDER BY segment_id, row_group",
+        postgres: "SELECT * FROM segment_part WHERE tenant_id = $1
+                     AND segment_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))
+                   ORDER BY segment_id, row_group");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(id_list(segments.iter().map(|id| id.0)))
+        .fetch_all(conn)
+        .await)?)
 }
 
 /// Pins what is live of a project from `first` to `last` day for `holder` and answers those parts. Until

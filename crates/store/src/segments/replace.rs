@@ -5,11 +5,11 @@ use towpath_domain::{ProjectId, SegmentId, TenantId};
 
 use super::{Part, PlacedPart, publish, waste};
 use crate::segments::id_list;
-use crate::{Error, Result, Tx};
+use crate::{Error, Result, Tx, run_index};
 
 /// Puts `new` in the place of the row groups `old`, all of one project and one day: from now on readers see the one
 /// and not the others. Whoever has pinned those goes on reading them. `compacted` says that `old` is all there is of
-/// that day.
+/// that day. What comes of indexed segments alone is indexed: its rows lie where they lay.
 ///
 /// # Errors
 /// [`Error::Stale`] when one of `old` is not to be seen any more, or an intent of `new` was swept: this work counts for
@@ -25,6 +25,7 @@ pub async fn replace(
     segments.sort_unstable();
     segments.dedup();
     lock(tx, &segments).await?;
+    let indexed = are_indexed(tx, &segments).await?;
     for placed in old {
         if !retire(tx, &placed.part).await? {
             return Err(Error::Stale);
@@ -33,11 +34,12 @@ pub async fn replace(
     for segment in new {
         publish(tx, tenant, segment.id, segment.rows, segment.bytes, &segment.parts).await?;
         on!(tx, |conn| sqlx::query(
-            "UPDATE segment SET compacted = $3 WHERE tenant_id = $1 AND id = $2"
+            "UPDATE segment SET compacted = $3, indexed = $4 WHERE tenant_id = $1 AND id = $2"
         )
         .bind(tenant)
         .bind(segment.id)
         .bind(compacted)
+        .bind(indexed)
         .execute(conn)
         .await
         .map(drop))?;
@@ -74,6 +76,19 @@ async fn lock(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<()> {
     } else {
         Err(Error::Stale)
     }
+}
+
+/// Whether all of these segments, which the caller has locked, are indexed.
+async fn are_indexed(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<bool> {
+    let text = sql!(tx,
+        sqlite: "SELECT NOT EXISTS (SELECT 1 FROM segment WHERE NOT indexed
+                                      AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1)))",
+        postgres: "SELECT NOT EXISTS (SELECT 1 FROM segment WHERE NOT indexed
+                                        AND id IN (SELECT value::uuid FROM json_array_elements_text($1::json)))");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(id_list(segments.iter().map(|id| id.0)))
+        .fetch_one(conn)
+        .await)?)
 }
 
 /// Moves a row group to the past. False when it is there already.
@@ -197,5 +212,9 @@ async fn retire_all(tx: &mut Tx<'_>, dead: &[Part]) -> Result<u64> {
         retired += u64::from(retire(tx, part).await?);
     }
     waste::supersede(tx, &segments).await?;
+    let mut tenants: Vec<TenantId> = dead.iter().map(|part| part.tenant_id).collect();
+    tenants.sort_unstable();
+    tenants.dedup();
+    run_index::supersede_needless(tx, &tenants).await?;
     Ok(retired)
 }

@@ -13,11 +13,18 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 1] = [(
-    "0001_schema",
-    "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
-    "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
-)];
+const FROZEN: [(&str, &str, &str); 2] = [
+    (
+        "0001_schema",
+        "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
+        "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
+    ),
+    (
+        "0003_run_index",
+        "9193632b210bee5f4ab675ca7957055756d152dcf345746751f07178bd97fcc7183fae1eb4709df4b0c5e5c4e3f6b5b1",
+        "08b75c60ee0b391297d38ce894ada030c8569d06b4af553d23a0eb5b77887d803f39b3abc9145f2060393bdced9e4dbe",
+    ),
+];
 
 #[test]
 fn migrations_come_in_pairs_and_are_frozen() {
