@@ -25,8 +25,8 @@ pub enum Error {
         /// What the store said.
         source: Box<object_store::Error>,
     },
-    /// A segment is not what this crate writes, or holds somebody else's rows.
-    #[error("segment {path} is corrupt: {what}")]
+    /// A segment or an index file is not what this crate writes, or holds somebody else's rows.
+    #[error("{path} is corrupt: {what}")]
     Corrupt {
         /// Key of the object.
         path: Path,
@@ -64,6 +64,12 @@ impl Error {
             Self::Read { source, .. } | Self::Write { source, .. } => Some(source),
             _ => None,
         }
+    }
+
+    /// Whether there is no such object.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self.object_store(), Some(object_store::Error::NotFound { .. }))
     }
 
     pub(crate) fn read(path: &Path, source: object_store::Error) -> Self {

@@ -22,6 +22,7 @@ pub mod operation;
 pub mod otlp;
 pub mod parquet_file;
 pub mod row;
+pub mod run_index;
 pub mod sample;
 pub mod scan;
 pub mod schema;

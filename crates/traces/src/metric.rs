@@ -20,6 +20,8 @@ pub(crate) const SEGMENT_BYTES: &str = "towpath_segment_bytes_total";
 pub(crate) const COMPACTED_SEGMENTS: &str = "towpath_compacted_segments_total";
 pub(crate) const COMPACTED_ROWS: &str = "towpath_compacted_rows_total";
 pub(crate) const COMPACTED_BYTES: &str = "towpath_compacted_bytes_total";
+pub(crate) const INDEX_FILES: &str = "towpath_run_index_files_written_total";
+pub(crate) const INDEX_ENTRIES: &str = "towpath_run_index_entries_written_total";
 const OBJECT_SECONDS: &str = "towpath_object_store_seconds";
 const OBJECT_ERRORS: &str = "towpath_object_store_errors_total";
 
@@ -56,6 +58,16 @@ pub fn describe() {
     metrics::describe_counter!(COMPACTED_SEGMENTS, Unit::Count, "Segments written by compaction");
     metrics::describe_counter!(COMPACTED_ROWS, Unit::Count, "Rows of segments written by compaction");
     metrics::describe_counter!(COMPACTED_BYTES, Unit::Bytes, "Bytes of segments written by compaction");
+    metrics::describe_counter!(
+        INDEX_FILES,
+        Unit::Count,
+        "Files of the index of trace runs written, merged ones among them"
+    );
+    metrics::describe_counter!(
+        INDEX_ENTRIES,
+        Unit::Count,
+        "Entries of files of the index of trace runs written"
+    );
     metrics::describe_histogram!(
         OBJECT_SECONDS,
         Unit::Seconds,
@@ -78,6 +90,8 @@ pub fn describe() {
         COMPACTED_SEGMENTS,
         COMPACTED_ROWS,
         COMPACTED_BYTES,
+        INDEX_FILES,
+        INDEX_ENTRIES,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use self::folder::Folder;
 use crate::metric;
+use crate::run_index::cache::Cache;
 
 /// Folder of files that are being written, of a local store.
 const UNFINISHED: &str = "tmp";
@@ -65,11 +66,12 @@ impl ObjectsError {
     }
 }
 
-/// A store of objects. Clones share it.
+/// A store of objects, with what stays in memory of those that lookups by id read. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Objects {
     store: Arc<dyn ObjectStore>,
     local: Option<Arc<Local>>,
+    cache: Arc<Cache>,
 }
 
 #[derive(Debug)]
@@ -112,6 +114,7 @@ impl Objects {
         Ok(Self {
             store: Arc::new(Folder::new(local.clone())),
             local: Some(local),
+            cache: Arc::default(),
         })
     }
 
@@ -146,16 +149,40 @@ impl Objects {
         } else {
             Arc::new(PrefixStore::new(store, prefix.clone()))
         };
-        Ok(Self { store, local: None })
+        Ok(Self::over(store))
+    }
+
+    /// Objects of a store that was made elsewhere.
+    #[must_use]
+    pub fn over(store: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            store,
+            local: None,
+            cache: Arc::default(),
+        }
+    }
+
+    /// With a cache of at most so many bytes for [lookups by id](crate::run_index::locate).
+    #[must_use]
+    pub fn with_index_cache(mut self, bytes: usize) -> Self {
+        self.cache = Arc::new(Cache::new(bytes));
+        self
+    }
+
+    /// How many bytes the cache for lookups by id holds.
+    #[must_use]
+    pub fn index_cache_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    pub(crate) fn cache(&self) -> &Cache {
+        &self.cache
     }
 
     /// Objects that live as long as this value: for tests and throw-away runs.
     #[must_use]
     pub fn memory() -> Self {
-        Self {
-            store: Arc::new(InMemory::new()),
-            local: None,
-        }
+        Self::over(Arc::new(InMemory::new()))
     }
 
     /// The store itself, for readers.

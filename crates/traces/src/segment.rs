@@ -21,6 +21,7 @@ use parquet::schema::types::ColumnPath;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 pub use locate::Located;
+pub(crate) use object::Object;
 pub use read::{Batches, Segment};
 pub(crate) use write::properties;
 pub use write::{SegmentWriter, write};

@@ -13,15 +13,16 @@ use super::{InnerError, Waiting};
 use crate::columnar;
 use crate::objects::Objects;
 use crate::operation::Operation;
+use crate::run_index;
 use crate::segment::Segment;
 
-/// Where a trace run lies.
+/// Where a trace run lies. Of several places of one id the smallest counts, in this order of fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
-    /// Its project.
-    pub project: ProjectId,
     /// Where it sorts, which also gives its day.
     pub sort_time: Timestamp,
+    /// Its project.
+    pub project: ProjectId,
 }
 
 /// Places learnt during one fold.
@@ -211,44 +212,17 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Looks for trace runs by id in the live segments of a workspace, newest first, until all are found. The same one
-/// may be found in several projects of one segment.
+/// As [`run_index::locate`].
 ///
 /// # Errors
-/// The catalog or a segment cannot be read.
+/// The catalog, an index file or a segment cannot be read.
 pub async fn locate(
     store: &Store,
     objects: &Objects,
     tenant: TenantId,
     runs: &[TraceRunId],
 ) -> Result<Vec<(TraceRunId, Place)>, InnerError> {
-    let live = store.read(async |tx| segments::live(tx, tenant).await).await?;
-    let mut wanted = runs.to_vec();
-    let mut found = Vec::new();
-    for segment in live {
-        if wanted.is_empty() {
-            break;
-        }
-        let path = Path::from(segment.path.as_str());
-        let opened = match Segment::open(objects.store().clone(), path).await {
-            Ok(opened) => opened,
-            // It was replaced and removed since the list was read; what is in it lies elsewhere by now.
-            Err(error) if is_gone(&error) => continue,
-            Err(error) => return Err(error.into()),
-        };
-        let located = opened.locate(&wanted).await?;
-        wanted.retain(|run| !located.iter().any(|located| located.id == *run));
-        found.extend(located.into_iter().map(|at| {
-            (
-                at.id,
-                Place {
-                    project: at.project,
-                    sort_time: at.sort_time,
-                },
-            )
-        }));
-    }
-    Ok(found)
+    Ok(run_index::locate(store, objects, tenant, runs).await?)
 }
 
 fn is_gone(error: &columnar::Error) -> bool {

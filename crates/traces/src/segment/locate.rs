@@ -8,6 +8,7 @@ use chrono::NaiveDate;
 use futures::TryStreamExt;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowPredicateFn, RowFilter};
+use parquet::bloom_filter::Sbbf;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 
 use super::Segment;
@@ -62,6 +63,45 @@ impl Segment {
         self.search(row_group, wanted).await
     }
 
+    /// The smallest and the largest id of a row group, where its statistics say so.
+    pub(crate) fn id_range(&self, row_group: usize) -> Option<(TraceRunId, TraceRunId)> {
+        let statistics = self
+            .metadata()
+            .row_groups()
+            .get(row_group)?
+            .column(at::ID)
+            .statistics()?;
+        let id = |text: &[u8]| std::str::from_utf8(text).ok()?.parse().ok();
+        // Cut short, they would be no ids.
+        Some((id(statistics.min_bytes_opt()?)?, id(statistics.max_bytes_opt()?)?))
+    }
+
+    /// The one project of a row group.
+    ///
+    /// # Errors
+    /// Its statistics name none, or several.
+    pub(crate) fn project(&self, row_group: usize) -> Result<ProjectId> {
+        let named = || {
+            let group = self.metadata().row_groups().get(row_group)?;
+            let statistics = group.column(at::SESSION_ID).statistics()?;
+            let (min, max) = (statistics.min_bytes_opt()?, statistics.max_bytes_opt()?);
+            let project = std::str::from_utf8(min).ok()?.parse().ok()?;
+            (min == max).then_some(project)
+        };
+        named().ok_or_else(|| Error::corrupt(self.path(), format!("row group {row_group} is not of one project")))
+    }
+
+    /// The bloom filter on the ids of a row group, where it has one.
+    ///
+    /// # Errors
+    /// The object can't be read.
+    pub(crate) async fn id_filter(&self, row_group: usize) -> Result<Option<Sbbf>> {
+        self.builder()
+            .get_row_group_column_bloom_filter(row_group, at::ID)
+            .await
+            .map_err(|error| Error::reading(self.path(), error))
+    }
+
     /// The trace runs of a row group.
     ///
     /// # Errors
@@ -90,11 +130,7 @@ impl Segment {
 
     /// Those of `ids` that the bloom filter doesn't rule out.
     async fn perhaps(&self, row_group: usize, ids: &[TraceRunId]) -> Result<HashSet<String>> {
-        let filter = self
-            .builder()
-            .get_row_group_column_bloom_filter(row_group, at::ID)
-            .await
-            .map_err(|error| Error::reading(self.path(), error))?;
+        let filter = self.id_filter(row_group).await?;
         let texts = ids.iter().map(ToString::to_string);
         Ok(texts
             .filter(|id| filter.as_ref().is_none_or(|filter| filter.check(id.as_str())))

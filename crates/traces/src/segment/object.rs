@@ -22,6 +22,50 @@ const FOOTER_GUESS: u64 = 64 << 10;
 pub struct Object {
     pub store: Arc<dyn ObjectStore>,
     pub path: Path,
+    keeps_whole: bool,
+    /// Bytes in memory, each piece with where it begins.
+    kept: Vec<(u64, Bytes)>,
+}
+
+impl Object {
+    pub const fn new(store: Arc<dyn ObjectStore>, path: Path) -> Self {
+        Self {
+            store,
+            path,
+            keeps_whole: false,
+            kept: Vec::new(),
+        }
+    }
+
+    /// An object so small that it comes whole along with its footer stays in memory, so that reading it asks for
+    /// nothing more.
+    pub const fn keeping_whole(mut self) -> Self {
+        self.keeps_whole = true;
+        self
+    }
+
+    /// Fetches ranges into memory, those that lie close together by one request.
+    pub async fn fetch(&mut self, ranges: &[Range<u64>]) -> Result<()> {
+        if ranges.iter().all(|range| self.kept(range).is_some()) {
+            return Ok(());
+        }
+        let pieces = self.store.get_ranges(&self.path, ranges).await.map_err(external)?;
+        self.kept.extend(ranges.iter().map(|range| range.start).zip(pieces));
+        Ok(())
+    }
+
+    /// How many bytes of it are in memory.
+    pub fn kept_bytes(&self) -> usize {
+        self.kept.iter().map(|(_, piece)| piece.len()).sum()
+    }
+
+    fn kept(&self, range: &Range<u64>) -> Option<Bytes> {
+        self.kept.iter().find_map(|(start, piece)| {
+            let from = usize::try_from(range.start.checked_sub(*start)?).ok()?;
+            let to = usize::try_from(range.end - start).ok()?;
+            (from <= to && to <= piece.len()).then(|| piece.slice(from..to))
+        })
+    }
 }
 
 /// The object store's error travels inside the reader's and is taken out again by `columnar::Error::reading`.
@@ -31,10 +75,16 @@ fn external(error: object_store::Error) -> ParquetError {
 
 impl AsyncFileReader for Object {
     fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes>> {
+        if let Some(kept) = self.kept(&range) {
+            return std::future::ready(Ok(kept)).boxed();
+        }
         self.store.get_range(&self.path, range).map_err(external).boxed()
     }
 
     fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, Result<Vec<Bytes>>> {
+        if let Some(kept) = ranges.iter().map(|range| self.kept(range)).collect::<Option<_>>() {
+            return std::future::ready(Ok(kept)).boxed();
+        }
         // Neighbouring columns come in one request: the store joins ranges that lie close together.
         async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
     }
@@ -46,6 +96,9 @@ impl AsyncFileReader for Object {
         let reader = ParquetMetaDataReader::new().with_arrow_reader_options(options);
         async move {
             let tail = Tail::fetch(self).await?;
+            if self.keeps_whole && tail.start == 0 {
+                self.kept = vec![(0, tail.bytes.clone())];
+            }
             let size = tail.start + tail.bytes.len() as u64;
             reader.load_and_finish(tail, size).await.map(Arc::new)
         }

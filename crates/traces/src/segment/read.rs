@@ -45,7 +45,18 @@ impl Segment {
     /// # Errors
     /// The object can't be read or is no segment.
     pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
-        let mut object = Object { store, path };
+        Self::of(Object::new(store, path)).await
+    }
+
+    /// As [`Segment::open`], for reading it again and again: a small one stays in memory.
+    ///
+    /// # Errors
+    /// As [`Segment::open`].
+    pub(crate) async fn open_keeping(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
+        Self::of(Object::new(store, path).keeping_whole()).await
+    }
+
+    async fn of(mut object: Object) -> Result<Self> {
         // With page offsets, so that skipped rows are not even fetched.
         let options = ArrowReaderOptions::new().with_offset_index_policy(PageIndexPolicy::Optional);
         let footer = ArrowReaderMetadata::load_async(&mut object, options)
@@ -67,6 +78,11 @@ impl Segment {
     #[must_use]
     pub const fn path(&self) -> &Path {
         &self.object.path
+    }
+
+    /// About how many bytes it holds in memory.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.metadata().memory_size() + self.object.kept_bytes()
     }
 
     /// How many row groups it has.
@@ -169,6 +185,31 @@ impl Segment {
             keys.extend(row::keys(&batch)?);
         }
         Ok(keys)
+    }
+
+    /// The same segment with these columns of some row groups in memory, so that reading them asks for nothing more.
+    ///
+    /// # Errors
+    /// There are no such row groups, or the object can't be read.
+    pub(crate) async fn with_columns(&self, row_groups: Range<usize>, columns: &[usize]) -> Result<Self> {
+        let groups = self.metadata().row_groups().get(row_groups.clone());
+        let groups =
+            groups.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row groups {row_groups:?}")))?;
+        let ranges = groups.iter().flat_map(|group| {
+            columns.iter().map(|column| {
+                let (start, length) = group.column(*column).byte_range();
+                start..start + length
+            })
+        });
+        let mut object = self.object.clone();
+        object
+            .fetch(&ranges.collect::<Vec<_>>())
+            .await
+            .map_err(|error| Error::reading(self.path(), error))?;
+        Ok(Self {
+            object,
+            footer: self.footer.clone(),
+        })
     }
 
     /// Where the row group ends: its last key. Reads the last page of two small columns.

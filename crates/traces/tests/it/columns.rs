@@ -2,7 +2,7 @@
 
 mod expected;
 mod files;
-mod generate;
+pub mod generate;
 mod rows;
 mod scans;
 mod segments;

@@ -2,6 +2,7 @@
 
 mod catalog;
 mod folding;
+mod index;
 mod log;
 mod recorded;
 mod world;

@@ -1,0 +1,776 @@
+//! The index of trace runs: whatever was published, indexed, merged, compacted and deleted, every id is found where its
+//! row lies; what is not there costs nothing the second time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::NaiveDate;
+use object_store::path::Path;
+use towpath_domain::{ProjectId, RunIndexId, SegmentId, TenantId, Timestamp, TraceRunId};
+use towpath_store::projects::{self, NewProject};
+use towpath_store::run_index::{self as catalog, IndexFile};
+use towpath_store::segments::replace::{self, Replacement};
+use towpath_store::{Tx, segments};
+use towpath_traces::columnar::Error;
+use towpath_traces::compact::{self, Day};
+use towpath_traces::fold::{NewSegment, Place, catalog_parts, part_ref};
+use towpath_traces::objects::Objects;
+use towpath_traces::operation::{Fields, Operation, Verb};
+use towpath_traces::row::Row;
+use towpath_traces::run_index::{self, Entry, GROUP_ENTRIES, Indexed, LocateError, NewIndexFile, Writer};
+use towpath_traces::segment;
+
+use super::world::{DAY, World, on_both_databases};
+use crate::columns::generate::Random;
+use crate::counting::Counting;
+
+on_both_databases!(
+    ids_are_found_whatever_was_done,
+    unknown_ids_read_no_page,
+    a_thousand_segments_are_read_once,
+    few_ids_are_shown_to_the_filters_of_large_segments_first,
+    the_cache_keeps_its_bound,
+    what_was_removed_meanwhile_is_looked_for_again,
+    entries_of_deleted_projects_and_old_days_are_dropped_by_merges,
+    of_several_places_the_smallest_is_kept,
+    what_comes_of_indexed_segments_is_indexed,
+    a_workspace_without_segments_has_no_index,
+    workspaces_are_due_by_number_and_by_age,
+    another_workspace_has_its_own,
+);
+
+/// A workspace, and where its trace runs lie.
+struct Library {
+    world: World,
+    objects: Objects,
+    reads: Arc<Counting>,
+    random: Random,
+    projects: Vec<ProjectId>,
+    places: BTreeMap<TraceRunId, BTreeSet<Place>>,
+    /// Ids that were given several places, as earlier builds did.
+    ambiguous: BTreeSet<TraceRunId>,
+}
+
+impl Library {
+    async fn new(world: World, seed: u64) -> Self {
+        let reads = Arc::new(Counting::default());
+        let mut library = Self {
+            objects: Objects::over(reads.clone()),
+            reads,
+            random: Random::new(seed),
+            projects: Vec::new(),
+            places: BTreeMap::new(),
+            ambiguous: BTreeSet::new(),
+            world,
+        };
+        for number in 0..4 {
+            library.project(&format!("project {number}")).await;
+        }
+        library
+    }
+
+    fn tenant(&self) -> TenantId {
+        self.world.tenant
+    }
+
+    async fn read<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> towpath_store::Result<T>) -> T {
+        self.world.store.read(f).await.unwrap()
+    }
+
+    async fn write<T>(&self, f: impl AsyncFnOnce(&mut Tx<'_>) -> towpath_store::Result<T>) -> T {
+        self.world.store.write(f).await.unwrap()
+    }
+
+    async fn project(&mut self, name: &str) -> ProjectId {
+        let new = NewProject {
+            name: name.to_owned(),
+            ..NewProject::default()
+        };
+        let tenant = self.tenant();
+        let made = self.write(async |tx| projects::create(tx, tenant, &new).await).await.id;
+        self.projects.push(made);
+        made
+    }
+
+    fn id(&mut self) -> TraceRunId {
+        TraceRunId(self.random.id())
+    }
+
+    fn ids(&mut self, count: usize) -> Vec<TraceRunId> {
+        (0..count).map(|_| self.id()).collect()
+    }
+
+    /// Somewhere in these projects, on one of five days.
+    fn place(&mut self) -> Place {
+        let project = self.projects[self.random.below(self.projects.len())];
+        let start = Timestamp::start_of(DAY).plus(Duration::from_secs(self.random.below(5 * 86_400) as u64));
+        Place {
+            sort_time: start.plus(Duration::from_micros(self.random.below(1_000_000) as u64)),
+            project,
+        }
+    }
+
+    /// Some new trace runs.
+    fn rows(&mut self, count: usize) -> Vec<Entry> {
+        (0..count)
+            .map(|_| Entry {
+                id: self.id(),
+                place: self.place(),
+            })
+            .collect()
+    }
+
+    fn note(&mut self, rows: &[Entry]) {
+        for row in rows {
+            let places = self.places.entry(row.id).or_default();
+            places.insert(row.place);
+            if places.len() > 1 {
+                self.ambiguous.insert(row.id);
+            }
+        }
+    }
+
+    /// Writes a segment, which nobody sees yet.
+    async fn segment(&self, rows: &[Entry]) -> NewSegment {
+        let (tenant, id) = (self.tenant(), SegmentId::new());
+        let rows = rows.iter().map(|entry| {
+            let operation = Operation {
+                verb: Verb::Post,
+                id: entry.id,
+                project: None,
+                fields: Fields {
+                    start_time: Some(entry.place.sort_time),
+                    ..Fields::default()
+                },
+            };
+            (entry.place.project, Row::from_operation(operation, 1))
+        });
+        let path = segment::path(tenant, id);
+        let written = segment::write(self.objects.store().clone(), path, tenant, rows).await;
+        let written = written.unwrap().unwrap();
+        NewSegment { tenant, id, written }
+    }
+
+    /// Publishes these trace runs in one segment.
+    async fn publish(&mut self, rows: &[Entry]) {
+        let new = self.segment(rows).await;
+        self.write(async |tx| bring_in(tx, &new).await).await;
+        self.note(rows);
+    }
+
+    async fn unindexed(&self) -> Vec<segments::Segment> {
+        let tenant = self.tenant();
+        self.read(async |tx| catalog::unindexed(tx, tenant, 10_000).await).await
+    }
+
+    async fn live(&self) -> Vec<IndexFile> {
+        let tenant = self.tenant();
+        self.read(async |tx| catalog::live(tx, tenant).await).await
+    }
+
+    async fn intend(&self, id: RunIndexId, path: &Path) -> Result<(), Infallible> {
+        let tenant = self.tenant();
+        self.write(async |tx| catalog::intend(tx, tenant, id, path.as_ref(), None).await)
+            .await;
+        Ok(())
+    }
+
+    /// Brings these segments into the index.
+    async fn index(&self, waiting: &[segments::Segment]) {
+        let tenant = self.tenant();
+        let ids: Vec<SegmentId> = waiting.iter().map(|segment| segment.id).collect();
+        let parts = self.read(async |tx| segments::parts_of(tx, tenant, &ids).await).await;
+        let indexed: Vec<Indexed> = waiting
+            .iter()
+            .map(|segment| Indexed {
+                path: Path::from(segment.path.as_str()),
+                row_groups: parts
+                    .iter()
+                    .filter(|part| part.segment_id == segment.id)
+                    .map(|part| (part.row_group as usize, part.project_id))
+                    .collect(),
+            })
+            .collect();
+        let new = run_index::build(&self.objects, tenant, &indexed, async |_, id, path: &Path| {
+            self.intend(id, path).await
+        })
+        .await
+        .unwrap();
+        let new: Vec<_> = new.iter().map(NewIndexFile::catalog).collect();
+        self.write(async |tx| catalog::publish(tx, tenant, &new, &ids).await)
+            .await;
+    }
+
+    async fn merge(&self, files: &[IndexFile], keep_from: Option<NaiveDate>) {
+        let tenant = self.tenant();
+        let old: Vec<RunIndexId> = files.iter().map(|file| file.id).collect();
+        let paths: Vec<Path> = files.iter().map(|file| Path::from(file.path.as_str())).collect();
+        let entries = files.iter().map(|file| file.entries as u64).sum();
+        let (store, objects) = (&self.world.store, &self.objects);
+        let new = run_index::merge(
+            store,
+            objects,
+            tenant,
+            &paths,
+            entries,
+            keep_from,
+            async |_, id, path: &Path| self.intend(id, path).await,
+        )
+        .await
+        .unwrap();
+        let new: Vec<_> = new.iter().map(NewIndexFile::catalog).collect();
+        self.write(async |tx| catalog::replace(tx, tenant, &old, &new).await)
+            .await;
+    }
+
+    /// Brings one day of a project together.
+    async fn compact(&self, project: ProjectId, day: NaiveDate) {
+        let tenant = self.tenant();
+        let parts = self
+            .read(async |tx| segments::live_parts(tx, tenant, project, day, day).await)
+            .await;
+        if parts.is_empty() {
+            return;
+        }
+        let refs = parts.iter().map(part_ref).collect();
+        let of = Day { tenant, project, day };
+        let new = compact::compact(&self.objects, &of, refs, async |tenant, id, path: &Path| {
+            self.world
+                .store
+                .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), None).await)
+                .await
+        })
+        .await
+        .unwrap();
+        let new: Vec<Replacement> = new
+            .iter()
+            .map(|segment| Replacement {
+                id: segment.id,
+                rows: segment.written.rows as i64,
+                bytes: segment.written.bytes as i64,
+                parts: catalog_parts(segment),
+            })
+            .collect();
+        self.write(async |tx| replace::replace(tx, tenant, &parts, &new, true).await)
+            .await;
+    }
+
+    async fn delete(&mut self, project: ProjectId) {
+        let tenant = self.tenant();
+        self.write(async |tx| {
+            projects::delete(tx, tenant, project).await?;
+            replace::retire_project(tx, tenant, project).await
+        })
+        .await;
+        self.projects.retain(|known| *known != project);
+        for places in self.places.values_mut() {
+            places.retain(|place| place.project != project);
+        }
+    }
+
+    /// Publishes an index file of these entries, which no segment has.
+    async fn file(&mut self, mut entries: Vec<Entry>) -> NewIndexFile {
+        entries.sort_unstable();
+        self.note(&entries);
+        let (tenant, id) = (self.tenant(), RunIndexId::new());
+        let mut writer = Writer::new(&self.objects, tenant, id, entries.len() as u64).unwrap();
+        self.intend(id, &run_index::path(tenant, id)).await.unwrap();
+        writer.write(&entries).await.unwrap();
+        let new = writer.finish::<Infallible>(&self.objects).await.unwrap();
+        let written = new.catalog();
+        self.write(async |tx| catalog::publish(tx, tenant, &[written], &[]).await)
+            .await;
+        new
+    }
+
+    async fn locate(&self, ids: &[TraceRunId]) -> BTreeMap<TraceRunId, BTreeSet<Place>> {
+        let found = self.try_locate(ids).await.unwrap();
+        assert!(found.is_sorted(), "in the order of ids");
+        let mut places: BTreeMap<TraceRunId, BTreeSet<Place>> = BTreeMap::new();
+        for (id, place) in found {
+            assert!(places.entry(id).or_default().insert(place), "a place twice");
+        }
+        places
+    }
+
+    async fn try_locate(&self, ids: &[TraceRunId]) -> Result<Vec<(TraceRunId, Place)>, LocateError> {
+        run_index::locate(&self.world.store, &self.objects, self.tenant(), ids).await
+    }
+
+    /// Looks for every trace run there is, and for some that there are not.
+    async fn check(&mut self, after: &str) {
+        let unknown = self.ids(20);
+        let mut ids: Vec<TraceRunId> = self.places.keys().copied().chain(unknown).collect();
+        self.random.shuffle(&mut ids);
+        let found = self.locate(&ids).await;
+        let none = BTreeSet::new();
+        for id in ids {
+            let found = found.get(&id).unwrap_or(&none);
+            let expected = self.places.get(&id).unwrap_or(&none);
+            if self.ambiguous.contains(&id) {
+                assert!(found.is_subset(expected), "{id} after {after}: {found:?}, {expected:?}");
+            } else {
+                assert_eq!(found, expected, "{id} after {after}");
+            }
+        }
+    }
+}
+
+async fn bring_in(tx: &mut Tx<'_>, new: &NewSegment) -> towpath_store::Result<()> {
+    segments::intend(tx, new.tenant, new.id, new.written.path.as_ref(), None).await?;
+    let (rows, bytes) = (new.written.rows as i64, new.written.bytes as i64);
+    segments::publish(tx, new.tenant, new.id, rows, bytes, &catalog_parts(new)).await
+}
+
+async fn ids_are_found_whatever_was_done(world: World) {
+    let mut library = Library::new(world, 1).await;
+    library.check("nothing").await;
+    for step in 0..80 {
+        let what = library.random.below(16);
+        let done = match what {
+            0..6 => {
+                let count = 1 + library.random.below(300);
+                let mut rows = library.rows(count);
+                // An earlier build put one into another project, too.
+                if let Some(known) = library.places.keys().next().copied().filter(|_| what == 0) {
+                    rows[0].id = known;
+                }
+                library.publish(&rows).await;
+                format!("publishing {count}")
+            }
+            6..9 => {
+                let mut waiting = library.unindexed().await;
+                library.random.shuffle(&mut waiting);
+                waiting.truncate(1 + library.random.below(5));
+                library.index(&waiting).await;
+                format!("indexing {}", waiting.len())
+            }
+            9..12 => {
+                let mut files = library.live().await;
+                library.random.shuffle(&mut files);
+                files.truncate(1 + library.random.below(6));
+                library.merge(&files, None).await;
+                format!("merging {}", files.len())
+            }
+            12..15 => {
+                let project = library.projects[library.random.below(library.projects.len())];
+                let day = DAY + chrono::Days::new(library.random.below(5) as u64);
+                library.compact(project, day).await;
+                format!("compacting {day}")
+            }
+            _ if step % 3 == 0 => {
+                let project = library.projects[library.random.below(library.projects.len())];
+                library.delete(project).await;
+                library.project(&format!("another one of step {step}")).await;
+                "deleting a project".to_owned()
+            }
+            _ => continue,
+        };
+        library.check(&format!("step {step}, {done}")).await;
+    }
+    assert!(library.places.len() > 1000, "{}", library.places.len());
+    assert!(!library.live().await.is_empty());
+    // All of it in one file, and nothing beside it.
+    let waiting = library.unindexed().await;
+    library.index(&waiting).await;
+    let files = library.live().await;
+    library.merge(&files, None).await;
+    assert_eq!((library.live().await.len(), library.unindexed().await.len()), (1, 0));
+    library.check("the end").await;
+}
+
+async fn unknown_ids_read_no_page(world: World) {
+    let mut library = Library::new(world, 2).await;
+    let known = library.rows(50_000);
+    library.file(known.clone()).await;
+    let mut rest = library.rows(20);
+    let place = rest[0].place;
+    for row in &mut rest {
+        row.place = place;
+    }
+    library.publish(&rest).await;
+    library.reads.reads();
+
+    let unknown = library.ids(10_000);
+    assert!(library.locate(&unknown).await.is_empty());
+    let first = library.reads.reads();
+    // The footer and the filter of the one, and the other, which is so small that it comes whole.
+    assert!((1..=4).contains(&first), "{first} reads");
+    assert!(library.locate(&unknown).await.is_empty());
+    assert_eq!(library.reads.reads(), 0);
+    let others = library.ids(1000);
+    assert!(library.locate(&others).await.is_empty());
+    assert_eq!(library.reads.reads(), 0, "other ids need nothing else");
+
+    // What is there costs a page of each column.
+    let one = known[4711];
+    assert_eq!(library.locate(&[one.id]).await[&one.id], BTreeSet::from([one.place]));
+    let hit = library.reads.reads();
+    assert!((1..=3).contains(&hit), "{hit} reads");
+    assert_eq!(
+        library.locate(&[rest[7].id]).await[&rest[7].id],
+        BTreeSet::from([rest[7].place])
+    );
+    assert_eq!(library.reads.reads(), 0, "rows outside of the index stay in memory");
+    library.check("everything").await;
+}
+
+async fn a_thousand_segments_are_read_once(world: World) {
+    const SEGMENTS: usize = 1000;
+    let mut library = Library::new(world, 3).await;
+    let mut new = Vec::new();
+    for _ in 0..SEGMENTS {
+        let mut rows = library.rows(3);
+        let place = rows[0].place;
+        for row in &mut rows {
+            row.place = place;
+        }
+        new.push(library.segment(&rows).await);
+        library.note(&rows);
+    }
+    library
+        .write(async |tx| {
+            for segment in &new {
+                bring_in(tx, segment).await?;
+            }
+            Ok(())
+        })
+        .await;
+    let mut waiting = library.unindexed().await;
+    assert_eq!(waiting.len(), SEGMENTS);
+    let rest = waiting.split_off(SEGMENTS / 2);
+    library.index(&waiting).await;
+    let sources = library.live().await.len() + rest.len();
+    assert_eq!(sources, 1 + SEGMENTS / 2);
+    library.reads.reads();
+
+    let unknown = library.ids(10_000);
+    assert!(library.locate(&unknown).await.is_empty());
+    let first = library.reads.reads();
+    assert!(first <= sources + 1, "{first} reads of {sources} objects");
+    assert!(library.locate(&unknown).await.is_empty());
+    assert_eq!(library.reads.reads(), 0);
+    library.check("all that").await;
+}
+
+async fn few_ids_are_shown_to_the_filters_of_large_segments_first(world: World) {
+    let mut library = Library::new(world, 4).await;
+    let project = library.projects[0];
+    let mut rows = library.rows(9000);
+    for row in &mut rows {
+        row.place = Place {
+            sort_time: Timestamp::start_of(DAY)
+                .plus(Duration::from_micros(row.place.sort_time.micros() as u64 % 1_000_000)),
+            project,
+        };
+    }
+    library.publish(&rows).await;
+    library.reads.reads();
+    let unknown = library.ids(1);
+    assert!(library.locate(&unknown).await.is_empty());
+    assert_eq!(library.reads.reads(), 2, "the footer and a filter");
+    let unknown = library.ids(1);
+    assert!(library.locate(&unknown).await.is_empty());
+    assert_eq!(library.reads.reads(), 0);
+    library.check("many ids").await;
+    let read = library.reads.reads();
+    assert!((1..=2).contains(&read), "{read} reads of two columns");
+    library.check("the same again").await;
+    assert_eq!(library.reads.reads(), 0);
+}
+
+async fn the_cache_keeps_its_bound(world: World) {
+    const BOUND: usize = 128 << 10;
+    let mut library = Library::new(world, 5).await;
+    library.objects = Objects::over(library.reads.clone()).with_index_cache(BOUND);
+    for _ in 0..6 {
+        let entries = library.rows(8000);
+        library.file(entries).await;
+        let rows = library.rows(500);
+        library.publish(&rows).await;
+    }
+    let mut ids: Vec<TraceRunId> = library.places.keys().copied().collect();
+    library.random.shuffle(&mut ids);
+    for ids in ids.chunks(5000) {
+        let found = library.locate(ids).await;
+        assert!(ids.iter().all(|id| found.get(id) == library.places.get(id)));
+        let kept = library.objects.index_cache_bytes();
+        assert!(kept <= BOUND && kept > 0, "{kept}");
+    }
+    library.check("so little room").await;
+}
+
+async fn what_was_removed_meanwhile_is_looked_for_again(world: World) {
+    let mut library = Library::new(world, 6).await;
+    let entries = library.rows(5000);
+    let file = library.file(entries).await;
+    let rows = library.rows(100);
+    library.publish(&rows).await;
+    let segment = Path::from(library.unindexed().await[0].path.as_str());
+    for path in [&file.path, &segment] {
+        library.objects = Objects::over(library.reads.clone());
+        library.reads.hide(path, 1);
+        library.check("an object was away for a moment").await;
+        // What is never there again is no id that nobody knows.
+        library.objects = Objects::over(library.reads.clone());
+        library.reads.hide(path, usize::MAX);
+        let failed = library.try_locate(&[rows[0].id]).await;
+        assert!(
+            matches!(&failed, Err(LocateError::Columnar(error)) if error.is_not_found()),
+            "{failed:?}"
+        );
+        library.reads.hide(path, 0);
+    }
+    // A page may be away, too.
+    library.check("footers and filters are at hand").await;
+    library.reads.hide(&file.path, 1);
+    library.check("a page was away for a moment").await;
+}
+
+async fn entries_of_deleted_projects_and_old_days_are_dropped_by_merges(world: World) {
+    let mut library = Library::new(world, 7).await;
+    for _ in 0..4 {
+        let rows = library.rows(200);
+        library.publish(&rows).await;
+        let waiting = library.unindexed().await;
+        library.index(&waiting).await;
+    }
+    let all = library.places.clone();
+    let gone = library.projects[1];
+    library.delete(gone).await;
+    library.check("the project was deleted").await;
+    // One of its trace runs is sent again, into another project.
+    let again = all
+        .iter()
+        .find(|(_, places)| places.iter().any(|place| place.project == gone))
+        .map(|(id, _)| *id)
+        .unwrap();
+    let mut place = library.place();
+    place.sort_time = Timestamp::start_of(DAY + chrono::Days::new(4));
+    library.publish(&[Entry { id: again, place }]).await;
+    let waiting = library.unindexed().await;
+    library.index(&waiting).await;
+    library.check("it was sent again").await;
+
+    let keep_from = DAY + chrono::Days::new(2);
+    let files = library.live().await;
+    library.merge(&files, Some(keep_from)).await;
+    for places in library.places.values_mut() {
+        places.retain(|place| place.sort_time.day() >= keep_from);
+    }
+    library.check("merging").await;
+    let merged = library.live().await;
+    let left = library.places.values().filter(|places| !places.is_empty()).count();
+    assert_eq!(merged.len(), 1);
+    assert_eq!(merged[0].entries as usize, left);
+    assert!(left < all.len() * 3 / 4, "{left} of {}", all.len());
+
+    // When all of it is gone, so is the file.
+    library.merge(&merged, Some(DAY + chrono::Days::new(100))).await;
+    assert!(library.live().await.is_empty());
+}
+
+async fn of_several_places_the_smallest_is_kept(world: World) {
+    let mut library = Library::new(world, 8).await;
+    let id = library.id();
+    let at = |hours: u64| Timestamp::start_of(DAY).plus(Duration::from_secs(3600 * hours));
+    let (low, high) = {
+        let mut projects = [library.projects[0], library.projects[1]];
+        projects.sort_unstable();
+        projects.into()
+    };
+    let place = |hours, project| Place {
+        sort_time: at(hours),
+        project,
+    };
+    let smallest = place(1, low);
+    let others = [place(1, high), place(2, low), smallest];
+    for place in others {
+        library.publish(&[Entry { id, place }]).await;
+        let waiting = library.unindexed().await;
+        library.index(&waiting).await;
+    }
+    assert_eq!(library.locate(&[id]).await[&id], BTreeSet::from(others), "all are told");
+    let files = library.live().await;
+    library.merge(&files, None).await;
+    assert_eq!(library.locate(&[id]).await[&id], BTreeSet::from([smallest]));
+}
+
+async fn what_comes_of_indexed_segments_is_indexed(world: World) {
+    let mut library = Library::new(world, 9).await;
+    let project = library.projects[0];
+    let publish = async |library: &mut Library| {
+        let mut rows = library.rows(10);
+        for row in &mut rows {
+            row.place.project = project;
+            row.place.sort_time = Timestamp::start_of(DAY);
+        }
+        library.publish(&rows).await;
+    };
+    publish(&mut library).await;
+    publish(&mut library).await;
+    let waiting = library.unindexed().await;
+    library.index(&waiting).await;
+    library.compact(project, DAY).await;
+    assert!(
+        library.unindexed().await.is_empty(),
+        "the index says where its rows lie"
+    );
+    library.check("compacting what is indexed").await;
+    publish(&mut library).await;
+    library.compact(project, DAY).await;
+    assert_eq!(
+        library.unindexed().await.len(),
+        1,
+        "some of its rows are in no index file"
+    );
+    library.check("compacting what is indexed and what is not").await;
+    // A segment that was replaced while it was indexed is marked in vain.
+    let waiting = library.unindexed().await;
+    publish(&mut library).await;
+    library.compact(project, DAY).await;
+    library.index(&waiting).await;
+    assert_eq!(library.unindexed().await.len(), 1);
+    library.check("indexing what was replaced").await;
+}
+
+async fn a_workspace_without_segments_has_no_index(world: World) {
+    let mut library = Library::new(world, 10).await;
+    let rows = library.rows(100);
+    library.publish(&rows).await;
+    let waiting = library.unindexed().await;
+    library.index(&waiting).await;
+    for project in library.projects.clone() {
+        assert_eq!(library.live().await.len(), 1);
+        library.delete(project).await;
+    }
+    assert!(library.live().await.is_empty());
+    library.check("everything was deleted").await;
+    let later = library.world.store.clock().now().plus(Duration::from_secs(60));
+    assert_eq!(library.write(async |tx| catalog::collect(tx, later, 10).await).await, 1);
+    let going = library.read(async |tx| catalog::deleting(tx, 10).await).await;
+    assert_eq!(going.len(), 1);
+    let tenant = library.tenant();
+    library
+        .write(async |tx| catalog::forget(tx, tenant, going[0].id).await)
+        .await;
+    assert!(
+        library
+            .read(async |tx| catalog::deleting(tx, 10).await)
+            .await
+            .is_empty()
+    );
+}
+
+async fn workspaces_are_due_by_number_and_by_age(world: World) {
+    let mut library = Library::new(world, 11).await;
+    let tenant = library.tenant();
+    for _ in 0..3 {
+        let rows = library.rows(1);
+        library.publish(&rows).await;
+    }
+    let (long_ago, later) = {
+        let now = library.world.store.clock().now();
+        let hour = Duration::from_secs(3600);
+        (now.minus(hour), now.plus(hour))
+    };
+    let due = async |least, before| library.read(async |tx| catalog::due(tx, least, before, 10).await).await;
+    assert_eq!(due(3, long_ago).await, [tenant]);
+    assert!(due(4, long_ago).await.is_empty());
+    assert_eq!(due(4, later).await, [tenant], "they have waited long enough");
+    let among = async |tenants: &[TenantId], least| {
+        library
+            .read(async |tx| catalog::due_among(tx, tenants, least).await)
+            .await
+    };
+    assert_eq!(among(&[TenantId::new(), tenant], 3).await, [tenant]);
+    assert!(among(&[tenant], 4).await.is_empty());
+    assert!(among(&[TenantId::new()], 1).await.is_empty());
+    library.index(&library.unindexed().await).await;
+    assert!(due(1, later).await.is_empty());
+}
+
+async fn another_workspace_has_its_own(world: World) {
+    let mut library = Library::new(world, 12).await;
+    let rows = library.rows(10);
+    library.publish(&rows).await;
+    let waiting = library.unindexed().await;
+    library.index(&waiting[..1]).await;
+    let more = library.rows(10);
+    library.publish(&more).await;
+    let ids = [rows[0].id, more[0].id];
+    assert_eq!(library.locate(&ids).await.len(), 2);
+    let stranger = run_index::locate(&library.world.store, &library.objects, TenantId::new(), &ids).await;
+    assert!(stranger.unwrap().is_empty());
+}
+
+/// More than a row group holds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_of_several_row_groups_is_read_by_pages() {
+    let mut library = Library::new(World::new().await, 13).await;
+    let place = library.place();
+    let count = GROUP_ENTRIES + 5000;
+    let entries: Vec<Entry> = (0..count)
+        .map(|_| Entry {
+            id: library.id(),
+            place,
+        })
+        .collect();
+    let file = library.file(entries).await;
+    assert_eq!(file.entries as usize, count);
+    let all: Vec<TraceRunId> = library.places.keys().copied().collect();
+    assert_eq!((all[0], all[count - 1]), (file.first_run, file.last_run));
+    library.reads.reads();
+    let ids = [
+        all[0],
+        all[4095],
+        all[4096],
+        all[GROUP_ENTRIES - 1],
+        all[GROUP_ENTRIES],
+        all[count - 1],
+    ];
+    assert_eq!(library.locate(&ids).await.len(), ids.len());
+    let reads = library.reads.reads();
+    assert!(reads <= 16, "{reads} reads");
+    let some: Vec<TraceRunId> = all.iter().copied().step_by(101).collect();
+    assert_eq!(library.locate(&some).await.len(), some.len());
+    let unknown = library.ids(10_000);
+    library.reads.reads();
+    assert!(library.locate(&unknown).await.is_empty());
+    let reads = library.reads.reads();
+    assert!(reads <= 4, "{reads} reads for what filters let through");
+    // A merge reads it in pieces, and writes the same again.
+    let files = library.live().await;
+    library.merge(&files, None).await;
+    assert_eq!(library.live().await[0].entries as usize, count);
+    assert_eq!(library.locate(&some).await.len(), some.len());
+}
+
+/// What is no index file is said to be corrupt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_is_no_index_file() {
+    let mut library = Library::new(World::new().await, 14).await;
+    let rows = library.rows(10);
+    let segment = library.segment(&rows).await;
+    let (tenant, id) = (library.tenant(), RunIndexId::new());
+    let written = towpath_store::run_index::Written {
+        id,
+        entries: 10,
+        bytes: 1,
+        first_run: TraceRunId::nil(),
+        last_run: rows.iter().map(|row| row.id).max().unwrap(),
+    };
+    library
+        .write(async |tx| {
+            catalog::intend(tx, tenant, id, segment.written.path.as_ref(), None).await?;
+            catalog::publish(tx, tenant, &[written], &[]).await
+        })
+        .await;
+    let failed = library.try_locate(&[rows[0].id]).await;
+    assert!(
+        matches!(&failed, Err(LocateError::Columnar(Error::Corrupt { .. }))),
+        "{failed:?}"
+    );
+}
