@@ -19,7 +19,7 @@ use towpath_traces::fold::{self, Folded, Options};
 use towpath_traces::wal::OnRegistered;
 
 use crate::World;
-use crate::intents;
+use crate::{index_runs, intents};
 
 /// How long the first unit waits for company, where the operator says nothing else.
 pub const DELAY: Duration = Duration::from_secs(2);
@@ -117,6 +117,8 @@ impl Workflow for FoldUnits {
             ctx.checkpoint(&operations, async |tx| fold::record(tx, mark, &folded).await)
                 .await?;
             failpoint::hit("fold.after_record");
+            let tenants = folded.segments.iter().map(|segment| segment.tenant).collect();
+            index_runs::ensure_due(ctx, world, tenants).await?;
             if !folded.missing.is_empty() {
                 // They stay open: a folder that is mounted wrongly loses nothing, but somebody has to look.
                 let missing = folded.missing.len();

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | [`fold_units`] | `fold`, one place | open units of the write-ahead log become segments |
 //! | [`compact_day`] | `compact:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`index_runs`] | `index:<workspace>`, one place | segments come into the index of trace runs by id |
 //! | [`sweep_traces`] | none | days to compact, rows to forget, objects to remove |
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |
@@ -39,6 +40,7 @@ pub mod fold_units;
 pub mod heavy;
 pub mod hosting;
 pub mod images;
+pub mod index_runs;
 mod intents;
 pub mod keep_deployments;
 pub mod metric;
@@ -66,6 +68,7 @@ pub fn registry() -> Registry<World> {
         .with::<clean_export::CleanExport>()
         .with::<spawn_export::SpawnExport>()
         .with::<compact_day::CompactDay>()
+        .with::<index_runs::IndexRuns>()
         .with::<sweep_traces::SweepTraces>()
         .with::<build_revision::BuildRevision>()
         .with::<delete_deployment::DeleteDeployment>()

@@ -1,5 +1,6 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
-//! worth it are compacted, objects that nobody reads any more are removed. A chain, so one sweep goes on at a time.
+//! worth it are compacted, segments that nobody else has brought into the index of trace runs are, objects that nobody
+//! reads any more are removed. A chain, so one sweep goes on at a time.
 
 mod beside;
 
@@ -14,10 +15,11 @@ use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::replace::{self, Worth};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, segments};
+use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, run_index, segments};
 
 use crate::World;
 use crate::compact_day::CompactDay;
+use crate::index_runs;
 use crate::metric;
 
 /// Between the end of one sweep and the beginning of the next.
@@ -28,6 +30,8 @@ const BATCH: i64 = 200;
 const ROUNDS: usize = 50;
 /// Days that one sweep has compacted.
 const DAYS: i64 = 100;
+/// Workspaces of which one sweep has segments indexed.
+const WORKSPACES: i64 = 100;
 /// So many scattered rows of a closed day, or segments of it, are worth a compaction…
 const CLOSED_ROWS: i64 = 20_000;
 const CLOSED_SEGMENTS: i64 = 4;
@@ -112,13 +116,11 @@ impl Workflow for SweepTraces {
 
 async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     let now = world.store.clock().now();
-    let keep_from = world
-        .keeping
-        .days
-        .map(|days| now.minus(Duration::from_secs(u64::from(days) * 86_400)).day());
+    let keep_from = world.keeping.first_day(now);
     rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
     failpoint::hit("sweep.retired");
     compact(ctx, world, now).await?;
+    index(ctx, world, now).await?;
     let replaced = now.minus(world.keeping.replaced);
     rounds(ctx, async move |tx| {
         waste::collect(tx, replaced, BATCH)
@@ -126,6 +128,7 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
             .map(|taken| taken.len() as u64)
     })
     .await?;
+    rounds(ctx, async move |tx| run_index::collect(tx, replaced, BATCH).await).await?;
     let abandoned = now.minus(ABANDONED);
     rounds(ctx, async move |tx| {
         segments::abandon(tx, abandoned, BATCH)
@@ -133,8 +136,10 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
             .map(|taken| taken.len() as u64)
     })
     .await?;
+    rounds(ctx, async move |tx| run_index::abandon(tx, abandoned, BATCH).await).await?;
     failpoint::hit("sweep.collected");
     remove(ctx, world, abandoned, keep_from).await?;
+    remove_index_files(ctx, world, abandoned).await?;
     let dropped = ctx
         .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
         .await?;
@@ -172,6 +177,21 @@ async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Fai
     Ok(())
 }
 
+/// Has segments indexed that wait for it: whoever published them may have died before it could say so, or they are too
+/// few and have waited long enough.
+async fn index(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Failure> {
+    let (least, overdue) = (world.sizes.index_segments, index_runs::overdue(now));
+    let due = world
+        .store
+        .read(async |tx| run_index::due(tx, least, overdue, WORKSPACES).await)
+        .await
+        .retry()?;
+    for tenant in due {
+        index_runs::ensure(ctx, tenant).await?;
+    }
+    Ok(())
+}
+
 /// Removes the objects of segments that are on their way out, then their rows: a crash between the two is made up for.
 async fn remove(
     ctx: &mut Ctx,
@@ -197,6 +217,25 @@ async fn remove(
             .await?;
         failpoint::hit("sweep.row_removed");
         metrics::counter!(metric::SEGMENTS_REMOVED).increment(1);
+    }
+    Ok(())
+}
+
+/// As [`remove`], of index files.
+async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<(), Failure> {
+    let deleting = world
+        .store
+        .read(async |tx| run_index::deleting(tx, BATCH * 10).await)
+        .await
+        .retry()?;
+    for old in deleting {
+        // Its writer may still be at it, as that of a segment.
+        if old.entries == 0 && old.changed_at >= abandoned {
+            continue;
+        }
+        world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
+        ctx.commit(async |tx| run_index::forget(tx, old.tenant_id, old.id).await)
+            .await?;
     }
     Ok(())
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use towpath_domain::TenantId;
+use chrono::NaiveDate;
 use towpath_domain::export::{DestinationConfig, Limits};
+use towpath_domain::{TenantId, Timestamp};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
 use towpath_store::sealing::{OpenError, Sealer};
@@ -44,8 +45,18 @@ pub struct World {
 pub struct Keeping {
     /// Days that trace runs are kept, counted from the one they started on; `None` is for ever.
     pub days: Option<u32>,
-    /// How long a segment that was replaced still lies there for queries that began before. Longer than the longest.
+    /// How long a segment or an index file that was replaced still lies there for queries that began before. Longer than
+    /// the longest.
     pub replaced: Duration,
+}
+
+impl Keeping {
+    /// The first day of which trace runs are kept; `None` when all are.
+    #[must_use]
+    pub fn first_day(&self, now: Timestamp) -> Option<NaiveDate> {
+        self.days
+            .map(|days| now.minus(Duration::from_secs(u64::from(days) * 86_400)).day())
+    }
 }
 
 impl Default for Keeping {
@@ -72,6 +83,8 @@ pub struct Sizes {
     pub part_bytes: usize,
     /// Row groups of at least so many rows are copied into an export rather than read.
     pub splice_rows: u64,
+    /// So many segments of a workspace outside of its index of trace runs are brought into it.
+    pub index_segments: i64,
 }
 
 impl Default for Sizes {
@@ -83,6 +96,7 @@ impl Default for Sizes {
             file_rows: u64::MAX,
             part_bytes: towpath_traces::upload::PART_BYTES,
             splice_rows: towpath_traces::feed::SPLICE_ROWS,
+            index_segments: 16,
         }
     }
 }

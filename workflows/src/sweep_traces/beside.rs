@@ -6,7 +6,7 @@ use towpath_domain::TraceRunId;
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::feedback;
 use towpath_store::segments::{self, waste};
-use towpath_traces::fold;
+use towpath_traces::fold::{self, Place};
 use towpath_traces::segment::Segment;
 
 use crate::World;
@@ -40,13 +40,19 @@ pub async fn remove(
     for part in parts {
         let row_group = usize::try_from(part.row_group).unwrap_or_default();
         for runs in segment.ids(row_group).await.retry()?.chunks(RUNS) {
-            remove_of(ctx, world, old, runs).await?;
+            remove_of(ctx, world, old, runs, keep_from).await?;
         }
     }
     Ok(())
 }
 
-async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: &[TraceRunId]) -> Result<(), Failure> {
+async fn remove_of(
+    ctx: &mut Ctx,
+    world: &World,
+    old: &segments::Segment,
+    runs: &[TraceRunId],
+    keep_from: Option<NaiveDate>,
+) -> Result<(), Failure> {
     let tenant = old.tenant_id;
     let read = world.store.read(async |tx| {
         let given = feedback::of_runs(tx, tenant, runs).await?;
@@ -64,7 +70,9 @@ async fn remove_of(ctx: &mut Ctx, world: &World, old: &segments::Segment, runs: 
     let live = fold::locate(&world.store, &world.objects, tenant, &gone)
         .await
         .retry()?;
-    gone.retain(|run| live.iter().all(|(id, _)| id != run));
+    // The index still names what was on days past their time.
+    let is_kept = |place: &Place| keep_from.is_none_or(|keep_from| place.sort_time.day() >= keep_from);
+    gone.retain(|run| !live.iter().any(|(id, place)| id == run && is_kept(place)));
     for file in files.iter().filter(|file| gone.contains(&file.run_id)) {
         world.objects.delete(&Path::from(file.path.as_str())).await.retry()?;
     }

@@ -20,7 +20,8 @@ use crate::home::{DAY_ROWS, Database, Home, on_both_databases, time};
 
 const LIVE: &str = "SELECT count(*) FROM segment WHERE state = 'live'";
 const COMPACTED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND compacted";
-const WRITING: &str = "SELECT count(*) FROM segment WHERE state = 'writing'";
+const WRITING: &str = "SELECT (SELECT count(*) FROM segment WHERE state = 'writing')
+                            + (SELECT count(*) FROM run_index WHERE state = 'writing')";
 const PARTS: &str = "SELECT count(*) FROM segment_part";
 const ALL: &str = "SELECT count(*) FROM segment";
 /// Longer than a sweep waits for queries.
@@ -58,7 +59,7 @@ impl Home {
         home
     }
 
-    async fn compact(&self, day: &str) {
+    pub(crate) async fn compact(&self, day: &str) {
         let compact = CompactDay::whole(self.tenant, self.project().await, time(day).day());
         let how = Start::new(self.tenant).lane(compact.lane());
         self.store()
@@ -86,7 +87,7 @@ impl Home {
     }
 
     /// Feedback on a trace run, and a file that came with it.
-    async fn beside(&self, run: TraceRunId) {
+    pub(crate) async fn beside(&self, run: TraceRunId) {
         let path = fold::attachment_path(self.tenant, run, "photo");
         self.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
         let now = self.clock.now();

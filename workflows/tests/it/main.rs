@@ -10,6 +10,7 @@ mod failing;
 mod feedback;
 mod folds;
 mod home;
+mod indexing;
 mod postgres;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
