@@ -6,7 +6,7 @@
 //!   towpath.db       SQLite
 //!   encryption.key   32 bytes as hex, 0600: seals stored credentials
 //!   api.key          the first API key of `towpath dev`, 0600
-//!   objects/         write-ahead log and segments of traces
+//!   objects/         write-ahead log, segments and index of traces
 //!   exports/         what `file` destinations write
 //! ```
 

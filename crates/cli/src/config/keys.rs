@@ -409,6 +409,13 @@ pub const KEYS: &[Key] = &[
         about: "days that trace runs are kept, counted from the day they started on; 0 keeps them for ever",
     },
     Key {
+        name: "traces.index_cache_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count { least: 1, most: 65_536 },
+        about: "memory for finding trace runs by id; 2 MB hold a million of a workspace",
+    },
+    Key {
         name: "http.requests",
         environment: &[],
         default: Fallback::Text("256"),

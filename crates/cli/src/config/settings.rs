@@ -58,6 +58,8 @@ pub struct Settings {
     pub exports: Limits,
     /// Days that trace runs are kept; `None` is for ever.
     pub retention_days: Option<u32>,
+    /// Memory for finding trace runs by id, in bytes.
+    pub index_cache_bytes: usize,
     /// Requests worked on at once.
     pub requests: usize,
     /// Largest ingest body as sent, in bytes.
@@ -256,6 +258,7 @@ impl Settings {
                 run_retry: Duration::from_secs(values.number("exports.retry_seconds")),
             },
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
+            index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,

@@ -63,7 +63,9 @@ impl Shared {
             .iter()
             .map(|(name, value)| (name.clone(), value.reveal().to_owned()))
             .collect();
-        let objects = Objects::open(&settings.objects, &aws).context("objects")?;
+        let objects = Objects::open(&settings.objects, &aws)
+            .context("objects")?
+            .with_index_cache(settings.index_cache_bytes);
         let sealer = storage::sealer(settings, store.dialect())?;
         let destinations = towpath_outbound::Settings {
             guard: Guard::new(Policy {
