@@ -1,5 +1,5 @@
-//! The drill of what goes on beside ingest and exports: processes die at every named point of compaction, of the sweep
-//! of old segments and of a schedule's spawns, in one walk. Afterwards every trace run is in every export once, with
+//! The drill of what goes on beside ingest and exports: processes die at every named point of compaction, of the index of
+//! trace runs, of the sweep of old segments and of a schedule's spawns, in one walk. Afterwards every trace run is in every export once, with
 //! every value, and no object lies there that no row names.
 //!
 //! Time is not waited for: a sweep that is due in a minute, and a segment that has to lie for a while, are made older.
@@ -21,6 +21,7 @@ const TREES: usize = 24;
 /// As many segments as make a closed day worth compacting.
 const PIECES: usize = 4;
 const COMPACTION: [&str; 3] = ["compact.intended", "compact.written", "compact.replaced"];
+const INDEX: [&str; 3] = ["index.intended", "index.written", "index.published"];
 const SWEEP: [&str; 5] = [
     "sweep.retired",
     "sweep.compaction_started",
@@ -34,10 +35,12 @@ const INTERVAL_HOURS: i64 = 36;
 
 const SCATTERED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND NOT compacted";
 const REPLACED: &str = "SELECT count(*) FROM segment WHERE state <> 'live' AND rows > 0";
-const WASTE: &str = "SELECT count(*) FROM segment WHERE state <> 'live'";
+const WASTE: &str = "SELECT (SELECT count(*) FROM segment WHERE state <> 'live')
+                          + (SELECT count(*) FROM run_index WHERE state <> 'live')";
+const UNINDEXED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND NOT indexed";
 /// The next sweep, by its job.
 const SWEEP_DUE: &str = "kind = 'sweep_traces' AND state = 'scheduled'";
-const OBJECTS: &str = "SELECT path FROM segment";
+const OBJECTS: &str = "SELECT path FROM segment UNION ALL SELECT path FROM run_index";
 
 #[tokio::test]
 async fn embedded_survives_kills_of_compaction_sweeps_and_spawns() {
@@ -102,6 +105,18 @@ impl Drill {
         .await;
         self.check(&compacted).await;
 
+        let indexed = self.scatter().await;
+        self.through(&INDEX, async |tables, _| {
+            tables.age("job", "run_at", SWEEP_DUE).await;
+            // They have waited long enough for others.
+            tables
+                .age("segment", "changed_at", "state = 'live' AND NOT indexed")
+                .await;
+            (tables.count(UNINDEXED).await == 0).then_some(())
+        })
+        .await;
+        self.check(&indexed).await;
+
         let swept = self.scatter().await;
         self.through(&SWEEP, async |tables, _| {
             tables.age("job", "run_at", SWEEP_DUE).await;
@@ -115,6 +130,7 @@ impl Drill {
         .await;
         self.nothing_lies_around().await;
         self.check(&compacted).await;
+        self.check(&indexed).await;
         self.check(&swept).await;
 
         let schedule = json!({
@@ -158,14 +174,21 @@ impl Drill {
         restart(&mut self.world, None).await;
         until("every segment to be live", load::PATIENCE, async || {
             self.tables.age("job", "run_at", SWEEP_DUE).await;
-            self.tables
-                .age("segment", "changed_at", "state IN ('superseded', 'deleting')")
-                .await;
+            for table in ["segment", "run_index"] {
+                self.tables
+                    .age(table, "changed_at", "state IN ('superseded', 'deleting')")
+                    .await;
+            }
             (self.tables.count(WASTE).await == 0).then_some(())
         })
         .await;
         let named: BTreeSet<String> = self.tables.texts(OBJECTS).await.into_iter().collect();
-        assert_eq!(objects(&self.world.data().join("objects/segments")), named);
+        let all = self.world.data().join("objects");
+        let found: BTreeSet<String> = ["segments", "index"]
+            .into_iter()
+            .flat_map(|folder| objects(&all, folder))
+            .collect();
+        assert_eq!(found, named);
     }
 
     /// A project whose days lie in several segments each.
@@ -245,18 +268,18 @@ async fn asked(api: &Api, schedule: &Value) -> Option<String> {
     made["id"].as_str().map(str::to_owned)
 }
 
-/// Every file below the folder of segments, named as rows name it.
-fn objects(segments: &Path) -> BTreeSet<String> {
+/// Every file below a folder of objects, named as rows name it.
+fn objects(all: &Path, folder: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    let mut folders = vec![segments.to_owned()];
+    let mut folders = vec![all.join(folder)];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten() {
             let path = entry.expect("a readable folder").path();
             if path.is_dir() {
                 folders.push(path);
             } else {
-                let below = path.strip_prefix(segments).expect("a file below the folder");
-                found.insert(format!("segments/{}", below.display()));
+                let below = path.strip_prefix(all).expect("a file below the folder");
+                found.insert(below.display().to_string());
             }
         }
     }
