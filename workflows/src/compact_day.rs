@@ -4,23 +4,32 @@
 //! A lane of one place per project and day keeps two from doing the same. Nothing changes before the one transaction
 //! that lets readers see the new row groups and not the old ones; who has pinned those goes on reading them. What comes
 //! in meanwhile lies beside the result, for the next time.
+//!
+//! Rows that the index of trace runs does not name yet are brought into it in the same transaction. Else a day would be
+//! indexed again as a whole for the sake of a few rows that came last, and its trace runs would be named twice.
 
 mod choose;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chrono::NaiveDate;
+use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{JobId, ProjectId, TenantId, failpoint};
+use towpath_domain::{JobId, ProjectId, RunIndexId, SegmentId, TenantId, failpoint};
 use towpath_durable::{Again, Ctx, Lane, Outcome, Verdict, Workflow};
+use towpath_store::run_index::{self as catalog, Written};
+use towpath_store::segments::PlacedPart;
 use towpath_store::segments::replace::{self, Replacement};
 use towpath_store::{self as store, Tx, segments};
 use towpath_traces::compact::{self, Day};
-use towpath_traces::fold::{NewSegment, catalog_parts, part_ref};
+use towpath_traces::fold::{FoldError, NewSegment, catalog_parts, part_ref};
+use towpath_traces::run_index::{self, Indexed, NewIndexFile};
 
 use crate::World;
-use crate::intents;
+use crate::index_runs;
+use crate::intents::{self, Interrupted};
 use choose::{Choice, choose};
 
 /// Merges of one job. A day that needs more is met again by the sweep.
@@ -94,38 +103,70 @@ impl Workflow for CompactDay {
                 break;
             };
             // What an earlier attempt of this job began to write and did not bring in, nobody will.
-            ctx.commit(async |tx| segments::abandon_of(tx, mark).await.map(drop))
-                .await?;
+            ctx.commit(async |tx| abandon(tx, mark).await).await?;
             let (objects, refs) = (world.objects.clone(), parts.iter().map(part_ref).collect());
             let of = Day { tenant, project, day };
+            let unindexed = unindexed(&parts);
             let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
-                let intend = async |tenant, id, path: &object_store::path::Path| {
+                let intend_segment = async |tenant, id: SegmentId, path: &Path| {
                     let asked = intend.ask(tenant, id, path).await;
                     failpoint::hit("compact.intended");
                     asked
                 };
-                compact::compact(&objects, &of, refs, intend).await
+                let new = compact::compact(&objects, &of, refs, intend_segment).await?;
+                let intend_file = async |tenant, id: RunIndexId, path: &Path| intend.ask(tenant, id, path).await;
+                let files = run_index::build(&objects, tenant, &unindexed, intend_file).await?;
+                Ok::<_, FoldError<Interrupted>>((new, files))
             });
-            let new: Vec<Replacement> = work.await?.retry()?.iter().map(replacement).collect();
+            let (new, files) = work.await?.retry()?;
+            let new: Vec<Replacement> = new.iter().map(replacement).collect();
+            let ids: Vec<SegmentId> = new.iter().map(|segment| segment.id).collect();
+            let files: Vec<Written> = files.iter().map(NewIndexFile::catalog).collect();
             failpoint::hit("compact.written");
-            let replaced = ctx.commit(async |tx| replace::replace(tx, tenant, &parts, &new, compacted).await);
+            let replaced = ctx.commit(async |tx| {
+                replace::replace(tx, tenant, &parts, &new, compacted).await?;
+                catalog::publish(tx, tenant, &files, &ids).await
+            });
             replaced.await?;
             failpoint::hit("compact.replaced");
+            if !files.is_empty() {
+                index_runs::ensure_merge(ctx, world, tenant).await?;
+            }
         }
         drop(place);
         // An attempt that was killed may have begun to write what another job has brought together since.
-        ctx.settle(async |tx| segments::abandon_of(tx, mark).await.map(drop))
-            .await
+        ctx.settle(async |tx| abandon(tx, mark).await).await
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, _: Ended) -> store::Result<()> {
-        segments::abandon_of(tx, input.mark).await.map(drop)
+        abandon(tx, input.mark).await
     }
 
     /// It takes what is there when its turn comes.
     fn again(&self) -> Again {
         Again::Allowed(Some(self.lane()))
     }
+}
+
+/// Gives up what was begun under `mark` and not brought in.
+async fn abandon(tx: &mut Tx<'_>, mark: JobId) -> store::Result<()> {
+    segments::abandon_of(tx, mark).await?;
+    catalog::abandon_of(tx, mark).await.map(drop)
+}
+
+/// Those of the row groups whose rows the index does not name.
+fn unindexed(parts: &[PlacedPart]) -> Vec<Indexed> {
+    let mut segments: BTreeMap<&str, Vec<(usize, ProjectId)>> = BTreeMap::new();
+    for placed in parts.iter().filter(|placed| !placed.indexed) {
+        let row_group = usize::try_from(placed.part.row_group).unwrap_or_default();
+        let row_groups = segments.entry(&placed.path).or_default();
+        row_groups.push((row_group, placed.part.project_id));
+    }
+    let indexed = segments.into_iter().map(|(path, row_groups)| Indexed {
+        path: Path::from(path),
+        row_groups,
+    });
+    indexed.collect()
 }
 
 fn replacement(new: &NewSegment) -> Replacement {

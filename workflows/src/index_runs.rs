@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{JobId, RunIndexId, SegmentId, TenantId, Timestamp, failpoint};
 use towpath_durable::{Again, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
-use towpath_store::run_index::{IndexFile, Written};
+use towpath_store::run_index::{self as catalog, IndexFile, Written};
 use towpath_store::segments::Segment;
-use towpath_store::{self as store, Tx, jobs, lanes, run_index, segments};
-use towpath_traces::run_index::{self as index, Indexed, NewIndexFile};
+use towpath_store::{self as store, Tx, jobs, lanes, segments};
+use towpath_traces::run_index::{self, Indexed, NewIndexFile};
 
 use crate::World;
 use crate::intents;
@@ -66,13 +66,26 @@ pub(crate) async fn ensure_due(ctx: &mut Ctx, world: &World, tenants: BTreeSet<T
     let (tenants, least) = (Vec::from_iter(tenants), world.sizes.index_segments);
     let due = world
         .store
-        .read(async |tx| run_index::due_among(tx, &tenants, least).await)
+        .read(async |tx| catalog::due_among(tx, &tenants, least).await)
         .await
         .retry()?;
     for tenant in due {
         ensure(ctx, tenant).await?;
     }
     Ok(())
+}
+
+/// Records the job of a workspace when enough of its index files are of one size. For those who bring files in beside
+/// this job.
+///
+/// # Errors
+/// As [`Ctx::commit`].
+pub(crate) async fn ensure_merge(ctx: &mut Ctx, world: &World, tenant: TenantId) -> Result<(), Failure> {
+    let live = world.store.read(async |tx| catalog::live(tx, tenant).await).await;
+    match choose::choose(live.retry()?) {
+        Some(_) => ensure(ctx, tenant).await,
+        None => Ok(()),
+    }
 }
 
 /// Records the job of a workspace, unless one waits already.
@@ -86,7 +99,8 @@ pub(crate) async fn ensure(ctx: &mut Ctx, tenant: TenantId) -> Result<(), Failur
         if jobs::lane_has_queued(tx, lane.key()).await? {
             return Ok(());
         }
-        let how = Start::new(tenant).lane(lane.clone());
+        // Folds get slower while it waits, so it goes before compactions.
+        let how = Start::new(tenant).lane(lane.clone()).priority(1);
         towpath_durable::start(tx, &IndexRuns::new(tenant), how).await.map(drop)
     })
     .await
@@ -122,7 +136,7 @@ impl Workflow for IndexRuns {
         for _ in 0..ROUNDS {
             let live = world
                 .store
-                .read(async |tx| run_index::live(tx, self.tenant).await)
+                .read(async |tx| catalog::live(tx, self.tenant).await)
                 .await
                 .retry()?;
             let Some(files) = choose::choose(live) else { break };
@@ -130,12 +144,12 @@ impl Workflow for IndexRuns {
         }
         drop(place);
         // An attempt that was killed may have begun to write what another one has written since.
-        ctx.settle(async |tx| run_index::abandon_of(tx, mark).await.map(drop))
+        ctx.settle(async |tx| catalog::abandon_of(tx, mark).await.map(drop))
             .await
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, _: Ended) -> store::Result<()> {
-        run_index::abandon_of(tx, input.mark).await.map(drop)
+        catalog::abandon_of(tx, input.mark).await.map(drop)
     }
 
     /// It takes what is there when its turn comes.
@@ -150,7 +164,7 @@ impl IndexRuns {
         let (tenant, least) = (self.tenant, world.sizes.index_segments);
         let mut waiting = world
             .store
-            .read(async |tx| run_index::unindexed(tx, tenant, SEGMENTS.max(least)).await)
+            .read(async |tx| catalog::unindexed(tx, tenant, SEGMENTS.max(least)).await)
             .await
             .retry()?;
         let overdue = overdue(world.store.clock().now());
@@ -192,7 +206,7 @@ impl IndexRuns {
             })
             .collect();
         // What an earlier attempt of this job began to write and did not bring in, nobody will.
-        ctx.commit(async |tx| run_index::abandon_of(tx, mark).await.map(drop))
+        ctx.commit(async |tx| catalog::abandon_of(tx, mark).await.map(drop))
             .await?;
         let objects = world.objects.clone();
         let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
@@ -201,11 +215,11 @@ impl IndexRuns {
                 failpoint::hit("index.intended");
                 asked
             };
-            index::build(&objects, tenant, &indexed, intend).await
+            run_index::build(&objects, tenant, &indexed, intend).await
         });
         let new: Vec<Written> = work.await?.retry()?.iter().map(NewIndexFile::catalog).collect();
         failpoint::hit("index.written");
-        ctx.commit(async |tx| run_index::publish(tx, tenant, &new, &ids).await)
+        ctx.commit(async |tx| catalog::publish(tx, tenant, &new, &ids).await)
             .await?;
         failpoint::hit("index.published");
         Ok(())
@@ -220,15 +234,15 @@ impl IndexRuns {
             .sum();
         let paths: Vec<Path> = files.into_iter().map(|file| Path::from(file.path)).collect();
         let keep_from = world.keeping.first_day(world.store.clock().now());
-        ctx.commit(async |tx| run_index::abandon_of(tx, mark).await.map(drop))
+        ctx.commit(async |tx| catalog::abandon_of(tx, mark).await.map(drop))
             .await?;
         let (store, objects) = (world.store.clone(), world.objects.clone());
         let work = intents::with(ctx, &world.heavy, mark, move |intend| async move {
             let intend = async |tenant, id: RunIndexId, path: &Path| intend.ask(tenant, id, path).await;
-            index::merge(&store, &objects, tenant, &paths, entries, keep_from, intend).await
+            run_index::merge(&store, &objects, tenant, &paths, entries, keep_from, intend).await
         });
         let new: Vec<Written> = work.await?.retry()?.iter().map(NewIndexFile::catalog).collect();
-        ctx.commit(async |tx| run_index::replace(tx, tenant, &old, &new).await)
+        ctx.commit(async |tx| catalog::replace(tx, tenant, &old, &new).await)
             .await
     }
 }

@@ -95,6 +95,8 @@ pub struct PlacedPart {
     pub bytes: i64,
     /// Whether the segment is of one project and one day, sorted from end to end.
     pub compacted: bool,
+    /// Whether index files say where the segment's rows lie.
+    pub indexed: bool,
     /// Since when the segment is in its state; of a live one, since when it is there.
     pub changed_at: Timestamp,
 }
@@ -184,7 +186,7 @@ pub async fn live_parts(
 ) -> Result<Vec<PlacedPart>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+        "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
          WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
          ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
     )
@@ -204,7 +206,7 @@ pub async fn live_parts(
 pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> Result<Vec<PlacedPart>> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+        "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
          WHERE p.tenant_id = $1 AND p.day = $2 AND s.state = 'live' ORDER BY p.segment_id, p.row_group",
     )
     .bind(tenant)
@@ -319,7 +321,7 @@ pub async fn pinned(
     holder: Uuid,
 ) -> Result<Vec<PlacedPart>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_pin h
+        "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_pin h
          JOIN segment s ON s.id = h.segment_id
          JOIN (SELECT * FROM segment_part WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4
                UNION ALL

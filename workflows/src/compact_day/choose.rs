@@ -136,6 +136,7 @@ mod tests {
             path: String::new(),
             bytes: 1,
             compacted,
+            indexed: true,
             changed_at: at(0),
         }
     }

@@ -19,6 +19,8 @@ const FILES: &str = "SELECT count(*) FROM run_index WHERE state = 'live'";
 const ALL: &str = "SELECT count(*) FROM run_index";
 const WRITING: &str = "SELECT count(*) FROM run_index WHERE state = 'writing'";
 const ENTRIES: &str = "SELECT CAST(SUM(entries) AS bigint) FROM run_index WHERE state = 'live'";
+const ROWS_OF_FIRST_DAY: &str = "SELECT CAST(SUM(rows) AS bigint) FROM segment_part WHERE day = '2026-03-01'";
+const SCATTERED_ROWS: &str = "SELECT CAST(SUM(rows) AS bigint) FROM segment WHERE state = 'live' AND NOT compacted";
 const JOBS: &str = "SELECT count(*) FROM job WHERE kind = 'index_runs'";
 /// Longer than a sweep waits for lookups, and for writers.
 const LATER: Duration = Duration::from_secs(2 * 60 * 60);
@@ -27,6 +29,8 @@ on_both_databases! {
     segments_are_indexed_when_there_are_enough,
     a_segment_waits_an_hour_for_others,
     files_of_one_size_become_one,
+    a_compaction_brings_what_it_takes_into_the_index,
+    files_that_compactions_brought_in_become_one,
     killed_anywhere_it_leaves_nothing_and_is_done_again,
     a_job_that_ends_badly_gives_up_what_it_began,
     what_a_deleted_project_had_goes,
@@ -161,6 +165,52 @@ async fn files_of_one_size_become_one(on: Database) {
     home.wait(home.world.keeping.replaced).await;
     home.sweep().await;
     assert_eq!((home.index_objects().await, home.count(ALL).await), (1, 1));
+    home.assert_located().await;
+}
+
+async fn a_compaction_brings_what_it_takes_into_the_index(on: Database) {
+    let mut home = Home::empty_on(&on, 2).await;
+    // The first day and half of the second.
+    home.fold(0..1920).await;
+    home.fold(1900..2000).await;
+    assert_eq!((home.count(UNINDEXED).await, home.count(FILES).await), (2, 0));
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    // What was taken of a segment is in the index, and the rest of it waits.
+    let entries = home.count(ENTRIES).await;
+    assert_eq!((home.count(UNINDEXED).await, home.count(FILES).await), (2, 1));
+    assert_eq!(entries, home.count(ROWS_OF_FIRST_DAY).await);
+    home.assert_located().await;
+    home.compact("2026-03-02").await;
+    home.drain().await;
+    assert_eq!((home.count(UNINDEXED).await, home.count(ENTRIES).await), (0, 2000));
+    home.assert_located().await;
+    // Of what is indexed nothing is indexed again.
+    home.world.sizes.index_segments = 1;
+    home.send(0..10, Which::Patches).await;
+    home.wait(Duration::from_secs(3)).await;
+    home.drive().await;
+    let patched = home.count(SCATTERED_ROWS).await;
+    assert!(patched > 0);
+    assert_eq!(home.count(ENTRIES).await, 2000 + patched);
+    home.compact("2026-03-01").await;
+    home.drain().await;
+    assert_eq!(
+        (home.count(UNINDEXED).await, home.count(ENTRIES).await),
+        (0, 2000 + patched)
+    );
+    home.assert_located().await;
+}
+
+async fn files_that_compactions_brought_in_become_one(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    for nth in 0..8 {
+        home.fold(nth * 10..(nth + 1) * 10).await;
+        home.compact("2026-03-01").await;
+        home.drain().await;
+    }
+    assert_eq!((home.count(FILES).await, home.count(ENTRIES).await), (1, 80));
+    assert_eq!((home.count(UNINDEXED).await, home.count(JOBS).await), (0, 1));
     home.assert_located().await;
 }
 
