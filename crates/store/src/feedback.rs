@@ -1,8 +1,12 @@
 //! What came with trace runs beside them: feedback as rows, attachments as rows that name their objects.
 
+use std::borrow::Cow;
+
+use serde::Serialize;
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
+use crate::bulk::{self, storable};
 use crate::query::{Arg, Query};
 use crate::segments::id_list;
 use crate::{Result, Tx};
@@ -51,6 +55,16 @@ pub struct Attachment {
     pub created_at: Timestamp,
 }
 
+/// What happens to feedback that is there already, in [`put`] and [`put_all`].
+macro_rules! later_feedback_counts {
+    () => {
+        " ON CONFLICT (tenant_id, id) DO UPDATE
+          SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq,
+              source = excluded.source, modified_at = NULL, deleted = false
+          WHERE excluded.seq > feedback.seq"
+    };
+}
+
 /// Stores feedback; what was accepted later replaces what was accepted before, in whatever order they are stored.
 /// The row's own `created_at` is not looked at.
 ///
@@ -58,14 +72,11 @@ pub struct Attachment {
 /// Only what the database says.
 pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     let now = tx.now();
-    on!(tx, |conn| sqlx::query(
+    on!(tx, |conn| sqlx::query(concat!(
         "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, source)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-         ON CONFLICT (tenant_id, id) DO UPDATE
-         SET run_id = excluded.run_id, key = excluded.key, body = excluded.body, seq = excluded.seq,
-             source = excluded.source, modified_at = NULL, deleted = false
-         WHERE excluded.seq > feedback.seq",
-    )
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        later_feedback_counts!()
+    ))
     .bind(feedback.tenant_id)
     .bind(feedback.id)
     .bind(feedback.run_id)
@@ -80,11 +91,70 @@ pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     Ok(())
 }
 
+/// Feedback in a list.
+#[derive(Serialize)]
+struct FeedbackRow<'a> {
+    tenant_id: TenantId,
+    id: Uuid,
+    run_id: Option<TraceRunId>,
+    key: Cow<'a, str>,
+    body: Cow<'a, str>,
+    seq: i64,
+    source: Option<String>,
+}
+
+/// As [`put`] for each, in few statements.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn put_all(tx: &mut Tx<'_>, feedback: &[Feedback]) -> Result<()> {
+    let rows = bulk::latest(feedback, |row| (row.tenant_id, row.id), |row| row.seq);
+    let (large, small): (Vec<_>, Vec<_>) = rows.into_iter().partition(|row| row.body.len() > bulk::LARGE);
+    for row in large {
+        put(tx, row).await?;
+    }
+    let now = tx.now();
+    let text = sql!(tx,
+    // Lists travel as JSON text in both; only the way back to rows differs.
+    sqlite: concat!(
+        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, source)
+             SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'id', '-'), unhex(value ->> 'run_id', '-'),
+                    value ->> 'key', value ->> 'body', value ->> 'seq', $2, value ->> 'source'
+             FROM json_each($1) WHERE true",
+        later_feedback_counts!()
+    ),
+    postgres: concat!(
+        "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, source)
+             SELECT tenant_id, id, run_id, key, body, seq, $2, source
+             FROM json_to_recordset($1::json) AS listed(tenant_id uuid, id uuid, run_id uuid, key text, body text,
+                                                        seq bigint, source text)",
+        later_feedback_counts!()
+    ));
+    let listed = small.into_iter().map(|row| FeedbackRow {
+        tenant_id: row.tenant_id,
+        id: row.id,
+        run_id: row.run_id,
+        key: storable(&row.key),
+        body: storable(&row.body),
+        seq: row.seq,
+        source: source(&row.body),
+    });
+    for list in bulk::lists(listed) {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(list)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
+    Ok(())
+}
+
 /// `feedback_source.type` of a body, as PostgreSQL can keep it.
 fn source(body: &str) -> Option<String> {
     let body: serde_json::Value = serde_json::from_str(body).ok()?;
     let source = body.get("feedback_source")?.get("type")?.as_str()?;
-    Some(source.replace('\0', "\u{fffd}"))
+    Some(storable(source).into_owned())
 }
 
 /// Feedback on one trace run, in order of acceptance.
@@ -217,6 +287,15 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     Ok(())
 }
 
+/// What happens to an attachment that is there already, in [`attach`] and [`attach_all`].
+macro_rules! later_attachment_counts {
+    () => {
+        " ON CONFLICT (tenant_id, run_id, name) DO UPDATE
+          SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes, seq = excluded.seq
+          WHERE excluded.seq > attachment.seq"
+    };
+}
+
 /// Stores where an attachment lies; of two of the same name the later one counts. The row's own `created_at` is not
 /// looked at.
 ///
@@ -224,13 +303,11 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
 /// Only what the database says.
 pub async fn attach(tx: &mut Tx<'_>, attachment: &Attachment) -> Result<()> {
     let now = tx.now();
-    on!(tx, |conn| sqlx::query(
+    on!(tx, |conn| sqlx::query(concat!(
         "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
-         ON CONFLICT (tenant_id, run_id, name) DO UPDATE
-         SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes, seq = excluded.seq
-         WHERE excluded.seq > attachment.seq",
-    )
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        later_attachment_counts!()
+    ))
     .bind(attachment.tenant_id)
     .bind(attachment.run_id)
     .bind(&attachment.name)
@@ -242,6 +319,65 @@ pub async fn attach(tx: &mut Tx<'_>, attachment: &Attachment) -> Result<()> {
     .execute(conn)
     .await
     .map(drop))?;
+    Ok(())
+}
+
+/// An attachment in a list.
+#[derive(Serialize)]
+struct AttachmentRow<'a> {
+    tenant_id: TenantId,
+    run_id: TraceRunId,
+    name: Cow<'a, str>,
+    content_type: Cow<'a, str>,
+    path: &'a str,
+    bytes: i64,
+    seq: i64,
+}
+
+/// As [`attach`] for each, in few statements.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<()> {
+    let rows = bulk::latest(
+        attachments,
+        |row| (row.tenant_id, row.run_id, storable(&row.name)),
+        |row| row.seq,
+    );
+    let now = tx.now();
+    let text = sql!(tx,
+    // Lists travel as JSON text in both; only the way back to rows differs.
+    sqlite: concat!(
+        "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
+             SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'), value ->> 'name',
+                    value ->> 'content_type', value ->> 'path', value ->> 'bytes', value ->> 'seq', $2
+             FROM json_each($1) WHERE true",
+        later_attachment_counts!()
+    ),
+    postgres: concat!(
+        "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
+             SELECT tenant_id, run_id, name, content_type, path, bytes, seq, $2
+             FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text, content_type text,
+                                                        path text, bytes bigint, seq bigint)",
+        later_attachment_counts!()
+    ));
+    let listed = rows.into_iter().map(|row| AttachmentRow {
+        tenant_id: row.tenant_id,
+        run_id: row.run_id,
+        name: storable(&row.name),
+        content_type: storable(&row.content_type),
+        path: &row.path,
+        bytes: row.bytes,
+        seq: row.seq,
+    });
+    for list in bulk::lists(listed) {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(list)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
     Ok(())
 }
 

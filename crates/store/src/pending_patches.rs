@@ -1,8 +1,10 @@
 //! Patches that name neither place nor time of their trace run and came before it. Each fold asks for those whose
 //! trace run it has just met.
 
+use serde::Serialize;
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
 
+use crate::bulk;
 use crate::segments::id_list;
 use crate::{Result, Tx};
 
@@ -39,6 +41,53 @@ pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId, seq: i64, o
     .execute(conn)
     .await
     .map(drop))?;
+    Ok(())
+}
+
+/// An operation in a list.
+#[derive(Serialize)]
+struct PatchRow<'a> {
+    tenant_id: TenantId,
+    run_id: TraceRunId,
+    seq: i64,
+    operation: &'a str,
+}
+
+/// As [`put`] for each, in few statements. Their own `created_at` is not looked at.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
+    let (large, small): (Vec<_>, Vec<_>) = patches.iter().partition(|patch| patch.operation.len() > bulk::LARGE);
+    for patch in large {
+        put(tx, patch.tenant_id, patch.run_id, patch.seq, &patch.operation).await?;
+    }
+    let now = tx.now();
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to rows differs.
+        sqlite: "INSERT INTO pending_patch (tenant_id, run_id, seq, operation, created_at)
+                 SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'), value ->> 'seq',
+                        value ->> 'operation', $2
+                 FROM json_each($1) WHERE true
+                 ON CONFLICT DO NOTHING",
+        postgres: "INSERT INTO pending_patch (tenant_id, run_id, seq, operation, created_at)
+                   SELECT tenant_id, run_id, seq, operation, $2
+                   FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, seq bigint, operation text)
+                   ON CONFLICT DO NOTHING");
+    let listed = small.into_iter().map(|patch| PatchRow {
+        tenant_id: patch.tenant_id,
+        run_id: patch.run_id,
+        seq: patch.seq,
+        operation: &patch.operation,
+    });
+    for list in bulk::lists(listed) {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(list)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop))?;
+    }
     Ok(())
 }
 
@@ -86,6 +135,35 @@ pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId, seq: i64
     .await
     .map(drop))?;
     Ok(())
+}
+
+/// As [`remove`] for each, in few statements. How many of them waited.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]) -> Result<u64> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to rows differs.
+        sqlite: "DELETE FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
+                     SELECT unhex(value ->> 0, '-'), unhex(value ->> 1, '-'), value ->> 2 FROM json_each($1))",
+        // Rows are never updated, so their addresses stay good within one statement.
+        postgres: "DELETE FROM pending_patch WHERE ctid = ANY (ARRAY (
+                       SELECT found.ctid
+                       FROM (SELECT (value ->> 0)::uuid AS tenant_id, (value ->> 1)::uuid AS run_id,
+                                    (value ->> 2)::bigint AS seq
+                             FROM json_array_elements($1::json)) listed
+                       CROSS JOIN LATERAL (SELECT p.ctid FROM pending_patch p
+                                           WHERE p.tenant_id = listed.tenant_id AND p.run_id = listed.run_id
+                                             AND p.seq = listed.seq LIMIT 1) found))");
+    let mut removed = 0;
+    for list in bulk::lists(patches) {
+        removed += on!(tx, |conn| sqlx::query(text)
+            .bind(list)
+            .execute(conn)
+            .await
+            .map(|done| done.rows_affected()))?;
+    }
+    Ok(removed)
 }
 
 /// Drops what has waited since before `before`, and says how many that were.

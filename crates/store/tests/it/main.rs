@@ -7,6 +7,7 @@
 
 mod access;
 mod agent;
+mod bulk;
 mod database;
 mod dropped;
 mod full;

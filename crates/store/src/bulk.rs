@@ -1,0 +1,65 @@
+//! Lists of rows as both databases take them in one statement: JSON in a text, read back by `json_each` on SQLite and
+//! `json_to_recordset` on PostgreSQL.
+//!
+//! On PostgreSQL a list that names rows of a table meets them by a LATERAL subquery with a LIMIT, never by a plain
+//! join: a plan for a join that was cached while the table was small reads all of a large one.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+/// Rows of one statement.
+const ROWS: usize = 1000;
+
+/// Once a list has so many bytes, the next row begins another.
+const BYTES: usize = 4 * 1024 * 1024;
+
+/// Rows with larger texts are bound as values in statements of their own: as JSON they would be copied several times,
+/// and a list could exceed what a database takes as one value.
+pub(crate) const LARGE: usize = 1024 * 1024;
+
+/// Lists of `rows`, each for one statement. A list is made when it is asked for.
+///
+/// Boxed: the type of an iterator over borrowed rows would make futures that hold it `Send` for one lifetime only.
+pub(crate) fn lists<'r, T: Serialize + 'r>(
+    rows: impl IntoIterator<Item = T, IntoIter: Send + 'r>,
+) -> Box<dyn Iterator<Item = String> + Send + 'r> {
+    let mut rows = rows.into_iter().fuse();
+    Box::new(std::iter::from_fn(move || {
+        let mut text = String::from("[");
+        for (nth, row) in rows.by_ref().take(ROWS).enumerate() {
+            if nth > 0 {
+                text.push(',');
+            }
+            text.push_str(&serde_json::to_string(&row).expect("ids, numbers and texts are always JSON"));
+            if text.len() >= BYTES {
+                break;
+            }
+        }
+        text.push(']');
+        (text.len() > 2).then_some(text)
+    }))
+}
+
+/// Of the rows of each key the one that was accepted last, in the order of the keys: one statement must not meet a row
+/// twice, and two that lock rows in the same order never wait for each other in a circle.
+pub(crate) fn latest<'r, T, K: Ord>(rows: &'r [T], key: impl Fn(&'r T) -> K, seq: impl Fn(&T) -> i64) -> Vec<&'r T> {
+    let mut kept: BTreeMap<K, &'r T> = BTreeMap::new();
+    for row in rows {
+        let known = kept.entry(key(row)).or_insert(row);
+        if seq(row) > seq(known) {
+            *known = row;
+        }
+    }
+    kept.into_values().collect()
+}
+
+/// Text that both databases can keep: PostgreSQL refuses NUL.
+pub(crate) fn storable(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') {
+        text.replace('\0', "\u{fffd}").into()
+    } else {
+        text.into()
+    }
+}

@@ -1,0 +1,354 @@
+//! Lists of rows in one statement: the same result as a statement for each row.
+
+use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_store::feedback::{self, Attachment, Feedback};
+use towpath_store::pending_patches::{self, PendingPatch};
+use towpath_store::{Store, on};
+use uuid::Uuid;
+
+use crate::database::Database;
+
+/// Texts that JSON escapes, and one that reads like an escape.
+const TEXTS: [&str; 6] = [
+    "plain",
+    "quotes \" and \\ and \u{1}",
+    "{\"comment\": \"\\ud83d\", \"n\": 1e999}",
+    "\u{10ffff} é 水路",
+    "",
+    "{\"feedback_source\": {\"type\": \"app\"}}",
+];
+
+const EPOCH: Timestamp = Timestamp::from_micros(0);
+
+fn run(number: u128) -> TraceRunId {
+    TraceRunId(Uuid::from_u128(number))
+}
+
+fn given(tenant: TenantId, id: u128, seq: i64, body: &str) -> Feedback {
+    Feedback {
+        tenant_id: tenant,
+        id: Uuid::from_u128(id),
+        run_id: (!id.is_multiple_of(3)).then(|| run(id)),
+        key: format!("key {seq}"),
+        body: body.to_owned(),
+        seq,
+        created_at: EPOCH,
+        modified_at: None,
+        deleted: false,
+    }
+}
+
+fn file(tenant: TenantId, owner: u128, seq: i64, text: &str) -> Attachment {
+    Attachment {
+        tenant_id: tenant,
+        run_id: run(owner),
+        name: text.to_owned(),
+        content_type: format!("text/{text}"),
+        path: format!("attachments/{owner}/{seq}"),
+        bytes: seq * 1000,
+        seq,
+        created_at: EPOCH,
+    }
+}
+
+fn patch(tenant: TenantId, owner: u128, seq: i64, operation: &str) -> PendingPatch {
+    PendingPatch {
+        tenant_id: tenant,
+        run_id: run(owner),
+        seq,
+        operation: operation.to_owned(),
+        created_at: EPOCH,
+    }
+}
+
+/// Two workspaces: into the one rows go one by one, into the other by lists.
+struct Twins {
+    store: Store,
+    single: TenantId,
+    listed: TenantId,
+    _database: Database,
+}
+
+impl Twins {
+    async fn new(database: Database) -> Self {
+        let store = database.store.clone();
+        store.migrate().await.unwrap();
+        Self {
+            store,
+            single: TenantId::new(),
+            listed: TenantId::new(),
+            _database: database,
+        }
+    }
+
+    async fn feedback(&self, tenant: TenantId) -> Vec<Feedback> {
+        let mut rows: Vec<Feedback> = self
+            .store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_as(
+                    "SELECT * FROM feedback WHERE tenant_id = $1 ORDER BY id"
+                )
+                .bind(tenant)
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap();
+        for row in &mut rows {
+            (row.tenant_id, row.created_at) = (TenantId::nil(), EPOCH);
+        }
+        rows
+    }
+
+    async fn attachments(&self, tenant: TenantId) -> Vec<Attachment> {
+        let mut rows: Vec<Attachment> = self
+            .store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_as(
+                    "SELECT * FROM attachment WHERE tenant_id = $1 ORDER BY run_id, seq"
+                )
+                .bind(tenant)
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap();
+        for row in &mut rows {
+            (row.tenant_id, row.created_at) = (TenantId::nil(), EPOCH);
+        }
+        rows
+    }
+
+    async fn patches(&self, tenant: TenantId) -> Vec<PendingPatch> {
+        let mut rows: Vec<PendingPatch> = self
+            .store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_as(
+                    "SELECT * FROM pending_patch WHERE tenant_id = $1 ORDER BY run_id, seq"
+                )
+                .bind(tenant)
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap();
+        for row in &mut rows {
+            (row.tenant_id, row.created_at) = (TenantId::nil(), EPOCH);
+        }
+        rows
+    }
+
+    async fn sources(&self, tenant: TenantId) -> usize {
+        let wanted = feedback::Wanted {
+            sources: vec!["app".to_owned()],
+            ..feedback::Wanted::default()
+        };
+        let found = self
+            .store
+            .read(async |tx| feedback::list(tx, tenant, &wanted, 10_000, 0).await);
+        found.await.unwrap().len()
+    }
+}
+
+/// Numbers that look accidental and are the same in every run.
+fn numbers(count: u64) -> impl Iterator<Item = u64> {
+    (1..=count).scan(88_172_645_463_325_252_u64, |state, _| {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        Some(*state)
+    })
+}
+
+async fn feedback_of_lists(twins: Twins) {
+    for round in 0..3 {
+        // Ids come again within a list and in the next one, later and earlier.
+        let rows: Vec<(u128, i64, &str)> = numbers(2_500)
+            .skip(round * 50)
+            .map(|number| {
+                let seq = i64::try_from(number % 1_000_000).unwrap();
+                (u128::from(number >> 20) % 900, seq, TEXTS[(number % 6) as usize])
+            })
+            .collect();
+        let of = |tenant| -> Vec<Feedback> {
+            let rows = rows.iter();
+            rows.map(|&(id, seq, body)| given(tenant, id, seq, body)).collect()
+        };
+        let (single, listed) = (of(twins.single), of(twins.listed));
+        let written = twins.store.write(async |tx| {
+            for row in &single {
+                feedback::put(tx, row).await?;
+            }
+            feedback::put_all(tx, &listed).await
+        });
+        written.await.unwrap();
+        let (single, listed) = (twins.feedback(twins.single).await, twins.feedback(twins.listed).await);
+        assert_eq!(single, listed);
+        assert!(single.len() > 700, "{}", single.len());
+    }
+    assert!(twins.sources(twins.single).await > 0);
+    assert_eq!(twins.sources(twins.single).await, twins.sources(twins.listed).await);
+    // What was changed or taken back by hand is replaced by what was accepted later, and by nothing else.
+    let changed = Feedback {
+        deleted: true,
+        ..given(twins.listed, 5, 2_000_000, "{}")
+    };
+    let again = [given(twins.listed, 5, 2_000_000, "{\"again\": 1}")];
+    let written = twins.store.write(async |tx| {
+        feedback::change(tx, &changed).await?;
+        feedback::put_all(tx, &again).await
+    });
+    written.await.unwrap();
+    let found = twins
+        .store
+        .read(async |tx| feedback::find(tx, twins.listed, again[0].id).await)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(found.deleted && found.body == "{}", "{found:?}");
+    let later = [given(twins.listed, 5, 2_000_001, "{\"later\": 1}")];
+    let found = twins
+        .store
+        .write(async |tx| {
+            feedback::put_all(tx, &later).await?;
+            feedback::find(tx, twins.listed, later[0].id).await
+        })
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(!found.deleted && found.modified_at.is_none(), "{found:?}");
+    assert_eq!(found.body, "{\"later\": 1}");
+}
+
+async fn attachments_of_lists(twins: Twins) {
+    let rows: Vec<(u128, i64, &str)> = numbers(3_000)
+        .map(|number| {
+            let seq = i64::try_from(number % 1_000_000).unwrap();
+            (u128::from(number >> 20) % 200, seq, TEXTS[(number % 6) as usize])
+        })
+        .collect();
+    for rows in rows.chunks(1_500) {
+        let of = |tenant| -> Vec<Attachment> {
+            let rows = rows.iter();
+            rows.map(|&(owner, seq, name)| file(tenant, owner, seq, name)).collect()
+        };
+        let (single, listed) = (of(twins.single), of(twins.listed));
+        let written = twins.store.write(async |tx| {
+            for row in &single {
+                feedback::attach(tx, row).await?;
+            }
+            feedback::attach_all(tx, &listed).await
+        });
+        written.await.unwrap();
+        let rows = twins.attachments(twins.single).await;
+        assert!(rows.len() > 500, "{}", rows.len());
+        assert_eq!(rows, twins.attachments(twins.listed).await);
+    }
+}
+
+async fn patches_of_lists(twins: Twins) {
+    // One that is bound by itself, among those that are not.
+    let large = format!("\"{}\"", "large ".repeat(300_000));
+    let mut rows: Vec<(u128, i64, &str)> = numbers(2_500)
+        .map(|number| {
+            let seq = i64::try_from(number % 1_000).unwrap();
+            (u128::from(number >> 20) % 20, seq, TEXTS[seq as usize % 6])
+        })
+        .collect();
+    rows[3].2 = &large;
+    let of = |tenant| -> Vec<PendingPatch> {
+        let rows = rows.iter();
+        rows.map(|&(owner, seq, text)| patch(tenant, owner, seq, text))
+            .collect()
+    };
+    let (mut single, mut listed) = (of(twins.single), of(twins.listed));
+    // Where one comes twice, which of the two stays is not said; only one of each here.
+    for rows in [&mut single, &mut listed] {
+        rows.sort_by_key(|row| (row.run_id, row.seq, row.operation.clone()));
+        rows.dedup_by_key(|row| (row.run_id, row.seq));
+    }
+    let written = twins.store.write(async |tx| {
+        for row in &single {
+            pending_patches::put(tx, row.tenant_id, row.run_id, row.seq, &row.operation).await?;
+        }
+        pending_patches::put_all(tx, &listed).await?;
+        // A fold may be repeated.
+        pending_patches::put_all(tx, &listed).await
+    });
+    written.await.unwrap();
+    let rows = twins.patches(twins.single).await;
+    assert_eq!(rows.len(), single.len());
+    assert_eq!(rows, twins.patches(twins.listed).await);
+
+    // Those of every other are removed, and some that are not there; each is one of run and seq together.
+    let half = |rows: &[PendingPatch]| -> Vec<(TenantId, TraceRunId, i64)> {
+        let rows = rows.iter().step_by(2);
+        let keys = rows.map(|row| (row.tenant_id, row.run_id, row.seq));
+        keys.chain([(TenantId::new(), run(1), 1)]).collect()
+    };
+    let (first, second) = (half(&single), half(&listed));
+    let removed = twins
+        .store
+        .write(async |tx| {
+            for &(tenant, run, seq) in &first {
+                pending_patches::remove(tx, tenant, run, seq).await?;
+            }
+            pending_patches::remove_all(tx, &second).await
+        })
+        .await
+        .unwrap();
+    assert_eq!(removed, second.len() as u64 - 1);
+    let rows = twins.patches(twins.single).await;
+    assert_eq!(rows.len(), single.len() / 2);
+    assert_eq!(rows, twins.patches(twins.listed).await);
+}
+
+/// A list that PostgreSQL refused would stop every fold.
+async fn lists_hold_any_text(twins: Twins) {
+    let mut row = given(twins.listed, 1, 1, "a\0b");
+    row.key = "k\0".to_owned();
+    let mut file = file(twins.listed, 1, 1, "a\0b");
+    file.content_type = "text/\0".to_owned();
+    let written = twins.store.write(async |tx| {
+        feedback::put_all(tx, std::slice::from_ref(&row)).await?;
+        feedback::attach_all(tx, std::slice::from_ref(&file)).await?;
+        feedback::put_all(tx, &[]).await?;
+        feedback::attach_all(tx, &[]).await?;
+        pending_patches::put_all(tx, &[]).await?;
+        pending_patches::remove_all(tx, &[]).await
+    });
+    assert_eq!(written.await.unwrap(), 0);
+    let found = &twins.feedback(twins.listed).await[0];
+    assert_eq!((found.key.as_str(), found.body.as_str()), ("k\u{fffd}", "a\u{fffd}b"));
+    let found = &twins.attachments(twins.listed).await[0];
+    assert_eq!(
+        (found.name.as_str(), found.content_type.as_str()),
+        ("a\u{fffd}b", "text/\u{fffd}")
+    );
+}
+
+macro_rules! on_both {
+    ($($name:ident),+ $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Twins::new(super::Database::sqlite().await).await).await;
+            })+
+        }
+        mod postgres {
+            $(#[tokio::test]
+            async fn $name() {
+                if let Some(database) = super::Database::postgres().await {
+                    super::$name(super::Twins::new(database).await).await;
+                }
+            })+
+        }
+    };
+}
+
+on_both! {
+    feedback_of_lists,
+    attachments_of_lists,
+    patches_of_lists,
+    lists_hold_any_text,
+}
