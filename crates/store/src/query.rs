@@ -1,5 +1,6 @@
 //! Statements put together at run time, for searches with many optional parts. Values are always bound.
 
+use chrono::NaiveDate;
 use sqlx::{AssertSqlSafe, FromRow};
 use towpath_domain::Timestamp;
 use uuid::Uuid;
@@ -20,6 +21,8 @@ pub enum Arg {
     Uuid(Uuid),
     /// A point in time.
     Time(Timestamp),
+    /// A UTC day.
+    Date(NaiveDate),
     /// Text or nothing.
     MaybeText(Option<String>),
     /// Bytes or nothing.
@@ -39,6 +42,7 @@ macro_rules! bind_all {
                 Arg::Real(value) => query.bind(value),
                 Arg::Uuid(value) => query.bind(value),
                 Arg::Time(value) => query.bind(value),
+                Arg::Date(value) => query.bind(value),
                 Arg::MaybeText(value) => query.bind(value),
                 Arg::Bytes(value) => query.bind(value),
                 Arg::Int4(value) => query.bind(value),
@@ -53,6 +57,8 @@ pub struct Query {
     text: String,
     args: Vec<Arg>,
     dialect: Dialect,
+    /// Worth a place among the prepared statements.
+    kept: bool,
 }
 
 impl Query {
@@ -62,6 +68,7 @@ impl Query {
             text: text.to_owned(),
             args: Vec::new(),
             dialect: tx.dialect(),
+            kept: true,
         }
     }
 
@@ -130,6 +137,23 @@ impl Query {
         }
     }
 
+    /// Adds `(value, …), …`, the rows of an INSERT.
+    pub fn rows(&mut self, rows: impl IntoIterator<Item = impl IntoIterator<Item = Arg>>) -> &mut Self {
+        // Every number of rows is a text of its own.
+        self.kept = false;
+        for (row, values) in rows.into_iter().enumerate() {
+            self.push(if row == 0 { "(" } else { ", (" });
+            for (column, value) in values.into_iter().enumerate() {
+                if column > 0 {
+                    self.push(", ");
+                }
+                self.bind(value);
+            }
+            self.push(")");
+        }
+        self
+    }
+
     /// Adds what holds when `column`, JSON kept as text, contains `filter`: see [`crate::containment`].
     pub fn contains(&mut self, column: &str, filter: &serde_json::Value) -> &mut Self {
         crate::containment::push(self, column, filter);
@@ -144,9 +168,9 @@ impl Query {
     where
         T: for<'r> FromRow<'r, sqlx::sqlite::SqliteRow> + for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin,
     {
-        let Self { text, args, .. } = self;
+        let Self { text, args, kept, .. } = self;
         Ok(on!(tx, |conn| {
-            let query = sqlx::query_as(AssertSqlSafe(text));
+            let query = sqlx::query_as(AssertSqlSafe(text)).persistent(kept);
             bind_all!(query, args).fetch_all(conn).await
         })?)
     }
@@ -156,9 +180,9 @@ impl Query {
     /// # Errors
     /// As every statement.
     pub async fn execute(self, tx: &mut Tx<'_>) -> Result<u64> {
-        let Self { text, args, .. } = self;
+        let Self { text, args, kept, .. } = self;
         Ok(on!(tx, |conn| {
-            let query = sqlx::query(AssertSqlSafe(text));
+            let query = sqlx::query(AssertSqlSafe(text)).persistent(kept);
             bind_all!(query, args)
                 .execute(conn)
                 .await

@@ -15,7 +15,11 @@ use chrono::NaiveDate;
 use towpath_domain::{JobId, ProjectId, SegmentId, TenantId, Timestamp};
 use uuid::Uuid;
 
+use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
+
+/// Parts that one statement inserts. Databases bound how many values a statement binds.
+const INSERTED: usize = 1000;
 
 /// Where a segment stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
@@ -150,25 +154,27 @@ pub async fn publish(
     if changed != 1 {
         return Err(Error::Stale);
     }
-    for part in parts {
-        on!(tx, |conn| sqlx::query(
+    for parts in parts.chunks(INSERTED) {
+        let mut insert = Query::new(
+            tx,
             "INSERT INTO segment_part (segment_id, tenant_id, project_id, day, row_group, rows,
-                                       min_sort_time, max_sort_time, min_seq, max_seq)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-        )
-        .bind(id)
-        .bind(tenant)
-        .bind(part.project_id)
-        .bind(part.day)
-        .bind(part.row_group)
-        .bind(part.rows)
-        .bind(part.min_sort_time)
-        .bind(part.max_sort_time)
-        .bind(part.min_seq)
-        .bind(part.max_seq)
-        .execute(conn)
-        .await
-        .map(drop))?;
+                                       min_sort_time, max_sort_time, min_seq, max_seq) VALUES ",
+        );
+        insert.rows(parts.iter().map(|part| {
+            [
+                Arg::Uuid(id.0),
+                Arg::Uuid(tenant.0),
+                Arg::Uuid(part.project_id.0),
+                Arg::Date(part.day),
+                Arg::Int(part.row_group),
+                Arg::Int(part.rows),
+                Arg::Time(part.min_sort_time),
+                Arg::Time(part.max_sort_time),
+                Arg::Int(part.min_seq),
+                Arg::Int(part.max_seq),
+            ]
+        }));
+        insert.execute(tx).await?;
     }
     Ok(())
 }
