@@ -83,6 +83,8 @@ pub struct Contents {
     pub feedback: Vec<Feedback>,
     /// Attachments.
     pub attachments: Vec<Attachment>,
+    /// Size of the body after decoding.
+    pub decoded_bytes: usize,
 }
 
 impl Contents {
@@ -265,6 +267,7 @@ pub fn read(frame: &Frame, limits: &Limits) -> Result<Contents, Refusal> {
     let drafts = Drafts::of(head.route, &head.content_type, &plain, limits, json::known)?;
     let mut contents = Contents {
         operations: Vec::with_capacity(drafts.runs.len()),
+        decoded_bytes: plain.len(),
         ..Contents::default()
     };
     for run in &drafts.runs {

@@ -25,7 +25,7 @@ use crate::upload::Upload;
 /// About how many bytes of values a row group holds at most. More than a fold's: a row group should have its rows.
 const GROUP_BYTES: usize = 128 << 20;
 /// Row groups of one segment. A day of more becomes several segments, one after another in time.
-const SEGMENT_GROUPS: usize = 1024;
+pub(crate) const SEGMENT_GROUPS: usize = 1024;
 
 /// What is compacted.
 #[derive(Clone, Debug)]

@@ -4,14 +4,12 @@
 //! transaction: segments live, units folded, patches put aside or taken up. Until that has committed nothing has
 //! happened, and a fold may be done again; what an abandoned one wrote is removed by its intents.
 //!
-//! An id names one trace run: sent again into another project it changes nothing there, and what is said of it goes to
-//! the project it came to first.
+//! An id names one trace run, which lies in one place: see [`places`]. Operations on a trace run that no operation has
+//! placed yet wait, in SQL where the fold ends before one does. The operation that places it takes them up.
 //!
-//! Operations that say neither where nor when their trace run lies (a bare `PATCH /runs/{id}`) are placed by another
-//! operation of the same batch, else by the catalog, else they wait. A trace run that comes later takes them up.
-//!
-//! Memory is bounded by [`Options::flush_bytes`] of rows plus a few decoded bodies and a small entry per trace run of the
-//! batch, so the caller bounds the batch. Folds must not overlap; their lane sees to that.
+//! Memory is bounded by [`Options::flush_bytes`] of rows plus a few decoded bodies, what waits, and a small entry per
+//! trace run of the batch, so the caller bounds the batch. Folds of one workspace must not overlap, and take its units in
+//! order of acceptance; their lane sees to that.
 
 mod ahead;
 mod groups;
@@ -26,16 +24,17 @@ use towpath_store::units::Unit;
 use towpath_store::{Store, pending_patches};
 use uuid::Uuid;
 
-use crate::accept::Contents;
+use crate::accept::{self, Contents};
 use crate::columnar;
+use crate::compact::SEGMENT_GROUPS;
 use crate::metric;
 use crate::objects::{Objects, ObjectsError};
 use crate::operation::Operation;
 use crate::segment::Written;
 use ahead::{Ahead, Piece};
 use groups::Groups;
-use places::Places;
 pub use places::{Place, locate};
+use places::{Placement, Places};
 pub use record::{catalog_parts, part_ref, record};
 pub use unfolded::{Unfolded, unfolded};
 
@@ -44,12 +43,15 @@ pub use unfolded::{Unfolded, unfolded};
 pub struct Options {
     /// Bytes of rows that lie in memory before a segment is written.
     pub flush_bytes: usize,
+    /// Row groups of one segment.
+    pub segment_groups: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
             flush_bytes: 64 * 1024 * 1024,
+            segment_groups: SEGMENT_GROUPS,
         }
     }
 }
@@ -95,6 +97,8 @@ pub struct Folded {
     pub attachments: Vec<Attachment>,
     /// Operations on trace runs that were folded.
     pub operations: u64,
+    /// Those of them that were dropped, since their project was deleted after they were accepted.
+    pub dropped: u64,
     /// Frames that could not be read. Copies of their units are kept under `quarantine/`.
     pub damaged: u64,
 }
@@ -130,24 +134,18 @@ pub async fn fold<E>(
     options: &Options,
     mut intend: impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
 ) -> Result<Folded, FoldError<E>> {
-    let mut folded = Folded::default();
-    let mut places = Places::new(store, objects);
-    let mut groups = Groups::default();
+    let mut merge = Merge::new(store, objects, objects);
+    let mut bodies = Bodies::default();
     let mut decoded = Ahead::start(objects, units);
     for unit in units {
         let mut damaged = 0;
         let bytes = loop {
             match decoded.next().await? {
-                Piece::Body {
-                    tenant,
-                    first,
-                    contents,
-                } => {
-                    take_in(&mut folded, &mut places, &mut groups, objects, tenant, first, contents)
-                        .await
-                        .map_err(FoldError::from_inner)?;
-                    if groups.bytes() > options.flush_bytes {
-                        groups.flush(objects, &mut intend, &mut folded).await?;
+                Piece::Body(body) => {
+                    bodies.push(body);
+                    if bodies.are_enough(options.flush_bytes) {
+                        merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
+                        merge.flush(options, &mut intend).await?;
                     }
                 }
                 Piece::Damaged => damaged += 1,
@@ -156,7 +154,7 @@ pub async fn fold<E>(
         };
         let Some(bytes) = bytes else {
             metrics::counter!(metric::WAL_MISSING).increment(1);
-            folded.missing.push(unit.id);
+            merge.folded.missing.push(unit.id);
             continue;
         };
         if damaged > 0 {
@@ -164,14 +162,18 @@ pub async fn fold<E>(
                 .put(&Path::from(format!("quarantine/{}.unit", unit.id)), vec![bytes])
                 .await?;
             metrics::counter!(metric::WAL_DAMAGED).increment(damaged);
-            folded.damaged += damaged;
+            merge.folded.damaged += damaged;
         }
-        folded.units.push(unit.id);
+        merge.folded.units.push(unit.id);
     }
-    settle_places(store, &mut folded, &mut places, &mut groups)
-        .await
-        .map_err(FoldError::from_inner)?;
-    groups.flush(objects, &mut intend, &mut folded).await?;
+    merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
+    merge.apply_waiting();
+    for (tenant, runs) in merge.placed() {
+        merge.flush(options, &mut intend).await?;
+        merge.take_up(tenant, &runs).await.map_err(FoldError::from_inner)?;
+    }
+    merge.flush_all(options, &mut intend).await?;
+    let folded = merge.folded;
     for segment in &folded.segments {
         metrics::counter!(metric::SEGMENTS).increment(1);
         metrics::counter!(metric::SEGMENT_ROWS).increment(segment.written.rows);
@@ -179,93 +181,208 @@ pub async fn fold<E>(
     }
     metrics::counter!(metric::FOLDED_OPERATIONS).increment(folded.operations);
     metrics::counter!(metric::FOLDED_UNITS).increment(folded.units.len() as u64);
+    if folded.dropped > 0 {
+        metrics::counter!(metric::DROPPED_OPERATIONS).increment(folded.dropped);
+    }
     Ok(folded)
 }
 
-/// Sorts what a frame holds to where it goes. Its items are numbered from `first`, in the order of the fields of
-/// [`Contents`].
-async fn take_in(
-    folded: &mut Folded,
-    places: &mut Places<'_>,
-    groups: &mut Groups,
-    objects: &Objects,
+/// A body as it was accepted.
+#[derive(Debug)]
+struct Body {
+    /// Its sender's workspace.
     tenant: TenantId,
+    /// The number of its first item in the order of acceptance. Items are numbered in the order of the fields of
+    /// [`Contents`].
     first: i64,
+    /// What it holds.
     contents: Contents,
-) -> Result<(), InnerError> {
-    let mut seq = first;
-    places.meet(tenant, &contents.operations).await?;
-    for operation in contents.operations {
-        folded.operations += 1;
-        match places.own(tenant, &operation).await? {
-            Some(place) => groups.add(tenant, place, operation, seq),
-            None => folded.waiting.push(Waiting { tenant, seq, operation }),
+}
+
+/// Bodies that are merged together, so that the places of their trace runs are looked up at once.
+#[derive(Default)]
+struct Bodies {
+    bodies: Vec<Body>,
+    operations: usize,
+    bytes: usize,
+}
+
+impl Bodies {
+    /// Operations whose places are looked up at once.
+    const OPERATIONS: usize = 4096;
+    /// Decoded bytes that wait for that at most.
+    const BYTES: usize = 8 << 20;
+
+    fn push(&mut self, body: Body) {
+        self.operations += body.contents.operations.len();
+        self.bytes += body.contents.decoded_bytes;
+        self.bodies.push(body);
+    }
+
+    /// With at most `bytes` of rows in memory.
+    fn are_enough(&self, bytes: usize) -> bool {
+        self.operations >= Self::OPERATIONS || self.bytes >= bytes.min(Self::BYTES)
+    }
+
+    fn take(&mut self) -> Vec<Body> {
+        std::mem::take(self).bodies
+    }
+}
+
+/// A fold under way.
+struct Merge<'a> {
+    store: &'a Store,
+    /// Where segments and attachments go.
+    objects: &'a Objects,
+    places: Places<'a>,
+    groups: Groups,
+    folded: Folded,
+}
+
+impl<'a> Merge<'a> {
+    /// `segments` holds the segments of earlier folds, `objects` takes those of this one.
+    fn new(store: &'a Store, segments: &'a Objects, objects: &'a Objects) -> Self {
+        Self {
+            store,
+            objects,
+            places: Places::new(store, segments),
+            groups: Groups::default(),
+            folded: Folded::default(),
         }
-        seq += 1;
     }
-    for feedback in contents.feedback {
-        folded.feedback.push(Feedback {
-            tenant_id: tenant,
-            id: feedback.id,
-            run_id: feedback.run,
-            key: storable(&feedback.key),
-            body: feedback.body,
-            seq,
-            created_at: store_fills_in(),
-            modified_at: None,
-            deleted: false,
-        });
-        seq += 1;
+
+    /// Sorts what bodies hold to where it goes. Bodies come in order of acceptance.
+    async fn take_in(&mut self, bodies: Vec<Body>) -> Result<(), InnerError> {
+        let mut runs = Vec::new();
+        for body in &bodies {
+            runs.extend(
+                body.contents
+                    .operations
+                    .iter()
+                    .map(|operation| (body.tenant, operation.id)),
+            );
+        }
+        self.places.look_up(runs).await?;
+        for Body {
+            tenant,
+            first,
+            contents,
+        } in bodies
+        {
+            let mut seq = first;
+            for operation in contents.operations {
+                self.folded.operations += 1;
+                match self.places.place(tenant, &operation).await? {
+                    Placement::At(place) => self.groups.add(tenant, place, operation, seq),
+                    Placement::Unknown => self.folded.waiting.push(Waiting { tenant, seq, operation }),
+                    Placement::Deleted => self.folded.dropped += 1,
+                }
+                seq += 1;
+            }
+            for feedback in contents.feedback {
+                self.folded.feedback.push(Feedback {
+                    tenant_id: tenant,
+                    id: feedback.id,
+                    run_id: feedback.run,
+                    key: storable(&feedback.key),
+                    body: feedback.body,
+                    seq,
+                    created_at: store_fills_in(),
+                    modified_at: None,
+                    deleted: false,
+                });
+                seq += 1;
+            }
+            for attachment in contents.attachments {
+                self.keep_attachment(tenant, attachment, seq).await?;
+                seq += 1;
+            }
+        }
+        Ok(())
     }
-    for attachment in contents.attachments {
+
+    async fn keep_attachment(
+        &mut self,
+        tenant: TenantId,
+        attachment: accept::Attachment,
+        seq: i64,
+    ) -> Result<(), InnerError> {
         let path = attachment_path(tenant, attachment.run, &attachment.name);
         let bytes = attachment.data.len();
-        objects.put(&path, vec![attachment.data]).await?;
-        folded.attachments.push(Attachment {
+        self.objects.put(&path, vec![attachment.data]).await?;
+        self.folded.attachments.push(Attachment {
             tenant_id: tenant,
             run_id: attachment.run,
             name: attachment.name,
-            content_type: attachment.content_type,
+            content_type: storable(&attachment.content_type),
             path: path.into(),
             bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
             seq,
             created_at: store_fills_in(),
         });
-        seq += 1;
+        Ok(())
     }
-    Ok(())
-}
 
-/// Places what could not place itself, and takes up what waited for trace runs of this batch.
-async fn settle_places(
-    store: &Store,
-    folded: &mut Folded,
-    places: &mut Places<'_>,
-    groups: &mut Groups,
-) -> Result<(), InnerError> {
-    places.look_up(&folded.waiting).await?;
-    for waiting in std::mem::take(&mut folded.waiting) {
-        match places.of(waiting.tenant, &waiting.operation).await? {
-            Some(place) => groups.add(waiting.tenant, place, waiting.operation, waiting.seq),
-            None => folded.waiting.push(waiting),
-        }
-    }
-    for (tenant, runs) in places.met() {
-        for runs in runs.chunks(4096) {
-            let found = store
-                .read(async |tx| pending_patches::for_runs(tx, tenant, runs).await)
-                .await?;
-            for patch in found {
-                let operation: Operation = serde_json::from_str(&patch.operation)
-                    .map_err(|_| towpath_store::Error::corrupt("pending_patch", "operation", patch.seq))?;
-                if let Some(place) = places.of(tenant, &operation).await? {
-                    folded.taken_up.push((tenant, patch.run_id, patch.seq));
-                    groups.add(tenant, place, operation, patch.seq);
-                }
+    /// Applies what came before the operation that placed its trace run.
+    fn apply_waiting(&mut self) {
+        for waiting in std::mem::take(&mut self.folded.waiting) {
+            match self.places.of(waiting.tenant, waiting.operation.id) {
+                Some(place) => self.groups.add(waiting.tenant, place, waiting.operation, waiting.seq),
+                None => self.folded.waiting.push(waiting),
             }
         }
     }
-    Ok(())
+
+    /// The trace runs that this fold placed, in lists that are looked up at once.
+    fn placed(&mut self) -> Vec<(TenantId, Vec<TraceRunId>)> {
+        let placed = self.places.take_placed().into_iter();
+        let lists = placed.flat_map(|(tenant, runs)| {
+            let lists: Vec<_> = runs.chunks(4096).map(|runs| (tenant, runs.to_vec())).collect();
+            lists
+        });
+        lists.collect()
+    }
+
+    /// Applies what earlier folds have put aside for these trace runs.
+    async fn take_up(&mut self, tenant: TenantId, runs: &[TraceRunId]) -> Result<(), InnerError> {
+        let found = self
+            .store
+            .read(async |tx| pending_patches::for_runs(tx, tenant, runs).await)
+            .await?;
+        for patch in found {
+            let operation: Operation = serde_json::from_str(&patch.operation)
+                .map_err(|_| towpath_store::Error::corrupt("pending_patch", "operation", patch.seq))?;
+            if let Some(place) = self.places.of(tenant, patch.run_id) {
+                self.folded.taken_up.push((tenant, patch.run_id, patch.seq));
+                self.groups.add(tenant, place, operation, patch.seq);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes segments, once as much lies here as `options` say.
+    async fn flush<E>(
+        &mut self,
+        options: &Options,
+        intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
+    ) -> Result<(), FoldError<E>> {
+        if self.groups.bytes() > options.flush_bytes || self.groups.count() > options.segment_groups {
+            self.flush_all(options, intend).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes segments of all that lies here.
+    async fn flush_all<E>(
+        &mut self,
+        options: &Options,
+        intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
+    ) -> Result<(), FoldError<E>> {
+        let groups = std::mem::take(&mut self.groups);
+        groups
+            .write(self.objects, options.segment_groups, intend, &mut self.folded)
+            .await
+    }
 }
 
 /// What goes wrong inside, where no intent is involved.

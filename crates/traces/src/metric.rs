@@ -14,6 +14,7 @@ pub(crate) const WAL_MISSING: &str = "towpath_wal_missing_units_total";
 pub(crate) const WAL_DAMAGED: &str = "towpath_wal_damaged_frames_total";
 pub(crate) const FOLDED_OPERATIONS: &str = "towpath_folded_operations_total";
 pub(crate) const FOLDED_UNITS: &str = "towpath_folded_units_total";
+pub(crate) const DROPPED_OPERATIONS: &str = "towpath_dropped_operations_total";
 pub(crate) const SEGMENTS: &str = "towpath_segments_written_total";
 pub(crate) const SEGMENT_ROWS: &str = "towpath_segment_rows_total";
 pub(crate) const SEGMENT_BYTES: &str = "towpath_segment_bytes_total";
@@ -52,6 +53,11 @@ pub fn describe() {
     );
     metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations folded into segments");
     metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
+    metrics::describe_counter!(
+        DROPPED_OPERATIONS,
+        Unit::Count,
+        "Accepted operations of projects that were deleted before they were folded"
+    );
     metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
     metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
     metrics::describe_counter!(SEGMENT_BYTES, Unit::Bytes, "Bytes of segments written");
@@ -87,6 +93,7 @@ pub fn describe() {
         WAL_DAMAGED,
         FOLDED_OPERATIONS,
         FOLDED_UNITS,
+        DROPPED_OPERATIONS,
         COMPACTED_SEGMENTS,
         COMPACTED_ROWS,
         COMPACTED_BYTES,

@@ -175,10 +175,9 @@ impl Row {
         provenance.post = None;
     }
 
-    /// Gives the row the place of a stored row of the same id. For operations that do not know it themselves
-    /// (a patch without `dotted_order`); where both know, the earlier stays.
-    pub fn place(&mut self, sort_time: Timestamp) {
-        self.sort_time = Some(self.sort_time.map_or(sort_time, |own| own.min(sort_time)));
+    /// Gives the row the place of its trace run, whatever the operation says itself.
+    pub const fn place(&mut self, sort_time: Timestamp) {
+        self.sort_time = Some(sort_time);
     }
 
     /// The trace run.

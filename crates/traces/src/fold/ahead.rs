@@ -4,9 +4,9 @@ use bytes::Bytes;
 use object_store::path::Path;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
-use towpath_domain::TenantId;
 use towpath_store::units::Unit;
 
+use super::Body;
 use crate::accept::{self, Contents};
 use crate::body::Limits;
 use crate::objects::{Objects, ObjectsError};
@@ -18,14 +18,7 @@ const AHEAD: usize = 2;
 /// What comes of units, one after another.
 pub enum Piece {
     /// A body.
-    Body {
-        /// Its sender's workspace.
-        tenant: TenantId,
-        /// The number of its first item in the order of acceptance.
-        first: i64,
-        /// What it holds.
-        contents: Contents,
-    },
+    Body(Body),
     /// A part that cannot be read.
     Damaged,
     /// The end of a unit, with its bytes; without them where its object is not there.
@@ -106,10 +99,12 @@ async fn decode(
                 None
             }
         };
-        let piece = contents.map_or(Piece::Damaged, |(tenant, contents)| Piece::Body {
-            tenant,
-            first: wal::seq(unit.seq, base),
-            contents,
+        let piece = contents.map_or(Piece::Damaged, |(tenant, contents)| {
+            Piece::Body(Body {
+                tenant,
+                first: wal::seq(unit.seq, base),
+                contents,
+            })
         });
         if send.send(Ok(piece)).await.is_err() {
             return Ok(());

@@ -21,12 +21,18 @@ type Day = HashMap<TraceRunId, Box<Row>>;
 pub struct Groups {
     tenants: BTreeMap<TenantId, BTreeMap<(ProjectId, NaiveDate), Day>>,
     bytes: usize,
+    count: usize,
 }
 
 impl Groups {
     /// Bytes that lie here. What merging saves is not taken off again.
     pub const fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Row groups that they make at least.
+    pub const fn count(&self) -> usize {
+        self.count
     }
 
     pub fn add(&mut self, tenant: TenantId, place: Place, operation: Operation, seq: i64) {
@@ -38,7 +44,10 @@ impl Groups {
             .entry(tenant)
             .or_default()
             .entry((place.project, place.sort_time.day()))
-            .or_default();
+            .or_insert_with(|| {
+                self.count += 1;
+                Day::default()
+            });
         match day.entry(row.id()) {
             Entry::Vacant(free) => {
                 free.insert(Box::new(row));
@@ -50,25 +59,30 @@ impl Groups {
         }
     }
 
-    /// Writes a segment for each workspace and starts anew.
-    pub async fn flush<E>(
-        &mut self,
+    /// Writes segments for each workspace. A segment has a bounded number of row groups: its footer is read as a whole,
+    /// and the format numbers them in 16 bits.
+    pub async fn write<E>(
+        mut self,
         objects: &Objects,
+        segment_groups: usize,
         intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
         folded: &mut Folded,
     ) -> Result<(), FoldError<E>> {
-        self.bytes = 0;
         while let Some((tenant, mut groups)) = self.tenants.pop_first() {
-            let id = SegmentId::new();
-            let path = segment::path(tenant, id);
-            intend(tenant, id, &path).await.map_err(FoldError::Intend)?;
-            let mut writer = SegmentWriter::new(objects.store().clone(), path.clone(), tenant)?;
-            while let Some(((project, _), rows)) = groups.pop_first() {
-                writer.write_group(project, rows.into_values()).await?;
+            while !groups.is_empty() {
+                let id = SegmentId::new();
+                let path = segment::path(tenant, id);
+                intend(tenant, id, &path).await.map_err(FoldError::Intend)?;
+                let mut writer = SegmentWriter::new(objects.store().clone(), path.clone(), tenant)?;
+                while writer.row_groups() < segment_groups
+                    && let Some(((project, _), rows)) = groups.pop_first()
+                {
+                    writer.write_group(project, rows.into_values()).await?;
+                }
+                let written = writer.finish().await?;
+                objects.sync(&path).await?;
+                folded.segments.push(NewSegment { tenant, id, written });
             }
-            let written = writer.finish().await?;
-            objects.sync(&path).await?;
-            folded.segments.push(NewSegment { tenant, id, written });
         }
         Ok(())
     }

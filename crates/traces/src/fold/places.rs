@@ -1,20 +1,21 @@
-//! Where operations belong: in which project, and where in its order.
+//! Where trace runs lie: in which project, and where in its order.
+//!
+//! Both are decided once per id, by the order of acceptance alone: the first operation that states a project and a
+//! start decides, and every later operation is applied where the trace run lies. Folds take the operations of a
+//! workspace in their order of acceptance, so an id that an earlier fold has placed keeps its place, and among the
+//! operations of one fold the first one that can place the id does.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use chrono::NaiveDate;
-use object_store::path::Path;
 use towpath_domain::trace::ProjectRef;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
-use towpath_store::segments::PlacedPart;
-use towpath_store::{Store, projects, segments};
+use towpath_store::{Store, projects};
 
-use super::{InnerError, Waiting};
-use crate::columnar;
+use super::InnerError;
 use crate::objects::Objects;
-use crate::operation::Operation;
+use crate::operation::{Operation, Verb};
 use crate::run_index;
-use crate::segment::Segment;
 
 /// Where a trace run lies. Of several places of one id the smallest counts, in this order of fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,20 +26,29 @@ pub struct Place {
     pub project: ProjectId,
 }
 
+/// What becomes of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// It is applied to the trace run that lies there.
+    At(Place),
+    /// Nobody has placed its trace run yet.
+    Unknown,
+    /// It would place its trace run in a project that was deleted.
+    Deleted,
+}
+
 /// Places learnt during one fold.
 pub struct Places<'a> {
     store: &'a Store,
     objects: &'a Objects,
+    /// Projects by name. `None` was deleted.
     names: HashMap<(TenantId, String), Option<ProjectId>>,
-    /// Trace runs of this batch that say where they are, the first word first.
-    batch: HashMap<(TenantId, TraceRunId), Vec<Place>>,
-    /// Trace runs found in segments.
-    catalog: HashMap<(TenantId, TraceRunId), Vec<Place>>,
-    /// Trace runs that are sent into a project, and lie in another.
-    elsewhere: HashMap<(TenantId, TraceRunId), Place>,
-    /// What there is of the days that this batch touches.
-    days: HashMap<(TenantId, NaiveDate), Vec<PlacedPart>>,
-    opened: HashMap<Path, Segment>,
+    /// Whether a project is there.
+    projects: HashMap<(TenantId, ProjectId), bool>,
+    /// Trace runs that were looked up or placed. `None` lies nowhere yet.
+    known: HashMap<(TenantId, TraceRunId), Option<Place>>,
+    /// Trace runs that this fold placed.
+    placed: BTreeMap<TenantId, Vec<TraceRunId>>,
 }
 
 impl<'a> Places<'a> {
@@ -47,152 +57,69 @@ impl<'a> Places<'a> {
             store,
             objects,
             names: HashMap::new(),
-            batch: HashMap::new(),
-            catalog: HashMap::new(),
-            elsewhere: HashMap::new(),
-            days: HashMap::new(),
-            opened: HashMap::new(),
+            projects: HashMap::new(),
+            known: HashMap::new(),
+            placed: BTreeMap::new(),
         }
     }
 
-    /// Looks which of these trace runs lie in another project than they are sent to. Whoever replays old traces into a
-    /// new project sends the times of old, so it is enough to look at row groups of other projects that cover them:
-    /// of what comes in as it happens there are none.
-    pub async fn meet(&mut self, tenant: TenantId, operations: &[Operation]) -> Result<(), InnerError> {
-        let mut sent: BTreeMap<NaiveDate, Vec<(TraceRunId, Place)>> = BTreeMap::new();
-        for operation in operations {
-            let project = self.project(tenant, operation.project.as_ref()).await?;
-            let known = self.batch.contains_key(&(tenant, operation.id));
-            if let (Some(project), Some(sort_time), false) = (project, operation.sort_time(), known) {
-                let place = Place { project, sort_time };
-                sent.entry(sort_time.day()).or_default().push((operation.id, place));
+    /// Learns where earlier folds have placed these trace runs. Has to come before [`Places::place`] of any of them.
+    pub async fn look_up(&mut self, runs: impl IntoIterator<Item = (TenantId, TraceRunId)>) -> Result<(), InnerError> {
+        let mut wanted: BTreeMap<TenantId, BTreeSet<TraceRunId>> = BTreeMap::new();
+        for (tenant, run) in runs {
+            if let Entry::Vacant(free) = self.known.entry((tenant, run)) {
+                free.insert(None);
+                wanted.entry(tenant).or_default().insert(run);
             }
         }
-        for (day, runs) in sent {
-            self.meet_day(tenant, day, &runs).await?;
-        }
-        Ok(())
-    }
-
-    async fn meet_day(
-        &mut self,
-        tenant: TenantId,
-        day: NaiveDate,
-        runs: &[(TraceRunId, Place)],
-    ) -> Result<(), InnerError> {
-        if !self.days.contains_key(&(tenant, day)) {
-            let parts = self
-                .store
-                .read(async |tx| segments::live_of_day(tx, tenant, day).await)
-                .await?;
-            self.days.insert((tenant, day), parts);
-        }
-        let parts = self.days.get(&(tenant, day)).map(Vec::as_slice).unwrap_or_default();
-        for placed in parts {
-            let part = &placed.part;
-            let covered = runs.iter().filter(|(_, place)| {
-                place.project != part.project_id && (part.min_sort_time..=part.max_sort_time).contains(&place.sort_time)
-            });
-            let wanted: Vec<TraceRunId> = covered.map(|(run, _)| *run).collect();
-            if wanted.is_empty() {
-                continue;
-            }
-            let path = Path::from(placed.path.as_str());
-            let segment = match self.opened.get(&path) {
-                Some(segment) => segment.clone(),
-                None => match Segment::open(self.objects.store().clone(), path.clone()).await {
-                    Ok(segment) => segment,
-                    // It was replaced and removed since the list was read.
-                    Err(error) if is_gone(&error) => continue,
-                    Err(error) => return Err(error.into()),
-                },
-            };
-            self.opened.insert(path, segment.clone());
-            let row_group = usize::try_from(part.row_group).unwrap_or_default();
-            for located in segment.locate_in(row_group, &wanted).await? {
-                let place = Place {
-                    project: located.project,
-                    sort_time: located.sort_time,
-                };
-                let known = self.elsewhere.entry((tenant, located.id)).or_insert(place);
-                // The same one whatever the order they are found in.
-                *known = place.min(*known);
-            }
-        }
-        Ok(())
-    }
-
-    /// The place an operation knows by itself, which others of its trace run may then use.
-    pub async fn own(&mut self, tenant: TenantId, operation: &Operation) -> Result<Option<Place>, InnerError> {
-        let project = self.project(tenant, operation.project.as_ref()).await?;
-        let place = project
-            .zip(operation.sort_time())
-            .map(|(project, sort_time)| Place { project, sort_time });
-        let Some(place) = place else { return Ok(None) };
-        let elsewhere = self.elsewhere.get(&(tenant, operation.id)).copied();
-        let known = self.batch.entry((tenant, operation.id)).or_default();
-        let first = elsewhere.or_else(|| known.first().copied());
-        let place = first.filter(|first| first.project != place.project).unwrap_or(place);
-        if !known.contains(&place) {
-            known.push(place);
-        }
-        Ok(Some(place))
-    }
-
-    /// The place of an operation that may have to be told: in the project it names if the trace run is there, else in
-    /// the first that knows it.
-    pub async fn of(&mut self, tenant: TenantId, operation: &Operation) -> Result<Option<Place>, InnerError> {
-        let project = self.project(tenant, operation.project.as_ref()).await?;
-        if operation.project.is_some() && project.is_none() {
-            return Ok(None); // Its project is gone.
-        }
-        let key = (tenant, operation.id);
-        let mut known: Vec<Place> = [&self.batch, &self.catalog]
-            .into_iter()
-            .filter_map(|places| places.get(&key))
-            .flatten()
-            .copied()
-            .collect();
-        // An id names one trace run: sent into another project, it is still the one that is known.
-        if known.iter().any(|place| Some(place.project) == project) {
-            known.retain(|place| Some(place.project) == project);
-        }
-        // The smallest, so that it is the same one whatever the order things were met in.
-        Ok(known.into_iter().min())
-    }
-
-    /// Asks the catalog for trace runs that the batch itself does not know.
-    pub async fn look_up(&mut self, waiting: &[Waiting]) -> Result<(), InnerError> {
-        let mut wanted: BTreeMap<TenantId, Vec<TraceRunId>> = BTreeMap::new();
-        for waiting in waiting {
-            if self.of(waiting.tenant, &waiting.operation).await?.is_none() {
-                wanted.entry(waiting.tenant).or_default().push(waiting.operation.id);
-            }
-        }
-        for (tenant, mut runs) in wanted {
-            runs.sort_unstable();
-            runs.dedup();
+        for (tenant, runs) in wanted {
+            let runs: Vec<TraceRunId> = runs.into_iter().collect();
             for (run, place) in locate(self.store, self.objects, tenant, &runs).await? {
-                self.catalog.entry((tenant, run)).or_default().push(place);
+                let known = self.known.entry((tenant, run)).or_default();
+                // Data of builds that placed an id more than once: the same one whatever the order they are found in.
+                *known = Some(known.map_or(place, |other| other.min(place)));
             }
         }
         Ok(())
     }
 
-    /// The trace runs of this batch that know where they are, by workspace.
-    pub fn met(&self) -> BTreeMap<TenantId, Vec<TraceRunId>> {
-        let mut met: BTreeMap<TenantId, Vec<TraceRunId>> = BTreeMap::new();
-        for &(tenant, run) in self.batch.keys() {
-            met.entry(tenant).or_default().push(run);
+    /// Where an operation belongs. The first one of an unknown trace run that states a project and a start places it.
+    pub async fn place(&mut self, tenant: TenantId, operation: &Operation) -> Result<Placement, InnerError> {
+        let key = (tenant, operation.id);
+        if let Some(&Some(place)) = self.known.get(&key) {
+            return Ok(Placement::At(place));
         }
-        met
+        let (Some(project), Some(sort_time)) = (&operation.project, operation.sort_time()) else {
+            return Ok(Placement::Unknown);
+        };
+        let Some(project) = self.project(tenant, project).await? else {
+            // A post says all it will ever say. A patch may belong to a trace run that is still to come.
+            return Ok(match operation.verb {
+                Verb::Post => Placement::Deleted,
+                Verb::Patch => Placement::Unknown,
+            });
+        };
+        let place = Place { project, sort_time };
+        self.known.insert(key, Some(place));
+        self.placed.entry(tenant).or_default().push(operation.id);
+        Ok(Placement::At(place))
     }
 
-    async fn project(&mut self, tenant: TenantId, named: Option<&ProjectRef>) -> Result<Option<ProjectId>, InnerError> {
+    /// Where a trace run lies, if that is known.
+    pub fn of(&self, tenant: TenantId, run: TraceRunId) -> Option<Place> {
+        self.known.get(&(tenant, run)).copied().flatten()
+    }
+
+    /// The trace runs that this fold placed since it was last asked, by workspace.
+    pub fn take_placed(&mut self) -> BTreeMap<TenantId, Vec<TraceRunId>> {
+        std::mem::take(&mut self.placed)
+    }
+
+    /// The project that is meant, unless it was deleted.
+    async fn project(&mut self, tenant: TenantId, named: &ProjectRef) -> Result<Option<ProjectId>, InnerError> {
         let name = match named {
-            None => return Ok(None),
-            Some(ProjectRef::Id(id)) => return Ok(Some(*id)),
-            Some(ProjectRef::Name(name)) => name,
+            ProjectRef::Id(id) => return Ok(self.is_there(tenant, *id).await?.then_some(*id)),
+            ProjectRef::Name(name) => name,
         };
         let key = (tenant, name.clone());
         if let Some(known) = self.names.get(&key) {
@@ -202,13 +129,27 @@ impl<'a> Places<'a> {
         let found = self
             .store
             .read(async |tx| projects::by_name(tx, tenant, name).await)
-            .await?;
-        if found.is_none() {
-            tracing::error!(tenant.id = %tenant, project.name = name, "trace runs for a project that is not there");
-        }
-        let found = found.map(|project| project.id);
+            .await?
+            .map(|project| project.id);
         self.names.insert(key, found);
         Ok(found)
+    }
+
+    async fn is_there(&mut self, tenant: TenantId, project: ProjectId) -> Result<bool, InnerError> {
+        if let Some(&known) = self.projects.get(&(tenant, project)) {
+            return Ok(known);
+        }
+        let found = self
+            .store
+            .read(async |tx| projects::get(tx, tenant, project).await)
+            .await;
+        let there = match found {
+            Ok(_) => true,
+            Err(towpath_store::Error::NotFound) => false,
+            Err(error) => return Err(error.into()),
+        };
+        self.projects.insert((tenant, project), there);
+        Ok(there)
     }
 }
 
@@ -223,8 +164,4 @@ pub async fn locate(
     runs: &[TraceRunId],
 ) -> Result<Vec<(TraceRunId, Place)>, InnerError> {
     Ok(run_index::locate(store, objects, tenant, runs).await?)
-}
-
-fn is_gone(error: &columnar::Error) -> bool {
-    matches!(error.object_store(), Some(object_store::Error::NotFound { .. }))
 }

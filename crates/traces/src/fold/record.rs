@@ -2,10 +2,11 @@
 
 use object_store::path::Path;
 use towpath_domain::JobId;
+use towpath_store::pending_patches::PendingPatch;
 use towpath_store::segments::Part;
 use towpath_store::{Error, Result, Tx, feedback, pending_patches, segments, units};
 
-use super::{Folded, NewSegment};
+use super::{Folded, NewSegment, Waiting, store_fills_in};
 
 /// Writes down all a fold did. Belongs into one transaction, fenced by the job that folded.
 ///
@@ -16,21 +17,25 @@ pub async fn record(tx: &mut Tx<'_>, job: JobId, folded: &Folded) -> Result<()> 
     for segment in &folded.segments {
         publish(tx, segment).await?;
     }
-    for waiting in &folded.waiting {
-        let operation = serde_json::to_string(&waiting.operation)
-            .map_err(|_| Error::corrupt("pending_patch", "operation", waiting.seq))?;
-        pending_patches::put(tx, waiting.tenant, waiting.operation.id, waiting.seq, &operation).await?;
-    }
-    for &(tenant, run, seq) in &folded.taken_up {
-        pending_patches::remove(tx, tenant, run, seq).await?;
-    }
-    for row in &folded.feedback {
-        feedback::put(tx, row).await?;
-    }
-    for row in &folded.attachments {
-        feedback::attach(tx, row).await?;
-    }
+    pending_patches::put_all(tx, &pending(&folded.waiting)?).await?;
+    pending_patches::remove_all(tx, &folded.taken_up).await?;
+    feedback::put_all(tx, &folded.feedback).await?;
+    feedback::attach_all(tx, &folded.attachments).await?;
     units::fold(tx, job, &folded.units).await
+}
+
+fn pending(waiting: &[Waiting]) -> Result<Vec<PendingPatch>> {
+    let pending = waiting.iter().map(|waiting| {
+        Ok(PendingPatch {
+            tenant_id: waiting.tenant,
+            run_id: waiting.operation.id,
+            seq: waiting.seq,
+            operation: serde_json::to_string(&waiting.operation)
+                .map_err(|_| Error::corrupt("pending_patch", "operation", waiting.seq))?,
+            created_at: store_fills_in(),
+        })
+    });
+    pending.collect()
 }
 
 /// What the catalog is told of a segment.

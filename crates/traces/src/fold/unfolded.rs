@@ -13,9 +13,7 @@ use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 
 use super::ahead::contents;
-use super::groups::Groups;
-use super::places::Places;
-use super::{FoldError, Folded, settle_places, take_in};
+use super::{Bodies, Body, FoldError, Merge, Options};
 use crate::objects::Objects;
 use crate::scan::PartRef;
 use crate::wal::{self, unit};
@@ -46,9 +44,8 @@ pub async fn unfolded(
     units: &[Unit],
 ) -> Result<Unfolded, FoldError<Infallible>> {
     let memory = Objects::memory();
-    let mut folded = Folded::default();
-    let mut places = Places::new(store, objects);
-    let mut groups = Groups::default();
+    let mut merge = Merge::new(store, objects, &memory);
+    let mut bodies = Bodies::default();
     for unit in units {
         let bytes = objects.get(&Path::from(unit.path.as_str())).await?;
         let mut index = 0_u32;
@@ -63,14 +60,28 @@ pub async fn unfolded(
                 continue;
             }
             if let Some(contents) = contents(unit, &frame) {
-                let first = wal::seq(unit.seq, base);
-                take_in(&mut folded, &mut places, &mut groups, &memory, tenant, first, contents).await?;
+                bodies.push(Body {
+                    tenant,
+                    first: wal::seq(unit.seq, base),
+                    contents,
+                });
+                if bodies.are_enough(usize::MAX) {
+                    merge.take_in(bodies.take()).await?;
+                }
             }
         }
     }
-    settle_places(store, &mut folded, &mut places, &mut groups).await?;
-    let mut intend = async |_: TenantId, _: SegmentId, _: &Path| Ok::<(), Infallible>(());
-    groups.flush(&memory, &mut intend, &mut folded).await?;
+    merge.take_in(bodies.take()).await?;
+    merge.apply_waiting();
+    for (tenant, runs) in merge.placed() {
+        merge.take_up(tenant, &runs).await?;
+    }
+    merge
+        .flush_all(&Options::default(), &mut async |_: TenantId, _: SegmentId, _: &Path| {
+            Ok::<(), Infallible>(())
+        })
+        .await?;
+    let folded = merge.folded;
     let parts = folded.segments.into_iter().flat_map(|segment| {
         let path = segment.written.path;
         segment.written.parts.into_iter().map(move |part| {

@@ -51,18 +51,6 @@ impl Segment {
         Ok(found)
     }
 
-    /// As [`Segment::locate`], in one row group.
-    ///
-    /// # Errors
-    /// The object can't be read.
-    pub(crate) async fn locate_in(&self, row_group: usize, ids: &[TraceRunId]) -> Result<Vec<Located>> {
-        let wanted = self.perhaps(row_group, ids).await?;
-        if wanted.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.search(row_group, wanted).await
-    }
-
     /// The smallest and the largest id of a row group, where its statistics say so.
     pub(crate) fn id_range(&self, row_group: usize) -> Option<(TraceRunId, TraceRunId)> {
         let statistics = self

@@ -142,6 +142,12 @@ impl SegmentWriter {
         self.close_group(project, group).await
     }
 
+    /// Row groups written so far.
+    #[must_use]
+    pub const fn row_groups(&self) -> usize {
+        self.parts.len()
+    }
+
     /// Ends the segment and makes it visible.
     ///
     /// # Errors

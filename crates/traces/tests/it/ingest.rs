@@ -4,5 +4,6 @@ mod catalog;
 mod folding;
 mod index;
 mod log;
+mod places;
 mod recorded;
 mod world;

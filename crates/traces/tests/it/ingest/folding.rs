@@ -54,6 +54,13 @@ async fn check(world: &World, sample: &Sample, runs: u64) {
     }
 }
 
+fn within(flush_bytes: usize) -> Options {
+    Options {
+        flush_bytes,
+        ..Options::default()
+    }
+}
+
 async fn every_column_of_every_run_is_as_sent(world: World) {
     let sample = sample(11);
     let wal = world.wal();
@@ -102,7 +109,7 @@ async fn little_memory_makes_more_segments_and_the_same_rows(world: World) {
             .unit(&[world.accept(&sample.body(start..start + 10, Which::Both, Encoding::Zstd))])
             .await;
     }
-    let folded = world.fold_with(&Options { flush_bytes: 30_000 }).await;
+    let folded = world.fold_with(&within(30_000)).await;
     assert!(folded.segments.len() > 2);
     check(&world, &sample, 100).await;
 }
@@ -153,10 +160,10 @@ proptest! {
                     world.unit(&bodies).await;
                 }
                 if cut.folds[usize::from(unit)] {
-                    world.fold_with(&Options { flush_bytes: cut.flush }).await;
+                    world.fold_with(&within(cut.flush)).await;
                 }
             }
-            world.fold_with(&Options { flush_bytes: cut.flush }).await;
+            world.fold_with(&within(cut.flush)).await;
             check(&world, &sample, 40).await;
         });
     }

@@ -51,6 +51,10 @@ pub struct World {
 
 pub const DAY: NaiveDate = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap();
 
+/// Days between which all tests play.
+const FIRST: NaiveDate = NaiveDate::from_ymd_opt(1970, 1, 1).unwrap();
+const LAST: NaiveDate = NaiveDate::from_ymd_opt(2100, 1, 1).unwrap();
+
 async fn migrate(uri: &str) {
     let store = Store::open(uri, towpath_store::Options::default()).await.unwrap();
     store.migrate().await.unwrap();
@@ -105,15 +109,26 @@ impl World {
         self.accept_on(route, "application/json", None, Bytes::from(json.to_owned()))
     }
 
+    pub fn accept_json_at(&self, route: Route, json: &str, received_at: Timestamp) -> Accepted {
+        let request = Request {
+            tenant: self.tenant,
+            route,
+            content_type: "application/json",
+            content_encoding: None,
+            body: Bytes::from(json.to_owned()),
+            received_at,
+        };
+        accept::accept(request, &Limits::default()).unwrap()
+    }
+
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
-        let received_at = Timestamp::parse("2026-03-01T12:00:00Z").unwrap();
         let request = Request {
             tenant: self.tenant,
             route,
             content_type,
             content_encoding,
             body,
-            received_at,
+            received_at: Timestamp::parse("2026-03-01T12:00:00Z").unwrap(),
         };
         accept::accept(request, &Limits::default()).unwrap()
     }
@@ -167,30 +182,33 @@ impl World {
     }
 
     pub async fn project(&self, name: &str) -> ProjectId {
+        self.project_if_there(name).await.unwrap()
+    }
+
+    pub async fn project_if_there(&self, name: &str) -> Option<ProjectId> {
         self.store
             .read(async |tx| projects::by_name(tx, self.tenant, name).await)
             .await
             .unwrap()
+            .map(|project| project.id)
+    }
+
+    /// Every live row group of a project.
+    pub async fn parts(&self, project: ProjectId) -> Vec<segments::PlacedPart> {
+        self.store
+            .read(async |tx| segments::live_parts(tx, self.tenant, project, FIRST, LAST).await)
+            .await
             .unwrap()
-            .id
     }
 
     /// Every row of a project, all 29 columns, in order.
     pub async fn rows(&self, project: ProjectId) -> Vec<Vec<Cell>> {
-        let (first, last) = (
-            NaiveDate::from_ymd_opt(1970, 1, 1).unwrap(),
-            NaiveDate::from_ymd_opt(2100, 1, 1).unwrap(),
-        );
-        let parts = self
-            .store
-            .read(async |tx| segments::live_parts(tx, self.tenant, project, first, last).await)
-            .await
-            .unwrap();
+        let parts = self.parts(project).await;
         let request = scan::Request {
             tenant: self.tenant,
             project,
             parts: parts.iter().map(fold::part_ref).collect(),
-            range: Timestamp::start_of(first)..Timestamp::start_of(last),
+            range: Timestamp::start_of(FIRST)..Timestamp::start_of(LAST),
             after: None,
             selection: Selection::all(),
         };
