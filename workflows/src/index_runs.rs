@@ -82,7 +82,7 @@ pub(crate) async fn ensure_due(ctx: &mut Ctx, world: &World, tenants: BTreeSet<T
 /// As [`Ctx::commit`].
 pub(crate) async fn ensure_merge(ctx: &mut Ctx, world: &World, tenant: TenantId) -> Result<(), Failure> {
     let live = world.store.read(async |tx| catalog::live(tx, tenant).await).await;
-    match choose::choose(live.retry()?) {
+    match choose::choose(&live.retry()?) {
         Some(_) => ensure(ctx, tenant).await,
         None => Ok(()),
     }
@@ -139,7 +139,7 @@ impl Workflow for IndexRuns {
                 .read(async |tx| catalog::live(tx, self.tenant).await)
                 .await
                 .retry()?;
-            let Some(files) = choose::choose(live) else { break };
+            let Some(files) = choose::choose(&live) else { break };
             self.merge(ctx, world, files).await?;
         }
         drop(place);

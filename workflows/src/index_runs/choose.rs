@@ -12,9 +12,9 @@ const MOST_FILES: usize = 16;
 const MOST_ENTRIES: i64 = 256 << 20;
 
 /// Chooses among the live index files of a workspace, which come smallest first. `None` when they are few enough.
-pub fn choose(live: Vec<IndexFile>) -> Option<Vec<IndexFile>> {
+pub fn choose(live: &[IndexFile]) -> Option<Vec<IndexFile>> {
     let least = usize::try_from(FACTOR).unwrap_or(usize::MAX);
-    let mut rest = live.as_slice();
+    let mut rest = live;
     while let Some(first) = rest.first() {
         let of_one_size = rest.iter().take_while(|file| size(file.entries) == size(first.entries));
         let (same, larger) = rest.split_at(of_one_size.count());
@@ -69,7 +69,8 @@ mod tests {
     }
 
     fn chosen(sizes: &[i64]) -> Option<Vec<i64>> {
-        let chosen = choose(sizes.iter().copied().map(file).collect())?;
+        let files: Vec<IndexFile> = sizes.iter().copied().map(file).collect();
+        let chosen = choose(&files)?;
         Some(chosen.iter().map(|file| file.entries).collect())
     }
 

@@ -160,7 +160,7 @@ impl IndexFile {
         let rows = self.group_entries(group);
         let (Some(values), Some(pages)) = (self.page_ids(group), self.page_starts(group)) else {
             // Without an index of pages any of them may have them.
-            return vec![0..rows];
+            return std::iter::once(0..rows).collect();
         };
         let mut found: Vec<Range<usize>> = Vec::new();
         let mut page = 0;

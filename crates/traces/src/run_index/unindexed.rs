@@ -50,7 +50,7 @@ impl Chunk {
         self.ids
     }
 
-    fn add(&mut self, other: Self) {
+    fn add(&mut self, other: &Self) {
         self.row_groups.end = other.row_groups.end;
         self.rows += other.rows;
         self.ids = self
@@ -184,7 +184,7 @@ fn chunks(segment: &Segment) -> Result<Vec<Chunk>> {
             ids: segment.id_range(row_group),
         };
         match chunks.last_mut() {
-            Some(last) if last.rows + next.rows <= CHUNK_ROWS => last.add(next),
+            Some(last) if last.rows + next.rows <= CHUNK_ROWS => last.add(&next),
             _ => chunks.push(next),
         }
     }
