@@ -18,6 +18,7 @@ pub mod patch;
 pub mod registry;
 pub mod rejection;
 pub mod secret;
+pub mod shard;
 pub mod timestamp;
 pub mod trace;
 pub mod traceparent;
@@ -31,5 +32,6 @@ pub use id::{
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};
 pub use secret::Secret;
+pub use shard::Shard;
 pub use timestamp::Timestamp;
 pub use traceparent::Traceparent;
