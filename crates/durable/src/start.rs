@@ -179,8 +179,8 @@ async fn record(
     let (lane_seq, state) = match &how.lane {
         _ if !due => {
             if let Some(lane) = &how.lane {
-                // It enters when it is due; the lane has to know its places by then.
-                lanes::lock(tx, lane.key(), lane.places).await?;
+                // It enters when it is due; the lane has to be there by then. Recording waits for nobody at work in it.
+                lanes::keep(tx, lane.key(), lane.places).await?;
             }
             (None, JobState::Scheduled)
         }
