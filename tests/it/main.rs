@@ -5,6 +5,7 @@ mod arrows;
 mod backup;
 mod dependencies;
 mod faults;
+mod folding;
 mod hints;
 mod kill;
 mod large;

@@ -6,8 +6,9 @@
 //!                                         a part ended badly ─► FAILED    │
 //!                                       manifest, written last ─► COMPLETED
 //! ```
-//! The fold is a barrier: whatever was acknowledged before the export began is in a segment before segments are
-//! pinned. From then on all attempts of all parts read the same rows.
+//! The fold is a barrier: whatever of the workspace was acknowledged before the export began is in a segment before
+//! segments are pinned. It need not name the project: a patch goes to where its trace run lies. From then on all attempts
+//! of all parts read the same rows.
 
 mod manifest;
 mod plan;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Content, ExportStatus, Limits};
 use towpath_domain::job::{Ended, JobState, RetryPolicy};
-use towpath_domain::{ExportId, Rejection, TenantId, Timestamp, failpoint};
+use towpath_domain::{ExportId, Rejection, Shard, TenantId, Timestamp, failpoint};
 use towpath_durable::{Again, Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
 use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
@@ -169,18 +170,14 @@ impl Workflow for RunExport {
         let folded = children.iter().any(|child| child.kind == FoldUnits::KIND);
         let open = world
             .store
-            .read(async |tx| units::open_touching(tx, tenant, export.project_id).await)
+            .read(async |tx| units::last_open(tx, tenant).await)
             .await
             .retry()?;
-        if let (false, Some(last)) = (folded, open.last()) {
-            let barrier = Barrier {
-                tenant,
-                project: export.project_id,
-                last_seq: last.seq,
-            };
+        if let (false, Some(last_seq)) = (folded, open) {
+            let barrier = Barrier { tenant, last_seq };
             let job = ctx.job();
             return ctx
-                .wait(&[fold_units::lane()], async |tx| {
+                .wait(&[fold_units::lane(Shard::of(tenant))], async |tx| {
                     fold_units::start_for(tx, job, barrier).await
                 })
                 .await;

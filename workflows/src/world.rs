@@ -62,6 +62,8 @@ impl Default for Keeping {
 pub struct Sizes {
     /// Bytes of units that one round of folding takes.
     pub fold_bytes: i64,
+    /// The same of their bodies after decoding.
+    pub fold_decoded_bytes: i64,
     /// How long a unit waits for others that are folded with it.
     pub fold_delay: Duration,
     /// Bytes at which an exported file ends.
@@ -78,6 +80,7 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             fold_bytes: 64 << 20,
+            fold_decoded_bytes: 256 << 20,
             fold_delay: fold_units::DELAY,
             file_bytes: FILE_BYTES,
             file_rows: u64::MAX,

@@ -23,6 +23,7 @@ const PROJECT: HeaderName = HeaderName::from_static("langsmith-project");
     request_body(content = String, content_type = "application/x-protobuf", description = "An ExportTraceServiceRequest"),
     params(("Langsmith-Project" = Option<String>, Header, description = "Project of spans that name none")),
     responses((status = 200, description = "On disk; the body is an empty ExportTraceServiceResponse"),
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
               (status = 413, description = "Too large, as sent or unpacked"),
               (status = 415, description = "Neither protobuf nor JSON"), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Result<Response, ApiError> {

@@ -2,12 +2,15 @@
 
 use http::Method;
 use serde_json::{Value, json};
+use towpath_domain::UnitId;
+use towpath_store::units::{self, NewUnit};
 use uuid::Uuid;
 
 use crate::world::{Call, World, on_both_databases};
 
 on_both_databases!(
     open_units_are_folded_once_for_many_pages,
+    what_others_have_sent_delays_nobody,
     runs_come_back_newest_first_page_by_page,
     criteria_and_filters_choose,
     feedback_is_read_changed_and_taken_back,
@@ -79,6 +82,39 @@ async fn open_units_are_folded_once_for_many_pages(world: World) {
     world.post("/runs/batch", &trace(9, 9)).await.expect(202);
     let next = world.post("/runs/query", &asked).await.expect(200);
     assert_eq!(ids(&next)[2], id(90).to_string());
+}
+
+/// Of an object that several workspaces share, each reads and counts its own part.
+async fn what_others_have_sent_delays_nobody(world: World) {
+    let session = sent(&world, 1).await;
+    let own = world
+        .store
+        .read(async |tx| units::open_of(tx, world.tenant).await)
+        .await
+        .unwrap()
+        .remove(0);
+    let file = world.folder.path().join("objects").join(&own.path);
+    let mut object = std::fs::read(&file).unwrap();
+    let (end, more) = (object.len(), 10_usize << 20);
+    // What would be no frame to whoever read it.
+    object.resize(end + more, b'x');
+    std::fs::write(&file, object).unwrap();
+    let other = NewUnit {
+        id: UnitId::new(),
+        tenant: world.second_workspace().await,
+        byte_offset: end as i64,
+        bytes: more as i64,
+        decoded_bytes: 1 << 30,
+        operations: 1,
+    };
+    world
+        .store
+        .write(async |tx| units::register(tx, &own.path, &[other], &[]).await)
+        .await
+        .unwrap();
+    let asked = json!({"session": [session]});
+    let page = world.post("/runs/query", &asked).await.expect(200);
+    assert_eq!(ids(&page).len(), 3);
 }
 
 async fn runs_come_back_newest_first_page_by_page(world: World) {

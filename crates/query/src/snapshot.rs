@@ -22,8 +22,10 @@ use recent::Recent;
 use crate::overlay::Overlay;
 use crate::{Error, Result};
 
-/// Bytes of open units that are folded into memory for one query; with more of them it waits for the fold.
+/// Bytes of a workspace's open units that are folded into memory for one query; with more of them it waits for the fold.
 const OPEN_BYTES: i64 = 8 << 20;
+/// The same of their bodies after decoding.
+const OPEN_DECODED_BYTES: i64 = 64 << 20;
 /// How long it waits.
 const PATIENCE: Duration = Duration::from_secs(8);
 /// How often it looks meanwhile.
@@ -79,10 +81,13 @@ impl Reader {
         loop {
             let mut open = self.store.read(async |tx| units::open_of(tx, tenant).await).await?;
             // What comes in while we wait is not ours to wait for.
-            let last = *last.get_or_insert_with(|| open.last().map_or(0, |unit| unit.seq));
+            let registered = || open.iter().map(|unit| unit.seq).max();
+            let last = *last.get_or_insert_with(|| registered().unwrap_or(0));
             open.retain(|unit| unit.seq <= last);
             let late = began.elapsed() > PATIENCE;
-            if open.iter().map(|unit| unit.bytes).sum::<i64>() <= OPEN_BYTES {
+            let bytes: i64 = open.iter().map(|unit| unit.bytes).sum();
+            let decoded_bytes: i64 = open.iter().map(|unit| unit.decoded_bytes).sum();
+            if bytes <= OPEN_BYTES && decoded_bytes <= OPEN_DECODED_BYTES {
                 match self.unfolded(tenant, &open).await {
                     // Folded and swept since the list was read: then it is in a segment.
                     Err(Error::Unfolded(FoldError::Objects(error))) if error.is_not_found() && !late => {}
@@ -96,12 +101,13 @@ impl Reader {
     }
 
     async fn unfolded(&self, tenant: TenantId, open: &[Unit]) -> Result<Snapshot> {
-        let units: Vec<_> = open.iter().map(|unit| unit.id).collect();
+        let units: Vec<_> = open.iter().map(|unit| (unit.id, unit.order())).collect();
         let known = self.recent().find(tenant, &units);
         let open = match known {
             Some(known) => known,
             None => {
-                let bytes = open.iter().map(|unit| unit.bytes).sum();
+                // Earlier builds did not count what bodies come to after decoding.
+                let bytes = open.iter().map(|unit| unit.bytes.max(unit.decoded_bytes)).sum();
                 let folded = Arc::new(fold::unfolded(&self.store, &self.objects, tenant, open).await?);
                 self.recent().keep(tenant, units, bytes, Arc::clone(&folded));
                 folded

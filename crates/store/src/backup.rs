@@ -28,10 +28,10 @@ pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
     file.map_err(|error| Error::Open(format!("cannot write {}: {error}", to.display())))
 }
 
-/// The objects a database cannot do without, by the table that names them: units that wait to be folded, segments that
-/// somebody may read, attachments, source archives.
+/// The objects a database cannot do without, by the table that names them: units that wait to be folded or looked at,
+/// segments that somebody may read, attachments, source archives.
 const NEEDED: [(&str, &str); 4] = [
-    ("wal_unit", "SELECT path FROM wal_unit WHERE state = 'open'"),
+    ("wal_unit", "SELECT DISTINCT path FROM wal_unit WHERE state <> 'folded'"),
     (
         "segment",
         "SELECT path FROM segment WHERE state IN ('live', 'superseded')",

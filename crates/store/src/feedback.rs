@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use crate::query::{Arg, Query};
 use crate::segments::id_list;
-use crate::{Result, Tx};
+use crate::{Result, Tx, units};
 
 /// A judgement on a trace run.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -191,8 +191,11 @@ pub async fn list(
 /// since what it brings was accepted no later.
 ///
 /// # Errors
-/// Only what the database says.
+/// [`Error::Stale`](crate::Error::Stale) when it was read from a unit that is forgotten by now; only what the database
+/// says.
 pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
+    // Read from a unit that no fold has taken, it has a number that would go before all that comes later.
+    let seq = units::lasting_seq(tx, feedback.tenant_id, feedback.seq).await?;
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
         "INSERT INTO feedback (tenant_id, id, run_id, key, body, seq, created_at, modified_at, deleted, source)
@@ -207,7 +210,7 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     .bind(feedback.run_id)
     .bind(&feedback.key)
     .bind(&feedback.body)
-    .bind(feedback.seq)
+    .bind(seq)
     .bind(now)
     .bind(feedback.deleted)
     .bind(source(&feedback.body))

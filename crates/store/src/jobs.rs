@@ -394,6 +394,40 @@ pub async fn lane_has_queued(tx: &mut Tx<'_>, lane: &str) -> Result<bool> {
     })?)
 }
 
+/// What there is in a lane.
+#[derive(Clone, Debug, FromRow)]
+pub struct LaneJobs {
+    /// The lane.
+    pub lane: String,
+    /// Whether a job waits to be claimed.
+    pub queued: bool,
+    /// Whether a job is not over.
+    pub open: bool,
+}
+
+/// What there is in each of these lanes.
+///
+/// # Errors
+/// As every statement.
+pub async fn in_lanes(tx: &mut Tx<'_>, lanes: &[String]) -> Result<Vec<LaneJobs>> {
+    let text = sql!(tx,
+        sqlite: "SELECT given.value AS lane,
+                        (SELECT j.id FROM job j WHERE j.lane = given.value AND j.finished_at IS NULL
+                         AND j.state IN ('scheduled', 'blocked', 'ready') LIMIT 1) IS NOT NULL AS queued,
+                        (SELECT j.id FROM job j WHERE j.lane = given.value AND j.finished_at IS NULL
+                         LIMIT 1) IS NOT NULL AS open
+                 FROM json_each($1) AS given",
+        // Not EXISTS, for which PostgreSQL may read all open jobs once.
+        postgres: "SELECT given.lane,
+                          (SELECT j.id FROM job j WHERE j.lane = given.lane AND j.finished_at IS NULL
+                           AND j.state IN ('scheduled', 'blocked', 'ready') LIMIT 1) IS NOT NULL AS queued,
+                          (SELECT j.id FROM job j WHERE j.lane = given.lane AND j.finished_at IS NULL
+                           LIMIT 1) IS NOT NULL AS open
+                   FROM json_array_elements_text($1::json) AS given(lane)");
+    let lanes = serde_json::to_string(lanes).expect("texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_as(text).bind(lanes).fetch_all(conn).await)?)
+}
+
 fn hit(rows: u64) -> Result<()> {
     if rows == 1 { Ok(()) } else { Err(crate::Error::Stale) }
 }

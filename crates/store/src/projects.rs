@@ -98,7 +98,7 @@ pub async fn upsert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Resu
     })
 }
 
-/// The project of that name, made if there is none: how ingest finds where trace runs go.
+/// The project of that name, made if there is none.
 ///
 /// # Errors
 /// [`Error::Rejected`] for a bad name.
@@ -124,6 +124,103 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Pro
         .await?
         .map(|project| project.id)
         .ok_or(Error::NotFound)
+}
+
+/// The projects of these names, in their order, each made if there is none: how ingest finds where trace runs go. `named`
+/// has each once, sorted, so that two processes that make the same ones wait for each other in one direction only.
+///
+/// # Errors
+/// [`Error::Rejected`] for a bad name.
+pub async fn ensure_all(tx: &mut Tx<'_>, named: &[(TenantId, &str)]) -> Result<Vec<ProjectId>> {
+    let mut found = by_names(tx, named).await?;
+    let missing: Vec<usize> = (0..named.len()).filter(|&at| found[at].is_none()).collect();
+    if missing.is_empty() {
+        return found.into_iter().map(|id| id.ok_or(Error::NotFound)).collect();
+    }
+    let mut new = Vec::with_capacity(missing.len());
+    for &at in &missing {
+        let (tenant, name) = named[at];
+        check_project_name(name)?;
+        new.push((tenant, name, ProjectId::new()));
+    }
+    let made = insert_all(tx, &new).await?;
+    if made == new.len() {
+        for (&at, (.., id)) in missing.iter().zip(&new) {
+            found[at] = Some(*id);
+        }
+    } else {
+        // On PostgreSQL somebody else made some between the two statements, and has committed by now.
+        let named: Vec<_> = missing.iter().map(|&at| named[at]).collect();
+        for (&at, id) in missing.iter().zip(by_names(tx, &named).await?) {
+            found[at] = id;
+        }
+    }
+    found.into_iter().map(|id| id.ok_or(Error::NotFound)).collect()
+}
+
+async fn by_names(tx: &mut Tx<'_>, named: &[(TenantId, &str)]) -> Result<Vec<Option<ProjectId>>> {
+    if named.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to values differs.
+        sqlite: "SELECT (SELECT p.id FROM project p
+                         WHERE p.tenant_id = unhex(replace(given.value ->> 0, '-', '')) AND p.name = given.value ->> 1)
+                 FROM json_each($1) AS given ORDER BY given.key",
+        // Looked up one by one, because plans for joins read the table.
+        postgres: "SELECT (SELECT p.id FROM project p
+                           WHERE p.tenant_id = (given.value ->> 0)::uuid AND p.name = given.value ->> 1)
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY given.nth");
+    let list = serde_json::to_string(named).expect("ids and texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(list)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Answers how many were made: not those whose name is taken.
+async fn insert_all(tx: &mut Tx<'_>, new: &[(TenantId, &str, ProjectId)]) -> Result<usize> {
+    let now = tx.now();
+    let text = sql!(tx,
+        // Without its WHERE the SELECT would swallow the ON.
+        sqlite: "INSERT INTO project (id, tenant_id, name, start_time)
+                 SELECT unhex(replace(value ->> 2, '-', '')), unhex(replace(value ->> 0, '-', '')), value ->> 1, $2
+                 FROM json_each($1) WHERE true ORDER BY key ON CONFLICT DO NOTHING",
+        postgres: "INSERT INTO project (id, tenant_id, name, start_time)
+                   SELECT (value ->> 2)::uuid, (value ->> 0)::uuid, value ->> 1, $2::timestamptz
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY nth
+                   ON CONFLICT DO NOTHING");
+    let list = serde_json::to_string(new).expect("ids and texts are always JSON");
+    let made = on!(tx, |conn| sqlx::query(text)
+        .bind(list)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(usize::try_from(made).unwrap_or(usize::MAX))
+}
+
+/// Which of these are not there, or not in the workspace beside them.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn missing(tx: &mut Tx<'_>, ids: &[(TenantId, ProjectId)]) -> Result<Vec<(TenantId, ProjectId)>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = sql!(tx,
+        sqlite: "SELECT (SELECT p.tenant_id FROM project p WHERE p.id = unhex(replace(given.value ->> 1, '-', '')))
+                 FROM json_each($1) AS given ORDER BY given.key",
+        // Looked up one by one, because plans for joins read the table.
+        postgres: "SELECT (SELECT p.tenant_id FROM project p WHERE p.id = (given.value ->> 1)::uuid)
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY given.nth");
+    let list = serde_json::to_string(ids).expect("ids are always JSON");
+    let owners: Vec<Option<TenantId>> = on!(tx, |conn| sqlx::query_scalar(text).bind(list).fetch_all(conn).await)?;
+    let missing = ids
+        .iter()
+        .zip(owners)
+        .filter(|((tenant, _), owner)| *owner != Some(*tenant));
+    Ok(missing.map(|(id, _)| *id).collect())
 }
 
 /// `None` when its name or id is taken.
@@ -216,6 +313,25 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<
     .await
     .map(drop))?;
     Ok(())
+}
+
+/// Those of `ids` that were deleted.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn deleted(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
+                   AND project_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
+                   AND project_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))");
+    let ids = id_list(ids.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
 }
 
 /// Which projects are listed.

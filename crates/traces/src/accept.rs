@@ -38,6 +38,9 @@ pub enum Route {
     Feedback,
 }
 
+/// Projects that one body may name. Each that is not there is made when the body is registered.
+pub const MAX_PROJECTS: usize = 1000;
+
 /// A request as it came in.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
@@ -62,8 +65,6 @@ pub struct Accepted {
     pub frame: Frame,
     /// The projects it names, each once.
     pub projects: Vec<ProjectRef>,
-    /// Whether something in it names no project (a patch, feedback), so that any of the workspace may be touched.
-    pub touches_any: bool,
     /// Operations on trace runs.
     pub operations: usize,
     /// Feedback.
@@ -216,18 +217,13 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
     let plain = body::decode(encoding, &request.body, limits)?;
     let drafts = Drafts::of(request.route, request.content_type, &plain, limits, json::check)?;
     let mut projects = BTreeSet::new();
-    // Feedback and attachments do not say where their trace run is.
-    let mut touches_any = !drafts.feedback.is_empty() || !drafts.attachments.is_empty();
     for run in &drafts.runs {
         run.check()?;
-        match run.project()? {
-            Some(project) => {
-                projects.insert(project);
-            }
-            None if run.verb == Verb::Post => {
-                projects.insert(run::NamedProject::Name(DEFAULT_PROJECT.into()));
-            }
-            None => touches_any = true,
+        let default = || (run.verb == Verb::Post).then(|| run::NamedProject::Name(DEFAULT_PROJECT.into()));
+        projects.extend(run.project()?.or_else(default));
+        if projects.len() > MAX_PROJECTS {
+            let what = format!("a body names at most {MAX_PROJECTS} projects; send those of others in another one");
+            return Err(Refusal::rule("session_name", what));
         }
     }
     let (operations, feedback, attachments) = (drafts.runs.len(), drafts.feedback.len(), drafts.attachments.len());
@@ -238,6 +234,7 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
         encoding,
         received_at: request.received_at,
         items: u32::try_from(operations + feedback + attachments).unwrap_or(u32::MAX),
+        decoded_bytes: plain.len() as u64,
     };
     let projects = projects.into_iter().map(run::NamedProject::into_ref).collect();
     let decoded_bytes = plain.len();
@@ -247,7 +244,6 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
             body: request.body,
         },
         projects,
-        touches_any,
         operations,
         feedback,
         attachments,

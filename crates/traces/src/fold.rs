@@ -11,12 +11,13 @@
 //! operation of the same batch, else by the catalog, else they wait. A trace run that comes later takes them up.
 //!
 //! Memory is bounded by [`Options::flush_bytes`] of rows plus a few decoded bodies and a small entry per trace run of the
-//! batch, so the caller bounds the batch. Folds must not overlap; their lane sees to that.
+//! batch, so the caller bounds the batch. Folds of one workspace must not overlap; the lane of its shard sees to that.
 
 mod ahead;
 mod groups;
 mod places;
 mod record;
+mod source;
 mod unfolded;
 
 use object_store::path::Path;
@@ -32,6 +33,7 @@ use crate::metric;
 use crate::objects::{Objects, ObjectsError};
 use crate::operation::Operation;
 use crate::segment::Written;
+use crate::wal::unit;
 use ahead::{Ahead, Piece};
 use groups::Groups;
 use places::Places;
@@ -95,6 +97,8 @@ pub struct Folded {
     pub attachments: Vec<Attachment>,
     /// Operations on trace runs that were folded.
     pub operations: u64,
+    /// Those of them that were dropped, since their project was deleted after they were acknowledged.
+    pub dropped: u64,
     /// Frames that could not be read. Copies of their units are kept under `quarantine/`.
     pub damaged: u64,
 }
@@ -133,11 +137,11 @@ pub async fn fold<E>(
     let mut folded = Folded::default();
     let mut places = Places::new(store, objects);
     let mut groups = Groups::default();
-    let mut decoded = Ahead::start(objects, units);
+    let mut decoded = Ahead::start(store, objects, units);
     for unit in units {
         let mut damaged = 0;
         let bytes = loop {
-            match decoded.next().await? {
+            match decoded.next().await.map_err(FoldError::from_inner)? {
                 Piece::Body {
                     tenant,
                     first,
@@ -160,8 +164,12 @@ pub async fn fold<E>(
             continue;
         };
         if damaged > 0 {
+            let offset = u64::try_from(unit.byte_offset).unwrap_or_default();
             objects
-                .put(&Path::from(format!("quarantine/{}.unit", unit.id)), vec![bytes])
+                .put(
+                    &Path::from(format!("quarantine/{}.unit", unit.id)),
+                    unit::alone(bytes, offset),
+                )
                 .await?;
             metrics::counter!(metric::WAL_DAMAGED).increment(damaged);
             folded.damaged += damaged;
@@ -178,6 +186,7 @@ pub async fn fold<E>(
         metrics::counter!(metric::SEGMENT_BYTES).increment(segment.written.bytes);
     }
     metrics::counter!(metric::FOLDED_OPERATIONS).increment(folded.operations);
+    metrics::counter!(metric::DROPPED_OPERATIONS).increment(folded.dropped);
     metrics::counter!(metric::FOLDED_UNITS).increment(folded.units.len() as u64);
     Ok(folded)
 }
@@ -197,9 +206,13 @@ async fn take_in(
     places.meet(tenant, &contents.operations).await?;
     for operation in contents.operations {
         folded.operations += 1;
-        match places.own(tenant, &operation).await? {
-            Some(place) => groups.add(tenant, place, operation, seq),
-            None => folded.waiting.push(Waiting { tenant, seq, operation }),
+        if places.is_deleted(tenant, &operation) {
+            folded.dropped += 1;
+        } else {
+            match places.own(tenant, &operation).await? {
+                Some(place) => groups.add(tenant, place, operation, seq),
+                None => folded.waiting.push(Waiting { tenant, seq, operation }),
+            }
         }
         seq += 1;
     }

@@ -13,6 +13,7 @@ pub(crate) const WAL_FAILED: &str = "towpath_wal_failed_flushes_total";
 pub(crate) const WAL_MISSING: &str = "towpath_wal_missing_units_total";
 pub(crate) const WAL_DAMAGED: &str = "towpath_wal_damaged_frames_total";
 pub(crate) const FOLDED_OPERATIONS: &str = "towpath_folded_operations_total";
+pub(crate) const DROPPED_OPERATIONS: &str = "towpath_dropped_operations_total";
 pub(crate) const FOLDED_UNITS: &str = "towpath_folded_units_total";
 pub(crate) const SEGMENTS: &str = "towpath_segments_written_total";
 pub(crate) const SEGMENT_ROWS: &str = "towpath_segment_rows_total";
@@ -28,7 +29,7 @@ pub fn describe() {
     metrics::describe_histogram!(
         WAL_FLUSH,
         Unit::Seconds,
-        "Writing and registering one unit of the write-ahead log"
+        "Writing and registering what came together into the write-ahead log"
     );
     metrics::describe_gauge!(WAL_WAITING, Unit::Bytes, "Accepted trace data that waits to be written");
     metrics::describe_counter!(WAL_BYTES, Unit::Bytes, "Trace data written to the write-ahead log");
@@ -36,7 +37,7 @@ pub fn describe() {
     metrics::describe_counter!(
         WAL_FAILED,
         Unit::Count,
-        "Units that could not be written; their senders were told to try again"
+        "Flushes of the write-ahead log that could not be written; their senders were told to try again"
     );
     metrics::describe_counter!(
         WAL_MISSING,
@@ -49,6 +50,11 @@ pub fn describe() {
         "Parts of accepted units that could not be read; kept under quarantine/"
     );
     metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations folded into segments");
+    metrics::describe_counter!(
+        DROPPED_OPERATIONS,
+        Unit::Count,
+        "Operations whose project was deleted between their 202 and their fold"
+    );
     metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
     metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
     metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
@@ -74,6 +80,7 @@ pub fn describe() {
         WAL_MISSING,
         WAL_DAMAGED,
         FOLDED_OPERATIONS,
+        DROPPED_OPERATIONS,
         FOLDED_UNITS,
         COMPACTED_SEGMENTS,
         COMPACTED_ROWS,

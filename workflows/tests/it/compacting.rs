@@ -76,7 +76,7 @@ impl Home {
     }
 
     /// The rows of an export in order.
-    fn rows(&self, export: ExportId) -> RecordBatch {
+    pub fn rows(&self, export: ExportId) -> RecordBatch {
         let mut batches = Vec::new();
         for file in self.files(export).values() {
             let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone()).unwrap().build();

@@ -10,7 +10,9 @@ use axum::body::Bytes;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
-use towpath_domain::{Clock, DestinationId, ExportId, ProjectId, SegmentId, TenantId, Timestamp, WorkerId};
+use towpath_domain::{
+    Clock, DestinationId, ExportId, JobId, ProjectId, SegmentId, Shard, TenantId, Timestamp, WorkerId,
+};
 use towpath_durable::{Claimed, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
@@ -270,6 +272,51 @@ impl Home {
             received_at: self.clock.now(),
         };
         accept::accept(request, &Limits::default()).unwrap()
+    }
+
+    /// Sends a body of JSON, up to the acknowledgement.
+    pub async fn append(&self, route: Route, body: &str) {
+        let request = Request {
+            tenant: self.tenant,
+            route,
+            content_type: "application/json",
+            content_encoding: None,
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            received_at: self.clock.now(),
+        };
+        let accepted = accept::accept(request, &Limits::default()).unwrap();
+        self.append_accepted(accepted).await;
+    }
+
+    pub async fn append_accepted(&self, accepted: Accepted) {
+        self.wal.append(accepted).await.unwrap();
+    }
+
+    pub const fn wal(&self) -> &Wal {
+        &self.wal
+    }
+
+    /// The log of another process.
+    pub fn another_wal(&self) -> Wal {
+        let objects = &self.world.objects;
+        Wal::new(
+            self.store().clone(),
+            objects.clone(),
+            wal::Options::for_store(objects),
+            fold_units::on_registered(fold_units::DELAY),
+        )
+    }
+
+    /// Folds of a workspace's shard that are not over, once those that are due are ready.
+    pub async fn lane_jobs(&self, tenant: TenantId) -> Vec<JobId> {
+        while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}
+        let key = fold_units::lane(Shard::of(tenant)).key().to_owned();
+        let jobs = self
+            .store()
+            .read(async |tx| jobs::in_lane(tx, &key, 10).await)
+            .await
+            .unwrap();
+        jobs.into_iter().map(|job| job.id).collect()
     }
 
     /// Sends feedback under the name `good`.

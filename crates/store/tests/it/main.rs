@@ -16,3 +16,4 @@ mod migrations;
 mod overviews;
 mod reading;
 mod segments;
+mod units;

@@ -13,11 +13,18 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 1] = [(
-    "0001_schema",
-    "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
-    "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
-)];
+const FROZEN: [(&str, &str, &str); 2] = [
+    (
+        "0001_schema",
+        "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
+        "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
+    ),
+    (
+        "0002_unit_of_workspace",
+        "c37898ad86583f07130435cc91b50e45ed564a9585fea760ae1d2bed6b065e4eb483ab4b9f0205aef3e6b882be2eee33",
+        "3b023073cb73c4c54ed6d01da4c17a97bf8b1f5db7ebf36d2351c42166e19e1eeb9b95853006a736ec70face19597586",
+    ),
+];
 
 #[test]
 fn migrations_come_in_pairs_and_are_frozen() {

@@ -10,8 +10,9 @@ use towpath_domain::{
 use towpath_store::exports::{self, NewExport, overview, runs};
 use towpath_store::schedules::Schedule;
 use towpath_store::segments::{self, Part};
+use towpath_store::units::{self, NewUnit};
 use towpath_store::workers::Worker;
-use towpath_store::{gauges, lanes, pools, projects, schedules, units, workers};
+use towpath_store::{gauges, lanes, pools, projects, schedules, workers};
 
 use crate::database::Database;
 
@@ -44,7 +45,15 @@ async fn numbers_are_those_of_the_rows(database: Database) {
             lane.held = held;
             lanes::save(tx, &lane).await?;
         }
-        units::register(tx, UnitId::new(), "wal/a.unit", 10, 3, &[]).await?;
+        let unit = NewUnit {
+            id: UnitId::new(),
+            tenant,
+            byte_offset: 8,
+            bytes: 10,
+            decoded_bytes: 10,
+            operations: 3,
+        };
+        units::register(tx, "wal/a.unit", &[unit], &[]).await?;
         pools::pause(tx, "folds", true).await?;
         pools::pause(tx, "exports", false).await?;
         let worker = Worker {

@@ -1,6 +1,6 @@
 //! Where operations belong: in which project, and where in its order.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use chrono::NaiveDate;
 use object_store::path::Path;
@@ -28,7 +28,10 @@ pub struct Place {
 pub struct Places<'a> {
     store: &'a Store,
     objects: &'a Objects,
+    /// Of units that earlier builds registered.
     names: HashMap<(TenantId, String), Option<ProjectId>>,
+    /// Projects that were looked up, and whether they were deleted.
+    deleted: HashMap<(TenantId, ProjectId), bool>,
     /// Trace runs of this batch that say where they are, the first word first.
     batch: HashMap<(TenantId, TraceRunId), Vec<Place>>,
     /// Trace runs found in segments.
@@ -46,6 +49,7 @@ impl<'a> Places<'a> {
             store,
             objects,
             names: HashMap::new(),
+            deleted: HashMap::new(),
             batch: HashMap::new(),
             catalog: HashMap::new(),
             elsewhere: HashMap::new(),
@@ -58,6 +62,7 @@ impl<'a> Places<'a> {
     /// new project sends the times of old, so it is enough to look at row groups of other projects that cover them:
     /// of what comes in as it happens there are none.
     pub async fn meet(&mut self, tenant: TenantId, operations: &[Operation]) -> Result<(), InnerError> {
+        self.meet_projects(tenant, operations).await?;
         let mut sent: BTreeMap<NaiveDate, Vec<(TraceRunId, Place)>> = BTreeMap::new();
         for operation in operations {
             let project = self.project(tenant, operation.project.as_ref()).await?;
@@ -71,6 +76,29 @@ impl<'a> Places<'a> {
             self.meet_day(tenant, day, &runs).await?;
         }
         Ok(())
+    }
+
+    /// Looks which of the projects that are named were deleted.
+    async fn meet_projects(&mut self, tenant: TenantId, operations: &[Operation]) -> Result<(), InnerError> {
+        let named: BTreeSet<ProjectId> = operations.iter().filter_map(named_id).collect();
+        let unknown = |project: &ProjectId| !self.deleted.contains_key(&(tenant, *project));
+        let new: Vec<ProjectId> = named.into_iter().filter(unknown).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let gone = self
+            .store
+            .read(async |tx| projects::deleted(tx, tenant, &new).await)
+            .await?;
+        for project in new {
+            self.deleted.insert((tenant, project), gone.contains(&project));
+        }
+        Ok(())
+    }
+
+    /// Whether the project that it names was deleted. [`Self::meet`] has looked.
+    pub fn is_deleted(&self, tenant: TenantId, operation: &Operation) -> bool {
+        named_id(operation).is_some_and(|project| self.deleted.get(&(tenant, project)) == Some(&true))
     }
 
     async fn meet_day(
@@ -197,7 +225,7 @@ impl<'a> Places<'a> {
         if let Some(known) = self.names.get(&key) {
             return Ok(*known);
         }
-        // It was made when the unit was registered.
+        // It was made when the unit was registered, and had this name then.
         let found = self
             .store
             .read(async |tx| projects::by_name(tx, tenant, name).await)
@@ -249,6 +277,14 @@ pub async fn locate(
         }));
     }
     Ok(found)
+}
+
+/// The project that an operation names by its id, as all do that were registered by this build.
+fn named_id(operation: &Operation) -> Option<ProjectId> {
+    match operation.project {
+        Some(ProjectRef::Id(project)) => Some(project),
+        _ => None,
+    }
 }
 
 fn is_gone(error: &columnar::Error) -> bool {

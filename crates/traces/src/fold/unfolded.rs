@@ -15,10 +15,10 @@ use towpath_store::units::Unit;
 use super::ahead::contents;
 use super::groups::Groups;
 use super::places::Places;
+use super::source::{self, Names, Source};
 use super::{FoldError, Folded, settle_places, take_in};
 use crate::objects::Objects;
 use crate::scan::PartRef;
-use crate::wal::{self, unit};
 
 /// Open units as readers want them.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ pub struct Unfolded {
     pub attachments: Vec<Attachment>,
 }
 
-/// Folds what `units` hold of one workspace into memory. The caller bounds them. Nothing is recorded, and nothing that
-/// waits for its trace run is shown.
+/// Folds units of one workspace, in order of acceptance, into memory. The caller bounds them. Nothing is recorded, and
+/// nothing that waits for its trace run is shown.
 ///
 /// # Errors
 /// A unit, the catalog or a segment cannot be read. A unit that is gone was folded and swept since the list was read:
@@ -49,21 +49,14 @@ pub async fn unfolded(
     let mut folded = Folded::default();
     let mut places = Places::new(store, objects);
     let mut groups = Groups::default();
-    for unit in units {
-        let bytes = objects.get(&Path::from(unit.path.as_str())).await?;
-        let mut index = 0_u32;
-        for frame in unit::read(bytes) {
-            let base = index;
+    let names = Names::of(store, units).await?;
+    let mut source = Source::new(objects, units);
+    for (nth, unit) in units.iter().enumerate() {
+        let bytes = source.bytes(nth, unit).await?;
+        for (first, frame) in source::frames(unit, bytes) {
             // Damage is reported by the fold itself.
-            let Ok(frame) = frame.map_err(|damage| index = index.saturating_add(damage.items.unwrap_or(0))) else {
-                continue;
-            };
-            index = index.saturating_add(frame.head.items);
-            if frame.head.tenant != tenant {
-                continue;
-            }
-            if let Some(contents) = contents(unit, &frame) {
-                let first = wal::seq(unit.seq, base);
+            let contents = frame.ok().and_then(|frame| contents(unit, &names, &frame));
+            if let Some(contents) = contents {
                 take_in(&mut folded, &mut places, &mut groups, &memory, tenant, first, contents).await?;
             }
         }

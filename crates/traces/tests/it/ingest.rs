@@ -4,4 +4,6 @@ mod catalog;
 mod folding;
 mod log;
 mod recorded;
+mod units;
+mod upgrade;
 mod world;
