@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Content, ExportStatus, Limits};
 use towpath_domain::job::{Ended, JobState, RetryPolicy};
 use towpath_domain::{ExportId, Rejection, TenantId, Timestamp, failpoint};
-use towpath_durable::{Again, Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Again, Child, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
 use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
 
@@ -139,6 +139,10 @@ impl Workflow for RunExport {
             .read(async |tx| exports::get(tx, tenant, id).await)
             .await
             .retry()?;
+        if export.status.is_final() {
+            // Its destination was deleted, and this job is about to be cancelled.
+            return Err(Failure::Cancelled);
+        }
         let children = ctx.children().await?;
         // A day that could not be compacted is exported as it is.
         let needed = |child: &&Child| child.kind != CompactDay::KIND;
@@ -207,8 +211,8 @@ impl Workflow for RunExport {
         exports::finish(tx, tenant, export, status, error.as_deref()).await?;
         runs::cancel_open(tx, tenant, export).await?;
         // A manifest says that an export is complete, and this one may have been interrupted right behind it.
-        if exports::get(tx, tenant, export).await?.planned {
-            clean_export::start(tx, &CleanExport::manifest(tenant, export)).await?;
+        if exports::may_have_manifest(tx, tenant, export).await? {
+            clean_export::start(tx, CleanExport::manifest(tenant, export)).await?;
         }
         Ok(())
     }

@@ -206,6 +206,24 @@ pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<
     Ok(changed == 1)
 }
 
+/// Whether a manifest of an export that did not complete may lie at its destination. It is written when all runs have
+/// completed, and those stay so. False where the destination is gone.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn may_have_manifest(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT e.planned AND e.status <> 'COMPLETED'
+                AND EXISTS (SELECT 1 FROM destination d WHERE d.id = e.destination_id)
+                AND NOT EXISTS (SELECT 1 FROM export_run r WHERE r.export_id = e.id AND r.status <> 'COMPLETED')
+         FROM export e WHERE e.tenant_id = $1 AND e.id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Brings an export to a final state. True when this call did it; a final state never changes again.
 ///
 /// # Errors

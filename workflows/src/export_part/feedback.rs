@@ -26,7 +26,7 @@ const KNOWN: usize = 500_000;
 const AT_ONCE: usize = 1000;
 
 /// What to fill in, where it is asked for and anything was ever given in this workspace. Feedback that was taken back
-/// counts as given: what has been read row by row once is read so by every later attempt.
+/// counts as given, so that most often a later attempt reads row by row what an earlier one has, and makes the same file.
 pub async fn of(
     store: &Store,
     tenant: TenantId,

@@ -17,7 +17,7 @@ on_both_databases! {
     feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied,
 }
 
-fn batches(file: &Bytes) -> Vec<RecordBatch> {
+pub fn batches(file: &Bytes) -> Vec<RecordBatch> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone())
         .unwrap()
         .build()

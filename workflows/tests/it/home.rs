@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -95,6 +96,14 @@ pub struct Home {
     wal: Wal,
     /// Dropped last: the tables go with it.
     _tables: towpath_testing::Database,
+}
+
+/// A job at work.
+pub type Work<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Ends the process of a job that was frozen: other than one that is dropped it does nothing any more.
+pub fn kill(work: Work<'_>) {
+    std::mem::forget(work);
 }
 
 pub async fn migrate(uri: &str) {
@@ -467,6 +476,30 @@ impl Home {
                 work.await;
             }
         }
+    }
+
+    /// Performs `job` up to a call that is left without an answer, and no further: as if its process were stopped there. It
+    /// goes on when the work is awaited.
+    pub async fn freeze(&self, job: Claimed) -> Work<'_> {
+        let (tell, told) = watch::channel(Signal::Run);
+        let mut work: Work<'_> = Box::pin(async move {
+            towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
+            drop(tell);
+        });
+        tokio::select! {
+            () = &mut work => panic!("it came to its end"),
+            () = self.s3.hung() => {}
+        }
+        work
+    }
+
+    /// With leases of this length from now on.
+    pub fn lease(&mut self, lease: Duration) {
+        let settings = towpath_durable::Settings {
+            lease,
+            ..towpath_durable::Settings::default()
+        };
+        self.engine = Engine::new(self.store().clone(), settings);
     }
 
     /// Performs `job` and lets go of it after it was looked at so many times: as if its worker were killed there.

@@ -219,6 +219,41 @@ pub async fn pending(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, upload:
     if changed == 1 { Ok(()) } else { Err(Error::Stale) }
 }
 
+/// Notes that the file at `path`, which was about to be visible, is given up, and with it the uploads under its name.
+///
+/// # Errors
+/// [`Error::Stale`] when the run is not running.
+pub async fn pending_given_up(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, path: &str) -> Result<()> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE export_run SET pending_upload = NULL, updated_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if changed != 1 {
+        return Err(Error::Stale);
+    }
+    forget_uploads(tx, id, path).await
+}
+
+/// Uploads in parts under one name are over.
+async fn forget_uploads(tx: &mut Tx<'_>, id: ExportRunId, path: &str) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM export_upload WHERE export_run_id = $1 AND path = $2"
+    )
+    .bind(id)
+    .bind(path)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// Records a finished file and the cursor behind it (JSON), and that nothing is pending any more. Recording the same
 /// file again changes nothing.
 ///
@@ -254,14 +289,7 @@ pub async fn file_done(tx: &mut Tx<'_>, tenant: TenantId, file: &ExportFile, cur
     .execute(conn)
     .await
     .map(drop))?;
-    on!(tx, |conn| sqlx::query(
-        "DELETE FROM export_upload WHERE export_run_id = $1 AND path = $2"
-    )
-    .bind(id)
-    .bind(&file.path)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    forget_uploads(tx, id, &file.path).await?;
     settle_progress(tx, tenant, id).await
 }
 
