@@ -42,7 +42,7 @@ pub struct Manifest {
     pub format_version: FormatVersion,
     /// Compression of every file.
     pub compression: Compression,
-    /// Filter text, `null` for all trace runs.
+    /// Filter text as it was sent, `null` for all trace runs.
     pub filter: Option<String>,
     /// Rows of all files.
     pub rows: u64,

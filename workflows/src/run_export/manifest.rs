@@ -74,13 +74,14 @@ impl RunExport {
 
     async fn manifest(&self, world: &World, export: &Export) -> Result<(Manifest, Path), Failure> {
         let &Self { tenant, export: id } = self;
-        let (rows, written, config) = world
+        let (rows, written, filter, config) = world
             .store
             .read(async |tx| {
                 let rows = runs::list(tx, tenant, id).await?;
                 let written = files::list(tx, tenant, id).await?;
+                let filter = exports::filter(tx, tenant, id).await?;
                 let config = destinations::get(tx, tenant, export.destination_id).await?.config()?;
-                Ok((rows, written, config))
+                Ok((rows, written, filter, config))
             })
             .await
             .retry()?;
@@ -104,7 +105,7 @@ impl RunExport {
             format: "Parquet".to_owned(),
             format_version: export.format_version,
             compression: compression(export.compression),
-            filter: None,
+            filter,
             rows: 0,
             bytes: 0,
             partitions: Vec::new(),

@@ -101,6 +101,7 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
     let manifest = home.manifest(export).unwrap();
     assert_eq!(manifest["rows"], 2 * DAY_ROWS);
     assert_eq!(manifest["fields"].as_array().unwrap().len(), 29);
+    assert_eq!(manifest["filter"], serde_json::Value::Null);
     let listed = manifest["partitions"]
         .as_array()
         .unwrap()
@@ -162,9 +163,10 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     home.export(1).await;
     home.drain().await;
     home.send(0..DAY_ROWS, Which::Patches).await;
+    let filter = "and( eq(status, \"success\"),in(run_type, [\"llm\", \"tool\"]))";
     let export = home
         .export_as(|asked| {
-            asked.filter = Some("and(eq(status, \"success\"), in(run_type, [\"llm\", \"tool\"]))".to_owned());
+            asked.filter = Some(filter.to_owned());
             asked.export_fields = Some(vec!["id".to_owned(), "name".to_owned()]);
         })
         .await;
@@ -195,7 +197,9 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     ids.sort();
     wanted.sort();
     assert_eq!(ids, wanted);
-    assert_eq!(home.manifest(export).unwrap()["rows"], wanted.len());
+    let manifest = home.manifest(export).unwrap();
+    assert_eq!(manifest["rows"], wanted.len());
+    assert_eq!(manifest["filter"], filter, "as it was sent");
 }
 
 async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Database) {
