@@ -8,6 +8,7 @@ pub(crate) const EXPORT_FILES: &str = "towpath_export_files_total";
 
 pub(crate) const PATCHES_DROPPED: &str = "towpath_pending_patches_dropped_total";
 pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
+pub(crate) const REMOVALS_FAILED: &str = "towpath_segment_removals_failed_total";
 
 pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
 
@@ -26,6 +27,11 @@ pub fn describe() {
         Unit::Count,
         "Segments removed because their rows lie elsewhere or were deleted"
     );
+    metrics::describe_counter!(
+        REMOVALS_FAILED,
+        Unit::Count,
+        "Attempts to remove a segment that failed; each is repeated later"
+    );
     metrics::describe_histogram!(
         DEPLOYMENT_STEP_SECONDS,
         Unit::Seconds,
@@ -37,6 +43,7 @@ pub fn describe() {
         EXPORT_FILES,
         PATCHES_DROPPED,
         SEGMENTS_REMOVED,
+        REMOVALS_FAILED,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -3,15 +3,16 @@
 
 mod beside;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Cause, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
+use towpath_store::segments::Segment;
 use towpath_store::segments::replace::{self, Worth};
 use towpath_store::segments::waste;
 use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, segments};
@@ -35,6 +36,12 @@ const CLOSED_SEGMENTS: i64 = 4;
 const OPEN_SEGMENTS: i64 = 8;
 /// No writer takes this long: what it intended and did not finish was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
+/// Before an object that cannot be removed is tried again; each further time it is twice as long…
+const REMOVE_AGAIN: Duration = Duration::from_secs(60);
+/// … up to this.
+const REMOVE_AGAIN_AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
+/// What removals that fail may take of one sweep: a store that does not answer must not keep all else waiting.
+const FAILURES_TAKE: Duration = Duration::from_secs(60);
 /// A patch waits so long for the trace run it belongs to.
 const PATCH_WAITS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
@@ -172,7 +179,8 @@ async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Fai
     Ok(())
 }
 
-/// Removes the objects of segments that are on their way out, then their rows: a crash between the two is made up for.
+/// Removes the objects of segments that are on their way out. One that cannot be removed keeps no other: it is tried again
+/// later.
 async fn remove(
     ctx: &mut Ctx,
     world: &World,
@@ -184,21 +192,81 @@ async fn remove(
         .read(async |tx| segments::deleting(tx, BATCH * 10).await)
         .await
         .retry()?;
+    let mut failing = Failing::default();
     for old in deleting {
         // Whoever began to write one that was never published may still be at it; an object that comes after its row is
         // gone would stay for ever.
         if old.rows == 0 && old.changed_at >= abandoned {
             continue;
         }
-        beside::remove(ctx, world, &old, keep_from).await?;
-        world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
-        failpoint::hit("sweep.object_removed");
-        ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
-            .await?;
-        failpoint::hit("sweep.row_removed");
-        metrics::counter!(metric::SEGMENTS_REMOVED).increment(1);
+        let began = Instant::now();
+        match remove_one(ctx, world, &old, keep_from).await {
+            Ok(()) => metrics::counter!(metric::SEGMENTS_REMOVED).increment(1),
+            Err(Failure::Retry(why) | Failure::Fatal(why)) => {
+                failing.note(&old, &why);
+                let again = world.store.clock().now().plus(pause(old.removal_failures));
+                ctx.commit(async |tx| segments::put_off_removal(tx, old.tenant_id, old.id, again).await)
+                    .await?;
+                failing.took += began.elapsed();
+                if failing.took > FAILURES_TAKE {
+                    break;
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
     }
+    failing.tell();
     Ok(())
+}
+
+/// Removes what lies beside a segment's rows, its object, then its row: a crash in between is made up for.
+async fn remove_one(ctx: &mut Ctx, world: &World, old: &Segment, keep_from: Option<NaiveDate>) -> Result<(), Failure> {
+    beside::remove(ctx, world, old, keep_from).await?;
+    world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
+    failpoint::hit("sweep.object_removed");
+    ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
+        .await?;
+    failpoint::hit("sweep.row_removed");
+    Ok(())
+}
+
+/// Before a segment is tried again that could not be removed so many times before.
+fn pause(failures: i64) -> Duration {
+    let doubled = u32::try_from(failures).ok().and_then(|times| 2_u32.checked_pow(times));
+    doubled.map_or(REMOVE_AGAIN_AT_MOST, |times| {
+        REMOVE_AGAIN.saturating_mul(times).min(REMOVE_AGAIN_AT_MOST)
+    })
+}
+
+/// Removals of one sweep that failed.
+#[derive(Default)]
+struct Failing {
+    took: Duration,
+    /// Segments that failed for the first time. Later failures are in the metric alone.
+    new: usize,
+    /// One of those, and why.
+    example: Option<(String, Cause)>,
+}
+
+impl Failing {
+    fn note(&mut self, old: &Segment, why: &Cause) {
+        metrics::counter!(metric::REMOVALS_FAILED).increment(1);
+        if old.removal_failures == 0 {
+            self.new += 1;
+            self.example.get_or_insert_with(|| (old.path.clone(), why.clone()));
+        }
+    }
+
+    fn tell(&self) {
+        if let Some((path, why)) = &self.example {
+            tracing::warn!(
+                segments = self.new,
+                object.path = path,
+                error = %why,
+                "segments cannot be removed; they are tried again later"
+            );
+        }
+    }
 }
 
 /// Repeats a statement until nothing is left to do, or enough was done.

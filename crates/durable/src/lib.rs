@@ -32,7 +32,7 @@ pub use cancel::{Cancelled, cancel};
 pub use ctx::{Child, Ctx};
 pub use engine::{Ending, Endings, Engine, Joining, Settings};
 pub use explain::{Explanation, Why, explain};
-pub use failure::{Done, Failure, Outcome, Verdict};
+pub use failure::{Cause, Done, Failure, Outcome, Verdict};
 pub use lane::Lane;
 pub use perform::{Bare, Performed, Signal, attempt, perform};
 pub use retry::{has_pool, knows, retry};

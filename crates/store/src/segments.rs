@@ -54,6 +54,8 @@ pub struct Segment {
     pub created_at: Timestamp,
     /// When it came into this state.
     pub changed_at: Timestamp,
+    /// How often its object could not be removed.
+    pub removal_failures: i64,
 }
 
 /// A row group: rows of one project and one UTC day, sorted by (sort time, id).
@@ -377,17 +379,38 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
     .map(|done| done.rows_affected()))?)
 }
 
-/// Segments in `deleting`: their objects may be there still.
+/// Segments in `deleting`, whose objects may be there still: those that are to be tried by now.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Segment>> {
+    let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE state = 'deleting' ORDER BY changed_at LIMIT $1 + 0"
+        "SELECT * FROM segment WHERE state = 'deleting' AND coalesce(remove_at, changed_at) <= $1
+         ORDER BY coalesce(remove_at, changed_at) LIMIT $2 + 0"
     )
+    .bind(now)
     .bind(limit)
     .fetch_all(conn)
     .await)?)
+}
+
+/// Notes that the object of a segment in `deleting` could not be removed; it is tried again at `again`.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn put_off_removal(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, again: Timestamp) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE segment SET removal_failures = removal_failures + 1, remove_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND state = 'deleting'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(again)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }
 
 /// Forgets a segment whose object is gone.

@@ -13,11 +13,18 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 1] = [(
-    "0001_schema",
-    "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
-    "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
-)];
+const FROZEN: [(&str, &str, &str); 2] = [
+    (
+        "0001_schema",
+        "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
+        "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
+    ),
+    (
+        "0006_exports_and_removals",
+        "d3a49a8457d24a60520a080ca67ea33f4025d4a45edad68a9bc4d07564620512cda1588cf7d0d830adc60c8add842fcd",
+        "23eb4a396a2b92d4abe99a325284683a64c90dfea44c6f89e6799fe670b771b720ee2c9e0c73ceaad9d6296d6959150a",
+    ),
+];
 
 #[test]
 fn migrations_come_in_pairs_and_are_frozen() {
