@@ -84,15 +84,16 @@ impl CleanExport {
     }
 }
 
-/// Records the clean-up behind what has just ended.
+/// Records the clean-up behind what has just ended: either exports or runs.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn start(tx: &mut Tx<'_>, clean: CleanExport) -> store::Result<()> {
-    record(tx, clean, Look::First).await?;
-    record(tx, clean, Look::Late).await?;
-    if clean.run.is_none() {
-        record(tx, clean, Look::Last).await?;
+pub async fn start_all(tx: &mut Tx<'_>, tenant: TenantId, clean: &[CleanExport]) -> store::Result<()> {
+    let Some(first) = clean.first() else { return Ok(()) };
+    record(tx, tenant, clean, Look::First).await?;
+    record(tx, tenant, clean, Look::Late).await?;
+    if first.run.is_none() {
+        record(tx, tenant, clean, Look::Last).await?;
     }
     Ok(())
 }
@@ -102,19 +103,18 @@ pub async fn start(tx: &mut Tx<'_>, clean: CleanExport) -> store::Result<()> {
 /// # Errors
 /// Those of the database.
 pub async fn start_late(tx: &mut Tx<'_>, clean: CleanExport) -> store::Result<()> {
-    record(tx, clean, Look::Late).await
+    record(tx, clean.tenant, &[clean], Look::Late).await
 }
 
-async fn record(tx: &mut Tx<'_>, clean: CleanExport, look: Look) -> store::Result<()> {
-    let how = Start::new(clean.tenant);
+async fn record(tx: &mut Tx<'_>, tenant: TenantId, clean: &[CleanExport], look: Look) -> store::Result<()> {
+    let how = Start::new(tenant);
     let how = match look {
         Look::First => how,
         Look::Late => how.after(LATE),
         Look::Last => how.after(LAST),
     };
-    towpath_durable::start(tx, &CleanExport { look, ..clean }, how)
-        .await
-        .map(drop)
+    let clean: Vec<_> = clean.iter().map(|clean| CleanExport { look, ..*clean }).collect();
+    towpath_durable::start_all_apart(tx, &clean, how).await.map(drop)
 }
 
 impl Workflow for CleanExport {

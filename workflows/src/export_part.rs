@@ -12,6 +12,7 @@
 //! attempt writes. So a file on record is what its record says, whatever an attempt that was replaced still writes.
 
 mod cursor;
+mod ending;
 mod feedback;
 mod file;
 pub(crate) mod leftover;
@@ -126,22 +127,12 @@ impl Workflow for ExportPart {
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
-        let &Self { tenant, export, run } = input;
-        let (status, error) = match ended {
-            Ended::Failed(error) => (ExportStatus::Failed, Some(error)),
-            Ended::Cancelled => (ExportStatus::Cancelled, None),
-            Ended::TimedOut => (
-                ExportStatus::TimedOut,
-                Some("the export run ran out of time".to_owned()),
-            ),
-        };
-        runs::finish(tx, tenant, run, status, error.as_deref()).await?;
-        let had_rows = segments::unpin(tx, run.0).await? > 0;
-        // Also where none is on record: one that was just begun may not have been written down.
-        if !files::uploads(tx, run).await?.is_empty() || (had_rows && runs::was_begun(tx, tenant, run).await?) {
-            clean_export::start(tx, CleanExport::run(tenant, export, run)).await?;
-        }
-        Ok(())
+        Self::end_all(tx, std::slice::from_ref(input), &ended).await
+    }
+
+    /// All runs of an export end together when it does.
+    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
+        ending::end_all(tx, inputs, ended).await
     }
 
     fn again(&self) -> Again {

@@ -12,6 +12,7 @@
 mod manifest;
 mod plan;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -59,17 +60,18 @@ pub async fn start(
     record(tx, tenant, limits, content, range, None).await
 }
 
+fn missing(noun: &'static str) -> impl FnOnce(store::Error) -> store::Error {
+    move |error| match error {
+        store::Error::NotFound => Rejection::not_found(noun).into(),
+        other => other,
+    }
+}
+
 /// Whether there are such a destination and such a project.
 ///
 /// # Errors
 /// A rejection that says which is missing; those of the database.
 pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
-    let missing = |noun| {
-        move |error| match error {
-            store::Error::NotFound => Rejection::not_found(noun).into(),
-            other => other,
-        }
-    };
     destinations::get(tx, tenant, content.destination)
         .await
         .map_err(missing("destination"))?;
@@ -115,7 +117,7 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::R
         // First: it takes the locks. Jobs that run are told to stop and end by themselves; their rows say it now.
         towpath_durable::cancel(tx, export.job_id).await?;
         exports::finish(tx, tenant, id, ExportStatus::Cancelled, None).await?;
-        runs::cancel_open(tx, tenant, id).await?;
+        runs::cancel_open(tx, tenant, &[id]).await?;
     }
     let export = exports::get(tx, tenant, id).await?;
     match export.status {
@@ -140,7 +142,7 @@ impl Workflow for RunExport {
             .await
             .retry()?;
         if export.status.is_final() {
-            // Its destination was deleted, and this job is about to be cancelled.
+            // This job is about to be cancelled.
             return Err(Failure::Cancelled);
         }
         let children = ctx.children().await?;
@@ -199,20 +201,16 @@ impl Workflow for RunExport {
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
-        let &Self { tenant, export } = input;
-        let (status, error) = match ended {
-            Ended::Failed(error) => (ExportStatus::Failed, Some(error)),
-            Ended::Cancelled => (ExportStatus::Cancelled, None),
-            Ended::TimedOut => (
-                ExportStatus::TimedOut,
-                Some("the export took longer than an export may".to_owned()),
-            ),
-        };
-        exports::finish(tx, tenant, export, status, error.as_deref()).await?;
-        runs::cancel_open(tx, tenant, export).await?;
-        // A manifest says that an export is complete, and this one may have been interrupted right behind it.
-        if exports::may_have_manifest(tx, tenant, export).await? {
-            clean_export::start(tx, CleanExport::manifest(tenant, export)).await?;
+        Self::end_all(tx, std::slice::from_ref(input), &ended).await
+    }
+
+    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
+        let mut tenants: BTreeMap<TenantId, Vec<ExportId>> = BTreeMap::new();
+        for input in inputs {
+            tenants.entry(input.tenant).or_default().push(input.export);
+        }
+        for (tenant, ids) in tenants {
+            end_exports(tx, tenant, &ids, ended).await?;
         }
         Ok(())
     }
@@ -220,6 +218,30 @@ impl Workflow for RunExport {
     fn again(&self) -> Again {
         Again::Refused("the export is over, and has told so; create a new export of the same range")
     }
+}
+
+async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended: &Ended) -> store::Result<()> {
+    let over = match ended {
+        Ended::Cancelled => None,
+        Ended::Failed(error) => Some((ExportStatus::Failed, error.as_str())),
+        Ended::TimedOut => Some((ExportStatus::TimedOut, "the export took longer than an export may")),
+    };
+    match over {
+        None => exports::cancel_all(tx, tenant, ids).await?,
+        Some((status, error)) => {
+            for id in ids {
+                exports::finish(tx, tenant, *id, status, Some(error)).await?;
+            }
+        }
+    }
+    runs::cancel_open(tx, tenant, ids).await?;
+    // A manifest says that an export is complete, and these may have been interrupted right behind it.
+    let written = exports::with_a_manifest(tx, tenant, ids).await?;
+    let clean: Vec<_> = written
+        .into_iter()
+        .map(|export| CleanExport::manifest(tenant, export))
+        .collect();
+    clean_export::start_all(tx, tenant, &clean).await
 }
 
 impl RunExport {
@@ -236,7 +258,7 @@ impl RunExport {
         ctx.settle(async |tx| {
             exports::finish(tx, tenant, export, ExportStatus::Failed, Some(&error)).await?;
             // Their jobs are cancelled with this one.
-            runs::cancel_open(tx, tenant, export).await.map(drop)
+            runs::cancel_open(tx, tenant, &[export]).await
         })
         .await
     }

@@ -10,6 +10,7 @@ pub mod scheduled;
 use towpath_domain::export::{Compression, Content, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, TenantId, Timestamp};
 
+use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
 /// A bulk export as it is stored.
@@ -206,22 +207,49 @@ pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<
     Ok(changed == 1)
 }
 
-/// Whether a manifest of an export that did not complete may lie at its destination. It is written when all runs have
-/// completed, and those stay so. False where the destination is gone.
+/// Those of these exports of which a manifest may lie at their destination although they did not complete. It is written
+/// when all runs have completed, and those stay so. None of a destination that is gone.
 ///
 /// # Errors
-/// [`Error::NotFound`] also for another tenant's.
-pub async fn may_have_manifest(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
-    Ok(on!(tx, |conn| sqlx::query_scalar(
-        "SELECT e.planned AND e.status <> 'COMPLETED'
-                AND EXISTS (SELECT 1 FROM destination d WHERE d.id = e.destination_id)
-                AND NOT EXISTS (SELECT 1 FROM export_run r WHERE r.export_id = e.id AND r.status <> 'COMPLETED')
-         FROM export e WHERE e.tenant_id = $1 AND e.id = $2"
-    )
-    .bind(tenant)
-    .bind(id)
-    .fetch_one(conn)
-    .await)?)
+/// Those of the database.
+pub async fn with_a_manifest(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> Result<Vec<ExportId>> {
+    let text = sql!(tx,
+        sqlite: "SELECT e.id FROM export e JOIN destination d ON d.id = e.destination_id
+                 WHERE e.id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) AND e.tenant_id = $1 AND e.planned
+                   AND e.status <> 'COMPLETED'
+                   AND NOT EXISTS (SELECT 1 FROM export_run r WHERE r.export_id = e.id AND r.status <> 'COMPLETED')",
+        postgres: "SELECT e.id FROM export e JOIN destination d ON d.id = e.destination_id
+                   WHERE e.id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))
+                     AND e.tenant_id = $1 AND e.planned AND e.status <> 'COMPLETED'
+                     AND NOT EXISTS (SELECT 1 FROM export_run r WHERE r.export_id = e.id AND r.status <> 'COMPLETED')");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(id_list(ids.iter().map(|id| id.0)))
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Cancels those of these exports that are not over.
+///
+/// # Errors
+/// Those of the database.
+pub async fn cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> Result<()> {
+    let now = tx.now();
+    let text = sql!(tx,
+        sqlite: "UPDATE export SET status = 'CANCELLED', finished_at = $3, updated_at = $3
+                 WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) AND tenant_id = $1
+                   AND status IN ('CREATED', 'RUNNING')",
+        postgres: "UPDATE export SET status = 'CANCELLED', finished_at = $3, updated_at = $3
+                   WHERE id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json))) AND tenant_id = $1
+                     AND status IN ('CREATED', 'RUNNING')");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(id_list(ids.iter().map(|id| id.0)))
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
 }
 
 /// Brings an export to a final state. True when this call did it; a final state never changes again.

@@ -6,8 +6,9 @@
 //! ```
 //! `segment_part` holds the row groups that readers see, `segment_part_past` those that only holders of a pin still
 //! read: their rows lie in a newer segment, or were deleted. A segment none of whose row groups is seen is superseded.
-//! How row groups are replaced and removed stands in [`replace`] and [`waste`].
+//! How row groups are replaced and removed stands in [`replace`] and [`waste`], how many are pinned at once in [`pins`].
 
+pub mod pins;
 pub mod replace;
 pub mod waste;
 
@@ -197,6 +198,37 @@ pub async fn live_parts(
     })?)
 }
 
+/// Days of a project from `first` to `last`, both included, of which at least `rows` rows lie in segments that are not
+/// compacted, the first days first, at most `limit`.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn scattered_days(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    (first, last): (NaiveDate, NaiveDate),
+    rows: i64,
+    limit: i64,
+) -> Result<Vec<NaiveDate>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar(
+            "SELECT p.day FROM segment_part p JOIN segment s ON s.id = p.segment_id
+             WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
+               AND NOT s.compacted
+             GROUP BY p.day HAVING sum(p.rows) >= $5 ORDER BY p.day LIMIT $6 + 0",
+        )
+        .bind(tenant)
+        .bind(project)
+        .bind(first)
+        .bind(last)
+        .bind(rows)
+        .bind(limit)
+        .fetch_all(conn)
+        .await
+    })?)
+}
+
 /// Live parts of all projects of a workspace on one day.
 ///
 /// # Errors
@@ -256,34 +288,8 @@ pub async fn pin(
     last: NaiveDate,
     holder: Uuid,
 ) -> Result<Vec<PlacedPart>> {
-    // FOR SHARE waits for a compaction that is just replacing a segment and then leaves it out, but the statement's
-    // snapshot does not show the replacement. So look again until what is locked is what is live.
-    let lock = sql!(tx,
-        // SQLite has one writer, so nobody else can hold or change these rows.
-        sqlite: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND EXISTS (
-                     SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.tenant_id = $1
-                       AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)
-                 ORDER BY id",
-        postgres: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND s.id IN (
-                     SELECT p.segment_id FROM segment_part p WHERE p.tenant_id = $1
-                       AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)
-                 ORDER BY id FOR SHARE");
     if pinned(tx, tenant, project, first, last, holder).await?.is_empty() {
-        let mut before: Option<Vec<SegmentId>> = None;
-        loop {
-            let now: Vec<SegmentId> = on!(tx, |conn| sqlx::query_scalar(lock)
-                .bind(tenant)
-                .bind(project)
-                .bind(first)
-                .bind(last)
-                .fetch_all(conn)
-                .await)?;
-            if before.as_ref() == Some(&now) {
-                break;
-            }
-            before = Some(now);
-        }
-        for segment in before.unwrap_or_default() {
+        for segment in pins::lock_live(tx, tenant, project, first, last).await? {
             let now = tx.now();
             on!(tx, |conn| sqlx::query(
                 "INSERT INTO segment_pin (holder, segment_id, pinned_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",

@@ -12,6 +12,7 @@ mod files;
 mod folds;
 mod frozen;
 mod home;
+mod many;
 mod postgres;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]

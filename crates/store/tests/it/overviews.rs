@@ -122,7 +122,13 @@ async fn exports_of_all_workspaces_are_listed(database: Database) {
                 end: now,
             };
             let run = ExportRunId::new();
-            runs::insert(tx, tenant, id, run, partition, "prefix", JobId::new()).await?;
+            let new = runs::NewRun {
+                id: run,
+                partition,
+                prefix: "prefix".to_owned(),
+                job: JobId::new(),
+            };
+            runs::insert_all(tx, tenant, id, &[new]).await?;
             runs::running(tx, tenant, run, 0).await?;
             let progress = runs::Progress {
                 rows: 5_000_000_000,
