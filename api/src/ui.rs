@@ -8,6 +8,7 @@
 pub(crate) mod assets;
 mod dead;
 mod deployments;
+mod destinations;
 mod exports;
 mod gate;
 pub(crate) mod history;
@@ -68,6 +69,11 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/revisions/{revision_id}", get(deployments::revision))
         .route("/ui/revisions/{revision_id}/{action}", post(deployments::act))
         .route("/ui/exports", get(exports::list))
+        .route("/ui/exports/destinations", get(destinations::list))
+        .route(
+            "/ui/exports/destinations/{destination_id}/delete",
+            post(destinations::delete),
+        )
         .route("/ui/exports/{export_id}", get(exports::detail))
         .route("/ui/schedules", get(schedules::page))
         .route("/ui/schedules/{schedule_id}/{action}", post(schedules::act))

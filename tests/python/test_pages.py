@@ -317,6 +317,23 @@ def test_exports_show_their_days(browser, place):
         assert total == int(re.sub(r"\D", "", shown)) > 300
 
 
+def test_a_destination_is_deleted(browser, place):
+    made = destination(place, f"doomed-{uuid.uuid4().hex[:8]}")
+    with reader(browser, place) as page:
+        page.goto(address(place, "exports"))
+        page.get_by_role("link", name="Destinations").click()
+        row = page.locator(f"tr#t{made}")
+        expect(row).to_be_visible()
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_be_visible()
+        page.once("dialog", lambda dialog: dialog.accept())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_have_count(0)
+        expect(page.locator("tbody tr", has_text="warehouse")).to_be_visible()
+    assert place.request("GET", f"/api/v1/bulk-exports/destinations/{made}")[0] == 404
+
+
 def repository(path) -> str:
     """A repository with a graph that needs nothing; its address."""
     path.mkdir()
@@ -419,7 +436,7 @@ def test_foreign_posts_are_refused(browser, place):
         expect(page.locator("tr#p-folds .pill")).to_have_text("active")
 
 
-@pytest.mark.parametrize("name", [*PAGES, "project", "trace", "job", "export", "deployment", "revision", "sign-in"])
+@pytest.mark.parametrize("name", [*PAGES, "project", "trace", "job", "export", "exports/destinations", "deployment", "revision", "sign-in"])
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_page_fits_and_is_pictured(browser, place, name, look):
     if place.layout == "cluster" and look != "light":

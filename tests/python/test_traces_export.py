@@ -277,3 +277,43 @@ def test_cancelling_is_final(world, recorder, prefix):
         else None,
     )
     assert parquet.manifest(world.exports / prefix, export) is None, runs
+
+
+def test_a_deleted_destination_fails_what_is_on_its_way(world, recorder, prefix):
+    project = f"deleted-{world.layout}"
+    send(recorder.url, world.tenant, project, "zstd", traces=1)
+    session, kept, doomed = world.project(project), world.file_destination(prefix), world.file_destination(f"{prefix}-2")
+    finished = world.export(doomed, session, *PAST)
+    world.completed(finished)
+    pause(world, "pause")
+    try:
+        planned = world.export(doomed, session, "2020-01-01T00:00:00Z", "2020-01-04T00:00:00Z")
+        runs = f"/api/v1/bulk-exports/{planned}/runs"
+        harness.until("the export to be planned", lambda: world.call("GET", runs) or None)
+        asked = {"bulk_export_destination_id": doomed, "session_id": session}
+        every_hour = asked | {"start_time": "2090-01-01T00:00:00Z", "interval_hours": 1}
+        schedule = world.call("POST", "/api/v1/bulk-exports", every_hour)["id"]
+        path = f"/api/v1/bulk-exports/destinations/{doomed}"
+        assert world.request("DELETE", path)[0] == 204
+        assert [world.request(method, path)[0] for method in ("DELETE", "GET", "DELETE")] == [404] * 3
+        failed = world.call("GET", f"/api/v1/bulk-exports/{planned}")
+        assert (failed["status"], failed["error"]) == ("FAILED", "the destination was deleted")
+        for run in world.call("GET", runs):
+            assert (run["status"], run["errors"]) == ("FAILED", {"retry_0": "the destination was deleted"})
+        stopped = world.call("GET", f"/api/v1/bulk-exports/{schedule}")
+        assert (stopped["status"], stopped["error"]) == ("CANCELLED", "the destination was deleted")
+        again = asked | {"start_time": PAST[0], "end_time": PAST[1]}
+        assert world.request("POST", "/api/v1/bulk-exports", again)[0] == 404
+    finally:
+        pause(world, "resume")
+    shown = world.call("GET", f"/api/v1/bulk-exports/{finished}")
+    assert (shown["status"], shown["bulk_export_destination_id"]) == ("COMPLETED", doomed)
+    assert read_back(world, f"{prefix}-2", finished, session)
+    assert kept in [destination["id"] for destination in world.call("GET", "/api/v1/bulk-exports/destinations")]
+    world.completed(world.export(kept, session, *PAST))
+    assert world.orphans() == []
+
+
+def pause(world, action):
+    """Parts of exports are claimed no more, or again."""
+    world.call("POST", f"/internal/queues/export_parts/{action}")

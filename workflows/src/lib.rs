@@ -30,6 +30,7 @@ pub mod build_revision;
 pub mod clean_export;
 pub mod compact_day;
 pub mod delete_deployment;
+pub mod delete_destination;
 pub mod delete_project;
 pub mod deployment_log;
 pub mod deployments;

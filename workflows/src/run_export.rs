@@ -57,7 +57,9 @@ pub async fn start(
     range: Range<Timestamp>,
 ) -> store::Result<Export> {
     check(tx, tenant, content).await?;
-    record(tx, tenant, limits, content, range, None).await
+    let export = record(tx, tenant, limits, content, range, None).await?;
+    keep_destination(tx, tenant, content).await?;
+    Ok(export)
 }
 
 fn missing(noun: &'static str) -> impl FnOnce(store::Error) -> store::Error {
@@ -65,6 +67,16 @@ fn missing(noun: &'static str) -> impl FnOnce(store::Error) -> store::Error {
         store::Error::NotFound => Rejection::not_found(noun).into(),
         other => other,
     }
+}
+
+/// Keeps the destination of what was just recorded until that is committed: whoever deletes it sees that then, and ends it.
+/// Called behind the locks of jobs.
+///
+/// # Errors
+/// A rejection when the destination is gone; those of the database.
+pub(crate) async fn keep_destination(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
+    let held = destinations::hold(tx, tenant, content.destination).await;
+    held.map_err(missing("destination"))
 }
 
 /// Whether there are such a destination and such a project.
@@ -142,7 +154,7 @@ impl Workflow for RunExport {
             .await
             .retry()?;
         if export.status.is_final() {
-            // This job is about to be cancelled.
+            // Its destination was deleted, and this job is about to be cancelled.
             return Err(Failure::Cancelled);
         }
         let children = ctx.children().await?;
@@ -204,6 +216,7 @@ impl Workflow for RunExport {
         Self::end_all(tx, std::slice::from_ref(input), &ended).await
     }
 
+    /// All exports to a destination end together when it is deleted.
     async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
         let mut tenants: BTreeMap<TenantId, Vec<ExportId>> = BTreeMap::new();
         for input in inputs {

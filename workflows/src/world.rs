@@ -13,6 +13,7 @@ use towpath_traces::hive::Prefix;
 use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
 
+use crate::delete_destination::DELETED;
 use crate::fold_units;
 use crate::heavy::Heavy;
 use crate::hosting::Hosting;
@@ -112,7 +113,7 @@ impl World {
             .read(async |tx| destinations::get(tx, tenant, id).await)
             .await
         {
-            Err(towpath_store::Error::NotFound) => return Err(Failure::fatal("the destination was deleted")),
+            Err(towpath_store::Error::NotFound) => return Err(Failure::fatal(DELETED)),
             row => row.retry()?,
         };
         let credentials = match row.credentials(&self.sealer) {

@@ -52,7 +52,7 @@ pub struct Export {
     /// The schedule it was spawned from.
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
-    /// Why it failed.
+    /// Why it failed. For a schedule: why it stopped, unless somebody cancelled it.
     error: Option<String>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
@@ -407,7 +407,7 @@ pub async fn update(
     let row = app
         .store
         .write(async |tx| {
-            if !spawn_export::cancel(tx, tenant.id, id).await? {
+            if !spawn_export::cancel(tx, tenant.id, id, None).await? {
                 run_export::cancel(tx, tenant.id, id).await?;
             }
             listing::get(tx, tenant.id, id).await

@@ -15,7 +15,7 @@ use super::{Asked, Shown, Trouble, show};
 use crate::app::App;
 use crate::errors::ApiError;
 
-const HERE: &str = "/ui/exports";
+pub(super) const HERE: &str = "/ui/exports";
 const LIMIT: i64 = 50;
 
 /// Which page of the list.

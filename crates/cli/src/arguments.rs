@@ -59,7 +59,7 @@ pub enum Command {
     Schedules(remote::Schedules),
     /// Export traces, and follow exports.
     Exports(remote::Exports),
-    /// Make and list destinations of exports.
+    /// Make, list and delete destinations of exports.
     Destinations(remote::Destinations),
     /// Deploy agent servers from repositories and images, change and delete them.
     Deployments(remote::Deployments),

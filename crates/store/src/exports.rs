@@ -207,6 +207,40 @@ pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<
     Ok(changed == 1)
 }
 
+/// The jobs of exports to a destination that are not over.
+///
+/// # Errors
+/// Those of the database.
+pub async fn open_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId) -> Result<Vec<JobId>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT job_id FROM export WHERE tenant_id = $1 AND destination_id = $2 AND finished_at IS NULL ORDER BY id"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Fails all exports to a destination that are not over.
+///
+/// # Errors
+/// Those of the database.
+pub async fn fail_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE export SET status = 'FAILED', error = $3, finished_at = $4, updated_at = $4
+         WHERE tenant_id = $1 AND destination_id = $2 AND finished_at IS NULL"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .bind(error)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// Those of these exports of which a manifest may lie at their destination although they did not complete. It is written
 /// when all runs have completed, and those stay so. None of a destination that is gone.
 ///

@@ -12,6 +12,7 @@ use towpath_traces::hive::Prefix;
 use super::RunExport;
 use crate::World;
 use crate::compact_day::CompactDay;
+use crate::delete_destination::DELETED;
 use crate::export_part::ExportPart;
 use crate::world::prefix;
 
@@ -64,7 +65,7 @@ impl RunExport {
             .read(async |tx| destinations::get(tx, tenant, export.destination_id).await)
             .await;
         let destination = match destination {
-            Err(store::Error::NotFound) => return Err(Failure::fatal("the destination was deleted")),
+            Err(store::Error::NotFound) => return Err(Failure::fatal(DELETED)),
             other => other.retry()?,
         };
         let prefix = prefix(&destination.config().fatal()?).fatal()?;

@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod compacting;
+mod deleting;
 mod deployments;
 mod drills;
 mod exports;

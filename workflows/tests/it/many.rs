@@ -4,6 +4,7 @@
 use towpath_domain::ExportId;
 use towpath_domain::export::ExportStatus;
 use towpath_traces::sample::Which;
+use towpath_workflows::delete_destination;
 
 use crate::home::{Database, Home, on_both_databases};
 
@@ -12,6 +13,7 @@ const MANY: u32 = 2000;
 
 on_both_databases! {
     planning_and_cancelling_take_as_many_statements_for_years_as_for_days,
+    deleting_a_destination_takes_as_many_statements_for_many_exports_as_for_a_few,
 }
 
 impl Home {
@@ -84,4 +86,35 @@ async fn planning_and_cancelling_take_as_many_statements_for_years_as_for_days(o
     home.is_over(export, ExportStatus::Cancelled, MANY).await;
     assert_eq!(home.count("SELECT count(*) FROM lane WHERE held <> 0").await, 0);
     home.assert_tidy().await;
+}
+
+async fn deleting_a_destination_takes_as_many_statements_for_many_exports_as_for_a_few(on: Database) {
+    let mut home = Home::empty_on(&on, 1).await;
+    home.send(0..10, Which::Both).await;
+    home.drain().await;
+    let mut taken = Vec::new();
+    for exports in [2, 60] {
+        let config = home.s3.config("other");
+        home.destination = home
+            .add_destination(towpath_domain::export::DestinationKind::S3, &config)
+            .await;
+        let mut all = Vec::new();
+        for _ in 0..exports {
+            all.push(home.export(1).await);
+            home.schedule("2026-03-10T09:00:00Z", 4).await;
+        }
+        let (tenant, destination) = (home.tenant, home.destination);
+        let delete = async {
+            let deleted = home
+                .store()
+                .write(async |tx| delete_destination::delete(tx, tenant, destination).await);
+            deleted.await.unwrap();
+        };
+        taken.push(home.statements(delete).await);
+        for export in all {
+            home.is_over(export, ExportStatus::Failed, 0).await;
+        }
+        assert_eq!(home.open_jobs().await, 0);
+    }
+    assert_eq!(taken[0], taken[1]);
 }

@@ -363,6 +363,11 @@ pub enum DestinationsCommand {
     },
     /// Make one. The server tries it before it keeps it.
     Create(NewDestination),
+    /// Delete one and its credentials. Its unfinished exports fail and its schedules stop; finished files stay.
+    Delete {
+        /// The destination.
+        destination: Uuid,
+    },
 }
 
 /// A destination to be made.

@@ -35,7 +35,7 @@ pub struct Listed {
     pub filter: Option<String>,
     /// The schedule it was spawned from.
     pub source_bulk_export_id: Option<ExportId>,
-    /// Why it failed, if not for one of its runs.
+    /// Why it failed, if not for one of its runs; of a schedule, why it stopped, unless somebody cancelled it.
     pub error: Option<String>,
     /// When it was asked for.
     pub created_at: Timestamp,
@@ -85,7 +85,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64
                 UNION ALL
                 SELECT id, tenant_id, destination_id, project_id, status, start_time, NULL,
                        interval_hours, compression, format_version, export_fields,
-                       (SELECT f.filter FROM export_filter f WHERE f.id = scheduled_export.id), NULL, NULL, created_at, updated_at, finished_at
+                       (SELECT f.filter FROM export_filter f WHERE f.id = scheduled_export.id), NULL, error, created_at, updated_at, finished_at
                 FROM scheduled_export
                 WHERE tenant_id = $1 AND ($2 IS NULL OR id = $2) AND ($3 IS NULL OR project_id = $3)
                   AND ($4 IS NULL OR destination_id = $4) AND ($5 IS NULL OR status = $5) AND $6 IS NULL

@@ -8,7 +8,7 @@ use crate::{Error, Result, Tx};
 
 mod many;
 
-pub use many::{NewRun, cancel_all, cancel_open, insert_all, to_be_cleaned};
+pub use many::{NewRun, cancel_all, cancel_open, fail_all_to, insert_all, to_be_cleaned};
 
 /// An export run as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]

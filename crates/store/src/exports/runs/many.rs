@@ -1,7 +1,7 @@
 //! Many export runs at once: as many statements for ten thousand as for one.
 
 use towpath_domain::export::Partition;
-use towpath_domain::{ExportId, ExportRunId, JobId, TenantId};
+use towpath_domain::{DestinationId, ExportId, ExportRunId, JobId, TenantId};
 
 use crate::segments::id_list;
 use crate::tx::Conn;
@@ -160,5 +160,57 @@ pub async fn cancel_open(tx: &mut Tx<'_>, tenant: TenantId, exports: &[ExportId]
         .execute(conn)
         .await
         .map(drop))?;
+    Ok(())
+}
+
+/// Fails the runs that are not final of all exports to a destination, and notes why. What was written down of unfinished uploads
+/// there is forgotten: nobody can give them up any more.
+///
+/// # Errors
+/// Those of the database.
+pub async fn fail_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
+    let now = tx.now();
+    // An attempt that failed has its own entry; then this is the next one.
+    let text = sql!(tx,
+        sqlite: "UPDATE export_run SET status = 'FAILED', pending_upload = NULL, finished_at = $4, updated_at = $4,
+                     errors = json_set(errors, '$.retry_' || (retry_number
+                                  + (json_type(errors, '$.retry_' || retry_number) IS NOT NULL)), $3),
+                     rows_written = (SELECT coalesce(sum(f.rows), 0) FROM export_file f WHERE f.export_run_id = export_run.id),
+                     bytes_written = (SELECT coalesce(sum(f.bytes), 0) FROM export_file f WHERE f.export_run_id = export_run.id),
+                     files_written = (SELECT count(*) FROM export_file f WHERE f.export_run_id = export_run.id)
+                 WHERE tenant_id = $1 AND status IN ('CREATED', 'RUNNING')
+                   AND export_id IN (SELECT e.id FROM export e
+                                     WHERE e.tenant_id = $1 AND e.destination_id = $2 AND e.finished_at IS NULL)",
+        postgres: "UPDATE export_run SET status = 'FAILED', pending_upload = NULL, finished_at = $4, updated_at = $4,
+                       errors = (errors::jsonb || jsonb_build_object('retry_' || (retry_number
+                                    + CASE WHEN errors::jsonb -> ('retry_' || retry_number) IS NULL THEN 0 ELSE 1 END),
+                                    $3::text))::text,
+                       rows_written = (SELECT CAST(coalesce(sum(f.rows), 0) AS bigint) FROM export_file f
+                                       WHERE f.export_run_id = export_run.id),
+                       bytes_written = (SELECT CAST(coalesce(sum(f.bytes), 0) AS bigint) FROM export_file f
+                                        WHERE f.export_run_id = export_run.id),
+                       files_written = (SELECT count(*) FROM export_file f WHERE f.export_run_id = export_run.id)
+                   WHERE tenant_id = $1 AND status IN ('CREATED', 'RUNNING')
+                     AND export_id = ANY (ARRAY (SELECT e.id FROM export e
+                                          WHERE e.tenant_id = $1 AND e.destination_id = $2 AND e.finished_at IS NULL))");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(destination)
+        .bind(error)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    // There are never more than the files being written.
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM export_upload WHERE export_run_id IN (
+             SELECT u.export_run_id FROM export_upload u JOIN export_run r ON r.id = u.export_run_id
+             JOIN export e ON e.id = r.export_id WHERE e.tenant_id = $1 AND e.destination_id = $2)"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .execute(conn)
+    .await
+    .map(drop))?;
     Ok(())
 }
