@@ -1,8 +1,7 @@
 //! Compaction: many row groups of one project and day become few, sorted from end to end.
 //!
 //! Rows are merged as a scan merges them and written with everything a segment has, so that later operations on them
-//! still merge. The rows are streamed: beside the row groups that overlap at one moment, one row group in the making
-//! lies in memory.
+//! still merge. The rows are streamed: beside what a scan keeps, one row group in the making lies in memory.
 
 use std::ops::Range;
 

@@ -31,6 +31,9 @@ pub struct Gather {
     pieces: Vec<Piece>,
     keys: Vec<Key>,
     bytes: usize,
+    /// Bytes of sources that are no head's batch any more, and how many there may be.
+    left_behind: usize,
+    may_leave: usize,
 }
 
 enum Piece {
@@ -39,7 +42,7 @@ enum Piece {
 }
 
 impl Gather {
-    pub fn new(tenant: TenantId, project: ProjectId, selection: &Selection) -> Self {
+    pub fn new(tenant: TenantId, project: ProjectId, selection: &Selection, may_leave: usize) -> Self {
         Self {
             selection: selection.clone(),
             schema: selection.schema(),
@@ -50,12 +53,25 @@ impl Gather {
             pieces: Vec::new(),
             keys: Vec::new(),
             bytes: 0,
+            left_behind: 0,
+            may_leave,
         }
     }
 
     /// Whether it is time to hand the batch out.
     pub const fn is_full(&self) -> bool {
-        self.keys.len() >= ROWS || self.bytes >= BYTES
+        let crowded = self.left_behind > 0 && self.left_behind >= self.may_leave;
+        self.keys.len() >= ROWS || self.bytes >= BYTES || crowded
+    }
+
+    /// How many bytes of batches that are no head's any more it may keep.
+    pub const fn leave_behind(&mut self, bytes: usize) {
+        self.may_leave = bytes;
+    }
+
+    /// How many it keeps.
+    pub const fn left_behind(&self) -> usize {
+        self.left_behind
     }
 
     /// How many more rows fit in.
@@ -98,8 +114,8 @@ impl Gather {
 
     /// The head's batch is another one from now on.
     pub fn forget(&mut self, at: usize) {
-        if let Some(current) = self.current.get_mut(at) {
-            *current = None;
+        if let Some(source) = self.current.get_mut(at).and_then(Option::take) {
+            self.left_behind += self.sources[source].get_array_memory_size();
         }
     }
 
@@ -118,6 +134,7 @@ impl Gather {
         self.current.fill(None);
         self.pieces.clear();
         self.bytes = 0;
+        self.left_behind = 0;
         Ok(Some(ScanBatch {
             rows,
             keys: std::mem::take(&mut self.keys),
