@@ -85,6 +85,7 @@ struct Plan {
     options: FileOptions,
     folder: Path,
     /// Where not all trace runs are wanted.
+    filter: Option<String>,
     sieve: Option<Arc<dyn Sieve>>,
 }
 
@@ -114,7 +115,7 @@ impl Workflow for ExportPart {
             let day = plan.run.start_time.day();
             segments::pinned(tx, tenant, plan.export.project_id, day, day, run.0).await
         });
-        let parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
+        let mut parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
         if !parts.is_empty() {
             let destination = world.destination(tenant, plan.export.destination_id).await?;
             plan.options.part_bytes = plan.options.part_bytes.min(destination.part_bytes());
@@ -125,6 +126,10 @@ impl Workflow for ExportPart {
                 destination.give_up_strays(&own).await;
             }
             let cursor: Cursor = ctx.cursor()?.unwrap_or_default();
+            let objects = world.objects.near_store();
+            if let Some(filter) = &plan.filter {
+                parts = sieve::narrowed(Arc::clone(&objects), plan.export.project_id, parts, filter).await?;
+            }
             let request = Request {
                 tenant,
                 project: plan.export.project_id,
@@ -133,7 +138,6 @@ impl Workflow for ExportPart {
                 after: cursor.after,
                 selection: plan.selection.clone(),
             };
-            let objects = world.objects.near_store();
             // Only what is wanted whole and compressed as asked can be copied.
             let feed = match (&plan.sieve, plan.export.compression) {
                 (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
@@ -199,7 +203,8 @@ impl ExportPart {
         });
         let (export, run, filter) = rows.await.retry()?;
         let sieve = filter
-            .map(|filter| sieve::of(&world.store, tenant, &filter))
+            .as_deref()
+            .map(|filter| sieve::of(&world.store, tenant, filter))
             .transpose()?;
         let selection = match export.fields().fatal()? {
             Some(fields) => Selection::of(&fields.iter().map(|field| field.name()).collect::<Vec<_>>()).fatal()?,
@@ -219,6 +224,7 @@ impl ExportPart {
             selection,
             options,
             folder,
+            filter,
             sieve,
         })
     }

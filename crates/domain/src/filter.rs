@@ -21,6 +21,8 @@ mod pairs;
 mod parse;
 mod tokens;
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
 use crate::Timestamp;
@@ -162,6 +164,31 @@ impl Filter {
         let mut needed = false;
         self.for_each_test(&mut |test| needed |= matches!(test.field, Field::Entry(Family::Feedback, _)));
         needed
+    }
+
+    /// The traces that a run has to be of for it to hold; `None` where it may be of any.
+    #[must_use]
+    pub fn traces(&self) -> Option<BTreeSet<Uuid>> {
+        let id = |value: &Value| match value {
+            Value::Id(id) => Some(*id),
+            _ => None,
+        };
+        match self {
+            Self::Test(Test {
+                field: Field::TraceId,
+                check,
+            }) => match check {
+                Check::Equal(value) => id(value).map(|id| BTreeSet::from([id])),
+                Check::In(values) => values.iter().map(id).collect(),
+                _ => None,
+            },
+            Self::And(parts) => parts.iter().filter_map(Self::traces).reduce(|a, b| &a & &b),
+            Self::Or(parts) => {
+                let traces: Option<Vec<BTreeSet<Uuid>>> = parts.iter().map(Self::traces).collect();
+                traces.map(|traces| traces.into_iter().flatten().collect())
+            }
+            Self::Not(_) | Self::Test(_) => None,
+        }
     }
 
     /// Start inclusive and end exclusive of the starts that rows can have for which it holds, where it says so.

@@ -2,6 +2,8 @@
 
 mod recent;
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 use towpath_store::{Store, segments, units};
 use towpath_traces::fold::{self, FoldError, Place, Unfolded};
+use towpath_traces::lookup::{Footers, Lookup};
 use towpath_traces::objects::Objects;
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
@@ -26,6 +29,8 @@ use crate::{Error, Result};
 const OPEN_BYTES: i64 = 8 << 20;
 /// How long it waits.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Projects of one statement.
+const PROJECTS: usize = 1000;
 /// How often it looks meanwhile.
 const PACE: Duration = Duration::from_millis(50);
 
@@ -35,6 +40,7 @@ pub struct Reader {
     store: Store,
     objects: Objects,
     recent: Arc<Mutex<Recent>>,
+    footers: Footers,
 }
 
 /// A row group of a project.
@@ -44,6 +50,13 @@ pub struct Part {
     pub at: PartRef,
     /// Rows in it.
     pub rows: u64,
+}
+
+impl Part {
+    /// Whether it may hold starts of a range.
+    pub(crate) fn overlaps(&self, range: &Range<Timestamp>) -> bool {
+        self.at.max_sort_time >= range.start && self.at.min_sort_time < range.end
+    }
 }
 
 /// What a query reads. It stays as it is however much comes in meanwhile.
@@ -58,8 +71,12 @@ impl Reader {
     /// Reads what is in these.
     #[must_use]
     pub fn new(store: Store, objects: Objects) -> Self {
-        let recent = Arc::default();
-        Self { store, objects, recent }
+        Self {
+            store,
+            objects,
+            recent: Arc::default(),
+            footers: Footers::default(),
+        }
     }
 
     /// The database.
@@ -142,6 +159,16 @@ impl Snapshot {
         Arc::clone(&self.objects)
     }
 
+    /// Asks them for trace runs.
+    pub(crate) fn lookup(&self) -> Lookup {
+        Lookup::new(self.objects(), self.reader.footers.clone())
+    }
+
+    /// Opens one of them.
+    pub(crate) async fn open(&self, path: &Path) -> Result<Segment> {
+        Ok(self.reader.footers.open(self.objects(), path).await?)
+    }
+
     /// Feedback that is in no table yet.
     pub(crate) fn open_feedback(&self) -> &[Feedback] {
         &self.open.feedback
@@ -190,6 +217,49 @@ impl Snapshot {
         Ok(parts)
     }
 
+    /// Row groups of each of `projects` that may hold starts of a range.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn parts_of(
+        &self,
+        projects: &[ProjectId],
+        range: &Range<Timestamp>,
+    ) -> Result<HashMap<ProjectId, Vec<Part>>> {
+        let (tenant, first, last) = (self.tenant, day(range.start), day(range.end));
+        let mut parts: HashMap<ProjectId, Vec<Part>> = projects.iter().map(|id| (*id, Vec::new())).collect();
+        for projects in projects.chunks(PROJECTS) {
+            let live = self
+                .store()
+                .read(async |tx| segments::live_parts_of(tx, tenant, projects, first, last).await)
+                .await?;
+            for placed in live {
+                let part = Part {
+                    at: fold::part_ref(&placed),
+                    rows: u64::try_from(placed.part.rows).unwrap_or_default(),
+                };
+                if part.overlaps(range) {
+                    parts.entry(placed.part.project_id).or_default().push(part);
+                }
+            }
+        }
+        for (project, at, rows) in &self.open.parts {
+            let part = Part {
+                at: at.clone(),
+                rows: *rows,
+            };
+            if let Some(own) = parts.get_mut(project).filter(|_| part.overlaps(range)) {
+                own.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Segments of what is not folded yet, each as often as it has row groups.
+    pub(crate) fn open_paths(&self) -> impl Iterator<Item = &Path> {
+        self.open.parts.iter().map(|(_, at, _)| &at.path)
+    }
+
     /// Where trace runs are, as far as they are found.
     ///
     /// # Errors
@@ -224,7 +294,7 @@ impl Snapshot {
 }
 
 /// A UTC day, within what all parties can say.
-fn day(time: Timestamp) -> NaiveDate {
+pub(crate) fn day(time: Timestamp) -> NaiveDate {
     const FIRST: i64 = -62_135_596_800_000_000;
     const LAST: i64 = 253_402_300_799_000_000;
     Timestamp::from_micros(time.micros().clamp(FIRST, LAST)).day()

@@ -283,6 +283,31 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     query.fetch_all(tx).await
 }
 
+/// A project, and where it stands among those of its workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Listed {
+    /// When it was made, unless its maker said otherwise.
+    pub start_time: Timestamp,
+    /// The project.
+    pub id: ProjectId,
+}
+
+/// The next projects of a workspace behind `after`, newest first.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn next(tx: &mut Tx<'_>, tenant: TenantId, after: Option<Listed>, limit: i64) -> Result<Vec<Listed>> {
+    let mut query = Query::new(tx, "SELECT start_time, id FROM project WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0));
+    if let Some(after) = after {
+        query.push(" AND start_time <= ").bind(Arg::Time(after.start_time));
+        query.push(" AND (start_time < ").bind(Arg::Time(after.start_time));
+        query.push(" OR id > ").bind(Arg::Uuid(after.id.0)).push(")");
+    }
+    query.push(" ORDER BY start_time DESC, id").limit(limit);
+    query.fetch_all(tx).await
+}
+
 /// Those of `ids` that are there.
 ///
 /// # Errors

@@ -195,6 +195,36 @@ pub async fn live_parts(
     })?)
 }
 
+/// Live parts of some projects from `first` to `last` day, both included, in no particular order.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_parts_of(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    projects: &[ProjectId],
+    first: NaiveDate,
+    last: NaiveDate,
+) -> Result<Vec<PlacedPart>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                 WHERE p.tenant_id = $1 AND p.project_id IN (SELECT unhex(value, '-') FROM json_each($2))
+                   AND p.day BETWEEN $3 AND $4 AND s.state = 'live'",
+        postgres: "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                   WHERE p.tenant_id = $1
+                     AND p.project_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))
+                     AND p.day BETWEEN $3 AND $4 AND s.state = 'live'");
+    let ids = id_list(projects.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(ids)
+        .bind(first)
+        .bind(last)
+        .fetch_all(conn)
+        .await)?)
+}
+
 /// Live parts of all projects of a workspace on one day.
 ///
 /// # Errors
@@ -221,6 +251,23 @@ pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
         "SELECT * FROM segment WHERE tenant_id = $1 AND state = 'live' ORDER BY created_at DESC, id",
     )
     .bind(tenant)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Live segments of a workspace with rows from `first` to `last` day, both included, newest first.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_within(tx: &mut Tx<'_>, tenant: TenantId, first: NaiveDate, last: NaiveDate) -> Result<Vec<Segment>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT s.* FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live'
+           AND EXISTS (SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.day BETWEEN $2 AND $3)
+         ORDER BY s.created_at DESC, s.id",
+    )
+    .bind(tenant)
+    .bind(first)
+    .bind(last)
     .fetch_all(conn)
     .await)?)
 }

@@ -14,6 +14,7 @@ pub mod feed;
 pub mod fold;
 pub mod hive;
 pub mod json;
+pub mod lookup;
 pub mod manifest;
 pub mod metric;
 pub mod multipart;

@@ -149,13 +149,16 @@ impl Objects {
         Ok(Self { store, local: None })
     }
 
+    /// Objects of a store that was made elsewhere.
+    #[must_use]
+    pub fn over(store: Arc<dyn ObjectStore>) -> Self {
+        Self { store, local: None }
+    }
+
     /// Objects that live as long as this value: for tests and throw-away runs.
     #[must_use]
     pub fn memory() -> Self {
-        Self {
-            store: Arc::new(InMemory::new()),
-            local: None,
-        }
+        Self::over(Arc::new(InMemory::new()))
     }
 
     /// The store itself, for readers.

@@ -3,12 +3,14 @@
 //! A segment belongs to one tenant. Each of its row groups holds rows of exactly one (project, UTC day), sorted by
 //! [`Key`](crate::row::Key), each id once; a large group of rows becomes several row groups, whose key ranges follow
 //! one another. The physical columns are the 29 exported ones in `v1` order and types, then the internal ones (see
-//! [`schema`](crate::schema)). A bloom filter on `id` finds trace runs by id alone. The catalog in SQL knows for each
-//! row group what [`Part`] says, so most questions are answered without opening the object.
+//! [`schema`](crate::schema)). Bloom filters on `id` and `trace_id` find trace runs by these alone; those of all row
+//! groups lie together before the footer. The catalog in SQL knows for each row group what [`Part`] says, so most
+//! questions are answered without opening the object.
 
 mod locate;
 mod object;
 mod read;
+mod search;
 mod write;
 
 use std::sync::LazyLock;
@@ -21,7 +23,10 @@ use parquet::schema::types::ColumnPath;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 pub use locate::Located;
+pub(crate) use read::Footer;
 pub use read::{Batches, Segment};
+pub(crate) use search::Filters;
+pub use search::{Hit, Lineage};
 pub(crate) use write::properties;
 pub use write::{SegmentWriter, write};
 

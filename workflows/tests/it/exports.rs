@@ -14,6 +14,7 @@ use crate::home::{DAY_ROWS, Database, FILE_ROWS, Home, on_both_databases, time};
 
 on_both_databases! {
     a_filter_sees_what_came_late_and_leaves_in_only_what_passes,
+    a_filter_on_traces_sees_all_of_them,
     feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied,
 }
 
@@ -196,6 +197,51 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     wanted.sort();
     assert_eq!(ids, wanted);
     assert_eq!(home.manifest(export).unwrap()["rows"], wanted.len());
+}
+
+async fn a_filter_on_traces_sees_all_of_them(on: Database) {
+    let home = Home::empty_on(&on, 2).await;
+    home.send(0..2 * DAY_ROWS, Which::Posts).await;
+    home.export(1).await;
+    home.drain().await;
+    home.send(0..2 * DAY_ROWS, Which::Patches).await;
+    let project = home.project().await;
+    let runs = (0..2 * DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project));
+    let runs: Vec<(Uuid, HashMap<_, _>)> = runs.map(|run| (run.id, run.columns.into_iter().collect())).collect();
+    let trace = |index: usize| match &runs[index].1["trace_id"] {
+        Cell::Text(trace) => trace.clone(),
+        other => panic!("{other:?}"),
+    };
+    let traces = [trace(3), trace(700), trace(2000)];
+    let filter = |traces: &[String]| format!("and(in(trace_id, {traces:?}), neq(end_time, null))");
+    let export = async |traces: &[String]| {
+        let export = home
+            .export_as(|asked| {
+                asked.end_time = Some(time("2026-03-03"));
+                asked.filter = Some(filter(traces));
+            })
+            .await;
+        home.drain().await;
+        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        let mut ids: Vec<String> = Vec::new();
+        for batch in home.files(export).values().flat_map(batches) {
+            let column = batch.column_by_name("id").unwrap().as_string::<i32>();
+            ids.extend(column.iter().map(|id| id.unwrap().to_owned()));
+        }
+        ids.sort();
+        assert_eq!(home.manifest(export).unwrap()["rows"], ids.len());
+        ids
+    };
+    let wanted = runs.iter().filter(|(_, columns)| {
+        let of = |trace: &String| columns["trace_id"] == Cell::Text(trace.clone());
+        traces.iter().any(of) && columns["end_time"] != Cell::Null
+    });
+    let mut wanted: Vec<String> = wanted.map(|(id, _)| id.to_string()).collect();
+    wanted.sort();
+    assert!(wanted.len() >= 3, "{wanted:?}");
+    assert_eq!(export(&traces).await, wanted);
+    // One that is not there.
+    assert_eq!(export(&[Uuid::from_u128(1).to_string()]).await, Vec::<String>::new());
 }
 
 async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Database) {

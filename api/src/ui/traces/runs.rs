@@ -122,6 +122,7 @@ pub(in crate::ui) async fn page(
             let question = Question {
                 projects: resolved.projects,
                 range: resolved.range,
+                within: resolved.within,
                 predicate: resolved.predicate,
                 direction: Direction::Newest,
                 after,

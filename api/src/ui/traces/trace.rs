@@ -115,6 +115,7 @@ pub(in crate::ui) async fn page(
         let question = Question {
             projects: resolved.projects,
             range: resolved.range,
+            within: resolved.within,
             predicate: resolved.predicate,
             direction: Direction::Oldest,
             after: None,

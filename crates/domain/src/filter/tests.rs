@@ -192,6 +192,40 @@ fn bounds_on_the_start_are_found_where_they_must_hold() {
     );
 }
 
+#[test]
+fn the_traces_of_a_filter_are_those_outside_of_which_it_never_holds() {
+    let id = |number: u128| Uuid::from_u128(number);
+    let traces = |text: &str| {
+        let text = (1..=4_u128).fold(text.to_owned(), |text, number| {
+            text.replace(&format!("#{number}"), &format!("\"{}\"", id(number)))
+        });
+        let traces = parse(&text).traces();
+        traces.map(|traces| traces.into_iter().map(|id| id.as_u128()).collect::<Vec<_>>())
+    };
+    assert_eq!(traces("eq(trace_id, #1)"), Some(vec![1]));
+    assert_eq!(traces("in(trace_id, [#1, #3])"), Some(vec![1, 3]));
+    assert_eq!(
+        traces("and(eq(name, 'a'), in(trace_id, [#1, #2]), in(trace_id, [#2, #3]))"),
+        Some(vec![2])
+    );
+    assert_eq!(traces("and(eq(trace_id, #1), eq(trace_id, #2))"), Some(vec![]));
+    assert_eq!(
+        traces("or(eq(trace_id, #1), and(eq(trace_id, #2), eq(name, 'a')))"),
+        Some(vec![1, 2])
+    );
+    for any in [
+        "or(eq(trace_id, #1), eq(name, 'a'))",
+        "not(eq(trace_id, #1))",
+        "neq(trace_id, #1)",
+        "eq(trace_id, null)",
+        "in(trace_id, [#1, null])",
+        "eq(parent_run_id, #1)",
+        "eq(name, 'a')",
+    ] {
+        assert_eq!(traces(any), None, "{any}");
+    }
+}
+
 proptest! {
     #[test]
     fn no_text_makes_it_panic(text in "[a-z(),\\[\\]\"'\\\\0-9.\u{e9} -]{0,60}") {

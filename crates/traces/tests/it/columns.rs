@@ -3,6 +3,8 @@
 mod expected;
 mod files;
 mod generate;
+mod lookups;
+mod memory;
 mod rows;
 mod scans;
 mod segments;
