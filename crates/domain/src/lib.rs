@@ -14,6 +14,7 @@ pub mod filter;
 pub mod git;
 pub mod id;
 pub mod job;
+pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;

@@ -13,7 +13,6 @@ mod encoder;
 pub mod feed;
 pub mod fold;
 pub mod hive;
-pub mod json;
 pub mod manifest;
 pub mod metric;
 pub mod multipart;
@@ -28,3 +27,5 @@ pub mod schema;
 pub mod segment;
 pub mod upload;
 pub mod wal;
+
+pub use towpath_domain::json;
