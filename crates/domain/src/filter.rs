@@ -23,7 +23,7 @@ mod tokens;
 
 use uuid::Uuid;
 
-use crate::Timestamp;
+use crate::{Timestamp, json};
 pub use field::{Entry, Family, Field, Kind};
 pub use pairs::{Scoped, pairs};
 
@@ -74,7 +74,7 @@ pub enum Check {
     /// A list of texts has this one.
     HasText(String),
     /// A JSON value has everything that this one has.
-    HasJson(serde_json::Value),
+    HasJson(json::Value<'static>),
     /// One of its texts has this one in it, in upper or lower case.
     Search(String),
 }
@@ -124,8 +124,8 @@ pub enum Value {
     Count(i64),
     /// In units of 10⁻¹⁰, of costs.
     Cost(i128),
-    /// Of scores and of values in JSON.
-    Number(f64),
+    /// Of scores and of values in JSON. Integers compare exactly.
+    Number(json::Number<'static>),
 }
 
 /// Why a filter was not understood.

@@ -220,10 +220,10 @@ fn test(test: &Test, columns: &mut BTreeSet<&'static str>) -> Expr {
         (Field::Outputs, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["outputs"]),
         (Field::Extra, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["extra"]),
         (Field::Metadata, Check::Search(text)) => judged(Judge::search(text, &[Form::Metadata]), &["extra"]),
-        (Field::Inputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted), &["inputs"]),
-        (Field::Outputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted), &["outputs"]),
-        (Field::Extra, Check::HasJson(wanted)) => judged(Judge::contains(wanted), &["extra"]),
-        (Field::Metadata, Check::HasJson(wanted)) => judged(Judge::metadata_contains(wanted), &["extra"]),
+        (Field::Inputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["inputs"]),
+        (Field::Outputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["outputs"]),
+        (Field::Extra, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["extra"]),
+        (Field::Metadata, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Metadata), &["extra"]),
         (field, check) => plain(field, check, columns),
     }
 }
@@ -325,7 +325,7 @@ fn literal(field: Field, value: &Value) -> Expr {
         )),
         Value::Span(number) | Value::Count(number) => lit(*number),
         Value::Cost(units) => lit(ScalarValue::Decimal128(Some(*units), COST_PRECISION, COST_SCALE)),
-        Value::Number(number) => lit(*number),
+        Value::Number(number) => lit(number.to_f64()),
     }
 }
 
