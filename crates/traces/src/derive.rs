@@ -9,9 +9,7 @@ mod usage;
 use std::borrow::Cow;
 
 use memchr::memmem;
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+use towpath_domain::json::{decode, items, members};
 use towpath_domain::{Timestamp, trace};
 use uuid::Uuid;
 
@@ -110,68 +108,23 @@ fn status(fields: &Fields) -> Cow<'_, str> {
 fn first_token_time(events: &str) -> Option<Timestamp> {
     const NAME: &str = "new_token";
     memmem::find(events.as_bytes(), NAME.as_bytes())?;
-    let mut found = None;
-    // A model streams thousands of tokens; parsing stops at the first by way of an error, which is no failure.
-    let _stopped = FirstNamed {
-        name: NAME,
-        found: &mut found,
-    }
-    .deserialize(&mut serde_json::Deserializer::from_str(events));
-    found.and_then(|time| timestamp(&time))
+    // A model streams thousands of tokens; nothing behind the first is read.
+    let time = items(events).find_map(|event| {
+        let [name, time] = members(event, ["name", "time"])?;
+        (decode(name?)? == NAME).then_some(time)
+    });
+    timestamp(time??)
 }
 
 /// A time as the clients send it: ISO text, or milliseconds since the epoch (JS).
-fn timestamp(raw: &RawValue) -> Option<Timestamp> {
-    let raw = raw.get();
-    if let Ok(text) = serde_json::from_str::<Cow<'_, str>>(raw) {
+fn timestamp(raw: &str) -> Option<Timestamp> {
+    if let Some(text) = decode(raw) {
         return Timestamp::parse(&text).ok();
     }
     let millis: f64 = raw.parse().ok()?;
     let micros = millis * 1000.0;
     // Beyond 2^53 microseconds (year 2255) a float has no whole microseconds any more.
     (micros.abs() < 9e15).then(|| Timestamp::from_micros(micros.round() as i64))
-}
-
-#[derive(Deserialize)]
-struct Event<'a> {
-    #[serde(borrow)]
-    name: Option<Cow<'a, str>>,
-    time: Option<Box<RawValue>>,
-}
-
-struct FirstNamed<'a> {
-    name: &'static str,
-    found: &'a mut Option<Box<RawValue>>,
-}
-
-impl<'de> DeserializeSeed<'de> for FirstNamed<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
-        from.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for FirstNamed<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a list of events")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(event) = list.next_element::<&RawValue>()? {
-            let Ok(event) = serde_json::from_str::<Event<'_>>(event.get()) else {
-                continue;
-            };
-            if event.name.as_deref() == Some(self.name) {
-                *self.found = event.time;
-                return Err(serde::de::Error::custom("found"));
-            }
-        }
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -269,6 +222,8 @@ mod tests {
         for events in [
             r#"[{"name":"start","time":"2026-03-01T11:00:00Z"},{"name":"new_token","time":"2026-03-01T12:00:00.5","kwargs":{"token":"x"}},{"name":"new_token","time":"2027-01-01"}]"#,
             r#"[{"time":1772366400500,"name":"new_token"}]"#,
+            r#"[{"\ud83d":1,"name":"x"},{"name":"x","name":"new_token","at":1e999,"time":"2026-03-01T12:00:00.5"}]"#,
+            r#"[{"name":"new_token","\ud83d":"\ude00","time":"2026-03-01T12:00:00.5Z","name":"new_token"}]"#,
             r#"[3, {"name":["new_token"]}, {"name":"new_token","time":1772366400500.0}, {broken"#,
         ] {
             assert_eq!(first_token_time(events), Some(at), "{events}");

@@ -86,7 +86,7 @@ pub struct Fields {
     /// End.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Timestamp>,
-    /// Status as the client sees it; `error` and `end_time` decide before it.
+    /// One of the [statuses](towpath_domain::trace::status) there are; `error` and `end_time` decide before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
     /// What went wrong.

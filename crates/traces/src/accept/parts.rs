@@ -199,26 +199,15 @@ fn whole<'a>(content_type: &str, plain: &'a [u8], read: ReadJson) -> Result<&'a 
 }
 
 fn feedback(place: &str, id: Option<Uuid>, text: &str) -> Result<Feedback, Refusal> {
-    #[derive(Deserialize)]
-    struct Known<'a> {
-        #[serde(borrow, default)]
-        id: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        run_id: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        key: Option<&'a RawValue>,
-    }
-    if !text.trim_start().starts_with('{') {
+    let Some([own, run, key]) = json::members(text, ["id", "run_id", "key"]) else {
         return Err(Refusal::invalid(shown(place), "expected a JSON object"));
-    }
-    let known: Known<'_> = serde_json::from_str(text).map_err(|error| Refusal::invalid(shown(place), error))?;
-    let own = uuid(place, "id", known.id)?;
+    };
+    let own = uuid(place, "id", own)?;
     let id = id
         .or(own)
         .ok_or_else(|| Refusal::invalid(shown(place), "`id` is missing"))?;
-    let run = uuid(place, "run_id", known.run_id)?.map(TraceRunId);
-    let key =
-        super::run::text(place, "key", known.key)?.ok_or_else(|| Refusal::invalid(shown(place), "`key` is missing"))?;
+    let run = uuid(place, "run_id", run)?.map(TraceRunId);
+    let key = super::run::text(place, "key", key)?.ok_or_else(|| Refusal::invalid(shown(place), "`key` is missing"))?;
     Ok(Feedback {
         id,
         run,

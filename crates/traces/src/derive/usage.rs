@@ -5,8 +5,7 @@
 //! `outputs.llm_output.token_usage`, which has other names for the same.
 
 use memchr::memmem;
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use towpath_domain::json::{items, members};
 
 use super::decimal;
 use crate::operation::Fields;
@@ -28,61 +27,7 @@ pub struct Usage {
     pub completion_cost: Option<i128>,
 }
 
-type Raw<'a> = Option<&'a RawValue>;
-
-#[derive(Deserialize)]
-struct Outputs<'a> {
-    #[serde(borrow)]
-    usage_metadata: Raw<'a>,
-    #[serde(borrow)]
-    message: Raw<'a>,
-    #[serde(borrow)]
-    generations: Raw<'a>,
-    #[serde(borrow)]
-    llm_output: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow)]
-    usage_metadata: Raw<'a>,
-    #[serde(borrow)]
-    kwargs: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Generation<'a> {
-    #[serde(borrow)]
-    message: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct LlmOutput<'a> {
-    #[serde(borrow)]
-    token_usage: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Metadata<'a> {
-    #[serde(borrow)]
-    usage_metadata: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Counts<'a> {
-    #[serde(borrow, alias = "prompt_tokens")]
-    input_tokens: Raw<'a>,
-    #[serde(borrow, alias = "completion_tokens")]
-    output_tokens: Raw<'a>,
-    #[serde(borrow)]
-    total_tokens: Raw<'a>,
-    #[serde(borrow)]
-    input_cost: Raw<'a>,
-    #[serde(borrow)]
-    output_cost: Raw<'a>,
-    #[serde(borrow)]
-    total_cost: Raw<'a>,
-}
+type Raw<'a> = Option<&'a str>;
 
 pub fn of(fields: &Fields) -> Usage {
     let has = |text: &str, key: &str| memmem::find(text.as_bytes(), key.as_bytes()).is_some();
@@ -90,12 +35,11 @@ pub fn of(fields: &Fields) -> Usage {
     let has_usage = has(text, "usage_metadata");
     let has_token_usage = has(text, "token_usage");
     let outputs = (has_usage || has_token_usage)
-        .then(|| parse::<Outputs<'_>>(text))
+        .then(|| members(text, ["usage_metadata", "message", "generations", "llm_output"]))
         .flatten();
     let own = outputs
-        .as_ref()
         .filter(|_| has_usage)
-        .map(in_outputs)
+        .map(|[usage, message, generations, _]| in_outputs(usage, message, generations))
         .unwrap_or_default();
     if !own.is_empty() {
         return own;
@@ -106,72 +50,82 @@ pub fn of(fields: &Fields) -> Usage {
         .flatten()
         .find(|(key, _)| key == "metadata")
         .map(|(_, value)| value.as_str());
-    let told = metadata
-        .filter(|text| has(text, "usage_metadata"))
-        .and_then(parse::<Metadata<'_>>)
-        .map(|metadata| counts(metadata.usage_metadata))
-        .unwrap_or_default();
+    let told = counts(
+        metadata
+            .filter(|text| has(text, "usage_metadata"))
+            .and_then(|text| member(text, "usage_metadata")),
+    );
     if !told.is_empty() {
         return told;
     }
-    outputs
-        .filter(|_| has_token_usage)
-        .and_then(|outputs| parse::<LlmOutput<'_>>(outputs.llm_output?.get()))
-        .map(|output| counts(output.token_usage))
-        .unwrap_or_default()
+    let output = outputs.filter(|_| has_token_usage).and_then(|[.., output]| output);
+    counts(output.and_then(|output| member(output, "token_usage")))
 }
 
-fn in_outputs(outputs: &Outputs<'_>) -> Usage {
-    let direct = counts(outputs.usage_metadata);
+fn in_outputs(usage: Raw<'_>, message: Raw<'_>, generations: Raw<'_>) -> Usage {
+    let direct = counts(usage);
     if !direct.is_empty() {
         return direct;
     }
-    let mut sum = in_message(outputs.message);
+    let mut sum = in_message(message);
     // One list per prompt, or one list: both are about.
-    for item in list(outputs.generations) {
-        if item.get().starts_with('[') {
-            for generation in list(Some(item)) {
-                sum = sum.plus(in_generation(generation));
+    for item in generations.into_iter().flat_map(items) {
+        if item.starts_with('[') {
+            for generation in items(item) {
+                sum = sum.plus(in_message(member(generation, "message")));
             }
         } else {
-            sum = sum.plus(in_generation(item));
+            sum = sum.plus(in_message(member(item, "message")));
         }
     }
     sum
 }
 
-fn in_generation(raw: &RawValue) -> Usage {
-    parse::<Generation<'_>>(raw.get())
-        .map(|generation| in_message(generation.message))
-        .unwrap_or_default()
-}
-
 fn in_message(raw: Raw<'_>) -> Usage {
-    let Some(message) = raw.and_then(|raw| parse::<Message<'_>>(raw.get())) else {
+    let Some([usage, kwargs]) = raw.and_then(|raw| members(raw, ["usage_metadata", "kwargs"])) else {
         return Usage::default();
     };
-    let plain = counts(message.usage_metadata);
+    let plain = counts(usage);
     if !plain.is_empty() {
         return plain;
     }
-    message
-        .kwargs
-        .and_then(|raw| parse::<Metadata<'_>>(raw.get()))
-        .map(|kwargs| counts(kwargs.usage_metadata))
-        .unwrap_or_default()
+    counts(kwargs.and_then(|kwargs| member(kwargs, "usage_metadata")))
 }
 
 fn counts(raw: Raw<'_>) -> Usage {
-    let Some(counts) = raw.and_then(|raw| parse::<Counts<'_>>(raw.get())) else {
+    const NAMES: [&str; 8] = [
+        "input_tokens",
+        "prompt_tokens",
+        "output_tokens",
+        "completion_tokens",
+        "total_tokens",
+        "input_cost",
+        "output_cost",
+        "total_cost",
+    ];
+    // A JSON object of another shape than expected is no error: nobody promised one.
+    let Some(
+        [
+            input,
+            prompt,
+            output,
+            completion,
+            total,
+            input_cost,
+            output_cost,
+            total_cost,
+        ],
+    ) = raw.and_then(|raw| members(raw, NAMES))
+    else {
         return Usage::default();
     };
-    let (prompt_tokens, completion_tokens) = (tokens(counts.input_tokens), tokens(counts.output_tokens));
-    let (prompt_cost, completion_cost) = (cost(counts.input_cost), cost(counts.output_cost));
+    let (prompt_tokens, completion_tokens) = (tokens(input.or(prompt)), tokens(output.or(completion)));
+    let (prompt_cost, completion_cost) = (cost(input_cost), cost(output_cost));
     Usage {
-        total_tokens: tokens(counts.total_tokens).or(add(prompt_tokens, completion_tokens, i64::checked_add)),
+        total_tokens: tokens(total).or(add(prompt_tokens, completion_tokens, i64::checked_add)),
         prompt_tokens,
         completion_tokens,
-        total_cost: cost(counts.total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
+        total_cost: cost(total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
         prompt_cost,
         completion_cost,
     }
@@ -194,18 +148,13 @@ impl Usage {
     }
 }
 
-/// A JSON object of another shape than expected is no error: nobody promised one.
-fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
-    serde_json::from_str(text).ok()
-}
-
-fn list(raw: Raw<'_>) -> Vec<&RawValue> {
-    raw.and_then(|raw| parse(raw.get())).unwrap_or_default()
+fn member<'a>(text: &'a str, name: &str) -> Raw<'a> {
+    members(text, [name]).and_then(|[member]| member)
 }
 
 /// A count; clients in JS may write `12.0`.
 fn tokens(raw: Raw<'_>) -> Option<i64> {
-    let text = raw?.get();
+    let text = raw?;
     text.parse().ok().or_else(|| {
         let number: f64 = text.parse().ok()?;
         (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
@@ -214,7 +163,7 @@ fn tokens(raw: Raw<'_>) -> Option<i64> {
 
 /// An amount, as a number or as a text that holds one.
 fn cost(raw: Raw<'_>) -> Option<i128> {
-    decimal::parse(raw?.get().trim_matches('"'))
+    decimal::parse(raw?.trim_matches('"'))
 }
 
 fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> Option<T>) -> Option<T> {
@@ -273,6 +222,17 @@ mod tests {
             }),
             full()
         );
+        for odd in [
+            r#""\ud83d":[],"text":"\ud83d""#,
+            r#""n":1e999,"usage_metadata":3"#,
+            r#""message":1,"message":2"#,
+        ] {
+            assert_eq!(
+                outputs(&format!(r#"{{{odd},"usage_metadata":{USAGE}}}"#)),
+                full(),
+                "{odd}"
+            );
+        }
         let old =
             outputs(r#"{"generations":[],"llm_output":{"token_usage":{"prompt_tokens":3,"completion_tokens":4.0}}}"#);
         assert_eq!(

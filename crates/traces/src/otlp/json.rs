@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
+use towpath_domain::json::{check, mend};
 
 use super::{Event, Resource, Span};
 
@@ -86,7 +87,11 @@ struct Pair {
 }
 
 pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
-    let request: Request = serde_json::from_slice(body)?;
+    let request: Request = serde_json::from_slice(body).or_else(|error| {
+        // Texts that were cut inside an emoji: clients that write JSON send them as halves of surrogate pairs.
+        let text = check(body).map_err(|_| error)?;
+        serde_json::from_str(&mend(text))
+    })?;
     let resources = request.resource_spans.into_iter().map(|resource| Resource {
         attributes: attributes(resource.resource.attributes),
         spans: resource

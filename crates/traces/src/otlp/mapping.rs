@@ -1,7 +1,7 @@
 //! What attributes of a span mean: the conventions for generative AI, and those of the tracing clients.
 
 use serde_json::{Map, Value, json};
-use towpath_domain::Timestamp;
+use towpath_domain::{Timestamp, json};
 use uuid::Uuid;
 
 use super::{Event, OtlpError, Span};
@@ -203,14 +203,18 @@ fn shown(span: &Span, single: &[&str], messages: &str, numbered: &[&str], name: 
     listed.next().map(|messages| json!({ "messages": messages }))
 }
 
+/// Levels of JSON in a text that are meant as such: with the run and the batch around it, it must stay readable.
+const MOST_LEVELS: usize = json::MAX_DEPTH - 16;
+
 /// JSON in a text is meant as JSON.
 fn parsed(value: &Value) -> Value {
     let text = value
         .as_str()
         .map(str::trim_start)
         .filter(|text| text.starts_with(['{', '[']));
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_else(|| value.clone())
+    text.and_then(|text| json::Value::parse(text).ok())
+        .filter(|json| json.depth() <= MOST_LEVELS)
+        .map_or_else(|| value.clone(), Value::from)
 }
 
 fn object(value: &Value, name: &str) -> Value {

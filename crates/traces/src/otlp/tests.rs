@@ -161,3 +161,38 @@ fn null_is_a_field_that_is_not_set() {
     let run = &posts(body.as_bytes(), Format::Json, None)[0];
     assert_eq!((run.get("parent_run_id"), run.get("end_time")), (None, None));
 }
+
+#[test]
+fn json_that_other_readers_refuse_is_taken() {
+    let deep = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+    let with = |input: &str| {
+        let span = json!({
+            "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "0101010101010101", "name": "NAME",
+            "events": [{"name": "said", "attributes": [{"key": "value", "value": {"stringValue": input}}]}],
+            "attributes": [
+                {"key": "input.value", "value": {"stringValue": input}},
+                {"key": "langsmith.metadata.said", "value": {"stringValue": input}},
+            ],
+        });
+        let body = json!({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).to_string();
+        // A name that was cut inside an emoji.
+        let body = body.replace("NAME", "cut \\ud83d");
+        let (batch, _) = to_batch(body.as_bytes(), Format::Json, None).unwrap();
+        crate::json::check(&batch).unwrap();
+        let batch: Value = serde_json::from_slice(&batch).unwrap();
+        batch["post"][0].clone()
+    };
+    let run = with(r#"{"text": "cut \ud83d", "n": 1e999}"#);
+    assert_eq!(run["name"], "cut \u{fffd}");
+    let meant = json!({"text": "cut \u{fffd}", "n": f64::MAX});
+    assert_eq!(run["inputs"], meant);
+    assert_eq!(run["extra"]["metadata"]["said"], meant);
+    assert_eq!(run["events"][0]["kwargs"]["value"], meant);
+    // One that is too deep to stand inside a batch stays a text.
+    for (levels, meant) in [
+        (100, serde_json::from_str(&deep(100)).unwrap()),
+        (120, json!(deep(120))),
+    ] {
+        assert_eq!(with(&deep(levels))["inputs"], json!({ "input": meant }), "{levels}");
+    }
+}
