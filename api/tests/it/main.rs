@@ -1,5 +1,6 @@
 //! The platform surface, called in-process on SQLite.
 
+mod accepted_json;
 mod auth;
 mod contract;
 mod dashboard;

@@ -1,11 +1,12 @@
 //! What came with trace runs beside them: feedback as rows, attachments as rows that name their objects.
 
+use towpath_domain::json::{self, Object};
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
 use crate::query::{Arg, Query};
 use crate::segments::id_list;
-use crate::{Result, Tx};
+use crate::{Error, Result, Tx};
 
 /// A judgement on a trace run.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -81,10 +82,11 @@ pub async fn put(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
 }
 
 /// `feedback_source.type` of a body, as PostgreSQL can keep it.
-fn source(body: &str) -> Option<String> {
-    let body: serde_json::Value = serde_json::from_str(body).ok()?;
-    let source = body.get("feedback_source")?.get("type")?.as_str()?;
-    Some(source.replace('\0', "\u{fffd}"))
+#[must_use]
+pub fn source(body: &str) -> Option<String> {
+    let [source] = json::members(body, ["feedback_source"])?;
+    let [kind] = json::members(source?, ["type"])?;
+    Some(json::decode(kind?)?.replace('\0', "\u{fffd}"))
 }
 
 /// Feedback on one trace run, in order of acceptance.
@@ -187,7 +189,57 @@ pub async fn list(
     query.fetch_all(tx).await
 }
 
-/// Stores `feedback` as it is now after a change by hand, or as taken back. A fold that is behind changes nothing of it,
+/// Changes feedback by hand: the members of `changed` take the place of those of the same names, and all others stay as
+/// they are. `open` is the feedback as it lies in an open unit, if it does; a fold that is behind changes nothing of it
+/// any more. Changes at the same time are made one after the other.
+///
+/// # Errors
+/// [`Error::NotFound`] where there is no such feedback, or it was taken back; [`Error::Corrupt`] where what is stored
+/// cannot be read, which then stays as it is.
+pub async fn amend(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: Uuid,
+    open: Option<&Feedback>,
+    changed: &Object<'_>,
+) -> Result<Feedback> {
+    let mut row = lock(tx, tenant, id, open).await?;
+    let body = Object::parse(&row.body).map_err(|_| Error::corrupt("feedback", "body", id))?;
+    let merged = body.merged(changed.clone()).to_string();
+    row.body = merged;
+    row.modified_at = Some(tx.now());
+    change(tx, &row).await?;
+    Ok(row)
+}
+
+/// Takes feedback back. `open` is as with [`amend`].
+///
+/// # Errors
+/// [`Error::NotFound`] where there is no such feedback, or it was taken back before.
+pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<()> {
+    let mut row = lock(tx, tenant, id, open).await?;
+    row.deleted = true;
+    change(tx, &row).await
+}
+
+/// The row as it is now. It stays so until the transaction ends.
+async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<Feedback> {
+    if let Some(open) = open {
+        // What is not folded has no row that could be locked.
+        put(tx, open).await?;
+    }
+    let text = sql!(tx,
+        // SQLite has one writer.
+        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted",
+        postgres: "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted FOR UPDATE");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(id)
+        .fetch_one(conn)
+        .await)?)
+}
+
+/// Stores `feedback` as it is after a change by hand, or as taken back. A fold that is behind changes nothing of it,
 /// since what it brings was accepted no later.
 ///
 /// # Errors
