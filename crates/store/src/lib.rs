@@ -22,6 +22,7 @@ pub mod assistants;
 pub mod attempts;
 pub mod backup;
 pub mod baseline;
+mod caseless;
 pub mod checkpoints;
 mod containment;
 pub mod crons;

@@ -3,7 +3,7 @@
 pub mod overview;
 
 use serde_json::value::RawValue;
-use towpath_domain::trace::check_project_name;
+use towpath_domain::trace::{LONGEST_PROJECT_NAME, check_project_name};
 use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 
@@ -14,7 +14,7 @@ use crate::{Error, Result, Tx};
 /// A tracing project.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Project {
-    /// The project.
+    /// The project. Unique in the workspace: clients choose ids, and nobody learns which are taken elsewhere.
     pub id: ProjectId,
     /// Its workspace.
     pub tenant_id: TenantId,
@@ -245,6 +245,10 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     if nul(&wanted.name) || nul(&wanted.name_contains) {
         return Ok(Vec::new());
     }
+    // Longer than any name. SQLite refuses patterns that are very long.
+    if wanted.name_contains.as_deref().is_some_and(longer_than_a_name) {
+        return Ok(Vec::new());
+    }
     let mut query = Query::new(tx, "SELECT * FROM project WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     if !wanted.ids.is_empty() {
@@ -256,15 +260,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
         query.push(" AND name = ").bind(Arg::Text(name.clone()));
     }
     if let Some(part) = &wanted.name_contains {
-        let escaped = part
-            .to_lowercase()
-            .replace('\\', "\\\\")
-            .replace('%', "\\%")
-            .replace('_', "\\_");
-        query
-            .push(" AND lower(name) LIKE ")
-            .bind(Arg::Text(format!("%{escaped}%")))
-            .push(" ESCAPE '\\'");
+        query.push(" AND ").has_part("name", part);
     }
     if let Some(dataset) = wanted.reference_dataset {
         query.push(" AND reference_dataset_id = ").bind(Arg::Uuid(dataset));
@@ -281,6 +277,10 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     }
     query.push(" ORDER BY start_time DESC, id").page(limit, offset);
     query.fetch_all(tx).await
+}
+
+fn longer_than_a_name(part: &str) -> bool {
+    part.chars().count() > LONGEST_PROJECT_NAME
 }
 
 /// Those of `ids` that are there.

@@ -4,6 +4,7 @@ use sqlx::{AssertSqlSafe, FromRow};
 use towpath_domain::Timestamp;
 use uuid::Uuid;
 
+use crate::caseless;
 use crate::error::Result;
 use crate::tx::{Dialect, Tx};
 
@@ -134,6 +135,12 @@ impl Query {
     pub fn contains(&mut self, column: &str, filter: &serde_json::Value) -> &mut Self {
         crate::containment::push(self, column, filter);
         self
+    }
+
+    /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
+    pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
+        let (operator, pattern) = (caseless::operator(self.dialect), caseless::pattern(self.dialect, part));
+        self.push(column).push(operator).bind(Arg::Text(pattern))
     }
 
     /// Runs it and reads all rows.
