@@ -7,7 +7,7 @@
 //! | job | lane | story |
 //! |---|---|---|
 //! | [`fold_units`] | `fold`, one place | open units of the write-ahead log become segments |
-//! | [`compact_day`] | `compact:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`compact_day`] | `compact:<tenant>:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
 //! | [`sweep_traces`] | none | days to compact, rows to forget, objects to remove |
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
 //! | [`export_part`] | `export:<export>` | one day of an export: files, each exactly once |

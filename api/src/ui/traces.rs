@@ -8,7 +8,7 @@ use askama::Template;
 use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::Deserialize;
-use towpath_domain::{ProjectId, Timestamp};
+use towpath_domain::{ProjectId, TenantId, Timestamp};
 use towpath_store::projects::{Project, overview};
 use towpath_traces::derive::{COST_SCALE, Derived};
 
@@ -41,6 +41,7 @@ struct Projects {
 
 struct Row {
     id: String,
+    workspace: String,
     name: String,
     runs: String,
     days: String,
@@ -60,6 +61,7 @@ pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which):
     let now = app.clock.now();
     let rows = found.into_iter().map(|project| Row {
         id: project.id.to_string(),
+        workspace: project.tenant_id.to_string(),
         name: project.name,
         runs: show::count(project.rows),
         days: show::count(project.days),
@@ -82,12 +84,23 @@ fn still(asked: &Asked, title: &str, content: &impl Template) -> Shown {
     Ok(asked.framed(StatusCode::OK, title, HERE, false, &content))
 }
 
-/// The project of an address.
-async fn project(app: &App, id: &str) -> Result<Project, Trouble> {
+/// The project of an address. Its id is unique in a workspace only, which links therefore name; without one an id will do
+/// that no other workspace has.
+async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, Trouble> {
     let missing = || Trouble::from(ApiError::not_found("project"));
     let id: ProjectId = id.parse().map_err(|_| missing())?;
-    let found = app.store.read(async |tx| overview::any(tx, id).await).await?;
-    found.ok_or_else(missing)
+    let workspace = (!workspace.is_empty()).then(|| workspace.parse::<TenantId>());
+    let workspace = workspace.transpose().map_err(|_| missing())?;
+    let mut found = app
+        .store
+        .read(async |tx| overview::any(tx, id, workspace).await)
+        .await?;
+    let project = found.pop().ok_or_else(missing)?;
+    if found.is_empty() {
+        return Ok(project);
+    }
+    let text = "several workspaces have a project of this id; open it from the list of projects";
+    Err(ApiError::bad_request(text).into())
 }
 
 /// The colour of a trace run's state.

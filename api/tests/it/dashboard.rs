@@ -30,12 +30,12 @@ fn encoded(key: &str) -> String {
 }
 
 /// The cookie that an answer sets, as a browser sends it back.
-fn cookie(answer: &Answer) -> String {
+pub fn cookie(answer: &Answer) -> String {
     let set = answer.headers["set-cookie"].to_str().unwrap();
     set.split(';').next().unwrap().to_owned()
 }
 
-async fn sign_in(world: &World, key: &str) -> Answer {
+pub async fn sign_in(world: &World, key: &str) -> Answer {
     world.call(form("/ui/sign-in", &format!("key={}", encoded(key)))).await
 }
 

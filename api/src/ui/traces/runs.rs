@@ -31,6 +31,7 @@ const IDEAS: [(&str, &str); 5] = [
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(in crate::ui) struct Which {
+    workspace: String,
     filter: String,
     /// `all`, or only the roots of traces.
     runs: String,
@@ -41,6 +42,7 @@ pub(in crate::ui) struct Which {
 #[template(path = "ui/project.html")]
 struct Page {
     id: String,
+    workspace: String,
     name: String,
     filter: String,
     all: bool,
@@ -96,7 +98,7 @@ pub(in crate::ui) async fn page(
     Path(id): Path<String>,
     Query(which): Query<Which>,
 ) -> Shown {
-    let project = project(&app, &id).await?;
+    let project = project(&app, &id, &which.workspace).await?;
     let filter = which.filter.trim().to_owned();
     let all = which.runs == "all";
     let mistake = match filter.as_str() {
@@ -136,6 +138,7 @@ pub(in crate::ui) async fn page(
     }
     let content = Page {
         id: project.id.to_string(),
+        workspace: project.tenant_id.to_string(),
         name: project.name,
         any: all || !filter.is_empty(),
         filter,

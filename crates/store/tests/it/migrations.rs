@@ -13,11 +13,18 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 1] = [(
-    "0001_schema",
-    "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
-    "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
-)];
+const FROZEN: [(&str, &str, &str); 2] = [
+    (
+        "0001_schema",
+        "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
+        "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
+    ),
+    (
+        "0005_project_key",
+        "a20d22797e67209eeafcdd477a86d0eadc2132b38d1f7fc04eab87796ae0256a571dafd7062abe5c27367441586fdaae",
+        "e0290b49edacdf8ae9289a14bdce51f4173f8dac6ef74de1921b16d018e757c88034306d58f16e39c8576fc70248410d",
+    ),
+];
 
 #[test]
 fn migrations_come_in_pairs_and_are_frozen() {

@@ -201,13 +201,29 @@ async fn projects_say_what_lies_in_them(database: Database) {
     // Signs that mean something to the database mean themselves.
     assert_eq!(list("quiet 100%", 10, 0).await.len(), 1);
     assert_eq!(list("b_sy", 10, 0).await.len(), 0);
-    let found = store
-        .read(async |tx| projects::overview::any(tx, busy).await)
-        .await
-        .unwrap();
-    assert_eq!(found.map(|project| project.tenant_id), Some(tenant));
-    let missing = store.read(async |tx| projects::overview::any(tx, ProjectId::new()).await);
-    assert!(missing.await.unwrap().is_none());
+    let any = async |id: ProjectId, workspace: Option<TenantId>| {
+        let read = store.read(async |tx| projects::overview::any(tx, id, workspace).await);
+        let found = read.await.unwrap().into_iter();
+        found.map(|project| project.tenant_id).collect::<Vec<_>>()
+    };
+    assert_eq!(any(busy, None).await, [tenant]);
+    assert!(any(ProjectId::new(), None).await.is_empty());
+    // Another workspace may have a project of that id.
+    let other = TenantId::new();
+    let same = projects::NewProject {
+        id: Some(busy),
+        name: "busy".to_owned(),
+        ..projects::NewProject::default()
+    };
+    let made = store.write(async |tx| projects::create(tx, other, &same).await).await;
+    assert_eq!(made.unwrap().tenant_id, other);
+    assert_eq!(any(busy, None).await.len(), 2);
+    assert_eq!(any(busy, Some(tenant)).await, [tenant]);
+    assert_eq!(any(busy, Some(other)).await, [other]);
+    assert!(any(quiet, Some(other)).await.is_empty());
+    let listed = list("BUSY", 10, 0).await.into_iter();
+    let listed: Vec<_> = listed.map(|project| (project.tenant_id, project.rows)).collect();
+    assert_eq!(listed, [(tenant, 14), (other, 0)]);
     store.close().await;
 }
 
