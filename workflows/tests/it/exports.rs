@@ -7,6 +7,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::{DestinationConfig, DestinationKind, ExportStatus};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_store::feedback;
+use towpath_traces::accept::Route;
 use towpath_traces::sample::{Cell, Which};
 use uuid::Uuid;
 
@@ -15,6 +16,7 @@ use crate::home::{DAY_ROWS, Database, FILE_ROWS, Home, on_both_databases, time};
 on_both_databases! {
     a_filter_sees_what_came_late_and_leaves_in_only_what_passes,
     feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied,
+    json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent,
 }
 
 fn batches(file: &Bytes) -> Vec<RecordBatch> {
@@ -251,6 +253,73 @@ async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Dat
         .map(|batch| batch.num_rows() - batch.column_by_name("feedback_stats").unwrap().null_count())
         .sum();
     assert_eq!(told, 1);
+}
+
+async fn json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    let inputs = r#"{"cut":"\ud83d","out":1e999,"\ude00":{"k":12345678901234567890123}}"#;
+    let outputs = r#"{"\ud83d":1e999,"usage_metadata":{"input_tokens":3,"output_tokens":4}}"#;
+    let run = |id: Uuid, k: &str| {
+        format!(
+            r#"{{"id":"{id}","trace_id":"{id}","dotted_order":"20260301T100000000000Z{id}","name":"r","status":"Completed",
+                "session_name":"canal","inputs":{inputs},"outputs":{outputs},
+                "extra":{{"metadata":{{"cut":"\ud83d","k":"{k}","out":1e999}}}}}}"#
+        )
+    };
+    let [first, second] = [1, 2].map(|number| Uuid::from_u128(0x0194_fdc2_0000_7000_8000_0000_0000_0000 + number));
+    home.send_json(Route::Run, run(first, "v")).await;
+    home.send_json(Route::Run, run(second, "w")).await;
+    home.give(Uuid::from_u128(1), first, r#"1,"comment":"cut \ud83d","out":1e999"#)
+        .await;
+    home.give(Uuid::from_u128(2), first, "0").await;
+    home.give(Uuid::from_u128(3), second, r#"0.25,"\ud83d":1"#).await;
+    for (filter, expected) in [
+        (r#"and(eq(metadata_key, "k"), eq(metadata_value, "v"))"#, vec![first]),
+        (
+            r#"not(and(eq(metadata_key, "k"), eq(metadata_value, "v")))"#,
+            vec![second],
+        ),
+        (
+            r#"and(eq(input_key, "\ufffd.k"), gt(input_value, 1))"#,
+            vec![first, second],
+        ),
+        (r#"and(eq(feedback_key, "good"), eq(feedback_score, 1))"#, vec![first]),
+        (
+            r#"and(eq(total_tokens, 7), eq(status, "success"))"#,
+            vec![first, second],
+        ),
+    ] {
+        let export = home.export_as(|asked| asked.filter = Some(filter.to_owned())).await;
+        home.drain().await;
+        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        let mut exported = Vec::new();
+        for batch in home.files(export).values().flat_map(batches) {
+            for row in 0..batch.num_rows() {
+                let Cell::Text(id) = cell(&batch, "id", row) else {
+                    panic!("no id")
+                };
+                exported.push(id.parse::<Uuid>().unwrap());
+                assert_eq!(cell(&batch, "inputs", row), Cell::Text(inputs.to_owned()));
+                assert_eq!(cell(&batch, "outputs", row), Cell::Text(outputs.to_owned()));
+                let Cell::Text(stats) = cell(&batch, "feedback_stats", row) else {
+                    panic!("no feedback")
+                };
+                let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+                let expected = if id == first.to_string() {
+                    serde_json::json!({"n": 2, "avg": 0.5, "values": {}, "comments": ["cut \u{fffd}"]})
+                } else {
+                    serde_json::json!({"n": 1, "avg": 0.25, "values": {}, "comments": []})
+                };
+                assert_eq!(stats["good"], expected);
+            }
+        }
+        exported.sort();
+        assert_eq!(exported, expected, "{filter}");
+    }
+    let rows = home
+        .store()
+        .read(async |tx| feedback::of_run(tx, home.tenant, TraceRunId(first)).await);
+    assert_eq!(rows.await.unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -275,9 +275,14 @@ impl Home {
     /// Sends feedback under the name `good`.
     pub async fn give(&self, id: Uuid, run: Uuid, score: &str) {
         let body = format!(r#"{{"id":"{id}","run_id":"{run}","key":"good","score":{score}}}"#);
+        self.send_json(Route::Feedback, body).await;
+    }
+
+    /// Sends a body as it is.
+    pub async fn send_json(&self, route: Route, body: String) {
         let request = Request {
             tenant: self.tenant,
-            route: Route::Feedback,
+            route,
             content_type: "application/json",
             content_encoding: None,
             body: body.into(),
