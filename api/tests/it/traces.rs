@@ -120,6 +120,32 @@ async fn a_202_is_on_disk_and_registered() {
 }
 
 #[tokio::test]
+async fn a_field_that_is_too_large_is_named() {
+    let world = World::new().await;
+    // It packs well, but not so well that the body is refused for that.
+    let noise: String = (0_u32..1 << 16)
+        .map(|number| format!("{:08x}", number.wrapping_mul(2_654_435_761)))
+        .collect();
+    let text = noise + &"a".repeat(64 << 20);
+    let body = |field: &str| {
+        multipart(&[
+            (&format!("post.{ID}"), &run("canal")),
+            (&format!("post.{ID}.{field}"), &json!({ "text": &text })),
+        ])
+    };
+    for field in ["inputs", "extra"] {
+        let packed = zstd::encode_all(&body(field)[..], 1).unwrap();
+        let refused = world.send("/runs/multipart", packed, Some("zstd")).await.expect(413);
+        let error = refused["details"].as_str().unwrap();
+        assert!(
+            error.starts_with(&format!("post.{ID} `{field}`: larger than 67108864 bytes")),
+            "{refused}"
+        );
+    }
+    assert!(world.accepted().await.is_empty());
+}
+
+#[tokio::test]
 async fn json_routes_are_read_too() {
     let world = World::new().await;
     let batch =

@@ -138,6 +138,14 @@ pub enum Refusal {
         limit: usize,
     },
     /// Something in it.
+    /// A field of a trace run.
+    #[error("{place}: larger than {limit} bytes, the most that one field may have; send files as attachments")]
+    FieldTooLarge {
+        /// The field.
+        place: String,
+        /// What is accepted.
+        limit: usize,
+    },
     #[error("{place}: {what}")]
     Invalid {
         /// The part or field.
@@ -197,7 +205,9 @@ impl Refusal {
             Self::Body(BodyError::Unknown(_)) | Self::Multipart(MultipartError::ContentType) | Self::NotJson(_) => {
                 RefusalKind::Unsupported
             }
-            Self::Body(BodyError::TooLarge { .. }) | Self::TooMany { .. } => RefusalKind::TooLarge,
+            Self::Body(BodyError::TooLarge { .. }) | Self::TooMany { .. } | Self::FieldTooLarge { .. } => {
+                RefusalKind::TooLarge
+            }
             Self::Body(BodyError::Broken { .. })
             | Self::Multipart(MultipartError::Start | MultipartError::Truncated { .. }) => RefusalKind::Malformed,
             Self::Multipart(MultipartError::Part { .. }) | Self::Invalid { .. } => RefusalKind::Invalid,
@@ -222,7 +232,7 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
         attachment.check()?;
     }
     for run in &drafts.runs {
-        run.check()?;
+        run.check(limits)?;
         match run.project()? {
             Some(project) => {
                 projects.insert(project);

@@ -9,7 +9,7 @@ pub(crate) fn schemas() -> Vec<(&'static str, Value)> {
     let mut run = run_fields();
     run["id"] = id("The trace run's own id.");
     let run = json!({
-        "description": "A trace run. What is not named here is accepted and not kept.",
+        "description": "A trace run. What is not named here is accepted and not kept. A field has at most 64 MiB.",
         "type": "object", "properties": run, "required": ["id"],
     });
     let mut change = run_fields();

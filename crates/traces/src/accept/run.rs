@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::Refusal;
 use super::parts::shown;
+use crate::body::Limits;
 use crate::operation::{Fields, Operation, Verb};
 
 /// Earliest and latest point in time that fits the nanosecond columns of a segment.
@@ -179,7 +180,8 @@ impl<'a> Draft<'a> {
     }
 
     /// Checks all that [`Draft::to_operation`] relies on, and builds nothing.
-    pub fn check(&self) -> Result<(), Refusal> {
+    pub fn check(&self, limits: &Limits) -> Result<(), Refusal> {
+        self.check_sizes(limits.field_bytes)?;
         self.small().map(drop)?;
         if let Some(tags) = self.head.as_ref().and_then(|head| head.tags) {
             serde_json::from_str::<Strings>(tags.get()).map_err(|_| self.bad("tags", "expected a list of strings"))?;
@@ -188,6 +190,33 @@ impl<'a> Draft<'a> {
             Some(extra) if !extra.trim_start().starts_with('{') => Err(self.bad("extra", "expected a JSON object")),
             _ => Ok(()),
         }
+    }
+
+    /// What stands in one column has to be read and written in one piece, so each field has a limit.
+    fn check_sizes(&self, limit: usize) -> Result<(), Refusal> {
+        let none = Head::default();
+        let head = self.head.as_ref().unwrap_or(&none);
+        let fields = [
+            ("inputs", self.big.inputs, head.inputs),
+            ("outputs", self.big.outputs, head.outputs),
+            ("events", self.big.events, head.events),
+            ("extra", self.big.extra, head.extra),
+            ("error", self.big.error, head.error),
+            ("serialized", self.big.serialized, head.serialized),
+            ("name", None, head.name),
+            ("run_type", None, head.run_type),
+            ("status", None, head.status),
+            ("tags", None, head.tags),
+            ("dotted_order", None, head.dotted_order),
+        ];
+        for (field, part, in_head) in fields {
+            let text = part.or(in_head.map(RawValue::get)).unwrap_or_default();
+            if text.len() > limit {
+                let place = format!("{} `{field}`", self.place());
+                return Err(Refusal::FieldTooLarge { place, limit });
+            }
+        }
+        Ok(())
     }
 
     /// The fields that are cheap to read, read.
