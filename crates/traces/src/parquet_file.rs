@@ -32,7 +32,7 @@ use towpath_domain::ExportRunId;
 use towpath_domain::export::FormatVersion;
 
 use self::chunk::Chunk;
-pub(crate) use self::chunk::weights;
+pub(crate) use self::chunk::{bytes, weights};
 use crate::columnar::{Error, Result};
 use crate::encoder::Encoder;
 pub use crate::feed::Feed;

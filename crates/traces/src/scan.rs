@@ -133,6 +133,13 @@ impl Scan {
         self
     }
 
+    /// Batches of at most so many bytes of values, or of one row.
+    #[must_use]
+    pub const fn with_batch_bytes(mut self, bytes: usize) -> Self {
+        self.gather.set_most_bytes(bytes);
+        self
+    }
+
     /// The next rows, at most some thousand; `None` at the end. Not cancel-safe: after a dropped call make a new
     /// scan from the last key.
     ///
@@ -218,8 +225,8 @@ impl Scan {
         let limit = others.into_iter().chain(unopened).min();
         let head = self.heads[at].as_mut().expect("a head in the order is open");
         let run = head.run(limit).min(self.gather.room());
-        self.gather.slice(at, head, run.max(1))?;
-        self.step(at, run.max(1)).await
+        let taken = self.gather.slice(at, head, run.max(1))?;
+        self.step(at, taken).await
     }
 
     /// Merges the rows that several heads have under one key.

@@ -17,11 +17,16 @@ use crate::derive::{COST_PRECISION, COST_SCALE, Derived, derive};
 use crate::schema::{TRACE_TIER, list_element, segment_schema};
 
 /// Collects rows of one project into a batch of a segment's columns.
+/// Most bytes of a batch of several rows: the offsets in a column of texts have 32 bits.
+const MOST_BYTES: usize = i32::MAX as usize;
+
 pub struct RowsBuilder {
     tenant: TenantId,
     project: ProjectId,
     rows: usize,
     ids: StringBuilder,
+    bytes: usize,
+    most_bytes: usize,
     trace_ids: StringBuilder,
     parents: StringBuilder,
     ancestors: ListBuilder<StringBuilder>,
@@ -65,6 +70,8 @@ impl RowsBuilder {
             project,
             rows: 0,
             ids: StringBuilder::new(),
+            bytes: 0,
+            most_bytes: MOST_BYTES,
             trace_ids: StringBuilder::new(),
             parents: StringBuilder::new(),
             ancestors: list(),
@@ -95,6 +102,13 @@ impl RowsBuilder {
     }
 
     /// Rows collected so far.
+    /// Refuses a row with which several have more than so many bytes.
+    #[must_use]
+    pub const fn with_most_bytes(mut self, bytes: usize) -> Self {
+        self.most_bytes = bytes;
+        self
+    }
+
     #[must_use]
     pub const fn len(&self) -> usize {
         self.rows
@@ -109,10 +123,19 @@ impl RowsBuilder {
     /// Adds a row.
     ///
     /// # Errors
-    /// Nobody knows where the row stands.
+    /// Nobody knows where the row stands, or it would make the batch too large: then finish that first.
     pub fn push(&mut self, row: &Row) -> Result<()> {
         let sort_time = row.sort_time.ok_or(Error::Unplaced(row.id))?;
         let (fields, derived) = (row.fields(), derive(row));
+        let bytes = self.bytes.saturating_add(row.weight());
+        if self.rows > 0 && bytes > self.most_bytes {
+            let what = format!(
+                "trace run {} makes a batch larger than {} bytes",
+                row.id, self.most_bytes
+            );
+            return Err(Error::Columns(what));
+        }
+        self.bytes = bytes;
         self.ids.append_value(text(row.id.0, &mut buffer()));
         append_id(&mut self.trace_ids, derived.trace_id);
         append_id(&mut self.parents, derived.parent_run_id);
@@ -172,6 +195,7 @@ impl RowsBuilder {
     pub fn finish(&mut self) -> Result<RecordBatch> {
         let rows = std::mem::take(&mut self.rows);
         let same =
+        self.bytes = 0;
             |value: &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(std::iter::repeat_n(value, rows))) };
         let [total_tokens, prompt_tokens, completion_tokens] = self.tokens.each_mut().map(Int64Builder::finish);
         let [total_cost, prompt_cost, completion_cost] = self.costs.each_mut().map(Decimal128Builder::finish);

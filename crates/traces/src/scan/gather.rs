@@ -8,10 +8,12 @@ use towpath_domain::{ProjectId, TenantId};
 use super::ScanBatch;
 use super::head::Head;
 use crate::columnar::Result;
+use crate::parquet_file::bytes;
 use crate::row::{self, Key, Row, RowsBuilder};
 use crate::schema::{Selection, at};
 
-/// Most rows of an output batch, and about how many bytes of values it holds.
+/// Most rows of an output batch, and most bytes of values. A larger row has a batch of its own, so that no batch exceeds
+/// what a column can hold.
 const ROWS: usize = 4096;
 const BYTES: usize = 2 << 20;
 
@@ -33,6 +35,11 @@ pub struct Gather {
     pieces: Vec<Piece>,
     keys: Vec<Key>,
     bytes: usize,
+    most_bytes: usize,
+    /// What comes next does not fit in any more.
+    full: bool,
+    /// A row that was merged and did not fit in.
+    held: Option<(Key, Row)>,
 }
 
 enum Piece {
@@ -53,12 +60,19 @@ impl Gather {
             pieces: Vec::new(),
             keys: Vec::new(),
             bytes: 0,
+            most_bytes: BYTES,
+            full: false,
+            held: None,
         }
+    }
+
+    pub const fn set_most_bytes(&mut self, bytes: usize) {
+        self.most_bytes = bytes;
     }
 
     /// Whether it is time to hand the batch out.
     pub const fn is_full(&self) -> bool {
-        self.keys.len() >= ROWS || self.bytes >= BYTES
+        self.full || self.keys.len() >= ROWS || self.bytes >= self.most_bytes
     }
 
     /// How many more rows fit in.
@@ -66,8 +80,9 @@ impl Gather {
         ROWS.saturating_sub(self.keys.len())
     }
 
-    /// Takes the next `rows` rows of a head.
-    pub fn slice(&mut self, at: usize, head: &Head, rows: usize) -> Result<()> {
+    /// Takes the next `rows` rows of a head, or as many of them as fit in, and says how many. One at least, unless there
+    /// are others already.
+    pub fn slice(&mut self, at: usize, head: &Head, rows: usize) -> Result<usize> {
         if self.current.len() <= at {
             self.current.resize(at + 1, None);
         }
@@ -80,8 +95,13 @@ impl Gather {
             }
         };
         self.current[at] = Some(source);
+        let (rows, bytes) = self.fitting(source, start, rows);
+        if rows == 0 {
+            self.full = true;
+            return Ok(0);
+        }
         self.keys.extend_from_slice(head.keys(rows));
-        self.bytes += head.row_bytes() * rows;
+        self.bytes += bytes;
         match self.pieces.last_mut() {
             Some(Piece::Slice {
                 source: last,
@@ -92,13 +112,41 @@ impl Gather {
             }
             _ => self.pieces.push(Piece::Slice { source, start, rows }),
         }
-        Ok(())
+        Ok(rows)
+    }
+
+    /// How many of these rows of a source fit in, and the bytes of their values.
+    fn fitting(&self, source: usize, start: usize, rows: usize) -> (usize, usize) {
+        let of = |rows: usize| bytes(&self.sources[source], &(start..start + rows));
+        let room = self.most_bytes.saturating_sub(self.bytes);
+        let all = of(rows);
+        if all <= room {
+            return (rows, all);
+        }
+        let (mut fit, mut exceed) = (0, rows);
+        while exceed - fit > 1 {
+            let middle = fit.midpoint(exceed);
+            if of(middle) <= room {
+                fit = middle;
+            } else {
+                exceed = middle;
+            }
+        }
+        // A batch of nothing would be the end.
+        let fit = fit.max(usize::from(self.keys.is_empty()));
+        (fit, of(fit))
     }
 
     /// Takes a row that was merged.
     pub fn row(&mut self, key: Key, row: Row) {
+        let bytes = self.bytes.saturating_add(row.weight());
+        if !self.keys.is_empty() && bytes > self.most_bytes {
+            self.full = true;
+            self.held = Some((key, row));
+            return;
+        }
         self.keys.push(key);
-        self.bytes += row.weight();
+        self.bytes = bytes;
         self.merged_rows.push(row);
         self.pieces.push(Piece::Merged);
     }
@@ -125,10 +173,12 @@ impl Gather {
         self.current.fill(None);
         self.pieces.clear();
         self.bytes = 0;
-        Ok(Some(ScanBatch {
-            rows,
-            keys: std::mem::take(&mut self.keys),
-        }))
+        self.full = false;
+        let keys = std::mem::take(&mut self.keys);
+        if let Some((key, row)) = self.held.take() {
+            self.row(key, row);
+        }
+        Ok(Some(ScanBatch { rows, keys }))
     }
 
     fn merged_batch(&mut self) -> Result<RecordBatch> {

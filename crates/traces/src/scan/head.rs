@@ -42,7 +42,6 @@ pub struct Head {
     batch: RecordBatch,
     keys: Vec<Key>,
     next: usize,
-    row_bytes: usize,
 }
 
 impl Head {
@@ -65,7 +64,6 @@ impl Head {
             batch,
             keys: Vec::new(),
             next: 0,
-            row_bytes: 0,
         };
         head.refill().await?;
         Ok(head.key().is_some().then_some(head))
@@ -104,11 +102,6 @@ impl Head {
         (&self.batch, self.next)
     }
 
-    /// Bytes of an average row of the batch.
-    pub const fn row_bytes(&self) -> usize {
-        self.row_bytes
-    }
-
     /// Keys of the next `rows` rows.
     pub fn keys(&self, rows: usize) -> &[Key] {
         &self.keys[self.next..self.next + rows]
@@ -130,7 +123,6 @@ impl Head {
         while let Some(batch) = self.batches.try_next().await? {
             if batch.num_rows() > 0 {
                 self.keys = row::keys(&batch)?;
-                self.row_bytes = batch.get_array_memory_size() / batch.num_rows();
                 self.batch = batch;
                 return Ok(());
             }

@@ -131,13 +131,14 @@ impl SegmentWriter {
                 batch_bytes = 0;
                 self.close_group(project, std::mem::take(&mut group)).await?;
             }
-            batch.push(&row)?;
-            batch_bytes += weight;
-            group.add(key, &row, weight);
-            if batch.len() >= BATCH_ROWS || batch_bytes >= BATCH_BYTES {
+            // A row that is larger than a batch has one of its own.
+            if batch.len() >= BATCH_ROWS || !batch.is_empty() && batch_bytes + weight > BATCH_BYTES {
                 self.tell(Encode::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
             }
+            batch.push(&row)?;
+            batch_bytes += weight;
+            group.add(key, &row, weight);
         }
         self.tell(Encode::Rows(batch.finish()?)).await?;
         self.close_group(project, group).await
