@@ -418,6 +418,26 @@ async fn spans_become_runs() {
         (&json!("llm"), &json!(7), &json!("success"))
     );
     assert_eq!(run["trace_id"], "5b8efff7-9803-8103-d269-b633813fc60c");
+    // One that cannot be taken is the only one.
+    let mut two = span.clone();
+    let spans = two["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        .as_array_mut()
+        .unwrap();
+    spans[0]["spanId"] = json!("0202020202020202");
+    spans.push(spans[0].clone());
+    spans[1]["spanId"] = json!("0303030303030303");
+    spans[1]["endTimeUnixNano"] = json!(u64::MAX.to_string());
+    let call = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
+    let answer = world.call(call.json(&two)).await.expect(200);
+    assert_eq!(answer["partialSuccess"]["rejectedSpans"], "1");
+    let message = answer["partialSuccess"]["errorMessage"].as_str().unwrap();
+    assert!(
+        message.contains("span 0303030303030303: ") && message.contains("`end_time`: a time out of range"),
+        "{message}"
+    );
+    let run = |id: &str| format!("/runs/5b8efff7-9803-8103-{id}");
+    world.get(&run("0202-020202020202")).await.expect(200);
+    world.get(&run("0303-030303030303")).await.expect(404);
     let wrong = Call::new(Method::POST, "/api/v1/otel/v1/traces").in_workspace(world.tenant);
     let text = wrong.clone().header("content-type", "text/plain").body("x");
     world.call(text).await.expect(415);

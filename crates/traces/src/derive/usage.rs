@@ -168,7 +168,7 @@ fn counts(raw: Raw<'_>) -> Usage {
     let (prompt_tokens, completion_tokens) = (tokens(counts.input_tokens), tokens(counts.output_tokens));
     let (prompt_cost, completion_cost) = (cost(counts.input_cost), cost(counts.output_cost));
     Usage {
-        total_tokens: tokens(counts.total_tokens).or(add(prompt_tokens, completion_tokens, i64::checked_add)),
+        total_tokens: tokens(counts.total_tokens).or(add(prompt_tokens, completion_tokens, i64::saturating_add)),
         prompt_tokens,
         completion_tokens,
         total_cost: cost(counts.total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
@@ -184,9 +184,9 @@ impl Usage {
 
     fn plus(self, other: Self) -> Self {
         Self {
-            total_tokens: add(self.total_tokens, other.total_tokens, i64::checked_add),
-            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::checked_add),
-            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::checked_add),
+            total_tokens: add(self.total_tokens, other.total_tokens, i64::saturating_add),
+            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::saturating_add),
+            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::saturating_add),
             total_cost: add(self.total_cost, other.total_cost, decimal::sum),
             prompt_cost: add(self.prompt_cost, other.prompt_cost, decimal::sum),
             completion_cost: add(self.completion_cost, other.completion_cost, decimal::sum),
@@ -217,9 +217,9 @@ fn cost(raw: Raw<'_>) -> Option<i128> {
     decimal::parse(raw?.get().trim_matches('"'))
 }
 
-fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> Option<T>) -> Option<T> {
+fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> T) -> Option<T> {
     match (a, b) {
-        (Some(a), Some(b)) => plus(a, b),
+        (Some(a), Some(b)) => Some(plus(a, b)),
         (a, b) => a.or(b),
     }
 }
@@ -282,6 +282,19 @@ mod tests {
     }
 
     #[test]
+    #[test]
+    fn sums_end_at_what_a_column_can_hold() {
+        let usage = format!(
+            r#"{{"input_tokens":{},"output_tokens":1,"input_cost":9999999999}}"#,
+            i64::MAX
+        );
+        let message = format!(r#"{{"message":{{"usage_metadata":{usage}}}}}"#);
+        let three = outputs(&format!(r#"{{"generations":[{message},{message},{message}]}}"#));
+        let tokens = [three.total_tokens, three.prompt_tokens, three.completion_tokens];
+        assert_eq!(tokens, [Some(i64::MAX), Some(i64::MAX), Some(3)]);
+        assert_eq!(three.total_cost, Some(99_999_999_999_999_999_999));
+    }
+
     fn generations_are_summed() {
         let message = format!(r#"{{"message":{{"usage_metadata":{USAGE}}}}}"#);
         let two = outputs(&format!(r#"{{"generations":[[{message},{{}}],[{message}]]}}"#));
