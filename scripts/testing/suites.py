@@ -20,6 +20,8 @@ PROCESSOR, WAITING = "processor", "waiting"
 LAST = "last"
 
 PYTHON = "tests/python/requirements.txt"
+# The newest tracing client; that of PYTHON is older.
+NEWEST = "tests/python/newest/requirements.txt"
 AGENT = "tests/python/agent/requirements.txt"
 HOST = "tests/python/host/requirements.txt"
 
@@ -226,7 +228,7 @@ SUITES = (
             paths=("tests/python",),
         ),
         SERVED | {"browser"},
-        venvs=(PYTHON,),
+        venvs=(PYTHON, NEWEST),
         arguments=PYTEST,
         typical_seconds=400,
     ),

@@ -30,10 +30,17 @@ MODES = {
 }
 
 
-def send(url, tenant, project, mode, traces):
+# Programs that have the SDK: in the release that the suite itself runs with, and in the newest one.
+SENDERS = {"pinned": sys.executable, "newest": os.environ.get("TOWPATH_TEST_NEWEST_PYTHON")}
+REVISION = "r-2026.1"
+
+
+def send(url, tenant, project, mode, traces, sender="pinned"):
     """Runs the SDK in a process of its own; what it was asked to send."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOWPATH_TEST_POSTGRES")} | MODES[mode]
-    command = [sys.executable, str(HERE / "sender.py"), url, harness.KEY, tenant, project, mode, str(traces), FIRST_DAY]
+    # The SDK puts it into the metadata of everything it sends.
+    environment["LANGCHAIN_REVISION_ID"] = REVISION
+    command = [SENDERS[sender], str(HERE / "sender.py"), url, harness.KEY, tenant, project, mode, str(traces), FIRST_DAY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     # The SDK reports what it had to drop as a warning and goes on.
@@ -74,10 +81,13 @@ def read_back(world, prefix, export, project):
     return rows
 
 
+@pytest.mark.parametrize("sender", SENDERS)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_value_comes_back(world, recorder, prefix, mode):
-    project = f"values-{mode}-{world.layout}"
-    told = send(recorder.url, world.tenant, project, mode, traces=6 if mode != "single" else 2)
+def test_every_value_comes_back(world, recorder, prefix, mode, sender):
+    if not SENDERS[sender]:
+        pytest.skip("TOWPATH_TEST_NEWEST_PYTHON is not set")
+    project = f"values-{mode}-{sender}-{world.layout}"
+    told = send(recorder.url, world.tenant, project, mode, traces=6 if mode != "single" else 2, sender=sender)
     # Right after the last 202: nothing waits for the ingest to settle.
     session, destination = world.project(project), world.file_destination(prefix)
     now, hour = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(hours=1)
@@ -96,12 +106,22 @@ def test_every_value_comes_back(world, recorder, prefix, mode):
         if "id" in run:
             assert wanted[run["id"]]["name"] == run["name"]
             assert wanted[run["id"]]["inputs"] == expected.exact(json.dumps(run["inputs"]))
+            # Whatever the SDK adds to an update, what the caller said before it stays.
+            metadata = expected.exact(json.dumps(run["metadata"] | {"revision_id": REVISION}))
+            found = wanted[run["id"]]["extra"]["metadata"]
+            assert {key: found.get(key) for key in metadata} == metadata
 
     rows = []
     for export in (past, today):
         world.completed(export)
         rows += read_back(world, prefix, export, session)
     parquet.assert_same(rows, wanted)
+
+    # A filter sees what post and patch said together.
+    patched = [run["id"] for run in told if run.get("fate") == "patched" and run["metadata"]["depth"] == 0]
+    both = """and(has(metadata, '{"patched": true}'), has(metadata, '{"depth": 0}'))"""
+    found = world.call("POST", "/runs/query", {"session": [session], "filter": both, "limit": 100})
+    assert sorted(run["id"] for run in found["runs"]) == sorted(patched)
 
 
 def test_a_range_is_cut_exactly(world, recorder, prefix):
