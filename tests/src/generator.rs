@@ -202,7 +202,7 @@ impl Run {
         }
         let extra = json!({ "metadata": { "patched": true } });
         let mut merged = posted_extra.clone();
-        merge(&mut merged, &extra);
+        merge(&mut merged["metadata"], &extra["metadata"]);
         let events = Value::Array(events);
         let mut text = part(&format!("patch.{id}"), &patch.to_string())
             + &part(&format!("patch.{id}.outputs"), &outputs.to_string())

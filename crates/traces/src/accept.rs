@@ -21,6 +21,7 @@ use crate::multipart::MultipartError;
 use crate::operation::{Operation, Verb};
 use crate::wal::{Frame, FrameHead};
 use parts::Drafts;
+pub(crate) use run::decode;
 
 /// Which of the ingest routes a body came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,7 +138,6 @@ pub enum Refusal {
         /// What is accepted.
         limit: usize,
     },
-    /// Something in it.
     /// A field of a trace run.
     #[error("{place}: larger than {limit} bytes, the most that one field may have; send files as attachments")]
     FieldTooLarge {
@@ -146,6 +146,7 @@ pub enum Refusal {
         /// What is accepted.
         limit: usize,
     },
+    /// Something in it.
     #[error("{place}: {what}")]
     Invalid {
         /// The part or field.

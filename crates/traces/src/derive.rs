@@ -56,7 +56,7 @@ pub fn derive(row: &Row) -> Derived<'_> {
         is_root: tree.is_root,
         start_time: row.key().map(|key| key.sort_time).or(fields.start_time),
         status: status(fields),
-        usage: usage::of(fields),
+        usage: usage::of(fields, || row.extra_value("metadata")),
         first_token_time: fields.events.as_deref().and_then(first_token_time),
     }
 }

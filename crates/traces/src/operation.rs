@@ -107,7 +107,8 @@ pub struct Fields {
     /// Raw JSON text, as sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serialized: Option<String>,
-    /// Top-level keys in order, each with its raw JSON text, as sent. Merged key by key.
+    /// Top-level keys, each with its raw JSON text, as sent. Merged key by key, `metadata` and `runtime` by the keys inside
+    /// of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<Vec<(String, String)>>,
 }

@@ -145,7 +145,7 @@ pub fn show(
         let value: Option<Box<RawValue>> = match name {
             "inputs" => object(said.inputs.as_deref(), "input").or_else(|| raw(Some("{}"))),
             "outputs" => object(said.outputs.as_deref(), "output"),
-            "extra" => said.extra.as_deref().and_then(|keys| raw(Some(&compose(keys)))),
+            "extra" => row.extra().and_then(|keys| raw(Some(&compose(&keys)))),
             "events" => raw(said.events.as_deref().filter(|text| text.trim_start().starts_with('['))),
             "serialized" => raw(said
                 .serialized
@@ -237,9 +237,8 @@ fn compose(keys: &[(String, String)]) -> String {
 }
 
 fn metadata(row: &Row) -> Value {
-    let metadata = row.fields().extra.iter().flatten().find(|(key, _)| key == "metadata");
-    metadata
-        .and_then(|(_, text)| serde_json::from_str(text).ok())
+    row.extra_value("metadata")
+        .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default()
 }
 

@@ -273,13 +273,8 @@ fn one(app: &App, read: &Read) -> One {
     let said = row.fields();
     let derived = derive(row);
     let usage = &derived.usage;
-    let extra = |name: &str| {
-        said.extra
-            .iter()
-            .flatten()
-            .find(|(key, _)| key == name)
-            .map(|(_, text)| text.as_str())
-    };
+    let [metadata, invocation, runtime] =
+        ["metadata", "invocation_params", "runtime"].map(|name| row.extra_value(name));
     let sides = usage.prompt_tokens.zip(usage.completion_tokens);
     let counted = usage.total_tokens.map(|total| match sides {
         Some((went_in, came_out)) => {
@@ -306,10 +301,10 @@ fn one(app: &App, read: &Read) -> One {
     let parts = [
         ("Inputs", said.inputs.as_deref(), true),
         ("Outputs", said.outputs.as_deref(), true),
-        ("Metadata", extra("metadata"), false),
+        ("Metadata", metadata.as_deref(), false),
         ("Events", said.events.as_deref(), false),
-        ("Invocation", extra("invocation_params"), false),
-        ("Runtime", extra("runtime"), false),
+        ("Invocation", invocation.as_deref(), false),
+        ("Runtime", runtime.as_deref(), false),
         ("Serialized", said.serialized.as_deref(), false),
     ];
     One {

@@ -154,7 +154,7 @@ fn alone(test: &Test, subject: &Subject<'_>) -> bool {
 }
 
 fn extra(row: &Row) -> Option<Json> {
-    let pairs = row.fields().extra.as_ref()?;
+    let pairs = row.extra()?;
     let pairs = pairs
         .iter()
         .map(|(key, raw)| (key.clone(), serde_json::from_str(raw).unwrap()));

@@ -413,7 +413,7 @@ fn wrong(place: &impl std::fmt::Display, field: &str, what: &'static str) -> Ref
 }
 
 /// The text of a JSON string that is known to be valid JSON; borrowed unless it has escapes. `None` if it is none.
-fn decode(raw: &str) -> Option<Cow<'_, str>> {
+pub fn decode(raw: &str) -> Option<Cow<'_, str>> {
     let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
     if memchr::memchr(b'\\', inner.as_bytes()).is_none() {
         return Some(Cow::Borrowed(inner));

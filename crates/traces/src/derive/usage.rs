@@ -4,6 +4,8 @@
 //! `outputs.generations[..].message` (plain, or serialised with `kwargs`), summed up; `extra.metadata.usage_metadata`;
 //! `outputs.llm_output.token_usage`, which has other names for the same.
 
+use std::borrow::Cow;
+
 use memchr::memmem;
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -84,7 +86,8 @@ struct Counts<'a> {
     total_cost: Raw<'a>,
 }
 
-pub fn of(fields: &Fields) -> Usage {
+/// Of what a row says; `metadata` is asked for its value in `extra` where it counts.
+pub fn of<'a>(fields: &Fields, metadata: impl FnOnce() -> Option<Cow<'a, str>>) -> Usage {
     let has = |text: &str, key: &str| memmem::find(text.as_bytes(), key.as_bytes()).is_some();
     let text = fields.outputs.as_deref().unwrap_or_default();
     let has_usage = has(text, "usage_metadata");
@@ -100,13 +103,9 @@ pub fn of(fields: &Fields) -> Usage {
     if !own.is_empty() {
         return own;
     }
-    let metadata = fields
-        .extra
-        .iter()
-        .flatten()
-        .find(|(key, _)| key == "metadata")
-        .map(|(_, value)| value.as_str());
+    let metadata = metadata();
     let told = metadata
+        .as_deref()
         .filter(|text| has(text, "usage_metadata"))
         .and_then(parse::<Metadata<'_>>)
         .map(|metadata| counts(metadata.usage_metadata))
@@ -242,10 +241,11 @@ mod tests {
     }
 
     fn outputs(text: &str) -> Usage {
-        of(&Fields {
+        let fields = Fields {
             outputs: Some(text.to_owned()),
             ..Fields::default()
-        })
+        };
+        of(&fields, || None)
     }
 
     #[test]
@@ -260,19 +260,13 @@ mod tests {
         ] {
             assert_eq!(outputs(&text), full(), "{text}");
         }
-        let extra = Some(vec![(
-            "metadata".to_owned(),
-            format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#),
-        )]);
+        let metadata = format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#);
         let text = r#"{"llm_output":{"token_usage":{"prompt_tokens":1}}}"#.to_owned();
-        assert_eq!(
-            of(&Fields {
-                extra,
-                outputs: Some(text),
-                ..Fields::default()
-            }),
-            full()
-        );
+        let fields = Fields {
+            outputs: Some(text),
+            ..Fields::default()
+        };
+        assert_eq!(of(&fields, || Some(Cow::Owned(metadata))), full());
         let old =
             outputs(r#"{"generations":[],"llm_output":{"token_usage":{"prompt_tokens":3,"completion_tokens":4.0}}}"#);
         assert_eq!(
@@ -282,6 +276,12 @@ mod tests {
     }
 
     #[test]
+    fn generations_are_summed() {
+        let message = format!(r#"{{"message":{{"usage_metadata":{USAGE}}}}}"#);
+        let two = outputs(&format!(r#"{{"generations":[[{message},{{}}],[{message}]]}}"#));
+        assert_eq!((two.total_tokens, two.total_cost), (Some(30), Some(60_000_000)));
+    }
+
     #[test]
     fn sums_end_at_what_a_column_can_hold() {
         let usage = format!(
@@ -293,12 +293,6 @@ mod tests {
         let tokens = [three.total_tokens, three.prompt_tokens, three.completion_tokens];
         assert_eq!(tokens, [Some(i64::MAX), Some(i64::MAX), Some(3)]);
         assert_eq!(three.total_cost, Some(99_999_999_999_999_999_999));
-    }
-
-    fn generations_are_summed() {
-        let message = format!(r#"{{"message":{{"usage_metadata":{USAGE}}}}}"#);
-        let two = outputs(&format!(r#"{{"generations":[[{message},{{}}],[{message}]]}}"#));
-        assert_eq!((two.total_tokens, two.total_cost), (Some(30), Some(60_000_000)));
     }
 
     #[test]

@@ -10,23 +10,24 @@ use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
+use super::Row;
+use super::extra::Extra;
 use super::provenance::Overrides;
-use super::{Row, extra};
 use crate::columnar::{Error, Result};
 use crate::derive::{COST_PRECISION, COST_SCALE, Derived, derive};
 use crate::schema::{TRACE_TIER, list_element, segment_schema};
 
-/// Collects rows of one project into a batch of a segment's columns.
 /// Most bytes of a batch of several rows: the offsets in a column of texts have 32 bits.
 const MOST_BYTES: usize = i32::MAX as usize;
 
+/// Collects rows of one project into a batch of a segment's columns.
 pub struct RowsBuilder {
     tenant: TenantId,
     project: ProjectId,
     rows: usize,
-    ids: StringBuilder,
     bytes: usize,
     most_bytes: usize,
+    ids: StringBuilder,
     trace_ids: StringBuilder,
     parents: StringBuilder,
     ancestors: ListBuilder<StringBuilder>,
@@ -69,9 +70,9 @@ impl RowsBuilder {
             tenant,
             project,
             rows: 0,
-            ids: StringBuilder::new(),
             bytes: 0,
             most_bytes: MOST_BYTES,
+            ids: StringBuilder::new(),
             trace_ids: StringBuilder::new(),
             parents: StringBuilder::new(),
             ancestors: list(),
@@ -101,7 +102,6 @@ impl RowsBuilder {
         }
     }
 
-    /// Rows collected so far.
     /// Refuses a row with which several have more than so many bytes.
     #[must_use]
     pub const fn with_most_bytes(mut self, bytes: usize) -> Self {
@@ -109,6 +109,7 @@ impl RowsBuilder {
         self
     }
 
+    /// Rows collected so far.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.rows
@@ -126,7 +127,6 @@ impl RowsBuilder {
     /// Nobody knows where the row stands, or it would make the batch too large: then finish that first.
     pub fn push(&mut self, row: &Row) -> Result<()> {
         let sort_time = row.sort_time.ok_or(Error::Unplaced(row.id))?;
-        let (fields, derived) = (row.fields(), derive(row));
         let bytes = self.bytes.saturating_add(row.weight());
         if self.rows > 0 && bytes > self.most_bytes {
             let what = format!(
@@ -136,6 +136,7 @@ impl RowsBuilder {
             return Err(Error::Columns(what));
         }
         self.bytes = bytes;
+        let (fields, derived) = (row.fields(), derive(row));
         self.ids.append_value(text(row.id.0, &mut buffer()));
         append_id(&mut self.trace_ids, derived.trace_id);
         append_id(&mut self.parents, derived.parent_run_id);
@@ -156,7 +157,7 @@ impl RowsBuilder {
         self.inputs.append_option(fields.inputs.as_deref());
         self.outputs.append_option(fields.outputs.as_deref());
         self.errors.append_option(fields.error.as_deref());
-        self.extras.append_option(fields.extra.as_deref().map(extra::compose));
+        self.extras.append_option(row.extra.as_ref().map(Extra::text));
         self.events.append_option(fields.events.as_deref());
         if let Some(tags) = &fields.tags {
             for tag in tags {
@@ -182,7 +183,7 @@ impl RowsBuilder {
         self.have_post.append_value(row.has_post());
         self.have_patch.append_value(row.has_patch());
         self.provenances
-            .append_value(row.provenance.encode(&overrides(row, &derived)));
+            .append_value(row.provenance.encode(row.extra.as_ref(), &overrides(row, &derived)));
         self.serialized.append_option(fields.serialized.as_deref());
         self.rows += 1;
         Ok(())
@@ -194,8 +195,8 @@ impl RowsBuilder {
     /// The columns do not fit together, which would be a defect here.
     pub fn finish(&mut self) -> Result<RecordBatch> {
         let rows = std::mem::take(&mut self.rows);
-        let same =
         self.bytes = 0;
+        let same =
             |value: &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(std::iter::repeat_n(value, rows))) };
         let [total_tokens, prompt_tokens, completion_tokens] = self.tokens.each_mut().map(Int64Builder::finish);
         let [total_cost, prompt_cost, completion_cost] = self.costs.each_mut().map(Decimal128Builder::finish);

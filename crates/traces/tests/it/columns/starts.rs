@@ -218,7 +218,8 @@ async fn what_was_sent_is_kept_and_the_place_is_shown() {
 async fn segments_of_older_servers_show_where_rows_stand() {
     let mut world = World::empty();
     world.accepted = posts(52, 400);
-    write_old(&mut world, &world.accepted.clone()).await;
+    let old = world.accepted.clone();
+    write_old(&mut world, &old).await;
     assert_eq!(noted(&world).await, [false]);
     check(&world).await;
     let before = sent(&world).await;
