@@ -58,7 +58,7 @@ pub trait Beside: Send + Sync {
     /// Whether it has something for any of these.
     fn touches(&self, keys: &[Key]) -> bool;
 
-    /// The batch with it.
+    /// The first rows of a batch with it: as many as one batch can hold, and one at least.
     fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>>;
 }
 
@@ -91,6 +91,8 @@ pub struct Feed {
     scan: Option<Scan>,
     sifted: Option<Sifted>,
     beside: Option<Arc<dyn Beside>>,
+    /// Rows of a batch that did not fit in with what stands beside them.
+    unfilled: Option<ScanBatch>,
     left: Option<Piece>,
 }
 
@@ -123,6 +125,7 @@ impl Feed {
             scan: Some(scan),
             sifted: None,
             beside: None,
+            unfilled: None,
             left: None,
         }
     }
@@ -151,6 +154,7 @@ impl Feed {
             scan: Some(scan),
             sifted: Some(Sifted { sieve, wanted }),
             beside: None,
+            unfilled: None,
             left: None,
         })
     }
@@ -172,6 +176,7 @@ impl Feed {
             scan: None,
             sifted: None,
             beside: None,
+            unfilled: None,
             left: None,
         }
     }
@@ -179,6 +184,9 @@ impl Feed {
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>> {
         if let Some(left) = self.left.take() {
             return Ok(Some(left));
+        }
+        if let Some(rest) = self.unfilled.take() {
+            return self.filled(rest).await.map(Some);
         }
         loop {
             if let Some(scan) = &mut self.scan {
@@ -190,11 +198,7 @@ impl Feed {
                     if batch.keys.is_empty() {
                         continue;
                     }
-                    let batch = match &self.beside {
-                        Some(beside) if beside.touches(&batch.keys) => beside.fill(batch).await?,
-                        _ => batch,
-                    };
-                    return Ok(Some(Piece::Rows(batch)));
+                    return self.filled(batch).await.map(Some);
                 }
                 self.scan = None;
             }
@@ -207,6 +211,20 @@ impl Feed {
                 Some(Next::Scan(scan)) => self.scan = Some(*scan),
             }
         }
+    }
+
+    /// Rows with what stands beside them; those that do not fit in come next.
+    async fn filled(&mut self, batch: ScanBatch) -> Result<Piece> {
+        let batch = match &self.beside {
+            Some(beside) if beside.touches(&batch.keys) => {
+                let filled = beside.fill(batch.clone()).await?;
+                let rest = batch.after(filled.keys.len());
+                self.unfilled = (!rest.keys.is_empty()).then_some(rest);
+                filled
+            }
+            _ => batch,
+        };
+        Ok(Piece::Rows(batch))
     }
 
     /// Takes back what was not used.

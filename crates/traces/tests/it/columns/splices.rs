@@ -1,21 +1,23 @@
 //! Row groups that are copied into a file give the same rows as those that are read and written again.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{RecordBatch, StringArray};
 use arrow::compute::concat_batches;
+use futures::future::BoxFuture;
 use object_store::path::Path;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::FormatVersion;
 use towpath_domain::{ExportRunId, SegmentId, Timestamp};
 use towpath_traces::compact::{Day, compact};
-use towpath_traces::feed::Feed;
+use towpath_traces::feed::{Beside, Feed};
 use towpath_traces::fold::FoldError;
 use towpath_traces::objects::Objects;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::parquet_file::{Compression, End, FileOptions, FileWritten, file_name, write_file};
 use towpath_traces::row::Key;
-use towpath_traces::scan::{PartRef, Request};
+use towpath_traces::scan::{PartRef, Request, ScanBatch};
 use towpath_traces::schema::Selection;
 use uuid::Uuid;
 
@@ -248,6 +250,65 @@ async fn late_patches_change_their_columns_and_no_more() {
         let (copied, _) = rows(&world, &export(&world, world.request(), &options, Some(1)).await).await;
         assert!(copied == scanned, "{name}, with a second post");
     }
+}
+
+/// Fills in a text for every row, of which few fit into a batch.
+struct Long;
+
+impl Beside for Long {
+    fn touches(&self, keys: &[Key]) -> bool {
+        !keys.is_empty()
+    }
+
+    fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, towpath_traces::columnar::Result<ScanBatch>> {
+        Box::pin(async move {
+            let keys: Vec<Key> = batch.keys.iter().take(7).copied().collect();
+            let rows = batch.rows.slice(0, keys.len());
+            let mut columns = rows.columns().to_vec();
+            let texts = keys.iter().map(|key| Some(key.id.to_string()));
+            let at = rows.schema().index_of("feedback_stats").unwrap();
+            columns[at] = Arc::new(texts.collect::<StringArray>());
+            let rows = RecordBatch::try_new(rows.schema(), columns).unwrap();
+            Ok(ScanBatch { rows, keys })
+        })
+    }
+}
+
+#[tokio::test]
+async fn what_stands_beside_rows_is_filled_in_piece_by_piece() {
+    let world = world(41, 3, 30).await;
+    let options = options(Selection::of(&["id", "feedback_stats"]).unwrap(), FormatVersion::V1);
+    let request = Request {
+        selection: options.selection.clone(),
+        ..world.request()
+    };
+    let order: Vec<_> = super::world::keys(&world.read(request.clone()).await);
+    let mut feed = Feed::splicing(world.store.clone(), request, 1).with(Arc::new(Long));
+    // Files that end within a batch give the rest of it back.
+    let options = FileOptions {
+        file_rows: 1000,
+        ..options
+    };
+    let mut files = Vec::new();
+    loop {
+        let path = Path::from("beside").join(file_name(ExportRunId::nil(), files.len() as u32));
+        let sealed = write_file(&mut feed, world.store.clone(), path, &options, End::Roll, &mut |_| {}).await;
+        match sealed.unwrap() {
+            Some(sealed) => files.push(sealed.complete().await.unwrap()),
+            None => break,
+        }
+    }
+    let (all, _) = rows(&world, &files).await;
+    let found: Vec<_> = shown::rows(&all)
+        .into_iter()
+        .map(|row| (row["id"].clone(), row["feedback_stats"].clone()))
+        .collect();
+    let expected: Vec<_> = order
+        .iter()
+        .map(|key| (key.id.to_string().into(), key.id.to_string().into()))
+        .collect();
+    assert_eq!(found, expected);
+    assert!(files.len() > 1);
 }
 
 #[tokio::test]
