@@ -206,7 +206,9 @@ pub async fn list_after(
     }
     if let Some(after) = after {
         let (tenant, created_at) = (Arg::Uuid(after.tenant_id.0), Arg::Time(after.created_at));
-        query.push(joint).push("(tenant_id > ").bind(tenant.clone());
+        // The first condition follows from the rest; with it the index is read from there on.
+        query.push(joint).push("tenant_id >= ").bind(tenant.clone());
+        query.push(" AND (tenant_id > ").bind(tenant.clone());
         query.push(" OR (tenant_id = ").bind(tenant);
         query.push(" AND (created_at < ").bind(created_at.clone());
         query.push(" OR (created_at = ").bind(created_at);

@@ -17,7 +17,7 @@ pub use deployments::{
     RevisionsCommand,
 };
 
-pub use quarantine::{ChosenEntries, Quarantine, QuarantineCommand, Traces, TracesCommand};
+pub use quarantine::{ChosenEntries, QuarantineCommand, Traces, TracesCommand};
 
 /// Which server, and who asks.
 #[derive(Debug, Clone, Args)]
