@@ -18,6 +18,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_path_to_error::{Path as Trail, Segment};
+use towpath_domain::json;
 
 use crate::errors::{ApiError, Place};
 
@@ -44,6 +45,33 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
         expect_json(&request)?;
         let body = read_body(request.into_body(), JSON_BODY_BYTES).await?;
         parse_json(&body).map(Self)
+    }
+}
+
+/// A JSON object whose members are kept as they were sent. It takes whatever trace ingest takes.
+#[derive(Clone, Debug)]
+pub struct JsonObject(String);
+
+impl JsonObject {
+    /// Its members.
+    pub(crate) fn members(&self) -> json::Object<'_> {
+        json::Object::parse(&self.0).unwrap_or_default()
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for JsonObject {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, _state: &S) -> Result<Self, ApiError> {
+        expect_json(&request)?;
+        let body = read_body(request.into_body(), JSON_BODY_BYTES).await?;
+        match json::check(&body) {
+            Ok(text) if json::Object::parse(text).is_ok() => Ok(Self(text.to_owned())),
+            // The other reader says where and why.
+            _ => Err(parse_json::<serde_json::Map<String, serde_json::Value>>(&body)
+                .err()
+                .unwrap_or_else(|| ApiError::bad_request("the body is no JSON object"))),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! What operators see and do: pools, jobs, workers, schedules, dead letters, keys, of every workspace.
+//! What operators see and do: pools, jobs, workers, schedules, dead letters, keys, quarantined trace data, of every
+//! workspace.
 //!
 //! A handler that changes something is a function of [`act`] with an address; the pages of the dashboard call the same.
 
@@ -7,6 +8,7 @@ mod bulk;
 mod jobs;
 mod keys;
 pub(crate) mod model;
+pub(crate) mod quarantine;
 mod queues;
 mod schedules;
 mod workers;
@@ -96,11 +98,12 @@ where
         .routes(routes!(schedules::resume))
 }
 
-/// The routes that only the platform has: keys are kept there, for agent servers too.
+/// The routes that only the platform has: keys are kept there, for agent servers too, and so are traces.
 pub(crate) fn platform_routes() -> Routes<App> {
     routes()
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .merge(quarantine::routes())
 }
 
 /// Whether a path is one of the operators'. Authors of graphs may have routes of their own beside them.

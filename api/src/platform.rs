@@ -93,7 +93,7 @@ fn open() -> Routes<App> {
 fn bulk_exports() -> Routes<App> {
     Routes::default()
         .routes(routes!(destinations::create, destinations::list))
-        .routes(routes!(destinations::get, destinations::update))
+        .routes(routes!(destinations::get, destinations::update, destinations::delete))
         .routes(routes!(exports::create, exports::list))
         .routes(routes!(exports::list_spawned_runs))
         .routes(routes!(exports::get, exports::update))

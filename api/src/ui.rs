@@ -8,10 +8,12 @@
 pub(crate) mod assets;
 mod dead;
 mod deployments;
+mod destinations;
 mod exports;
 mod gate;
 pub(crate) mod history;
 mod jobs;
+mod quarantine;
 mod queues;
 mod schedules;
 mod show;
@@ -55,6 +57,9 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/traces", get(traces::projects))
         .route("/ui/traces/{project_id}", get(traces::runs))
         .route("/ui/traces/{project_id}/{run_id}", get(traces::trace))
+        .route("/ui/quarantine", get(quarantine::list))
+        .route("/ui/quarantine/{entry_id}", get(quarantine::detail))
+        .route("/ui/quarantine/{entry_id}/{action}", post(quarantine::act))
         .route("/ui/queues", get(queues::page))
         .route("/ui/queues/{pool}/{action}", post(queues::act))
         .route("/ui/jobs", get(jobs::list))
@@ -68,6 +73,11 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/revisions/{revision_id}", get(deployments::revision))
         .route("/ui/revisions/{revision_id}/{action}", post(deployments::act))
         .route("/ui/exports", get(exports::list))
+        .route("/ui/exports/destinations", get(destinations::list))
+        .route(
+            "/ui/exports/destinations/{destination_id}/delete",
+            post(destinations::delete),
+        )
         .route("/ui/exports/{export_id}", get(exports::detail))
         .route("/ui/schedules", get(schedules::page))
         .route("/ui/schedules/{schedule_id}/{action}", post(schedules::act))

@@ -1,6 +1,7 @@
 //! Gauges about the whole system, looked up once for all roles.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,17 +16,20 @@ const WORKER_SEEN: Duration = Duration::from_secs(15);
 #[derive(Default)]
 pub(crate) struct Gauges {
     jobs: Mutex<BTreeSet<(String, String)>>,
+    /// Whether anything was in quarantine.
+    quarantine: AtomicBool,
 }
 
 impl Gauges {
     /// Looks, and sets all of them.
     pub(crate) async fn record(&self, store: &Store) -> store::Result<()> {
-        let (lanes, schedules, units, paused, alive, now) = store
+        let (lanes, schedules, units, quarantine, paused, alive, now) = store
             .read(async |tx| {
                 Ok((
                     gauges::lanes(tx).await?,
                     gauges::schedules(tx).await?,
                     gauges::open_units(tx).await?,
+                    gauges::quarantine(tx).await?,
                     gauges::pools(tx).await?,
                     workers::alive(tx, WORKER_SEEN).await?,
                     jobs::db_now(tx).await?,
@@ -40,6 +44,7 @@ impl Gauges {
         metrics::gauge!(metric::SCHEDULE_LAG).set(since(schedules.next_at));
         metrics::gauge!(metric::OPEN_UNITS).set(units.units as f64);
         metrics::gauge!(metric::OPEN_UNITS_AGE).set(since(units.oldest_at));
+        self.quarantine(quarantine);
         // A pool that somebody serves has a depth, even before its first job.
         self.queues(store, alive.iter().flat_map(|worker| worker.slots().into_keys()))
             .await?;
@@ -50,6 +55,18 @@ impl Gauges {
         metrics::gauge!(metric::WORKERS, "state" => "working").set((alive.len() - draining) as f64);
         metrics::gauge!(metric::WORKERS, "state" => "draining").set(draining as f64);
         Ok(())
+    }
+
+    /// A scheduler that never saw anything in quarantine says nothing: the one of an agent server would show its zero over
+    /// the number of the platform in the same process.
+    fn quarantine(&self, found: gauges::Quarantine) {
+        let is_there = found.entries > 0;
+        let was_there = self.quarantine.swap(is_there, Ordering::Relaxed);
+        if is_there || was_there {
+            metrics::gauge!(metric::QUARANTINE_ENTRIES).set(found.entries as f64);
+            metrics::gauge!(metric::QUARANTINE_ITEMS).set(found.items as f64);
+            metrics::gauge!(metric::QUARANTINE_BYTES).set(found.bytes as f64);
+        }
     }
 
     async fn queues(&self, store: &Store, served: impl Iterator<Item = String>) -> store::Result<()> {

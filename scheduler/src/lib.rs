@@ -3,8 +3,10 @@
 //! Promises: a job that is due becomes ready, a lease that ended is taken back, a deadline is enforced, an active
 //! schedule has a spawn job, what is over long enough is forgotten; each within about a second of its time, and right
 //! when several schedulers run at once or none has run for a day. Leaves to others: what any of these jobs do. Jobs
-//! it ends, it ends through the `end` of their kind, which is attached to the store.
+//! it ends, it ends through the `end` of their kind, which is attached to the store. What else is to be looked after again
+//! and again, such as jobs that should be there and are not, is handed in ([`Scheduler::add`]).
 
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
@@ -47,9 +49,13 @@ impl Default for Settings {
 
 /// The loops of one process.
 pub struct Scheduler {
+    store: Store,
     stop: CancellationToken,
     loops: JoinSet<()>,
 }
+
+/// What one turn of a loop comes to.
+pub type Turn = Pin<Box<dyn Future<Output = store::Result<()>> + Send>>;
 
 impl Scheduler {
     /// Starts the loops.
@@ -134,7 +140,15 @@ impl Scheduler {
             let gauges = gauges::Gauges::default();
             async move |store: &Store| gauges.record(store).await
         }));
-        Ok(Self { stop, loops })
+        let store = store.clone();
+        Ok(Self { store, stop, loops })
+    }
+
+    /// Does this work about every `period`, too, until the scheduler stops. `name` is the label of its metrics.
+    pub fn add(&mut self, name: &'static str, period: Duration, work: impl Fn(Store) -> Turn + Send + Sync + 'static) {
+        let work = async move |store: &Store| work(store.clone()).await;
+        self.loops
+            .spawn(every(name, period, self.stop.clone(), self.store.clone(), work));
     }
 
     /// Stops the loops, each between two transactions.

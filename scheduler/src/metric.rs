@@ -13,6 +13,9 @@ pub(crate) const SCHEDULES: &str = "towpath_schedules";
 pub(crate) const SCHEDULE_LAG: &str = "towpath_schedule_lag_seconds";
 pub(crate) const OPEN_UNITS: &str = "towpath_wal_open_units";
 pub(crate) const OPEN_UNITS_AGE: &str = "towpath_wal_oldest_open_unit_age_seconds";
+pub(crate) const QUARANTINE_ENTRIES: &str = "towpath_quarantine_entries";
+pub(crate) const QUARANTINE_ITEMS: &str = "towpath_quarantine_items";
+pub(crate) const QUARANTINE_BYTES: &str = "towpath_quarantine_bytes";
 pub(crate) const SWEEP_SECONDS: &str = "towpath_sweep_seconds";
 pub(crate) const SWEEP_ERRORS: &str = "towpath_sweep_errors_total";
 
@@ -52,10 +55,24 @@ pub fn describe() {
         Unit::Seconds,
         "Age of the oldest unit that waits to be folded; 0 when there is none"
     );
+    metrics::describe_gauge!(
+        QUARANTINE_ENTRIES,
+        Unit::Count,
+        "Entries of accepted trace data that could not be folded"
+    );
+    metrics::describe_gauge!(
+        QUARANTINE_ITEMS,
+        Unit::Count,
+        "Operations, feedback and attachments in quarantine"
+    );
+    metrics::describe_gauge!(QUARANTINE_BYTES, Unit::Bytes, "Accepted trace data in quarantine");
     metrics::describe_histogram!(SWEEP_SECONDS, Unit::Seconds, "One turn of a sweep of the clock");
     metrics::describe_counter!(
         SWEEP_ERRORS,
         Unit::Count,
         "Turns of a sweep that failed; each is repeated"
     );
+    for name in [QUARANTINE_ENTRIES, QUARANTINE_ITEMS, QUARANTINE_BYTES] {
+        metrics::gauge!(name).set(0.0);
+    }
 }

@@ -12,6 +12,8 @@ environment:
   XDG_CACHE_HOME       Python environments and npm packages are kept in towpath/ below it (default: ~/.cache)
   PYTHON               the Python that runs this command and makes environments (default: python3)
   TOWPATH_TEST_KILLS   kills that each of the two layouts has to survive in the suite kill (default: 110)
+  TOWPATH_TEST_INGEST_OPERATIONS
+                       operations on each database in the suite ingest (default: 3000); `long` is a million
 
 What is missing on the machine is installed: Debian packages, Python packages into environments of their own, npm packages into
 a folder. PostgreSQL and Redis are private to the run. Each run keeps its logs, JUnit reports and durations in

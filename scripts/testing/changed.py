@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 
 from testing.graph import BINARY, END_TO_END, Crates
+from testing.rust import DRILLS
 from testing.suites import GROUPS, SUITES
 
 # Suites that start the binary.
@@ -31,19 +32,21 @@ def effect(*suites, tests_of=(), sources=False) -> Effect:
 # everything.
 PATHS = (
     # Both the drills and the other end-to-end tests are programs of one crate.
+    ("tests/it/ingest_fuzz*", effect("ingest")),
     ("tests/it/kill*", effect("kill")),
     ("tests/it/*faults*", effect("faults")),
-    ("tests/it/*", effect("kill", "faults", tests_of=[END_TO_END])),
-    ("tests/src/*fault_proxy*", effect("kill", "faults", *PYTHON_SUITES, tests_of=[END_TO_END])),
-    ("tests/src/*", effect("kill", "faults", tests_of=[END_TO_END])),
-    ("tests/Cargo.toml", effect("kill", "faults", "clippy", *PYTHON_SUITES, tests_of=[END_TO_END])),
-    ("tests/orphans.sql", effect("kill", "faults", *PYTHON_SUITES, tests_of=[END_TO_END])),
+    ("tests/it/*", effect(*DRILLS, tests_of=[END_TO_END])),
+    ("tests/src/*fault_proxy*", effect(*DRILLS, *PYTHON_SUITES, tests_of=[END_TO_END])),
+    ("tests/src/*", effect(*DRILLS, tests_of=[END_TO_END])),
+    ("tests/Cargo.toml", effect(*DRILLS, "clippy", *PYTHON_SUITES, tests_of=[END_TO_END])),
+    ("tests/orphans.sql", effect(*DRILLS, *PYTHON_SUITES, tests_of=[END_TO_END])),
     ("tests/python/host/*", effect("host")),
     ("tests/python/agent/test_*", effect("agent")),
     ("tests/python/agent/*", effect("agent", "contract")),
     ("tests/python/test_*", effect("python")),
     # Environments of tests that are written in Rust are made of the same packages.
     ("tests/python/requirements.txt", effect("rust", *SERVED)),
+    ("tests/python/newest/*", effect("python")),
     ("tests/python/*", effect(*PYTHON_SUITES)),
     ("tests/js/*.py", effect("js")),
     # The suite agent runs the JavaScript client, too.
@@ -76,7 +79,7 @@ PATHS = (
     ("scripts/test", effect("scripts")),
     ("scripts/testing/*", effect("scripts")),
     ("scripts/*", effect()),
-    (".config/nextest.toml", effect("scripts", "rust", "kill", "faults")),
+    (".config/nextest.toml", effect("scripts", "rust", *DRILLS)),
     (".ci/*", effect()),
     ("deny.toml", effect("deny")),
     ("clippy.toml", effect("clippy")),

@@ -20,8 +20,6 @@ from testing.results import Outcome
 from testing.servers import SYNCED, UNSYNCED, Postgres, Redis
 from testing.suites import FIRST, LAST, PROCESSOR, WAITING, Suite
 
-# A suite that hangs is a failure, not a wait for ever.
-SUITE_LIMIT_SECONDS = 2400
 # Cold, it compiles every dependency.
 BUILD_LIMIT_SECONDS = 3600
 COMMITS = "commits"
@@ -156,7 +154,7 @@ class Run:
         say(f"{suite.name:<12} running…{f' (lane {lane})' if lane in (PROCESSOR, WAITING) else ''}")
         began = self.since_start()
         environment = self.environment(suite, lane)
-        finished = self.execute(suite.name, suite.command(self.context), SUITE_LIMIT_SECONDS, None, environment)
+        finished = self.execute(suite.name, suite.command(self.context), suite.limit_seconds, None, environment)
         if self.children.stopping:
             return None
         cases = suites.read_cases(suite, self.context)
@@ -175,6 +173,7 @@ class Run:
             "TOWPATH_TEST_POSTGRES": self.addresses.get(("postgres", COMMITS if suite.commits else lane)),
             "TOWPATH_TEST_REDIS": self.addresses.get(("redis", lane)),
             "TOWPATH_TEST_PYTHON": context.venv_python(suites.PYTHON) if suites.PYTHON in suite.venvs else None,
+            "TOWPATH_TEST_NEWEST_PYTHON": context.venv_python(suites.NEWEST) if suites.NEWEST in suite.venvs else None,
             "TOWPATH_TEST_NODE_MODULES": context.node_modules if "node" in suite.needs else None,
         }
         if not {"postgres", "redis"} & suite.needs:

@@ -10,12 +10,12 @@ from testing.context import Build, Context, Program
 
 # One resolution of features for the binary and all tests, so that nothing is compiled twice.
 BUILD = ("cargo", "build", "--workspace", "--bins", "--tests", "--message-format=json-render-diagnostics")
-# Tests of the suites kill and faults, by a part of their names.
-DRILLS = {"kill": "kill::", "faults": "faults::"}
+# Tests of the suites ingest, kill and faults, by a part of their names.
+DRILLS = {"ingest": "ingest_fuzz::", "kill": "kill::", "faults": "faults::"}
 # How many tests run at a time; None for as many as there are processors.
-AT_ONCE = {"rust": None, "kill": 4, "faults": 10}
-# A test program is ended after this long where nextest does not watch each test.
-PROGRAM_LIMIT_SECONDS = 2100
+AT_ONCE = {"rust": None, "ingest": 2, "kill": 4, "faults": 10}
+# Of the time limit of a suite, what is left to end its test programs where nextest does not watch each test.
+ENDING_SECONDS = 300
 # Rules about the tree: any file can break them.
 RULES_PACKAGE = "towpath-tests"
 RULES_TESTS = "/^(arrows|dependencies|sources|tree)::/"
@@ -75,8 +75,8 @@ def packages_filter(packages: frozenset[str]) -> str:
     return " or ".join([*(f"package(={name})" for name in sorted(packages)), rules])
 
 
-def tests_command(suite: str, context: Context) -> list[str]:
-    """Runs the tests of `suite`: with nextest, else program by program."""
+def tests_command(suite: str, context: Context, limit_s: int = 2400) -> list[str]:
+    """Runs the tests of `suite`, which is ended after `limit_s`: with nextest, else program by program."""
     if context.nextest:
         command = [str(context.nextest), "nextest", "run", "--config-file", str(context.nextest_config), "--profile", suite]
         command += ["--binaries-metadata", str(context.build.binaries_metadata)]
@@ -96,7 +96,7 @@ def tests_command(suite: str, context: Context) -> list[str]:
     processors = os.cpu_count() or 1
     threads = AT_ONCE[suite] or processors
     command = [sys.executable, str(pathlib.Path(__file__).with_name("libtest.py")), str(listed)]
-    command += ["--junit", str(context.report(suite)), "--threads", str(threads), "--limit", str(PROGRAM_LIMIT_SECONDS)]
+    command += ["--junit", str(context.report(suite)), "--threads", str(threads), "--limit", str(limit_s - ENDING_SECONDS)]
     command += ["--at-once", str(processors if suite == "rust" else 1)]
     if suite in DRILLS:
         command += ["--only", DRILLS[suite]]

@@ -20,8 +20,16 @@ PROCESSOR, WAITING = "processor", "waiting"
 LAST = "last"
 
 PYTHON = "tests/python/requirements.txt"
+# The newest tracing client; that of PYTHON is older.
+NEWEST = "tests/python/newest/requirements.txt"
 AGENT = "tests/python/agent/requirements.txt"
 HOST = "tests/python/host/requirements.txt"
+
+# A suite that hangs is a failure, not a wait for ever.
+LIMIT_SECONDS = 2400
+# A million operations on both databases.
+LONG_LIMIT_SECONDS = 12 * 3600
+LONG_INGEST = bool(os.environ.get("TOWPATH_TEST_INGEST_OPERATIONS"))
 
 # Figures that drills print.
 TABLE = re.compile(r"^\|.*", re.MULTILINE)
@@ -51,6 +59,8 @@ class Suite:
     environment: tuple[tuple[str, str], ...] = ()
     # What it takes on two cores, until a run says so.
     typical_seconds: int = 0
+    # It is ended after this long.
+    limit_seconds: int = LIMIT_SECONDS
     # Lines of its output that are printed when it ends, behind these headlines.
     shown: re.Pattern | None = None
     headlines: tuple[str, ...] = ()
@@ -71,8 +81,8 @@ def plain(*command):
     return lambda context: [*command, *context.arguments]
 
 
-def rust_tests(name):
-    return lambda context: rust.tests_command(name, context)
+def rust_tests(name, limit_s=LIMIT_SECONDS):
+    return lambda context: rust.tests_command(name, context, limit_s)
 
 
 def pytest(name, requirements, *options, paths):
@@ -192,6 +202,18 @@ SUITES = (
         read_log=read_contract,
     ),
     Suite(
+        "ingest",
+        "generated ingest by every route while it is read and exported, compared with a reference merge",
+        PROCESSOR,
+        rust_tests("ingest", LONG_LIMIT_SECONDS if LONG_INGEST else LIMIT_SECONDS),
+        SERVED,
+        venvs=(PYTHON,),
+        arguments=NAMES,
+        typical_seconds=60,
+        limit_seconds=LONG_LIMIT_SECONDS if LONG_INGEST else LIMIT_SECONDS,
+        shown=re.compile(r"^ingest, .*", re.MULTILINE),
+    ),
+    Suite(
         "agent",
         "the agent server by its official clients, with graphs as data and in Python: runs, streams, deployments, kills",
         WAITING,
@@ -226,7 +248,7 @@ SUITES = (
             paths=("tests/python",),
         ),
         SERVED | {"browser"},
-        venvs=(PYTHON,),
+        venvs=(PYTHON, NEWEST),
         arguments=PYTEST,
         typical_seconds=400,
     ),

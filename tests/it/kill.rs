@@ -279,21 +279,26 @@ async fn restart(world: &mut World, armed: Option<String>) {
     }
 }
 
-/// Counts who died of a failpoint, where one is armed, and starts every dead process again, unarmed. Any other end is a
-/// defect.
+/// How many deaths of a failpoint the end of `process` is, where one is armed; `None` while it lives. Any end other than
+/// that and a kill is a defect.
+fn death(process: &mut Process, armed: bool) -> Option<u32> {
+    match process.ended()? {
+        ABORTED if armed => Some(1),
+        exit if exit == Exit::Signal(Signal::SIGKILL as i32) => Some(0),
+        exit => panic!(
+            "{} ended with {exit:?}:\n{}",
+            process.program().name,
+            process.log_text()
+        ),
+    }
+}
+
+/// Starts every dead process again, unarmed; how many died of a failpoint.
 fn bury(world: &mut World, armed: bool) -> u32 {
     let mut deaths = 0;
     for process in &mut world.processes {
-        match process.ended() {
-            None => continue,
-            Some(ABORTED) if armed => deaths += 1,
-            Some(exit) if exit == Exit::Signal(Signal::SIGKILL as i32) => {}
-            Some(exit) => panic!(
-                "{} ended with {exit:?}:\n{}",
-                process.program().name,
-                process.log_text()
-            ),
-        }
+        let Some(counted) = death(process, armed) else { continue };
+        deaths += counted;
         let mut program = process.program().clone();
         program.env.retain(|(name, _)| name != "TOWPATH_FAILPOINT");
         *process = Process::spawn(&program);

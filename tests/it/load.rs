@@ -117,7 +117,7 @@ pub fn compare_all(
 }
 
 /// The files below an export's folder, which are those that its manifest lists.
-fn complete(folder: &Path) -> Result<Vec<PathBuf>, String> {
+pub fn complete(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let manifest = std::fs::read(folder.join("_manifest.json")).map_err(|error| format!("no manifest: {error}"))?;
     let manifest: Value = serde_json::from_slice(&manifest).map_err(|error| format!("the manifest: {error}"))?;
     let files = parquet_files(folder);

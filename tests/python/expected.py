@@ -70,7 +70,8 @@ def from_multipart(content_type, body):
 
 
 def merge(found):
-    """id → merged fields: the first post counts, a patch beats it field by field, `extra` goes key by key."""
+    """id → merged fields: the first post counts, a patch beats it field by field, `extra` goes key by key, and so do
+    `metadata` and `runtime` in it."""
     posts, patches = {}, {}
     for verb, run, fields in found:
         sent = {name: value for name, value in fields.items() if value is not None}
@@ -82,11 +83,24 @@ def merge(found):
     for run in posts.keys() | patches.keys():
         fields = dict(posts.get(run, {}))
         for patch in patches.get(run, []):
-            extra = {**fields.get("extra", {}), **patch.get("extra", {})}
+            extra = merge_extra(fields.get("extra", {}), patch.get("extra", {}))
             fields.update(patch)
             if extra:
                 fields["extra"] = extra
         merged[run] = fields
+    return merged
+
+
+def merge_extra(known, more):
+    merged = {**known, **more}
+    for name in ("metadata", "runtime"):
+        both = [said[name] for said in (known, more) if said.get(name) is not None]
+        if len(both) == 2 and all(isinstance(value, dict) for value in both):
+            merged[name] = both[0] | both[1]
+        elif both:
+            merged[name] = both[-1]
+        else:
+            merged.pop(name, None)
     return merged
 
 

@@ -79,15 +79,34 @@ def send_tree(client, project, number, day, dice, told):
             post |= {"end_time": end, "outputs": outputs, "events": events, "error": error}
         name = f"{kind} {number}-{depth} {dice.choice(ODD)}"
         client.create_run(name, inputs, kind, project_name=project, **post)
+        metadata = dict(extra["metadata"])
         if fate == "patched":
             patch = {"end_time": end, "outputs": outputs, "events": events, "error": error}
             client.update_run(run, extra={"metadata": {"patched": True}}, session_name=project, **patch, **place)
-        told.append({"id": str(run), "name": name, "inputs": inputs, "fate": fate})
+            metadata["patched"] = True
+        told.append({"id": str(run), "name": name, "inputs": inputs, "fate": fate, "metadata": metadata})
         if depth < 2:
             for _ in range(dice.randrange(1, 4)):
                 later = start + datetime.timedelta(microseconds=dice.randrange(1, 1000))
                 # A child of the day's last microsecond would start on the next day.
                 stack.append((run, order, depth + 1, min(later, midnight + datetime.timedelta(microseconds=86_399_999_999))))
+
+
+def ingest_directly(client, project, day, told):
+    """What programs do that mirror traces: posts and updates by `multipart_ingest`, one after the other. The client adds
+    metadata and runtime of its own to each, also to an update that has none."""
+    start = datetime.datetime.combine(day, datetime.time(12), UTC)
+    for number, update in enumerate([None, {"stage": "ended"}]):
+        run = uuid.uuid4()
+        place = {"id": run, "trace_id": run, "dotted_order": link(start, run), "session_name": project}
+        metadata = {"user": f"u{number}", "stage": "begun"}
+        post = {"name": f"direct {number}", "run_type": "chain", "start_time": start, "inputs": {"a": number}}
+        client.multipart_ingest(create=[place | post | {"extra": {"metadata": dict(metadata)}}])
+        patch = {"end_time": start + datetime.timedelta(seconds=1), "outputs": {"b": 2}}
+        if update:
+            patch["extra"] = {"metadata": update}
+        client.multipart_ingest(update=[place | patch])
+        told.append({"id": str(run), "name": post["name"], "inputs": post["inputs"], "metadata": metadata | (update or {})})
 
 
 def call_traced(client, project, told):
@@ -134,6 +153,8 @@ def main():
     for number in range(int(traces)):
         for day in range(3):
             send_tree(client, project, number, first + datetime.timedelta(days=day), dice, told)
+    if mode in ("zstd", "identity"):
+        ingest_directly(client, project, first, told)
     call_traced(client, project, told)
     client.flush()
     json.dump(told, sys.stdout, default=lambda value: str(value) if isinstance(value, decimal.Decimal) else repr(value))

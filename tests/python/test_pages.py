@@ -8,6 +8,7 @@ import datetime as dt
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import uuid
 
@@ -264,6 +265,50 @@ def test_traces_are_found_by_filters_and_read_as_trees(browser, place):
         assert page.goto(address(place, f"traces/{uuid.uuid4()}")).status == 404
 
 
+@contextlib.contextmanager
+def quarantined(place):
+    """An entry as a fold leaves one of a unit whose object is not there."""
+    entry = uuid.uuid4()
+    columns = "id, tenant_id, kind, reason, path, byte_offset, bytes, decoded_bytes, items, names, accepted_at, created_at"
+    reason = "its object is not in the object store"
+    path = f"wal/{entry}.unit"
+    if place.database:
+        values = f"'{entry}', '{place.tenant}', 'missing', '{reason}', '{path}', 8, 5000, 0, 1234, '{{}}', now(), now()"
+        harness.psql(f"INSERT INTO quarantine ({columns}) VALUES ({values})", place.database)
+    else:
+        now = int(dt.datetime.now(dt.timezone.utc).timestamp() * 1_000_000)
+        tenant = uuid.UUID(place.tenant).bytes
+        values = (entry.bytes, tenant, "missing", reason, path, 8, 5000, 0, 1234, "{}", now, now)
+        with contextlib.closing(sqlite3.connect(place.data / "towpath.db", timeout=30)) as database, database:
+            database.execute(f"INSERT INTO quarantine ({columns}) VALUES ({', '.join('?' * len(values))})", values)
+    yield str(entry)
+    place.call("POST", "/internal/quarantine/bulk", {"action": "drop", "ids": [str(entry)]})
+
+
+def test_quarantine_is_shown_and_emptied(browser, place):
+    with quarantined(place) as entry, reader(browser, place) as page:
+        page.goto(address(place, "traces"))
+        banner = page.get_by_role("status").filter(has_text="Quarantine")
+        expect(banner).to_contain_text(re.compile(r"1.234 operations are in quarantine and not shown"))
+        banner.get_by_role("link").click()
+        row = page.locator(f"tr#q{entry}")
+        expect(row.locator(".pill")).to_have_text("missing")
+        expect(row).to_contain_text("its object is not in the object store")
+        row.locator("[data-is=Entry] a").click()
+        expect(page.locator(".facts")).to_contain_text(f"wal/{entry}.unit")
+        # Its object is not there, which is said; and nothing changes before the question is answered.
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Retry").click()
+        expect(page.locator(".empty")).to_contain_text("is not in the object store")
+        page.goto(address(place, f"quarantine/{entry}"))
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        page.get_by_role("button", name="Drop").click()
+        expect(page.locator("h1")).to_have_text(entry)
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Drop").click()
+        expect(page.locator(".empty")).to_contain_text("Nothing here")
+
+
 def test_jobs_can_be_found_and_read(browser, place):
     with reader(browser, place) as page:
         page.goto(address(place, "jobs"))
@@ -315,6 +360,23 @@ def test_exports_show_their_days(browser, place):
         total = sum(int(re.sub(r"\D", "", text)) for text in rows)
         shown = page.locator(".tile", has_text="rows").locator("b").inner_text()
         assert total == int(re.sub(r"\D", "", shown)) > 300
+
+
+def test_a_destination_is_deleted(browser, place):
+    made = destination(place, f"doomed-{uuid.uuid4().hex[:8]}")
+    with reader(browser, place) as page:
+        page.goto(address(place, "exports"))
+        page.get_by_role("link", name="Destinations").click()
+        row = page.locator(f"tr#t{made}")
+        expect(row).to_be_visible()
+        page.once("dialog", lambda dialog: dialog.dismiss())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_be_visible()
+        page.once("dialog", lambda dialog: dialog.accept())
+        row.get_by_role("button", name="Delete").click()
+        expect(row).to_have_count(0)
+        expect(page.locator("tbody tr", has_text="warehouse")).to_be_visible()
+    assert place.request("GET", f"/api/v1/bulk-exports/destinations/{made}")[0] == 404
 
 
 def repository(path) -> str:
@@ -419,15 +481,22 @@ def test_foreign_posts_are_refused(browser, place):
         expect(page.locator("tr#p-folds .pill")).to_have_text("active")
 
 
-@pytest.mark.parametrize("name", [*PAGES, "project", "trace", "job", "export", "deployment", "revision", "sign-in"])
+@pytest.mark.parametrize(
+    "name",
+    [*PAGES, "project", "trace", "job", "export", "exports/destinations", "deployment", "revision", "quarantine", "quarantined", "sign-in"],
+)
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_every_page_fits_and_is_pictured(browser, place, name, look):
     if place.layout == "cluster" and look != "light":
         pytest.skip("the looks do not depend on where rows are kept")
     size = {"width": 390, "height": 844} if look == "phone" else {}
     scheme = "dark" if look == "dark" else "light"
-    with reader(browser, place, signed_in=name != "sign-in", scheme=scheme, **size) as page:
-        if name == "job":
+    filled = quarantined(place) if name.startswith("quarantine") else contextlib.nullcontext()
+    with filled as entry, reader(browser, place, signed_in=name != "sign-in", scheme=scheme, **size) as page:
+        if name == "quarantined":
+            page.goto(address(place, f"quarantine/{entry}"))
+            page.wait_for_selector(".facts")
+        elif name == "job":
             page.goto(address(place, "dead"))
             page.locator("tbody a.mono").first.click()
             page.wait_for_selector(".crumb")

@@ -84,6 +84,49 @@ def test_ingest_bodies(world, path, content_type, body):
     assert "error" in answer, "ingest routes answer {error, details}"
 
 
+def multipart_head(name, kind=b"image/png", more=b""):
+    return b'Content-Disposition: form-data; name="' + name + b'"\r\nContent-Type: ' + kind + more
+
+
+@pytest.mark.parametrize("odd", [b"\x00", b"\x01", b"\x7f", "é".encode(), b"\xff"], ids=repr)
+def test_odd_characters_are_refused_or_folded(world, odd):
+    """Wherever they stand in a body: what was answered with 202 must not stop the fold of what comes after it."""
+    run, project = str(uuid.uuid4()), f"odd-{odd.hex()}-{world.layout}"
+    file, odd = f"attachment.{run}.boat".encode(), odd + b"x"
+    heads = [
+        multipart_head(file, b"image/png" + odd),
+        multipart_head(file + odd),
+        multipart_head(b"attachment" + odd),
+        multipart_head(file, more=b"; charset=" + odd),
+        multipart_head(file, more=b'; filename="' + odd + b'"'),
+        multipart_head(file, more=b"\r\nContent-Length: 1" + odd),
+        multipart_head(file, more=b"\r\nX-Other: " + odd),
+        multipart_head(file, more=b"\r\nX-Other" + odd + b": y"),
+    ]
+    statuses = set()
+    for head in heads:
+        body = b"--b\r\n" + head + b"\r\n\r\ny\r\n--b--\r\n"
+        got, answer = world.request("POST", "/runs/multipart", body, {"Content-Type": "multipart/form-data; boundary=b"})
+        assert got == 202 or 400 <= got < 500, (head, got, answer)
+        statuses.add(got)
+    assert 422 in statuses, statuses
+    text = odd.decode("latin-1")
+    for headers in ({"X-Other": text}, {"Content-Type": f"multipart/form-data; boundary={text}"}):
+        headers = {"Content-Type": "multipart/form-data; boundary=b"} | headers
+        got, answer = world.request("POST", "/runs/multipart", b"--b--\r\n", headers)
+        assert got == 202 or 400 <= got < 500, (headers, got, answer)
+    # Escaped in JSON they are text like any other.
+    body = {"id": run, "name": text, "run_type": text, "tags": [text], "extra": {text: text}, "error": text, "inputs": {text: text}}
+    world.call("POST", "/runs", body | {"start_time": RANGE["start_time"], "session_name": project}, 202)
+    judged = {"id": str(uuid.uuid4()), "run_id": run, "key": text, "comment": text, "feedback_source": {"type": text}}
+    world.call("POST", "/feedback", judged, 202)
+    # An export waits for the fold of everything before it.
+    export = world.export(world.file_destination(f"odd-{uuid.uuid4().hex}"), world.project(project), RANGE["start_time"], RANGE["end_time"])
+    world.completed(export)
+    runs = world.call("GET", f"{EXPORTS}/{export}/runs")
+    assert sum(part["metadata"]["result"]["rows_written"] for part in runs) == 1
+
+
 def test_ingest_that_is_not_what_it_says(world):
     for encoding in ("zstd", "gzip"):
         headers = {"Content-Type": "multipart/form-data; boundary=x", "Content-Encoding": encoding}

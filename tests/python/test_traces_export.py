@@ -30,10 +30,17 @@ MODES = {
 }
 
 
-def send(url, tenant, project, mode, traces):
+# Programs that have the SDK: in the release that the suite itself runs with, and in the newest one.
+SENDERS = {"pinned": sys.executable, "newest": os.environ.get("TOWPATH_TEST_NEWEST_PYTHON")}
+REVISION = "r-2026.1"
+
+
+def send(url, tenant, project, mode, traces, sender="pinned"):
     """Runs the SDK in a process of its own; what it was asked to send."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TOWPATH_TEST_POSTGRES")} | MODES[mode]
-    command = [sys.executable, str(HERE / "sender.py"), url, harness.KEY, tenant, project, mode, str(traces), FIRST_DAY]
+    # The SDK puts it into the metadata of everything it sends.
+    environment["LANGCHAIN_REVISION_ID"] = REVISION
+    command = [SENDERS[sender], str(HERE / "sender.py"), url, harness.KEY, tenant, project, mode, str(traces), FIRST_DAY]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     # The SDK reports what it had to drop as a warning and goes on.
@@ -74,10 +81,13 @@ def read_back(world, prefix, export, project):
     return rows
 
 
+@pytest.mark.parametrize("sender", SENDERS)
 @pytest.mark.parametrize("mode", MODES)
-def test_every_value_comes_back(world, recorder, prefix, mode):
-    project = f"values-{mode}-{world.layout}"
-    told = send(recorder.url, world.tenant, project, mode, traces=6 if mode != "single" else 2)
+def test_every_value_comes_back(world, recorder, prefix, mode, sender):
+    if not SENDERS[sender]:
+        pytest.skip("TOWPATH_TEST_NEWEST_PYTHON is not set")
+    project = f"values-{mode}-{sender}-{world.layout}"
+    told = send(recorder.url, world.tenant, project, mode, traces=6 if mode != "single" else 2, sender=sender)
     # Right after the last 202: nothing waits for the ingest to settle.
     session, destination = world.project(project), world.file_destination(prefix)
     now, hour = datetime.datetime.now(datetime.timezone.utc), datetime.timedelta(hours=1)
@@ -96,12 +106,22 @@ def test_every_value_comes_back(world, recorder, prefix, mode):
         if "id" in run:
             assert wanted[run["id"]]["name"] == run["name"]
             assert wanted[run["id"]]["inputs"] == expected.exact(json.dumps(run["inputs"]))
+            # Whatever the SDK adds to an update, what the caller said before it stays.
+            metadata = expected.exact(json.dumps(run["metadata"] | {"revision_id": REVISION}))
+            found = wanted[run["id"]]["extra"]["metadata"]
+            assert {key: found.get(key) for key in metadata} == metadata
 
     rows = []
     for export in (past, today):
         world.completed(export)
         rows += read_back(world, prefix, export, session)
     parquet.assert_same(rows, wanted)
+
+    # A filter sees what post and patch said together.
+    patched = [run["id"] for run in told if run.get("fate") == "patched" and run["metadata"]["depth"] == 0]
+    both = """and(has(metadata, '{"patched": true}'), has(metadata, '{"depth": 0}'))"""
+    found = world.call("POST", "/runs/query", {"session": [session], "filter": both, "limit": 100})
+    assert sorted(run["id"] for run in found["runs"]) == sorted(patched)
 
 
 def test_a_range_is_cut_exactly(world, recorder, prefix):
@@ -277,3 +297,43 @@ def test_cancelling_is_final(world, recorder, prefix):
         else None,
     )
     assert parquet.manifest(world.exports / prefix, export) is None, runs
+
+
+def test_a_deleted_destination_fails_what_is_on_its_way(world, recorder, prefix):
+    project = f"deleted-{world.layout}"
+    send(recorder.url, world.tenant, project, "zstd", traces=1)
+    session, kept, doomed = world.project(project), world.file_destination(prefix), world.file_destination(f"{prefix}-2")
+    finished = world.export(doomed, session, *PAST)
+    world.completed(finished)
+    pause(world, "pause")
+    try:
+        planned = world.export(doomed, session, "2020-01-01T00:00:00Z", "2020-01-04T00:00:00Z")
+        runs = f"/api/v1/bulk-exports/{planned}/runs"
+        harness.until("the export to be planned", lambda: world.call("GET", runs) or None)
+        asked = {"bulk_export_destination_id": doomed, "session_id": session}
+        every_hour = asked | {"start_time": "2090-01-01T00:00:00Z", "interval_hours": 1}
+        schedule = world.call("POST", "/api/v1/bulk-exports", every_hour)["id"]
+        path = f"/api/v1/bulk-exports/destinations/{doomed}"
+        assert world.request("DELETE", path)[0] == 204
+        assert [world.request(method, path)[0] for method in ("DELETE", "GET", "DELETE")] == [404] * 3
+        failed = world.call("GET", f"/api/v1/bulk-exports/{planned}")
+        assert (failed["status"], failed["error"]) == ("FAILED", "the destination was deleted")
+        for run in world.call("GET", runs):
+            assert (run["status"], run["errors"]) == ("FAILED", {"retry_0": "the destination was deleted"})
+        stopped = world.call("GET", f"/api/v1/bulk-exports/{schedule}")
+        assert (stopped["status"], stopped["error"]) == ("CANCELLED", "the destination was deleted")
+        again = asked | {"start_time": PAST[0], "end_time": PAST[1]}
+        assert world.request("POST", "/api/v1/bulk-exports", again)[0] == 404
+    finally:
+        pause(world, "resume")
+    shown = world.call("GET", f"/api/v1/bulk-exports/{finished}")
+    assert (shown["status"], shown["bulk_export_destination_id"]) == ("COMPLETED", doomed)
+    assert read_back(world, f"{prefix}-2", finished, session)
+    assert kept in [destination["id"] for destination in world.call("GET", "/api/v1/bulk-exports/destinations")]
+    world.completed(world.export(kept, session, *PAST))
+    assert world.orphans() == []
+
+
+def pause(world, action):
+    """Parts of exports are claimed no more, or again."""
+    world.call("POST", f"/internal/queues/export_parts/{action}")

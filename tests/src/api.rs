@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::Bytes;
+use reqwest::header::HeaderMap;
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
@@ -39,6 +40,17 @@ pub struct Api {
     tenant: String,
 }
 
+/// An answer with its body as it came.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The HTTP status.
+    pub status: StatusCode,
+    /// The headers.
+    pub headers: HeaderMap,
+    /// The body.
+    pub body: Bytes,
+}
+
 /// An answer, body read.
 #[derive(Clone, Debug)]
 pub struct Reply {
@@ -71,6 +83,30 @@ impl Api {
             key: key.to_owned(),
             tenant: tenant.to_owned(),
         }
+    }
+
+    /// The same access to another workspace of the key's organisation.
+    #[must_use]
+    pub fn of_tenant(&self, tenant: &str) -> Self {
+        Self {
+            tenant: tenant.to_owned(),
+            ..self.clone()
+        }
+    }
+
+    /// The same access to another process of the platform.
+    #[must_use]
+    pub fn at(&self, address: SocketAddr) -> Self {
+        Self {
+            base: format!("http://{address}"),
+            ..self.clone()
+        }
+    }
+
+    /// The headers that say who asks, for requests that no HTTP client makes.
+    #[must_use]
+    pub fn credentials(&self) -> [(&'static str, &str); 2] {
+        [("X-API-Key", &self.key), ("X-Tenant-Id", &self.tenant)]
     }
 
     /// Where the platform is: `http://…`.
@@ -145,6 +181,32 @@ impl Api {
             request = request.header(*name, *value);
         }
         reply(request.send().await?).await
+    }
+
+    /// A request whose answer need not be JSON that [`Value`] can hold.
+    ///
+    /// # Errors
+    /// If the server is not there, or goes away or is silent before it has answered.
+    pub async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(String, String)],
+        body: Bytes,
+    ) -> reqwest::Result<Answer> {
+        let mut request = self
+            .authorised(method, path)
+            .timeout(Duration::from_secs(120))
+            .body(body);
+        for (name, value) in headers {
+            request = request.header(name, value);
+        }
+        let response = request.send().await?;
+        Ok(Answer {
+            status: response.status(),
+            headers: response.headers().clone(),
+            body: response.bytes().await?,
+        })
     }
 
     /// Makes a `file` destination below the configured folder and gives its id.

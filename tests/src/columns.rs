@@ -74,6 +74,9 @@ pub fn parquet_files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// How a text of JSON is shown.
+type ReadJson = fn(&str, &str) -> Value;
+
 /// All rows of these files.
 ///
 /// # Panics
@@ -81,6 +84,21 @@ pub fn parquet_files(folder: &Path) -> Vec<PathBuf> {
 #[must_use]
 pub fn read_rows(files: &[PathBuf]) -> Vec<Columns> {
     let mut rows = Vec::new();
+    let parsed: ReadJson =
+        |name, text| serde_json::from_str(text).unwrap_or_else(|error| panic!("{name} is no JSON ({error}): {text}"));
+    visit(files, parsed, |row| rows.push(row));
+    rows
+}
+
+/// Hands over the rows of these files one by one, with the columns of JSON as the texts that they are.
+///
+/// # Panics
+/// If a file is not what an export writes.
+pub fn visit_rows(files: &[PathBuf], each: impl FnMut(Columns)) {
+    visit(files, |_, text| json!(text), each);
+}
+
+fn visit(files: &[PathBuf], read_json: ReadJson, mut each: impl FnMut(Columns)) {
     for path in files {
         let file = File::open(path).expect("a listed file");
         let builder = ParquetRecordBatchReaderBuilder::try_new(file)
@@ -99,23 +117,22 @@ pub fn read_rows(files: &[PathBuf]) -> Vec<Columns> {
                     .iter()
                     .zip(batch.columns())
                     .filter(|(_, column)| column.is_valid(at));
-                rows.push(
+                each(
                     cells
-                        .map(|(name, column)| (name.clone(), cell(name, column, at)))
+                        .map(|(name, column)| (name.clone(), cell(name, column, at, read_json)))
                         .collect(),
                 );
             }
         }
     }
-    rows
 }
 
-fn cell(name: &str, column: &ArrayRef, at: usize) -> Value {
+fn cell(name: &str, column: &ArrayRef, at: usize, read_json: ReadJson) -> Value {
     match column.data_type() {
         DataType::Utf8 => {
             let text = column.as_string::<i32>().value(at);
             if JSON.contains(&name) {
-                serde_json::from_str(text).unwrap_or_else(|error| panic!("{name} is no JSON ({error}): {text}"))
+                read_json(name, text)
             } else {
                 json!(text)
             }

@@ -25,9 +25,19 @@ impl Dice {
         self.roll() % limit
     }
 
+    /// A position in a list of `length`, which must not be 0.
+    pub fn index(&mut self, length: usize) -> usize {
+        usize::try_from(self.below(length as u64)).expect("an index fits")
+    }
+
+    /// Whether one of `n` came up.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
     /// One of them.
     pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        let at = self.below(all.len() as u64);
-        &all[usize::try_from(at).expect("an index fits")]
+        let at = self.index(all.len());
+        &all[at]
     }
 }

@@ -202,7 +202,7 @@ impl Run {
         }
         let extra = json!({ "metadata": { "patched": true } });
         let mut merged = posted_extra.clone();
-        merge(&mut merged, &extra);
+        merge(&mut merged["metadata"], &extra["metadata"]);
         let events = Value::Array(events);
         let mut text = part(&format!("patch.{id}"), &patch.to_string())
             + &part(&format!("patch.{id}.outputs"), &outputs.to_string())
@@ -260,8 +260,9 @@ fn nanos(micros: i64) -> Value {
     json!(micros * 1_000)
 }
 
-/// `2026-02-27T01:02:03.000004Z`
-fn rfc3339(micros: i64) -> String {
+/// `2026-02-27T01:02:03.000004Z`, from microseconds since 1970.
+#[must_use]
+pub fn rfc3339(micros: i64) -> String {
     let (date, time) = (date(micros), micros.rem_euclid(DAY_MICROS));
     let (seconds, fraction) = (time / 1_000_000, time % 1_000_000);
     let (hour, minute, second) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
@@ -271,8 +272,9 @@ fn rfc3339(micros: i64) -> String {
     )
 }
 
-/// `20260227T010203000004Z`
-fn compact(micros: i64) -> String {
+/// `20260227T010203000004Z`, from microseconds since 1970: how a link of `dotted_order` begins.
+#[must_use]
+pub fn compact(micros: i64) -> String {
     rfc3339(micros)
         .chars()
         .filter(|c| !matches!(c, '-' | ':' | '.'))

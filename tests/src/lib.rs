@@ -19,12 +19,12 @@ mod redis_server;
 mod wait;
 mod world;
 
-pub use api::{Api, Reply, http};
+pub use api::{Answer, Api, Reply, http};
 pub use binary::towpath;
-pub use columns::{COLUMNS, Columns, differences, parquet_files, read_rows};
+pub use columns::{COLUMNS, Columns, differences, parquet_files, read_rows, visit_rows};
 pub use dice::Dice;
 pub use environment::environment;
-pub use generator::{Body, Generated, generate, generate_from};
+pub use generator::{Body, Generated, compact, generate, generate_from, rfc3339};
 pub use moto::Moto;
 pub use postgres_server::PostgresServer;
 pub use process::{Exit, Process, Program, run_to_end};

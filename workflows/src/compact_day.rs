@@ -75,7 +75,7 @@ impl CompactDay {
     /// Its lane.
     #[must_use]
     pub fn lane(&self) -> Lane {
-        Lane::new(format!("compact:{}:{}", self.project, self.day), 1)
+        Lane::new(format!("compact:{}:{}:{}", self.tenant, self.project, self.day), 1)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::spawn_export;
 pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> store::Result<()> {
     // First: it takes the locks of jobs.
     for schedule in scheduled::running_of(tx, tenant, project).await? {
-        spawn_export::cancel(tx, tenant, schedule.id).await?;
+        spawn_export::cancel(tx, tenant, schedule.id, Some("the tracing project was deleted")).await?;
     }
     projects::delete(tx, tenant, project).await?;
     replace::retire_project(tx, tenant, project).await.map(drop)

@@ -7,10 +7,15 @@
 //!   checkpoint: cursor behind it, the file on record, nothing pending
 //! ```
 //! A process that dies between the two checkpoints leaves a file of which nobody knows whether it is visible. The next
-//! attempt makes it again up to the recorded row: same rows, same bytes, same name.
+//! attempt makes it again up to the recorded row: same rows, same bytes, same name. Where that is not what comes out,
+//! because feedback was given or taken back in between, the file is given up and the next one gets a name that no other
+//! attempt writes. So a file on record is what its record says, whatever an attempt that was replaced still writes.
 
+mod cursor;
+mod ending;
 mod feedback;
 mod file;
+pub(crate) mod leftover;
 mod sieve;
 
 use std::sync::Arc;
@@ -27,17 +32,19 @@ use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
 use towpath_store::{self as store, Tx, segments};
-use towpath_traces::feed::Sieve;
+use towpath_traces::feed::{Beside, Sieve};
 use towpath_traces::fold::part_ref;
 use towpath_traces::hive;
-use towpath_traces::parquet_file::{End, Feed, FileOptions, FileWritten, file_name};
+use towpath_traces::parquet_file::{Feed, FileOptions, FileWritten, SealedFile};
 use towpath_traces::row::Key;
-use towpath_traces::scan::{Request, Scan};
+use towpath_traces::scan::{PartRef, Request, Scan};
 use towpath_traces::schema::Selection;
 
 use crate::World;
 use crate::clean_export::{self, CleanExport};
 use crate::metric;
+use cursor::{Cursor, PendingUpload};
+use file::Made;
 pub(crate) use file::{compression, failed};
 
 /// Exports one day.
@@ -51,32 +58,6 @@ pub struct ExportPart {
     pub run: ExportRunId,
 }
 
-/// How far an export run is. Kept as the job's checkpoint.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Cursor {
-    /// Finished files.
-    files: u32,
-    /// Rows in them.
-    rows: u64,
-    /// Bytes of them.
-    bytes: u64,
-    /// The last row in them.
-    after: Option<Key>,
-    /// The file that may be visible or not.
-    pending: Option<PendingUpload>,
-}
-
-/// A file that is about to be visible.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct PendingUpload {
-    /// Its last row.
-    target_cursor: Key,
-    /// Its key.
-    file_path: String,
-    /// Its rows.
-    rows_count: u64,
-}
-
 /// What does not change from one attempt to the next, read anew by each.
 struct Plan {
     export: Export,
@@ -84,6 +65,8 @@ struct Plan {
     selection: Selection,
     options: FileOptions,
     folder: Path,
+    /// The pinned row groups.
+    parts: Vec<PartRef>,
     /// Where not all trace runs are wanted.
     sieve: Option<Arc<dyn Sieve>>,
 }
@@ -100,7 +83,7 @@ impl Workflow for ExportPart {
     }
 
     async fn run(&self, ctx: &mut Ctx, world: &World) -> Outcome {
-        let &Self { tenant, run, .. } = self;
+        let &Self { tenant, export, run } = self;
         let failures = i64::from(ctx.failures());
         if !ctx
             .commit(async |tx| runs::running(tx, tenant, run, failures).await)
@@ -110,12 +93,8 @@ impl Workflow for ExportPart {
             return Err(Failure::Cancelled);
         }
         let mut plan = self.read_plan(world).await?;
-        let parts = world.store.read(async |tx| {
-            let day = plan.run.start_time.day();
-            segments::pinned(tx, tenant, plan.export.project_id, day, day, run.0).await
-        });
-        let parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
-        if !parts.is_empty() {
+        let has_rows = !plan.parts.is_empty();
+        if has_rows {
             let destination = world.destination(tenant, plan.export.destination_id).await?;
             plan.options.part_bytes = plan.options.part_bytes.min(destination.part_bytes());
             self.give_up_earlier_uploads(ctx, world, &destination).await?;
@@ -124,58 +103,36 @@ impl Workflow for ExportPart {
                 // Somebody was here before and may have begun one that was never written down.
                 destination.give_up_strays(&own).await;
             }
-            let cursor: Cursor = ctx.cursor()?.unwrap_or_default();
-            let request = Request {
-                tenant,
-                project: plan.export.project_id,
-                parts,
-                range: plan.run.start_time..plan.run.end_time,
-                after: cursor.after,
-                selection: plan.selection.clone(),
-            };
-            let objects = world.objects.near_store();
-            // Only what is wanted whole and compressed as asked can be copied.
-            let feed = match (&plan.sieve, plan.export.compression) {
-                (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
-                (None, Compression::Zstandard) => Feed::splicing(objects, request, world.sizes.splice_rows),
-                (None, _) => Feed::new(Scan::new(objects, request)),
-            };
-            let feed = match feedback::of(&world.store, tenant, &plan.selection).await? {
-                Some(beside) => feed.with(beside),
-                None => feed,
-            };
+            let beside = feedback::of(&world.store, tenant, &plan.selection).await?;
             let place = world.heavy.place(&ctx.cancelled()).await?;
-            self.write_files(ctx, world, &plan, &destination, feed, cursor).await?;
+            self.write_files(ctx, world, &plan, &destination, beside.as_ref())
+                .await?;
             drop(place);
             if destination.began_any() {
                 // One that was begun twice, because the first answer was lost.
                 destination.give_up_strays(&own).await;
             }
         }
+        let late = has_rows && ctx.fence() > 1;
         ctx.settle(async |tx| {
             runs::finish(tx, tenant, run, ExportStatus::Completed, None).await?;
-            segments::unpin(tx, run.0).await.map(drop)
+            segments::unpin(tx, run.0).await?;
+            if late {
+                // An attempt that was replaced may not know it yet.
+                clean_export::start_late(tx, CleanExport::run(tenant, export, run)).await?;
+            }
+            Ok(())
         })
         .await
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
-        let &Self { tenant, export, run } = input;
-        let (status, error) = match ended {
-            Ended::Failed(error) => (ExportStatus::Failed, Some(error)),
-            Ended::Cancelled => (ExportStatus::Cancelled, None),
-            Ended::TimedOut => (
-                ExportStatus::TimedOut,
-                Some("the export run ran out of time".to_owned()),
-            ),
-        };
-        runs::finish(tx, tenant, run, status, error.as_deref()).await?;
-        let had_rows = segments::unpin(tx, run.0).await? > 0;
-        // Also where none is on record: one that was just begun may not have been written down.
-        if !files::uploads(tx, run).await?.is_empty() || (had_rows && runs::was_begun(tx, tenant, run).await?) {
-            clean_export::start(tx, &CleanExport::uploads(tenant, export, run)).await?;
-        }
-        Ok(())
+        Self::end_all(tx, std::slice::from_ref(input), &ended).await
+    }
+
+    /// All runs of an export end together when it does.
+    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
+        ending::end_all(tx, inputs, ended).await
     }
 
     fn again(&self) -> Again {
@@ -199,7 +156,8 @@ impl ExportPart {
         });
         let (export, run, filter) = rows.await.retry()?;
         let sieve = filter
-            .map(|filter| sieve::of(&world.store, tenant, &filter))
+            .as_deref()
+            .map(|filter| sieve::of(&world.store, tenant, filter))
             .transpose()?;
         let selection = match export.fields().fatal()? {
             Some(fields) => Selection::of(&fields.iter().map(|field| field.name()).collect::<Vec<_>>()).fatal()?,
@@ -213,13 +171,45 @@ impl ExportPart {
             ..FileOptions::new(selection.clone(), compression(export.compression))
         };
         let folder = Path::parse(&run.prefix).fatal()?;
+        let parts = world.store.read(async |tx| {
+            let day = run.start_time.day();
+            segments::pinned(tx, tenant, export.project_id, day, day, run.id.0).await
+        });
+        let mut parts: Vec<_> = parts.await.retry()?.iter().map(part_ref).collect();
+        if let Some(filter) = &filter {
+            parts = sieve::narrowed(world.objects.near_store(), export.project_id, parts, filter).await?;
+        }
         Ok(Plan {
             export,
             run,
             selection,
             options,
             folder,
+            parts,
             sieve,
+        })
+    }
+
+    /// The rows behind `after`.
+    fn feed(world: &World, plan: &Plan, beside: Option<&Arc<dyn Beside>>, after: Option<Key>) -> Result<Feed, Failure> {
+        let request = Request {
+            tenant: plan.export.tenant_id,
+            project: plan.export.project_id,
+            parts: plan.parts.clone(),
+            range: plan.run.start_time..plan.run.end_time,
+            after,
+            selection: plan.selection.clone(),
+        };
+        let objects = world.objects.near_store();
+        // Only what is wanted whole and compressed as asked can be copied.
+        let feed = match (&plan.sieve, plan.export.compression) {
+            (Some(sieve), _) => Feed::sifted(objects, request, Arc::clone(sieve)).fatal()?,
+            (None, Compression::Zstandard) => Feed::splicing(objects, request, world.sizes.splice_rows),
+            (None, _) => Feed::new(Scan::new(objects, request)),
+        };
+        Ok(match beside {
+            Some(beside) => feed.with(Arc::clone(beside)),
+            None => feed,
         })
     }
 
@@ -230,36 +220,60 @@ impl ExportPart {
         world: &World,
         plan: &Plan,
         destination: &Destination,
-        mut feed: Feed,
-        mut cursor: Cursor,
+        beside: Option<&Arc<dyn Beside>>,
     ) -> Result<(), Failure> {
+        let mut cursor: Cursor = ctx.cursor()?.unwrap_or_default();
+        let mut feed = Self::feed(world, plan, beside, cursor.after)?;
         loop {
-            let path = hive::file(&plan.folder, &file_name(self.run, cursor.files));
-            let end = cursor
-                .pending
-                .as_ref()
-                .map_or(End::Roll, |pending| End::At(pending.target_cursor));
-            let (fed, sealed) = self
-                .write_file(ctx, world, plan, destination, feed, path, end, &cursor)
+            let path = hive::file(&plan.folder, &cursor.file_name(self.run));
+            let (fed, made) = self
+                .write_file(ctx, world, plan, destination, feed, path.clone(), &cursor)
                 .await?;
-            let Some(sealed) = sealed else { return Ok(()) };
+            let sealed = match (made, &cursor.pending) {
+                (Made::Nothing, _) => return Ok(()),
+                (Made::Sealed(sealed), Some(pending)) if !pending.is(&sealed.written()) => {
+                    sealed.abort().await;
+                    None
+                }
+                (Made::Sealed(sealed), _) => Some(sealed),
+                (Made::Diverged, _) => None,
+            };
+            let Some(sealed) = sealed else {
+                self.give_up_pending(ctx, destination, &mut cursor).await?;
+                feed = Self::feed(world, plan, beside, cursor.after)?;
+                continue;
+            };
             feed = fed;
-            if cursor.pending.is_none() {
-                self.save_pending(ctx, destination, &mut cursor, sealed.written())
-                    .await?;
+            if let Err(failure) = self.finish_file(ctx, destination, &mut cursor, sealed).await {
+                self.remove_if_left_over(world, destination, &path).await;
+                return Err(failure);
             }
-            let written = sealed.complete().await.map_err(|error| failed(&error))?;
-            failpoint::hit("export.file_visible");
-            // Still pending: where it arrived in another size, the next attempt makes it again.
-            destination
-                .verify(&written.path, written.bytes)
-                .await
-                .map_err(|failure| Failure::retry(failure.to_string()))?;
-            self.save_file(ctx, &mut cursor, &written).await?;
-            metrics::counter!(metric::EXPORT_ROWS).increment(written.rows);
-            metrics::counter!(metric::EXPORT_BYTES).increment(written.bytes);
-            metrics::counter!(metric::EXPORT_FILES).increment(1);
         }
+    }
+
+    /// Makes a file visible and records it.
+    async fn finish_file(
+        &self,
+        ctx: &mut Ctx,
+        destination: &Destination,
+        cursor: &mut Cursor,
+        sealed: SealedFile,
+    ) -> Result<(), Failure> {
+        if cursor.pending.is_none() {
+            self.save_pending(ctx, destination, cursor, &sealed.written()).await?;
+        }
+        let written = sealed.complete().await.map_err(|error| failed(&error))?;
+        failpoint::hit("export.file_visible");
+        // Still pending: where it arrived in another size, the next attempt makes it again.
+        destination
+            .verify(&written.path, written.bytes)
+            .await
+            .map_err(|failure| Failure::retry(failure.to_string()))?;
+        self.save_file(ctx, cursor, &written).await?;
+        metrics::counter!(metric::EXPORT_ROWS).increment(written.rows);
+        metrics::counter!(metric::EXPORT_BYTES).increment(written.bytes);
+        metrics::counter!(metric::EXPORT_FILES).increment(1);
+        Ok(())
     }
 
     async fn save_pending(
@@ -267,14 +281,10 @@ impl ExportPart {
         ctx: &mut Ctx,
         destination: &Destination,
         cursor: &mut Cursor,
-        file: FileWritten,
+        file: &FileWritten,
     ) -> Result<(), Failure> {
         let &Self { tenant, run, .. } = self;
-        let pending = PendingUpload {
-            target_cursor: file.last,
-            file_path: file.path.to_string(),
-            rows_count: file.rows,
-        };
+        let pending = PendingUpload::of(file);
         let text = serde_json::to_string(&pending).fatal()?;
         cursor.pending = Some(pending);
         let begun = destination.begun();
@@ -288,6 +298,32 @@ impl ExportPart {
         Ok(())
     }
 
+    /// Gives up the pending file, which cannot be made again. The next one gets another name: an attempt that was replaced may
+    /// still make this one visible.
+    async fn give_up_pending(
+        &self,
+        ctx: &mut Ctx,
+        destination: &Destination,
+        cursor: &mut Cursor,
+    ) -> Result<(), Failure> {
+        let &Self { tenant, run, .. } = self;
+        let Some(pending) = cursor.pending.take() else {
+            return Err(Failure::retry("rows differ although no file was to be made again"));
+        };
+        let path = Path::parse(&pending.file_path).fatal()?;
+        cursor.given_up.push(pending.file_path);
+        cursor.replaced_at = Some(ctx.fence());
+        ctx.checkpoint(cursor, async |tx| {
+            runs::pending_given_up(tx, tenant, run, path.as_ref()).await
+        })
+        .await?;
+        tracing::info!(object.path = %path, "an interrupted file cannot be made again; another one takes its place");
+        if let Err(failure) = destination.remove(&path).await {
+            tracing::info!(%failure, "the interrupted file stays for now");
+        }
+        Ok(())
+    }
+
     async fn save_file(&self, ctx: &mut Ctx, cursor: &mut Cursor, written: &FileWritten) -> Result<(), Failure> {
         let tenant = self.tenant;
         let file = ExportFile {
@@ -297,13 +333,7 @@ impl ExportPart {
             rows: i64::try_from(written.rows).unwrap_or(i64::MAX),
             bytes: i64::try_from(written.bytes).unwrap_or(i64::MAX),
         };
-        *cursor = Cursor {
-            files: cursor.files + 1,
-            rows: cursor.rows + written.rows,
-            bytes: cursor.bytes + written.bytes,
-            after: Some(written.last),
-            pending: None,
-        };
+        *cursor = cursor.behind(written);
         let latest = serde_json::to_string(&written.last).fatal()?;
         ctx.checkpoint(cursor, async |tx| runs::file_done(tx, tenant, &file, &latest).await)
             .await

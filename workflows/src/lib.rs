@@ -6,8 +6,8 @@
 //!
 //! | job | lane | story |
 //! |---|---|---|
-//! | [`fold_units`] | `fold`, one place | open units of the write-ahead log become segments |
-//! | [`compact_day`] | `compact:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
+//! | [`fold_units`] | `fold:<shard>`, one place | open units of the write-ahead log become segments |
+//! | [`compact_day`] | `compact:<tenant>:<project>:<day>`, one place | row groups of a day become few, sorted from end to end |
 //! | [`index_runs`] | `index:<workspace>`, one place | segments come into the index of trace runs by id |
 //! | [`sweep_traces`] | none | days to compact, rows to forget, objects to remove |
 //! | [`run_export`] | `exports:<workspace>` | fold what is open, pin, one [`export_part`] per UTC day, manifest |
@@ -31,6 +31,7 @@ pub mod build_revision;
 pub mod clean_export;
 pub mod compact_day;
 pub mod delete_deployment;
+pub mod delete_destination;
 pub mod delete_project;
 pub mod deployment_log;
 pub mod deployments;
@@ -44,6 +45,7 @@ pub mod index_runs;
 mod intents;
 pub mod keep_deployments;
 pub mod metric;
+pub mod quarantine;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;

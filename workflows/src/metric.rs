@@ -7,7 +7,12 @@ pub(crate) const EXPORT_BYTES: &str = "towpath_export_bytes_total";
 pub(crate) const EXPORT_FILES: &str = "towpath_export_files_total";
 
 pub(crate) const PATCHES_DROPPED: &str = "towpath_pending_patches_dropped_total";
+pub(crate) const PATCHES_EVICTED: &str = "towpath_pending_patches_evicted_total";
+pub(crate) const ATTACHMENTS_ORPHANED: &str = "towpath_attachments_orphaned_total";
+pub(crate) const ATTACHMENTS_REMOVED: &str = "towpath_attachments_removed_total";
 pub(crate) const SEGMENTS_REMOVED: &str = "towpath_segments_removed_total";
+pub(crate) const REMOVALS_FAILED: &str = "towpath_segment_removals_failed_total";
+pub(crate) const QUARANTINE_DROPPED: &str = "towpath_quarantine_dropped_total";
 
 pub(crate) const DEPLOYMENT_STEP_SECONDS: &str = "towpath_deployment_step_seconds";
 
@@ -22,9 +27,34 @@ pub fn describe() {
         "Patches given up because their trace run never came"
     );
     metrics::describe_counter!(
+        PATCHES_EVICTED,
+        Unit::Count,
+        "Patches given up because too many waited for their trace runs"
+    );
+    metrics::describe_counter!(
+        ATTACHMENTS_ORPHANED,
+        Unit::Count,
+        "Attachments given up because their trace run never came"
+    );
+    metrics::describe_counter!(
+        ATTACHMENTS_REMOVED,
+        Unit::Count,
+        "Objects of attachments removed because a later file took their place or their trace run is gone"
+    );
+    metrics::describe_counter!(
         SEGMENTS_REMOVED,
         Unit::Count,
         "Segments removed because their rows lie elsewhere or were deleted"
+    );
+    metrics::describe_counter!(
+        REMOVALS_FAILED,
+        Unit::Count,
+        "Attempts to remove a segment that failed; each is repeated later"
+    );
+    metrics::describe_counter!(
+        QUARANTINE_DROPPED,
+        Unit::Count,
+        "Entries dropped from quarantine because their workspace had more than its quota"
     );
     metrics::describe_histogram!(
         DEPLOYMENT_STEP_SECONDS,
@@ -36,7 +66,12 @@ pub fn describe() {
         EXPORT_BYTES,
         EXPORT_FILES,
         PATCHES_DROPPED,
+        PATCHES_EVICTED,
+        ATTACHMENTS_ORPHANED,
+        ATTACHMENTS_REMOVED,
         SEGMENTS_REMOVED,
+        REMOVALS_FAILED,
+        QUARANTINE_DROPPED,
     ] {
         metrics::counter!(name).absolute(0);
     }

@@ -6,22 +6,24 @@
 //!                                         a part ended badly ─► FAILED    │
 //!                                       manifest, written last ─► COMPLETED
 //! ```
-//! The fold is a barrier: whatever was acknowledged before the export began is in a segment before segments are
-//! pinned. From then on all attempts of all parts read the same rows.
+//! The fold is a barrier: whatever of the workspace was acknowledged before the export began is in a segment before
+//! segments are pinned. It need not name the project: a patch goes to where its trace run lies. From then on all attempts
+//! of all parts read the same rows.
 
 mod manifest;
 mod plan;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Content, ExportStatus, Limits};
 use towpath_domain::job::{Ended, JobState, RetryPolicy};
-use towpath_domain::{ExportId, Rejection, TenantId, Timestamp, failpoint};
-use towpath_durable::{Again, Child, Ctx, Lane, Outcome, Start, Verdict, Workflow};
+use towpath_domain::{ExportId, Rejection, Shard, TenantId, Timestamp, failpoint};
+use towpath_durable::{Again, Child, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
-use towpath_store::{self as store, Tx, destinations, jobs, projects, units};
+use towpath_store::{self as store, Tx, destinations, jobs, projects, quarantine, units};
 
 use crate::World;
 use crate::clean_export::{self, CleanExport};
@@ -56,7 +58,26 @@ pub async fn start(
     range: Range<Timestamp>,
 ) -> store::Result<Export> {
     check(tx, tenant, content).await?;
-    record(tx, tenant, limits, content, range, None).await
+    let export = record(tx, tenant, limits, content, range, None).await?;
+    keep_destination(tx, tenant, content).await?;
+    Ok(export)
+}
+
+fn missing(noun: &'static str) -> impl FnOnce(store::Error) -> store::Error {
+    move |error| match error {
+        store::Error::NotFound => Rejection::not_found(noun).into(),
+        other => other,
+    }
+}
+
+/// Keeps the destination of what was just recorded until that is committed: whoever deletes it sees that then, and ends it.
+/// Called behind the locks of jobs.
+///
+/// # Errors
+/// A rejection when the destination is gone; those of the database.
+pub(crate) async fn keep_destination(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
+    let held = destinations::hold(tx, tenant, content.destination).await;
+    held.map_err(missing("destination"))
 }
 
 /// Whether there are such a destination and such a project.
@@ -64,12 +85,6 @@ pub async fn start(
 /// # Errors
 /// A rejection that says which is missing; those of the database.
 pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
-    let missing = |noun| {
-        move |error| match error {
-            store::Error::NotFound => Rejection::not_found(noun).into(),
-            other => other,
-        }
-    };
     destinations::get(tx, tenant, content.destination)
         .await
         .map_err(missing("destination"))?;
@@ -115,7 +130,7 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::R
         // First: it takes the locks. Jobs that run are told to stop and end by themselves; their rows say it now.
         towpath_durable::cancel(tx, export.job_id).await?;
         exports::finish(tx, tenant, id, ExportStatus::Cancelled, None).await?;
-        runs::cancel_open(tx, tenant, id).await?;
+        runs::cancel_open(tx, tenant, &[id]).await?;
     }
     let export = exports::get(tx, tenant, id).await?;
     match export.status {
@@ -139,6 +154,10 @@ impl Workflow for RunExport {
             .read(async |tx| exports::get(tx, tenant, id).await)
             .await
             .retry()?;
+        if export.status.is_final() {
+            // Its destination was deleted, and this job is about to be cancelled.
+            return Err(Failure::Cancelled);
+        }
         let children = ctx.children().await?;
         // A day that could not be compacted is exported as it is.
         let needed = |child: &&Child| child.kind != CompactDay::KIND;
@@ -158,7 +177,8 @@ impl Workflow for RunExport {
         if export.status == ExportStatus::Created {
             let job = ctx.job();
             ctx.commit(async |tx| {
-                exports::running(tx, tenant, id).await?;
+                let missing = missing_operations(tx, &export).await?;
+                exports::running(tx, tenant, id, missing).await?;
                 // Counted from here, not from the request: waiting for a place is not the export's fault.
                 let deadline = jobs::db_now(tx).await?.plus(world.exports.export);
                 jobs::set_deadline(tx, job, deadline).await
@@ -169,18 +189,14 @@ impl Workflow for RunExport {
         let folded = children.iter().any(|child| child.kind == FoldUnits::KIND);
         let open = world
             .store
-            .read(async |tx| units::open_touching(tx, tenant, export.project_id).await)
+            .read(async |tx| units::last_open(tx, tenant).await)
             .await
             .retry()?;
-        if let (false, Some(last)) = (folded, open.last()) {
-            let barrier = Barrier {
-                tenant,
-                project: export.project_id,
-                last_seq: last.seq,
-            };
+        if let (false, Some(last_seq)) = (folded, open) {
+            let barrier = Barrier { tenant, last_seq };
             let job = ctx.job();
             return ctx
-                .wait(&[fold_units::lane()], async |tx| {
+                .wait(&[fold_units::lane(Shard::of(tenant))], async |tx| {
                     fold_units::start_for(tx, job, barrier).await
                 })
                 .await;
@@ -195,20 +211,17 @@ impl Workflow for RunExport {
     }
 
     async fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> store::Result<()> {
-        let &Self { tenant, export } = input;
-        let (status, error) = match ended {
-            Ended::Failed(error) => (ExportStatus::Failed, Some(error)),
-            Ended::Cancelled => (ExportStatus::Cancelled, None),
-            Ended::TimedOut => (
-                ExportStatus::TimedOut,
-                Some("the export took longer than an export may".to_owned()),
-            ),
-        };
-        exports::finish(tx, tenant, export, status, error.as_deref()).await?;
-        runs::cancel_open(tx, tenant, export).await?;
-        // A manifest says that an export is complete, and this one may have been interrupted right behind it.
-        if exports::get(tx, tenant, export).await?.planned {
-            clean_export::start(tx, &CleanExport::manifest(tenant, export)).await?;
+        Self::end_all(tx, std::slice::from_ref(input), &ended).await
+    }
+
+    /// All exports to a destination end together when it is deleted.
+    async fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> store::Result<()> {
+        let mut tenants: BTreeMap<TenantId, Vec<ExportId>> = BTreeMap::new();
+        for input in inputs {
+            tenants.entry(input.tenant).or_default().push(input.export);
+        }
+        for (tenant, ids) in tenants {
+            end_exports(tx, tenant, &ids, ended).await?;
         }
         Ok(())
     }
@@ -216,6 +229,36 @@ impl Workflow for RunExport {
     fn again(&self) -> Again {
         Again::Refused("the export is over, and has told so; create a new export of the same range")
     }
+}
+
+async fn end_exports(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId], ended: &Ended) -> store::Result<()> {
+    let over = match ended {
+        Ended::Cancelled => None,
+        Ended::Failed(error) => Some((ExportStatus::Failed, error.as_str())),
+        Ended::TimedOut => Some((ExportStatus::TimedOut, "the export took longer than an export may")),
+    };
+    match over {
+        None => exports::cancel_all(tx, tenant, ids).await?,
+        Some((status, error)) => {
+            for id in ids {
+                exports::finish(tx, tenant, *id, status, Some(error)).await?;
+            }
+        }
+    }
+    runs::cancel_open(tx, tenant, ids).await?;
+    // A manifest says that an export is complete, and these may have been interrupted right behind it.
+    let written = exports::with_a_manifest(tx, tenant, ids).await?;
+    let clean: Vec<_> = written
+        .into_iter()
+        .map(|export| CleanExport::manifest(tenant, export))
+        .collect();
+    clean_export::start_all(tx, tenant, &clean).await
+}
+
+/// Operations in quarantine that may belong to the project and the range of an export.
+async fn missing_operations(tx: &mut Tx<'_>, export: &Export) -> store::Result<i64> {
+    let (tenant, project) = (export.tenant_id, export.project_id);
+    quarantine::missing(tx, tenant, project, export.start_time, export.end_time).await
 }
 
 impl RunExport {
@@ -232,7 +275,7 @@ impl RunExport {
         ctx.settle(async |tx| {
             exports::finish(tx, tenant, export, ExportStatus::Failed, Some(&error)).await?;
             // Their jobs are cancelled with this one.
-            runs::cancel_open(tx, tenant, export).await.map(drop)
+            runs::cancel_open(tx, tenant, &[export]).await
         })
         .await
     }

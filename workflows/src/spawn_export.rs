@@ -69,15 +69,16 @@ pub async fn create(
         schedule: spawn.schedule,
     };
     scheduled::insert(tx, tenant, &new).await?;
+    run_export::keep_destination(tx, tenant, content).await?;
     Ok(spawn.export)
 }
 
-/// Cancels a scheduled export; what it has spawned goes on. False when there is no such schedule. One that is cancelled
-/// already stays as it is.
+/// Cancels a scheduled export; what it has spawned goes on. `why` is shown, unless somebody asked for it. False when there is
+/// no such schedule. One that is cancelled already stays as it is.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::Result<bool> {
+pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, why: Option<&str>) -> store::Result<bool> {
     let Some(row) = scheduled::find(tx, tenant, id).await? else {
         return Ok(false);
     };
@@ -89,7 +90,7 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> store::R
             towpath_durable::cancel(tx, job).await?;
         }
         schedules::end(tx, row.schedule_id).await?;
-        scheduled::cancel(tx, tenant, id).await?;
+        scheduled::cancel(tx, tenant, id, why).await?;
     }
     Ok(true)
 }

@@ -1,21 +1,25 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, segments that nobody else has brought into the index of trace runs are, objects that nobody
-//! reads any more are removed. A chain, so one sweep goes on at a time.
+//! reads any more are removed, the quarantine is kept in order. A chain, so one sweep goes on at a time.
 
+mod attachments;
 mod beside;
+pub(crate) mod pending;
+mod quarantine;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
 use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_durable::{Cause, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
+use towpath_store::segments::Segment;
 use towpath_store::segments::replace::{self, Worth};
 use towpath_store::segments::waste;
-use towpath_store::{self as store, Store, Tx, jobs, lanes, pending_patches, run_index, segments};
+use towpath_store::{self as store, Store, Tx, jobs, lanes, run_index, segments};
 
 use crate::World;
 use crate::compact_day::CompactDay;
@@ -39,15 +43,25 @@ const CLOSED_SEGMENTS: i64 = 4;
 const OPEN_SEGMENTS: i64 = 8;
 /// No writer takes this long: what it intended and did not finish was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
-/// A patch waits so long for the trace run it belongs to.
-const PATCH_WAITS: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+/// Before an object that cannot be removed is tried again; each further time it is twice as long…
+const REMOVE_AGAIN: Duration = Duration::from_secs(60);
+/// … up to this.
+const REMOVE_AGAIN_AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
+/// What removals that fail may take of one sweep: a store that does not answer must not keep all else waiting.
+const FAILURES_TAKE: Duration = Duration::from_secs(60);
+/// A patch waits so long for the trace run it belongs to, and so does a file.
+const RUN_COMES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// The chain there is. It belongs to no workspace.
 const CHAIN: ScheduleId = ScheduleId::nil();
 
 /// Sweeps once.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct SweepTraces {}
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct SweepTraces {
+    /// How far the sweeps before have looked for objects that are missing.
+    #[serde(default)]
+    look: quarantine::Look,
+}
 
 /// Makes sure that trace data is swept. Any number of processes may call it at every start.
 ///
@@ -60,7 +74,7 @@ pub async fn ensure(store: &Store) -> store::Result<()> {
                 return Ok(());
             }
             let at = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, &SweepTraces {}, Start::new(TenantId::nil()).at(at)).await?;
+            let job = towpath_durable::start(tx, &SweepTraces::default(), Start::new(TenantId::nil()).at(at)).await?;
             let schedule = Schedule {
                 id: CHAIN,
                 tenant_id: TenantId::nil(),
@@ -95,10 +109,10 @@ impl Workflow for SweepTraces {
             // Somebody else sweeps.
             return ctx.done();
         };
-        sweep(ctx, world).await?;
+        let look = sweep(ctx, world, self.look).await?;
         ctx.settle(async |tx| {
             let next = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, self, Start::new(TenantId::nil()).at(next)).await?;
+            let job = towpath_durable::start(tx, &Self { look }, Start::new(TenantId::nil()).at(next)).await?;
             if schedules::advance(tx, CHAIN, schedule.next_at, next, Some(job)).await? {
                 Ok(())
             } else {
@@ -114,7 +128,7 @@ impl Workflow for SweepTraces {
     }
 }
 
-async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
+async fn sweep(ctx: &mut Ctx, world: &World, look: quarantine::Look) -> Result<quarantine::Look, Failure> {
     let now = world.store.clock().now();
     let keep_from = world.keeping.first_day(now);
     rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
@@ -140,11 +154,11 @@ async fn sweep(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
     failpoint::hit("sweep.collected");
     remove(ctx, world, abandoned, keep_from).await?;
     remove_index_files(ctx, world, abandoned).await?;
-    let dropped = ctx
-        .commit(async |tx| pending_patches::drop_older(tx, now.minus(PATCH_WAITS)).await)
-        .await?;
-    metrics::counter!(metric::PATCHES_DROPPED).increment(dropped);
-    Ok(())
+    pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
+    pending::trim(ctx, world).await?;
+    attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
+    attachments::remove_waste(ctx, world, replaced).await?;
+    quarantine::sweep(ctx, world, look, now).await
 }
 
 /// Starts a compaction of every day worth it, unless one waits already.
@@ -192,7 +206,8 @@ async fn index(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Failu
     Ok(())
 }
 
-/// Removes the objects of segments that are on their way out, then their rows: a crash between the two is made up for.
+/// Removes the objects of segments that are on their way out. One that cannot be removed keeps no other: it is tried again
+/// later.
 async fn remove(
     ctx: &mut Ctx,
     world: &World,
@@ -204,20 +219,30 @@ async fn remove(
         .read(async |tx| segments::deleting(tx, BATCH * 10).await)
         .await
         .retry()?;
+    let mut failing = Failing::default();
     for old in deleting {
         // Whoever began to write one that was never published may still be at it; an object that comes after its row is
         // gone would stay for ever.
         if old.rows == 0 && old.changed_at >= abandoned {
             continue;
         }
-        beside::remove(ctx, world, &old, keep_from).await?;
-        world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
-        failpoint::hit("sweep.object_removed");
-        ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
-            .await?;
-        failpoint::hit("sweep.row_removed");
-        metrics::counter!(metric::SEGMENTS_REMOVED).increment(1);
+        let began = Instant::now();
+        match remove_one(ctx, world, &old, keep_from).await {
+            Ok(()) => metrics::counter!(metric::SEGMENTS_REMOVED).increment(1),
+            Err(Failure::Retry(why) | Failure::Fatal(why)) => {
+                failing.note(&old, &why);
+                let again = world.store.clock().now().plus(pause(old.removal_failures));
+                ctx.commit(async |tx| segments::put_off_removal(tx, old.tenant_id, old.id, again).await)
+                    .await?;
+                failing.took += began.elapsed();
+                if failing.took > FAILURES_TAKE {
+                    break;
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
     }
+    failing.tell();
     Ok(())
 }
 
@@ -238,6 +263,56 @@ async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) 
             .await?;
     }
     Ok(())
+}
+
+/// Removes what lies beside a segment's rows, its object, then its row: a crash in between is made up for.
+async fn remove_one(ctx: &mut Ctx, world: &World, old: &Segment, keep_from: Option<NaiveDate>) -> Result<(), Failure> {
+    beside::remove(ctx, world, old, keep_from).await?;
+    world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
+    failpoint::hit("sweep.object_removed");
+    ctx.commit(async |tx| segments::forget(tx, old.tenant_id, old.id).await)
+        .await?;
+    failpoint::hit("sweep.row_removed");
+    Ok(())
+}
+
+/// Before a segment is tried again that could not be removed so many times before.
+fn pause(failures: i64) -> Duration {
+    let doubled = u32::try_from(failures).ok().and_then(|times| 2_u32.checked_pow(times));
+    doubled.map_or(REMOVE_AGAIN_AT_MOST, |times| {
+        REMOVE_AGAIN.saturating_mul(times).min(REMOVE_AGAIN_AT_MOST)
+    })
+}
+
+/// Removals of one sweep that failed.
+#[derive(Default)]
+struct Failing {
+    took: Duration,
+    /// Segments that failed for the first time. Later failures are in the metric alone.
+    new: usize,
+    /// One of those, and why.
+    example: Option<(String, Cause)>,
+}
+
+impl Failing {
+    fn note(&mut self, old: &Segment, why: &Cause) {
+        metrics::counter!(metric::REMOVALS_FAILED).increment(1);
+        if old.removal_failures == 0 {
+            self.new += 1;
+            self.example.get_or_insert_with(|| (old.path.clone(), why.clone()));
+        }
+    }
+
+    fn tell(&self) {
+        if let Some((path, why)) = &self.example {
+            tracing::warn!(
+                segments = self.new,
+                object.path = path,
+                error = %why,
+                "segments cannot be removed; they are tried again later"
+            );
+        }
+    }
 }
 
 /// Repeats a statement until nothing is left to do, or enough was done.

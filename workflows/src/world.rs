@@ -8,12 +8,15 @@ use towpath_domain::export::{DestinationConfig, Limits};
 use towpath_domain::{TenantId, Timestamp};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
+use towpath_store::pending_patches::Bounds;
+use towpath_store::quarantine::Quota;
 use towpath_store::sealing::{OpenError, Sealer};
 use towpath_store::{Store, destinations};
 use towpath_traces::hive::Prefix;
 use towpath_traces::objects::Objects;
 use towpath_traces::parquet_file::FILE_BYTES;
 
+use crate::delete_destination::DELETED;
 use crate::fold_units;
 use crate::heavy::Heavy;
 use crate::hosting::Hosting;
@@ -48,6 +51,10 @@ pub struct Keeping {
     /// How long a segment or an index file that was replaced still lies there for queries that began before. Longer than
     /// the longest.
     pub replaced: Duration,
+    /// How much of a workspace's trace data may be in quarantine.
+    pub quarantine: Quota,
+    /// How often objects that were missing are looked for.
+    pub missing: Duration,
 }
 
 impl Keeping {
@@ -64,6 +71,8 @@ impl Default for Keeping {
         Self {
             days: None,
             replaced: Duration::from_secs(15 * 60),
+            quarantine: Quota::default(),
+            missing: Duration::from_secs(60 * 60),
         }
     }
 }
@@ -73,6 +82,8 @@ impl Default for Keeping {
 pub struct Sizes {
     /// Bytes of units that one round of folding takes.
     pub fold_bytes: i64,
+    /// The same of their bodies after decoding.
+    pub fold_decoded_bytes: i64,
     /// How long a unit waits for others that are folded with it.
     pub fold_delay: Duration,
     /// Bytes at which an exported file ends.
@@ -83,6 +94,8 @@ pub struct Sizes {
     pub part_bytes: usize,
     /// Row groups of at least so many rows are copied into an export rather than read.
     pub splice_rows: u64,
+    /// Patches of a workspace that may wait for their trace runs.
+    pub pending: Bounds,
     /// So many segments of a workspace outside of its index of trace runs are brought into it.
     pub index_segments: i64,
 }
@@ -91,11 +104,13 @@ impl Default for Sizes {
     fn default() -> Self {
         Self {
             fold_bytes: 64 << 20,
+            fold_decoded_bytes: 256 << 20,
             fold_delay: fold_units::DELAY,
             file_bytes: FILE_BYTES,
             file_rows: u64::MAX,
             part_bytes: towpath_traces::upload::PART_BYTES,
             splice_rows: towpath_traces::feed::SPLICE_ROWS,
+            pending: Bounds::default(),
             index_segments: 16,
         }
     }
@@ -126,7 +141,7 @@ impl World {
             .read(async |tx| destinations::get(tx, tenant, id).await)
             .await
         {
-            Err(towpath_store::Error::NotFound) => return Err(Failure::fatal("the destination was deleted")),
+            Err(towpath_store::Error::NotFound) => return Err(Failure::fatal(DELETED)),
             row => row.retry()?,
         };
         let credentials = match row.credentials(&self.sealer) {

@@ -2,6 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
+use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use towpath_domain::export::{
@@ -10,6 +11,7 @@ use towpath_domain::export::{
 use towpath_domain::{DestinationId, Rejection, Secret, TenantId, Timestamp};
 use towpath_outbound::{DestinationFailure, Reason};
 use towpath_store::destinations::{self, NewDestination};
+use towpath_workflows::delete_destination;
 use towpath_workflows::world::prefix;
 use uuid::Uuid;
 
@@ -313,6 +315,24 @@ pub async fn update(
         .write(async |tx| destinations::update(tx, tenant.id, id, name, sealed).await)
         .await;
     Ok(Json(changed.map_err(missing)?.try_into()?))
+}
+
+/// Delete a destination and its credentials. Its unfinished exports fail at once and its schedules stop; both show the
+/// reason. Finished exports and their files stay.
+#[utoipa::path(delete, path = "/api/v1/bulk-exports/destinations/{destination_id}", tag = "bulk-export-destinations",
+    params(("destination_id" = Uuid, Path, description = "The destination")),
+    responses((status = 204, description = "Deleted"),
+              (status = 404, description = "No such destination in this workspace"), ApiError))]
+pub async fn delete(
+    State(app): State<App>,
+    tenant: Tenant,
+    Path(id): Path<DestinationId>,
+) -> Result<StatusCode, ApiError> {
+    let deleted = app
+        .store
+        .write(async |tx| delete_destination::delete(tx, tenant.id, id).await);
+    deleted.await.map_err(missing)?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn read(app: &App, tenant: Tenant, id: DestinationId) -> Result<destinations::Destination, ApiError> {

@@ -52,14 +52,31 @@ pub struct Export {
     /// The schedule it was spawned from.
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
-    /// Why it failed.
+    /// Why it failed. For a schedule: why it stopped, unless somebody cancelled it.
     error: Option<String>,
+    /// Of a schedule: null.
+    metadata: Option<ExportMetadata>,
     #[schema(value_type = String, format = DateTime)]
     created_at: Timestamp,
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
     #[schema(value_type = Option<String>, format = DateTime)]
     finished_at: Option<Timestamp>,
+}
+
+/// What became of an export.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ExportMetadata {
+    result: ExportResult,
+}
+
+/// What an export has, and what it lacks. What its days have stands in its runs.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ExportResult {
+    /// Operations that were accepted before the export and could not be folded, so that they may be missing from it:
+    /// those in quarantine that may belong to its project and range.
+    #[schema(minimum = 0)]
+    missing_operations: i64,
 }
 
 impl TryFrom<Listed> for Export {
@@ -82,6 +99,9 @@ impl TryFrom<Listed> for Export {
             interval_hours: row.interval_hours,
             source_bulk_export_id: row.source_bulk_export_id,
             error: row.error,
+            metadata: row.missing_operations.map(|missing_operations| ExportMetadata {
+                result: ExportResult { missing_operations },
+            }),
             created_at: row.created_at,
             updated_at: row.updated_at,
             finished_at: row.finished_at,
@@ -407,7 +427,7 @@ pub async fn update(
     let row = app
         .store
         .write(async |tx| {
-            if !spawn_export::cancel(tx, tenant.id, id).await? {
+            if !spawn_export::cancel(tx, tenant.id, id, None).await? {
                 run_export::cancel(tx, tenant.id, id).await?;
             }
             listing::get(tx, tenant.id, id).await

@@ -5,11 +5,15 @@ pub mod given;
 pub mod tokens;
 
 use axum::extract::{Request, State};
+use http::StatusCode;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use towpath_domain::json::Object;
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_query::feedback::later;
 use towpath_query::{Reader, Snapshot};
+use towpath_store as store;
 use towpath_store::feedback::{self, Wanted};
 use towpath_traces::accept::Route;
 use uuid::Uuid;
@@ -17,34 +21,37 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::auth::Tenant;
 use crate::errors::ApiError;
-use crate::extract::{Json, Pairs, Path};
+use crate::extract::{Json, JsonObject, Pairs, Path};
 use crate::platform::exports::MAX_OFFSET;
 use crate::platform::ingest::{Answer, Ingested, take};
 
 /// Trace runs whose feedback is listed at once.
 const MOST_RUNS: usize = 1000;
 
-/// Feedback: all that was sent, with what is known beside it.
+/// Feedback: all that was sent, as it was sent, with what is known beside it.
 #[derive(Serialize)]
 #[serde(transparent)]
-pub struct Feedback(Map<String, Value>);
+pub struct Feedback(Box<RawValue>);
 
-impl From<feedback::Feedback> for Feedback {
-    fn from(row: feedback::Feedback) -> Self {
-        let mut body: Map<String, Value> = serde_json::from_str(&row.body).unwrap_or_default();
+impl TryFrom<feedback::Feedback> for Feedback {
+    type Error = ApiError;
+
+    fn try_from(row: feedback::Feedback) -> Result<Self, ApiError> {
+        let unreadable = || ApiError::from(store::Error::corrupt("feedback", "body", row.id));
+        let mut body = Object::parse(&row.body).map_err(|_| unreadable())?;
         let modified = row.modified_at.unwrap_or(row.created_at);
         // What is not folded yet has no time of its own; the client said one, or it is now.
-        let time = |body: &mut Map<String, Value>, name: &str, known: Timestamp, over: bool| {
-            let said = body.get(name).is_some_and(|value| !value.is_null());
-            if over || !said {
-                body.insert(name.to_owned(), json!(known));
+        for (name, known, over) in [
+            ("created_at", row.created_at, false),
+            ("modified_at", modified, row.modified_at.is_some()),
+        ] {
+            if over || body.get(name).is_none() {
+                body.set(name, json!(known).to_string());
             }
-        };
-        time(&mut body, "created_at", row.created_at, false);
-        time(&mut body, "modified_at", modified, row.modified_at.is_some());
-        body.insert("id".to_owned(), json!(row.id));
-        body.insert("key".to_owned(), json!(row.key));
-        body.insert("run_id".to_owned(), json!(row.run_id));
+        }
+        body.set("id", json!(row.id).to_string());
+        body.set("key", json!(row.key).to_string());
+        body.set("run_id", json!(row.run_id).to_string());
         for name in [
             "trace_id",
             "session_id",
@@ -54,9 +61,13 @@ impl From<feedback::Feedback> for Feedback {
             "correction",
             "feedback_source",
         ] {
-            body.entry(name).or_insert(Value::Null);
+            if !body.has(name) {
+                body.set(name, "null");
+            }
         }
-        Self(body)
+        RawValue::from_string(body.to_string())
+            .map(Self)
+            .map_err(|_| unreadable())
     }
 }
 
@@ -106,7 +117,8 @@ pub async fn list(State(app): State<App>, tenant: Tenant, sent: Pairs) -> Result
         Ok(skipped.take(most.unwrap_or(0)).collect())
     });
     let given: Vec<feedback::Feedback> = read.await?;
-    Ok(Json(given.into_iter().map(|row| dated(row, now).into()).collect()))
+    let shown = given.into_iter().map(|row| Feedback::try_from(dated(row, now)));
+    Ok(Json(shown.collect::<Result<_, ApiError>>()?))
 }
 
 /// What is not folded yet comes first, since it was accepted last.
@@ -150,12 +162,9 @@ async fn all(
 }
 
 fn meets(row: &feedback::Feedback, wanted: &Wanted) -> bool {
-    let source = || {
-        let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
-        body["feedback_source"]["type"].as_str().map(str::to_owned)
-    };
     (wanted.keys.is_empty() || wanted.keys.contains(&row.key))
-        && (wanted.sources.is_empty() || source().is_some_and(|source| wanted.sources.contains(&source)))
+        && (wanted.sources.is_empty()
+            || feedback::source(&row.body).is_some_and(|source| wanted.sources.contains(&source)))
 }
 
 /// A row that is not in the table yet has no time: it came just now.
@@ -173,7 +182,7 @@ fn dated(mut row: feedback::Feedback, now: Timestamp) -> feedback::Feedback {
               (status = 404, description = "No such feedback in this workspace"), ApiError))]
 pub async fn get(State(app): State<App>, tenant: Tenant, Path(id): Path<Uuid>) -> Result<Json<Feedback>, ApiError> {
     let row = app.reading.run(move |reader| find(reader, tenant, id)).await?;
-    Ok(Json(dated(row, app.clock.now()).into()))
+    Ok(Json(Feedback::try_from(dated(row, app.clock.now()))?))
 }
 
 async fn find(reader: Reader, tenant: Tenant, id: Uuid) -> Result<feedback::Feedback, ApiError> {
@@ -181,6 +190,23 @@ async fn find(reader: Reader, tenant: Tenant, id: Uuid) -> Result<feedback::Feed
     let found = snapshot.one_feedback(id).await?;
     found.ok_or_else(|| ApiError::not_found("feedback"))
 }
+
+/// Feedback as it was accepted last, if that is not folded yet.
+async fn fresh(reader: Reader, tenant: Tenant, id: Uuid) -> Result<Option<feedback::Feedback>, ApiError> {
+    let snapshot = reader.snapshot(tenant.id).await?;
+    Ok(snapshot.one_fresh(id).cloned())
+}
+
+/// Members that say what feedback is about, and when it was given.
+const FIXED: [&str; 7] = [
+    "id",
+    "run_id",
+    "key",
+    "created_at",
+    "modified_at",
+    "trace_id",
+    "session_id",
+];
 
 /// Change feedback: what is named replaces what was there.
 #[utoipa::path(patch, path = "/feedback/{feedback_id}", tag = "feedback", request_body = Object,
@@ -191,25 +217,30 @@ pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
     Path(id): Path<Uuid>,
-    Json(change): Json<Map<String, Value>>,
+    change: JsonObject,
 ) -> Result<Json<Feedback>, ApiError> {
-    let mut row = app.reading.run(move |reader| find(reader, tenant, id)).await?;
-    let mut body: Map<String, Value> = serde_json::from_str(&row.body).unwrap_or_default();
-    let fixed = [
-        "id",
-        "run_id",
-        "key",
-        "created_at",
-        "modified_at",
-        "trace_id",
-        "session_id",
-    ];
-    body.extend(change.into_iter().filter(|(name, _)| !fixed.contains(&name.as_str())));
-    row.body = Value::Object(body).to_string();
-    app.store.write(async |tx| feedback::change(tx, &row).await).await?;
-    let now = app.clock.now();
-    row.modified_at = Some(now);
-    Ok(Json(dated(row, now).into()))
+    let open = app.reading.run(move |reader| fresh(reader, tenant, id)).await?;
+    let mut changed = change.members();
+    changed.remove(&FIXED);
+    let row = app
+        .store
+        .write(async |tx| feedback::amend(tx, tenant.id, id, open.as_ref(), &changed).await)
+        .await
+        .map_err(unchanged)?;
+    Ok(Json(Feedback::try_from(row)?))
+}
+
+/// Why feedback is as it was.
+fn unchanged(error: store::Error) -> ApiError {
+    match error {
+        store::Error::NotFound => ApiError::not_found("feedback"),
+        error @ store::Error::Corrupt { .. } => {
+            tracing::error!(%error, "feedback cannot be changed");
+            let text = "the stored feedback cannot be read, so nothing of it was changed; delete it and give it again";
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+        }
+        error => error.into(),
+    }
 }
 
 /// Take feedback back.
@@ -218,8 +249,10 @@ pub async fn update(
     responses((status = 200, description = "Taken back", body = Object),
               (status = 404, description = "No such feedback in this workspace"), ApiError))]
 pub async fn delete(State(app): State<App>, tenant: Tenant, Path(id): Path<Uuid>) -> Result<Json<Value>, ApiError> {
-    let mut row = app.reading.run(move |reader| find(reader, tenant, id)).await?;
-    row.deleted = true;
-    app.store.write(async |tx| feedback::change(tx, &row).await).await?;
+    let open = app.reading.run(move |reader| fresh(reader, tenant, id)).await?;
+    app.store
+        .write(async |tx| feedback::take_back(tx, tenant.id, id, open.as_ref()).await)
+        .await
+        .map_err(unchanged)?;
     Ok(Json(json!({"message": "Feedback deleted"})))
 }

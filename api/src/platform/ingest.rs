@@ -46,7 +46,8 @@ pub type Answer = Result<(StatusCode, Json<Ingested>), ApiError>;
 #[utoipa::path(post, path = "/runs/multipart", tag = "traces",
     request_body(content = String, content_type = "multipart/form-data", description = "May be gzip or zstd as a whole"),
     responses((status = 202, description = "On disk", body = Ingested),
-              (status = 413, description = "Too large, as sent or unpacked"),
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of a trace run is"),
               ApiError))]
 pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Multipart, "Runs batch ingested", request).await
@@ -57,7 +58,8 @@ pub async fn multipart(State(app): State<App>, tenant: Tenant, request: Request)
     request_body(content = ref("#/components/schemas/TraceRunBatch"), content_type = "application/json",
         description = "May be gzip or zstd as a whole"),
     responses((status = 202, description = "On disk", body = Ingested),
-              (status = 413, description = "Too large, as sent or unpacked"), ApiError))]
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of a trace run is"), ApiError))]
 pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Batch, "Runs batch ingested", request).await
 }
@@ -65,7 +67,9 @@ pub async fn batch(State(app): State<App>, tenant: Tenant, request: Request) -> 
 /// One trace run.
 #[utoipa::path(post, path = "/runs", tag = "traces",
     request_body(content = ref("#/components/schemas/TraceRun"), content_type = "application/json"),
-    responses((status = 202, description = "On disk", body = Ingested), ApiError))]
+    responses((status = 202, description = "On disk", body = Ingested),
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of it is"), ApiError))]
 pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) -> Answer {
     take(&app, tenant, Route::Run, "Run ingested", request).await
 }
@@ -74,7 +78,9 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
 #[utoipa::path(patch, path = "/runs/{run_id}", tag = "traces",
     request_body(content = ref("#/components/schemas/TraceRunChange"), content_type = "application/json"),
     params(("run_id" = Uuid, Path, description = "The trace run")),
-    responses((status = 202, description = "On disk", body = Ingested), ApiError))]
+    responses((status = 202, description = "On disk", body = Ingested),
+              (status = 404, description = "A project that is named by its id is not in this workspace"),
+              (status = 413, description = "Too large, as sent or unpacked, or a field of it is"), ApiError))]
 pub async fn update(State(app): State<App>, tenant: Tenant, Path(id): Path<TraceRunId>, request: Request) -> Answer {
     take(&app, tenant, Route::Patch(id), "Run update ingested", request).await
 }
@@ -177,6 +183,7 @@ impl From<AppendError> for ApiError {
         match error {
             AppendError::Overloaded { retry_after } => Self::too_many(text, retry_after),
             AppendError::Full => Self::unavailable(text, Duration::from_secs(30)),
+            AppendError::NoProject(_) => Self::new(StatusCode::NOT_FOUND, text),
             AppendError::Unavailable(_) | AppendError::Closed => Self::unavailable(text, Duration::from_secs(2)),
         }
     }

@@ -216,6 +216,7 @@ async fn read(
                 .page(&Question {
                     projects: resolved.projects,
                     range: resolved.range,
+                    within: resolved.within,
                     predicate: resolved.predicate,
                     direction: wanted.direction,
                     after: wanted.after,
@@ -381,7 +382,8 @@ pub async fn statistics(
 pub(crate) async fn counted(snapshot: &Snapshot, criteria: &Criteria) -> Result<Statistics, ApiError> {
     let resolved = criteria.resolve(snapshot).await?;
     let Some(places) = resolved.places else {
-        let counted = snapshot.statistics(&resolved.projects, resolved.range, &resolved.predicate);
+        let within = resolved.within.as_ref();
+        let counted = snapshot.statistics(&resolved.projects, resolved.range, within, &resolved.predicate);
         return Ok(counted.await?);
     };
     let rows = snapshot.rows(&places).await?;

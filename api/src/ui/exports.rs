@@ -15,7 +15,7 @@ use super::{Asked, Shown, Trouble, show};
 use crate::app::App;
 use crate::errors::ApiError;
 
-const HERE: &str = "/ui/exports";
+pub(super) const HERE: &str = "/ui/exports";
 const LIMIT: i64 = 50;
 
 /// Which page of the list.
@@ -100,6 +100,7 @@ struct Detail {
     rows: String,
     bytes: String,
     files: String,
+    missing: Option<String>,
     over: usize,
     took: String,
     took_is: &'static str,
@@ -168,6 +169,7 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         rows: show::count(sum(|run| run.rows_written)),
         bytes: show::bytes(sum(|run| run.bytes_written)),
         files: show::count(sum(|run| run.files_written)),
+        missing: (export.missing_operations > 0).then(|| show::count(export.missing_operations)),
         over: runs.iter().filter(|run| run.finished_at.is_some()).count(),
         took,
         took_is,

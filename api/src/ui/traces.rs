@@ -8,18 +8,20 @@ use askama::Template;
 use axum::extract::{Query, State};
 use http::StatusCode;
 use serde::Deserialize;
-use towpath_domain::{ProjectId, Timestamp};
+use towpath_domain::{ProjectId, TenantId, Timestamp};
 use towpath_store::projects::{Project, overview};
+use towpath_store::quarantine;
 use towpath_traces::derive::{COST_SCALE, Derived};
 
 pub(super) use runs::page as runs;
 pub(super) use trace::page as trace;
 
+use super::quarantine::Banner;
 use super::{Asked, Shown, Trouble, show};
 use crate::app::App;
 use crate::errors::ApiError;
 
-const HERE: &str = "/ui/traces";
+pub(super) const HERE: &str = "/ui/traces";
 /// Projects of a page.
 const LIMIT: i64 = 100;
 
@@ -35,12 +37,14 @@ pub(super) struct Which {
 #[template(path = "ui/traces.html")]
 struct Projects {
     name: String,
+    banner: Option<Banner>,
     rows: Vec<Row>,
     next: Option<i64>,
 }
 
 struct Row {
     id: String,
+    workspace: String,
     name: String,
     runs: String,
     days: String,
@@ -51,15 +55,17 @@ struct Row {
 /// The projects.
 pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which): Query<Which>) -> Shown {
     let offset = which.offset.clamp(0, 1_000_000);
-    let mut found = app
-        .store
-        .read(async |tx| overview::list(tx, &which.name, LIMIT + 1, offset).await)
-        .await?;
+    let read = app.store.read(async |tx| {
+        let found = overview::list(tx, &which.name, LIMIT + 1, offset).await?;
+        Ok((found, quarantine::usage(tx).await?))
+    });
+    let (mut found, quarantined) = read.await?;
     let next = (found.len() as i64 > LIMIT).then_some(offset + LIMIT);
     found.truncate(LIMIT as usize);
     let now = app.clock.now();
     let rows = found.into_iter().map(|project| Row {
         id: project.id.to_string(),
+        workspace: project.tenant_id.to_string(),
         name: project.name,
         runs: show::count(project.rows),
         days: show::count(project.days),
@@ -69,6 +75,7 @@ pub(super) async fn projects(State(app): State<App>, asked: Asked, Query(which):
         began: show::moment(project.start_time),
     });
     let content = Projects {
+        banner: Banner::of(&quarantined),
         rows: rows.collect(),
         name: which.name,
         next,
@@ -82,12 +89,23 @@ fn still(asked: &Asked, title: &str, content: &impl Template) -> Shown {
     Ok(asked.framed(StatusCode::OK, title, HERE, false, &content))
 }
 
-/// The project of an address.
-async fn project(app: &App, id: &str) -> Result<Project, Trouble> {
+/// The project of an address. Its id is unique in a workspace only, which links therefore name; without one an id will do
+/// that no other workspace has.
+async fn project(app: &App, id: &str, workspace: &str) -> Result<Project, Trouble> {
     let missing = || Trouble::from(ApiError::not_found("project"));
     let id: ProjectId = id.parse().map_err(|_| missing())?;
-    let found = app.store.read(async |tx| overview::any(tx, id).await).await?;
-    found.ok_or_else(missing)
+    let workspace = (!workspace.is_empty()).then(|| workspace.parse::<TenantId>());
+    let workspace = workspace.transpose().map_err(|_| missing())?;
+    let mut found = app
+        .store
+        .read(async |tx| overview::any(tx, id, workspace).await)
+        .await?;
+    let project = found.pop().ok_or_else(missing)?;
+    if found.is_empty() {
+        return Ok(project);
+    }
+    let text = "several workspaces have a project of this id; open it from the list of projects";
+    Err(ApiError::bad_request(text).into())
 }
 
 /// The colour of a trace run's state.

@@ -13,12 +13,13 @@ use crate::world::{Answer, Call, KEY, World, on_both_databases};
 on_both_databases!(
     a_session_that_was_ended_opens_nothing_anywhere,
     traces_are_shown_as_text_with_mistakes_where_they_are,
+    a_destination_is_deleted_on_its_page,
 );
 
 const OURS: (&str, &str) = ("sec-fetch-site", "same-origin");
 
 /// What a browser sends for a form of ours.
-fn form(path: &str, body: &str) -> Call {
+pub fn form(path: &str, body: &str) -> Call {
     Call::new(Method::POST, path)
         .header(OURS.0, OURS.1)
         .header("content-type", "application/x-www-form-urlencoded")
@@ -30,12 +31,12 @@ fn encoded(key: &str) -> String {
 }
 
 /// The cookie that an answer sets, as a browser sends it back.
-fn cookie(answer: &Answer) -> String {
+pub fn cookie(answer: &Answer) -> String {
     let set = answer.headers["set-cookie"].to_str().unwrap();
     set.split(';').next().unwrap().to_owned()
 }
 
-async fn sign_in(world: &World, key: &str) -> Answer {
+pub async fn sign_in(world: &World, key: &str) -> Answer {
     world.call(form("/ui/sign-in", &format!("key={}", encoded(key)))).await
 }
 
@@ -219,8 +220,10 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/jobs",
         "/ui/workers",
         "/ui/exports",
+        "/ui/exports/destinations",
         "/ui/schedules",
         "/ui/dead",
+        "/ui/quarantine",
     ] {
         let page = world.open(Method::GET, path).await;
         assert_eq!(page.status, 401, "{path}");
@@ -340,6 +343,7 @@ async fn what_callers_named_is_shown_as_text() {
         ("/ui/jobs/0199a5c4-0000-7000-8000-000000000001", 404),
         ("/ui/exports/x", 404),
         ("/ui/exports/0199a5c4-0000-7000-8000-000000000001", 404),
+        ("/ui/exports/destinations", 200),
         ("/ui/assets/nothing.js", 404),
         ("/ui/assets/..%2Ficon.svg", 404),
         ("/ui/assets/htmx.js", 200),
@@ -404,4 +408,28 @@ async fn traces_are_shown_as_text_with_mistakes_where_they_are(world: World) {
         assert_eq!(page(gone.to_owned()).await.status, 404, "{gone}");
     }
     assert_eq!(page(format!("{project}?cursor=x")).await.status, 400);
+}
+
+async fn a_destination_is_deleted_on_its_page(world: World) {
+    let new = json!({"destination_type": "file", "display_name": "shelf", "config": {"prefix": "traces"}});
+    let made = world.post("/api/v1/bulk-exports/destinations", &new).await.expect(200);
+    let id = made["id"].as_str().unwrap();
+    let cookie = cookie(&sign_in(&world, KEY).await);
+    let page = || Call::new(Method::GET, "/ui/exports/destinations").header("cookie", &cookie);
+    let action = format!("/ui/exports/destinations/{id}/delete");
+    let shown = world.call(page()).await;
+    assert_eq!(shown.status, 200);
+    for part in ["shelf", "data-confirm", action.as_str()] {
+        assert!(shown.text.contains(part), "{part} is not in {}", shown.text);
+    }
+    let press = |path: &str| form(path, "").header("cookie", &cookie);
+    let pressed = world.call(press(&action)).await;
+    assert_eq!(pressed.status, 303);
+    assert_eq!(pressed.headers["location"], "/ui/exports/destinations");
+    for path in [action.as_str(), "/ui/exports/destinations/x/delete"] {
+        assert_eq!(world.call(press(path)).await.status, 404, "{path}");
+    }
+    assert!(world.call(page()).await.text.contains("No destinations yet"));
+    let gone = world.get(&format!("/api/v1/bulk-exports/destinations/{id}")).await;
+    gone.expect(404);
 }

@@ -9,6 +9,7 @@ use crate::world::{Call, World, on_both_databases};
 on_both_databases!(
     a_schedule_is_shown_listed_and_cancelled,
     a_deleted_project_is_gone_with_its_schedules,
+    a_deleted_destination_is_gone_with_what_was_on_its_way_there,
 );
 
 impl World {
@@ -227,11 +228,71 @@ async fn a_deleted_project_is_gone_with_its_schedules(world: World) {
     let id = schedule["id"].as_str().unwrap();
     let shown = world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200);
     assert_eq!(shown["status"], "CANCELLED");
+    assert_eq!(shown["error"], "the tracing project was deleted");
     world.post("/api/v1/bulk-exports", &request).await.expect(404);
     // The name is free, the id is not.
     let again = json!({"name": "canal", "id": project});
     world.post("/sessions", &again).await.expect(409);
     world.post("/sessions", &json!({"name": "canal"})).await.expect(200);
+}
+
+async fn a_deleted_destination_is_gone_with_what_was_on_its_way_there(world: World) {
+    let request = world.request().await;
+    let destination = request["bulk_export_destination_id"].as_str().unwrap().to_owned();
+    let path = format!("/api/v1/bulk-exports/destinations/{destination}");
+    let export = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    let cancelled = world.post("/api/v1/bulk-exports", &request).await.expect(200);
+    world
+        .cancel(cancelled["id"].as_str().unwrap(), "Cancelled")
+        .await
+        .expect(200);
+    let mut every_hour = request.clone();
+    every_hour.as_object_mut().unwrap().remove("end_time");
+    every_hour["interval_hours"] = json!(1);
+    let schedule = world.post("/api/v1/bulk-exports", &every_hour).await.expect(200);
+    let kept = world.destination().await;
+
+    let delete = |tenant| Call::new(Method::DELETE, &path).in_workspace(tenant);
+    let other = world.second_workspace().await;
+    assert_eq!(
+        world.call(delete(other)).await.expect(404),
+        json!({"detail": "destination not found"})
+    );
+    let unknown = Call::new(Method::DELETE, "/api/v1/bulk-exports/destinations/x").in_workspace(world.tenant);
+    world.call(unknown).await.expect(422);
+    let deleted = world.call(delete(world.tenant)).await;
+    assert_eq!((deleted.status.as_u16(), deleted.text.as_str()), (204, ""));
+    for _ in 0..2 {
+        world.call(delete(world.tenant)).await.expect(404);
+    }
+
+    world.get(&path).await.expect(404);
+    let rename = Call::new(Method::PATCH, &path).in_workspace(world.tenant);
+    world
+        .call(rename.json(&json!({"display_name": "again"})))
+        .await
+        .expect(404);
+    assert_eq!(
+        world.get("/api/v1/bulk-exports/destinations").await.expect(200),
+        json!([kept])
+    );
+    world.post("/api/v1/bulk-exports", &request).await.expect(404);
+    world.post("/api/v1/bulk-exports", &every_hour).await.expect(404);
+    for (made, status, error) in [
+        (&export, "FAILED", json!("the destination was deleted")),
+        (&schedule, "CANCELLED", json!("the destination was deleted")),
+        (&cancelled, "CANCELLED", Value::Null),
+    ] {
+        let id = made["id"].as_str().unwrap();
+        let shown = world.get(&format!("/api/v1/bulk-exports/{id}")).await.expect(200);
+        assert_eq!((&shown["status"], &shown["error"]), (&json!(status), &error), "{shown}");
+        assert_eq!(shown["bulk_export_destination_id"], destination.as_str());
+        assert!(shown["finished_at"].is_string());
+        world.get(&format!("/api/v1/bulk-exports/{id}/runs")).await.expect(200);
+    }
+    // What is over stays so.
+    let id = export["id"].as_str().unwrap();
+    world.cancel(id, "Cancelled").await.expect(400);
 }
 
 #[tokio::test]

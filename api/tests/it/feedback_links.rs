@@ -82,6 +82,10 @@ async fn a_link_takes_feedback_on_its_run_without_a_key(world: World) {
     let looked = world.open(Method::HEAD, &path).await;
     assert_eq!(looked.status, 200);
     assert_eq!(self::given(&world).await.len(), 3, "who only looks gives nothing");
+
+    let cut = Call::new(Method::POST, &path).body(r#"{"comment": "cut \ud83d"}"#);
+    world.call(cut).await.expect(200);
+    assert_eq!(self::given(&world).await[3]["comment"], "cut \u{fffd}");
 }
 
 async fn links_are_made_together_listed_and_kept_as_no_reader_of_the_database_can_use_them(world: World) {

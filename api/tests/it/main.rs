@@ -1,5 +1,6 @@
 //! The platform surface, called in-process on SQLite.
 
+mod accepted_json;
 mod auth;
 mod contract;
 mod dashboard;
@@ -12,6 +13,7 @@ mod idempotency;
 mod keys;
 mod operating;
 mod operations;
+mod quarantine;
 mod reading;
 mod registry;
 mod serving;

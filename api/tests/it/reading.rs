@@ -2,16 +2,21 @@
 
 use http::Method;
 use serde_json::{Value, json};
+use towpath_domain::UnitId;
+use towpath_store::projects;
+use towpath_store::units::{self, NewUnit};
 use uuid::Uuid;
 
 use crate::world::{Call, World, on_both_databases};
 
 on_both_databases!(
     open_units_are_folded_once_for_many_pages,
+    what_others_have_sent_delays_nobody,
     runs_come_back_newest_first_page_by_page,
     criteria_and_filters_choose,
     feedback_is_read_changed_and_taken_back,
     projects_are_found_changed_and_deleted,
+    runs_are_found_in_the_oldest_of_many_projects,
 );
 
 fn id(number: u128) -> Uuid {
@@ -79,6 +84,39 @@ async fn open_units_are_folded_once_for_many_pages(world: World) {
     world.post("/runs/batch", &trace(9, 9)).await.expect(202);
     let next = world.post("/runs/query", &asked).await.expect(200);
     assert_eq!(ids(&next)[2], id(90).to_string());
+}
+
+/// Of an object that several workspaces share, each reads and counts its own part.
+async fn what_others_have_sent_delays_nobody(world: World) {
+    let session = sent(&world, 1).await;
+    let own = world
+        .store
+        .read(async |tx| units::open_of(tx, world.tenant).await)
+        .await
+        .unwrap()
+        .remove(0);
+    let file = world.folder.path().join("objects").join(&own.path);
+    let mut object = std::fs::read(&file).unwrap();
+    let (end, more) = (object.len(), 10_usize << 20);
+    // What would be no frame to whoever read it.
+    object.resize(end + more, b'x');
+    std::fs::write(&file, object).unwrap();
+    let other = NewUnit {
+        id: UnitId::new(),
+        tenant: world.second_workspace().await,
+        byte_offset: end as i64,
+        bytes: more as i64,
+        decoded_bytes: 1 << 30,
+        operations: 1,
+    };
+    world
+        .store
+        .write(async |tx| units::register(tx, &own.path, &[other], &[]).await)
+        .await
+        .unwrap();
+    let asked = json!({"session": [session]});
+    let page = world.post("/runs/query", &asked).await.expect(200);
+    assert_eq!(ids(&page).len(), 3);
 }
 
 async fn runs_come_back_newest_first_page_by_page(world: World) {
@@ -418,11 +456,116 @@ async fn spans_become_runs() {
         (&json!("llm"), &json!(7), &json!("success"))
     );
     assert_eq!(run["trace_id"], "5b8efff7-9803-8103-d269-b633813fc60c");
+    // One that cannot be taken is the only one.
+    let mut two = span.clone();
+    let spans = two["resourceSpans"][0]["scopeSpans"][0]["spans"]
+        .as_array_mut()
+        .unwrap();
+    spans[0]["spanId"] = json!("0202020202020202");
+    spans.push(spans[0].clone());
+    spans[1]["spanId"] = json!("0303030303030303");
+    spans[1]["endTimeUnixNano"] = json!(u64::MAX.to_string());
+    let call = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
+    let answer = world.call(call.json(&two)).await.expect(200);
+    assert_eq!(answer["partialSuccess"]["rejectedSpans"], "1");
+    let message = answer["partialSuccess"]["errorMessage"].as_str().unwrap();
+    assert!(
+        message.contains("span 0303030303030303: ") && message.contains("`end_time`: a time out of range"),
+        "{message}"
+    );
+    let run = |id: &str| format!("/runs/5b8efff7-9803-8103-{id}");
+    world.get(&run("0202-020202020202")).await.expect(200);
+    world.get(&run("0303-030303030303")).await.expect(404);
     let wrong = Call::new(Method::POST, "/api/v1/otel/v1/traces").in_workspace(world.tenant);
     let text = wrong.clone().header("content-type", "text/plain").body("x");
     world.call(text).await.expect(415);
     let broken = wrong.header("content-type", "application/x-protobuf").body("x");
     world.call(broken).await.expect(400);
+}
+
+/// The root of a trace of OpenTelemetry has another id than the trace, so nothing says in which project it lies.
+async fn runs_are_found_in_the_oldest_of_many_projects(world: World) {
+    let example = id(7);
+    let body = json!({"post": [{
+        "id": id(1), "name": "of an example", "run_type": "chain", "session_name": "spans",
+        "start_time": "2026-03-01T10:00:00Z", "reference_example_id": example,
+    }]});
+    world.post("/runs/batch", &body).await.expect(202);
+    let span = |own: u8, parent: Option<u8>| {
+        let id = |of: u8| format!("{of:02x}").repeat(8);
+        let start = 1_772_366_400 + i64::from(own);
+        json!({"traceId": "5b8efff798038103d269b633813fc60c", "spanId": id(own), "parentSpanId": parent.map(id),
+               "name": format!("span {own}"), "startTimeUnixNano": format!("{start}000000000"),
+               "endTimeUnixNano": format!("{}000000000", start + i64::from(own))})
+    };
+    let send = async |spans: &[Value]| {
+        let body = json!({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]});
+        let call = Call::new(Method::POST, "/otel/v1/traces")
+            .in_workspace(world.tenant)
+            .header("langsmith-project", "spans")
+            .json(&body);
+        world.call(call).await.expect(200);
+    };
+    // The root has not come.
+    send(&[span(2, Some(1)), span(3, Some(2))]).await;
+    world.clock.advance(std::time::Duration::from_secs(60));
+    let newer = world.store.write(async |tx| {
+        for number in 0..1005 {
+            let new = projects::NewProject {
+                name: format!("newer {number}"),
+                ..projects::NewProject::default()
+            };
+            projects::create(tx, world.tenant, &new).await?;
+        }
+        Ok(())
+    });
+    newer.await.unwrap();
+    let trace = "5b8efff7-9803-8103-d269-b633813fc60c";
+    let query = async |more: Value| {
+        let mut asked = json!({"order": "asc"});
+        asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let page = world.post("/runs/query", &asked).await.expect(200);
+        let runs = page["runs"].as_array().unwrap().iter();
+        let names = runs.map(|run| run["name"].as_str().unwrap().to_owned());
+        (names.collect::<Vec<_>>(), page["cursors"]["next"].clone())
+    };
+    let names = async |more: Value| query(more).await.0;
+    assert_eq!(names(json!({"trace": trace})).await, ["span 2", "span 3"]);
+    let lost = format!("5b8efff7-9803-8103-{0}-{0}{0}{0}", "0101");
+    assert_eq!(names(json!({"parent_run": lost})).await, ["span 2"]);
+    send(&[span(1, None)]).await;
+    assert_eq!(names(json!({"trace": trace})).await, ["span 1", "span 2", "span 3"]);
+    assert_eq!(
+        names(json!({"trace": trace, "is_root": false, "filter": "gt(latency, 2)"})).await,
+        ["span 3"]
+    );
+    assert_eq!(
+        names(json!({"trace": trace, "start_time": "2026-03-01T12:00:02Z"})).await,
+        ["span 2", "span 3"]
+    );
+    // The root starts before the range.
+    let later = json!({"trace": trace, "start_time": "2026-03-01T12:00:02Z", "trace_filter": "eq(name, \"span 1\")"});
+    assert_eq!(names(later).await, ["span 2", "span 3"]);
+    let none = json!({"trace": trace, "trace_filter": "eq(name, \"span 2\")"});
+    assert_eq!(names(none).await, Vec::<String>::new());
+    let (first, next) = query(json!({"trace": trace, "limit": 2})).await;
+    assert_eq!(first, ["span 1", "span 2"]);
+    assert_eq!(
+        names(json!({"trace": trace, "limit": 2, "cursor": next})).await,
+        ["span 3"]
+    );
+    let session = world.get("/sessions?name=spans").await.expect(200)[0]["id"].clone();
+    let filter = format!("and(eq(trace_id, \"{trace}\"), neq(name, \"span 2\"))");
+    assert_eq!(
+        names(json!({"session": [session], "filter": filter})).await,
+        ["span 1", "span 3"]
+    );
+    let counted = world.post("/runs/stats", &json!({"trace": trace})).await.expect(200);
+    assert_eq!(counted["run_count"], 3);
+    // Nothing says where these lie: all projects are looked through.
+    assert_eq!(names(json!({"reference_example": [example]})).await, ["of an example"]);
+    assert_eq!(names(json!({"parent_run": lost})).await, ["span 2"]);
+    assert_eq!(names(json!({"trace": id(99)})).await, Vec::<String>::new());
 }
 
 #[tokio::test]

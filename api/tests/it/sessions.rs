@@ -3,7 +3,13 @@
 use http::Method;
 use serde_json::json;
 
-use crate::world::{Call, World};
+use crate::dashboard::{cookie, sign_in};
+use crate::world::{Call, KEY, World, on_both_databases};
+
+on_both_databases!(
+    names_are_found_in_upper_and_lower_case,
+    an_id_is_taken_in_its_workspace_only,
+);
 
 #[tokio::test]
 async fn a_project_is_made_found_and_upserted() {
@@ -52,6 +58,125 @@ async fn another_workspace_sees_nothing_of_it() {
     assert_eq!(answer, json!({"error": "not found", "details": "session not found"}));
     let list = Call::new(Method::GET, "/sessions").in_workspace(other);
     assert_eq!(world.call(list).await.expect(200), json!([]));
+}
+
+async fn names_are_found_in_upper_and_lower_case(world: World) {
+    let names = ["ÉTÉ à Paris", "Straße 100%", "ΑΘΗΝΑ", "москва_*?[x]^.(\\)", "日本"];
+    for name in names {
+        world.post("/sessions", &json!({ "name": name })).await.expect(200);
+    }
+    for (part, found) in [
+        ("ÉTÉ", Some(0)),
+        ("été À", Some(0)),
+        ("ete", None),
+        ("STRASSE", None),
+        ("straße 100%", Some(1)),
+        ("100_", None),
+        ("αθη", Some(2)),
+        ("МОСКВА_", Some(3)),
+        ("а_*?[X]^.(\\)", Some(3)),
+        ("москва-", None),
+        ("本", Some(4)),
+        ("x]", Some(3)),
+        ("[а-я]", None),
+        (".*", None),
+    ] {
+        let query: String = url::form_urlencoded::Serializer::new(String::new())
+            .append_pair("name_contains", part)
+            .finish();
+        let listed = world.get(&format!("/sessions?{query}")).await.expect(200);
+        let listed: Vec<&str> = listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap())
+            .collect();
+        let expected: Vec<&str> = found.map(|at| names[at]).into_iter().collect();
+        assert_eq!(listed, expected, "{part}");
+    }
+    let all = world.get("/sessions?name_contains=").await.expect(200);
+    assert_eq!(all.as_array().unwrap().len(), names.len());
+    for long in ["%C3%89".repeat(513), "x".repeat(8000)] {
+        let none = world.get(&format!("/sessions?name_contains={long}")).await;
+        assert_eq!(none.expect(200), json!([]));
+    }
+}
+
+async fn an_id_is_taken_in_its_workspace_only(world: World) {
+    let id = "0194fdc2-0000-7000-8000-000000000001";
+    let run = "0194fdc2-0000-7000-8000-000000000002";
+    let new = json!({"name": "canal", "id": id});
+    let own = world.post("/sessions", &new).await.expect(200);
+    let other = world.second_workspace().await;
+    let there = |method: Method, path: &str| Call::new(method, path).in_workspace(other);
+    let made = world
+        .call(there(Method::POST, "/sessions").json(&new))
+        .await
+        .expect(200);
+    assert_eq!((&made["id"], &made["tenant_id"]), (&json!(id), &json!(other)));
+    // In the own workspace it is taken, as it would be if nobody else had it.
+    let again = json!({"name": "another", "id": id});
+    world.post("/sessions", &again).await.expect(409);
+    world
+        .call(there(Method::POST, "/sessions").json(&again))
+        .await
+        .expect(409);
+
+    // Each is one of its workspace alone.
+    let order = format!("20260301T100000000000Z{run}");
+    let sent = json!({"id": run, "trace_id": run, "dotted_order": order, "name": "r", "session_id": id});
+    world.post("/runs", &sent).await.expect(202);
+    world.get(&format!("/runs/{run}")).await.expect(200);
+    world
+        .call(there(Method::GET, &format!("/runs/{run}")))
+        .await
+        .expect(404);
+    let asked = json!({"session": [id]});
+    let found = world.call(there(Method::POST, "/runs/query").json(&asked)).await;
+    assert_eq!(found.expect(200)["runs"], json!([]));
+    // The other one may send the same run to its own.
+    let same = json!({"id": run, "trace_id": run, "dotted_order": order, "name": "theirs", "session_id": id});
+    world.call(there(Method::POST, "/runs").json(&same)).await.expect(202);
+    let theirs = world.call(there(Method::GET, &format!("/runs/{run}"))).await;
+    assert_eq!(theirs.expect(200)["name"], "theirs");
+    assert_eq!(world.get(&format!("/runs/{run}")).await.expect(200)["name"], "r");
+    let path = format!("/sessions/{id}");
+    let renamed = there(Method::PATCH, &path).json(&json!({"name": "river"}));
+    assert_eq!(world.call(renamed).await.expect(200)["name"], "river");
+    assert_eq!(world.get(&path).await.expect(200), own);
+
+    // The dashboard shows the one whose workspace is named.
+    let cookie = cookie(&sign_in(&world, KEY).await);
+    let page = async |path: String| {
+        world
+            .call(Call::new(Method::GET, &path).header("cookie", &cookie))
+            .await
+    };
+    let project = format!("/ui/traces/{id}");
+    assert_eq!(page(project.clone()).await.status, 400);
+    for (workspace, name, others) in [(world.tenant, "canal", "river"), (other, "river", "canal")] {
+        let shown = page(format!("{project}?workspace={workspace}")).await;
+        assert_eq!(shown.status, 200);
+        assert!(shown.text.contains(&format!("<h1>{name}</h1>")) && !shown.text.contains(others));
+        let listed = page(format!("/ui/traces?name={name}")).await;
+        assert!(listed.text.contains(&format!("{project}?workspace={workspace}")));
+        let one = page(format!("{project}/{run}?workspace={workspace}")).await;
+        assert_eq!(one.status, 200);
+        assert_eq!(one.text.contains("theirs"), workspace == other);
+    }
+
+    // Its id stays taken where it was deleted, and nowhere else.
+    assert_eq!(world.call(there(Method::DELETE, &path)).await.status, 204);
+    world
+        .call(there(Method::POST, "/sessions").json(&again))
+        .await
+        .expect(409);
+    world
+        .call(there(Method::GET, &format!("/runs/{run}")))
+        .await
+        .expect(404);
+    assert_eq!(world.get(&path).await.expect(200), own);
+    world.get(&format!("/runs/{run}")).await.expect(200);
 }
 
 #[tokio::test]

@@ -120,6 +120,32 @@ async fn a_202_is_on_disk_and_registered() {
 }
 
 #[tokio::test]
+async fn a_field_that_is_too_large_is_named() {
+    let world = World::new().await;
+    // It packs well, but not so well that the body is refused for that.
+    let noise: String = (0_u32..1 << 16)
+        .map(|number| format!("{:08x}", number.wrapping_mul(2_654_435_761)))
+        .collect();
+    let text = noise + &"a".repeat(64 << 20);
+    let body = |field: &str| {
+        multipart(&[
+            (&format!("post.{ID}"), &run("canal")),
+            (&format!("post.{ID}.{field}"), &json!({ "text": &text })),
+        ])
+    };
+    for field in ["inputs", "extra"] {
+        let packed = zstd::encode_all(&body(field)[..], 1).unwrap();
+        let refused = world.send("/runs/multipart", packed, Some("zstd")).await.expect(413);
+        let error = refused["details"].as_str().unwrap();
+        assert!(
+            error.starts_with(&format!("post.{ID} `{field}`: larger than 67108864 bytes")),
+            "{refused}"
+        );
+    }
+    assert!(world.accepted().await.is_empty());
+}
+
+#[tokio::test]
 async fn json_routes_are_read_too() {
     let world = World::new().await;
     let batch =
@@ -167,6 +193,70 @@ async fn what_cannot_be_read_is_refused_and_not_kept() {
     world.call(text.body(good)).await.expect(415);
     world.post("/runs", &json!([1])).await.expect(422);
     assert_eq!(world.accepted().await, []);
+}
+
+/// A project is made by its name; an id has to be that of one that is there.
+#[tokio::test]
+async fn a_project_named_by_its_id_is_one_of_the_workspace() {
+    let world = World::new().await;
+    let other = world.second_workspace().await;
+    let made = async |tenant| {
+        let call = Call::new(Method::POST, "/sessions").in_workspace(tenant);
+        let project = world.call(call.json(&json!({"name": "canal"}))).await.expect(200);
+        project["id"].as_str().unwrap().to_owned()
+    };
+    let (own, foreign) = (made(world.tenant).await, made(other).await);
+    let with = |id: &str| {
+        let mut run = run("ignored");
+        run["session_id"] = json!(id);
+        run
+    };
+    world.post("/runs", &with(&own)).await.expect(202);
+    let unknown = Uuid::from_u128(77).to_string();
+    let span = json!({"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "eee19b7ec3c1b174", "name": "lock",
+        "startTimeUnixNano": "1772359200000000000", "endTimeUnixNano": "1772359201000000000",
+        "attributes": [{"key": "langsmith.trace.session_id", "value": {"stringValue": unknown}}],
+    }]}]}]});
+    for (path, body, id) in [
+        ("/runs", with(&unknown), &unknown),
+        ("/runs/batch", json!({"post": [with(&own), with(&foreign)]}), &foreign),
+        ("/otel/v1/traces", span, &unknown),
+    ] {
+        assert_eq!(
+            world.post(path, &body).await.expect(404),
+            json!({"error": "not found", "details": format!("project {id} is not in this workspace")}),
+            "{path}"
+        );
+    }
+    let patch = Call::new(Method::PATCH, &format!("/runs/{ID}")).in_workspace(world.tenant);
+    let patched = world.call(patch.json(&json!({"session_id": foreign}))).await;
+    patched.expect(404);
+    let call = Call::new(Method::DELETE, &format!("/sessions/{own}")).in_workspace(world.tenant);
+    assert!(world.call(call).await.status.is_success());
+    world.post("/runs", &with(&own)).await.expect(404);
+    assert_eq!(world.accepted().await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_body_names_a_thousand_projects_and_no_more() {
+    let world = World::new().await;
+    let named = |projects: u128| {
+        let runs = (0..projects).map(|number| {
+            json!({"id": Uuid::from_u128(number + 1), "name": "lock", "session_name": format!("canal {number}"),
+                   "start_time": "2026-03-01T12:00:00Z"})
+        });
+        json!({"post": runs.collect::<Vec<_>>()})
+    };
+    let refused = world.post("/runs/batch", &named(1001)).await.expect(400);
+    assert_eq!(
+        refused["details"],
+        "session_name: a body names at most 1000 projects; send those of others in another one"
+    );
+    assert_eq!(world.get("/sessions?limit=1").await.expect(200), json!([]));
+    world.post("/runs/batch", &named(1000)).await.expect(202);
+    let offset = world.get("/sessions?limit=1&offset=999").await.expect(200);
+    assert_eq!(offset.as_array().unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -278,7 +278,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         store.clone(),
         objects.clone(),
         options,
-        Arc::new(|_| Box::pin(async { Ok(()) })),
+        Arc::new(|_, _| Box::pin(async { Ok(()) })),
     );
     Parts {
         store: store.clone(),

@@ -59,8 +59,10 @@ pub enum Command {
     Schedules(remote::Schedules),
     /// Export traces, and follow exports.
     Exports(remote::Exports),
-    /// Make and list destinations of exports.
+    /// Make, list and delete destinations of exports.
     Destinations(remote::Destinations),
+    /// Look after trace data that was accepted and could not be folded.
+    Traces(remote::Traces),
     /// Deploy agent servers from repositories and images, change and delete them.
     Deployments(remote::Deployments),
     /// Follow, repeat and stop revisions of deployments.

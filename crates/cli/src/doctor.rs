@@ -5,21 +5,25 @@ use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
-use towpath_store::{Dialect, Options, Store, jobs, migrations};
+use towpath_store::{Dialect, Options, Store, jobs, migrations, quarantine};
 use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
 use crate::config::{Config, Mode, Problems, Settings};
 use crate::data_dir;
+use crate::remote::arguments::ServerOptions;
+use crate::remote::{Client, print};
 
 /// Whatever does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The command that shows what is in quarantine.
+const QUARANTINE: &str = "towpath traces quarantine ls";
 /// Clocks further apart than this are worth a word; leases and due times go by the database's alone.
 const SKEW: Duration = Duration::from_secs(2);
 
@@ -112,6 +116,14 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
     database(settings, holder, &mut findings).await;
+    match (holder, server) {
+        (true, true) => quarantine_of_server(settings, &mut findings).await,
+        (true, false) => {
+            let text = format!("it is in the database of the process above; see {QUARANTINE} --server URL");
+            findings.add("quarantine", Verdict::Skipped, text);
+        }
+        (false, _) => {}
+    }
     redis(settings, &mut findings).await;
     objects(&config, server, &mut findings).await;
     print(&findings, command.output)?;
@@ -292,10 +304,66 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             findings.add("migrations", Verdict::Warning, text);
         }
     }
-    if store.dialect() == Dialect::Postgres && schema.pending.is_empty() {
-        skew(&store, findings).await;
+    if schema.check().is_ok() && schema.pending.is_empty() {
+        if store.dialect() == Dialect::Postgres {
+            skew(&store, findings).await;
+        }
+        match store.read(async |tx| quarantine::usage(tx).await).await {
+            Ok(usage) => quarantined(
+                usage.len(),
+                usage.iter().map(|usage| usage.entries).sum(),
+                usage.iter().map(|usage| usage.items).sum(),
+                findings,
+            ),
+            Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
+        }
     }
     store.close().await;
+}
+
+/// What the server that uses the data folder has in quarantine.
+async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
+    let options = ServerOptions {
+        server: format!("http://{}", settings.listen),
+        api_key: settings.api_key.clone(),
+        tenant: None,
+        data_dir: Some(settings.data_dir.clone()),
+        output: Output::Json,
+    };
+    let asked = match Client::new(&options) {
+        Ok(client) => tokio::time::timeout(PATIENCE, client.get("/internal/quarantine/usage", &[]))
+            .await
+            .unwrap_or_else(|_| Err(anyhow!("it does not answer in time"))),
+        Err(error) => Err(error),
+    };
+    match asked {
+        Ok(answer) => {
+            let usage = answer["items"].as_array().map(Vec::as_slice).unwrap_or_default();
+            let sum = |of: &str| usage.iter().filter_map(|usage| usage[of].as_i64()).sum();
+            quarantined(usage.len(), sum("entries"), sum("items"), findings);
+        }
+        Err(error) => {
+            let text = format!(
+                "the server at {} was asked in vain: {error:#}; try {QUARANTINE}",
+                settings.listen
+            );
+            findings.add("quarantine", Verdict::Skipped, text);
+        }
+    }
+}
+
+fn quarantined(workspaces: usize, entries: i64, operations: i64, findings: &mut Findings) {
+    if entries == 0 {
+        let text = "empty: all that was accepted could be folded";
+        return findings.add("quarantine", Verdict::Ok, text);
+    }
+    let text = format!(
+        "{} with {} of {} could not be folded, and are missing from what is shown and exported; see {QUARANTINE}",
+        print::counted(entries.unsigned_abs(), "entry", "entries"),
+        print::counted(operations.unsigned_abs(), "operation", "operations"),
+        print::counted(workspaces as u64, "workspace", "workspaces"),
+    );
+    findings.add("quarantine", Verdict::Warning, text);
 }
 
 async fn skew(store: &Store, findings: &mut Findings) {

@@ -75,6 +75,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Schedules(command) => block_on(remote::schedules(command)),
         Command::Exports(command) => block_on(remote::exports(command)),
         Command::Destinations(command) => block_on(remote::destinations(command)),
+        Command::Traces(command) => block_on(remote::traces(command)),
         Command::Deployments(command) => block_on(remote::deployments(command)),
         Command::Revisions(command) => block_on(remote::revisions(command)),
         Command::Doctor(command) => block_on(doctor::run(command)),

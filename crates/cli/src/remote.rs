@@ -7,6 +7,7 @@ mod destinations;
 mod exports;
 mod jobs;
 pub mod print;
+mod quarantine;
 mod queues;
 mod revisions;
 mod schedules;
@@ -15,7 +16,9 @@ mod workers;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use arguments::{Dead, Deployments, Destinations, Exports, Jobs, Queues, Revisions, Schedules, Workers};
+pub use arguments::{
+    Dead, Deployments, Destinations, Exports, Jobs, Queues, Revisions, Schedules, Traces, TracesCommand, Workers,
+};
 pub use client::Client;
 
 /// Between two looks at something that is waited for.
@@ -100,6 +103,17 @@ pub async fn deployments(command: Deployments) -> anyhow::Result<()> {
 pub async fn revisions(command: Revisions) -> anyhow::Result<()> {
     let client = Client::new(&command.server)?;
     revisions::run(&client, command.command, command.server.output).await
+}
+
+/// `towpath traces`
+///
+/// # Errors
+/// What the server refuses, and when it cannot be reached.
+pub async fn traces(command: Traces) -> anyhow::Result<()> {
+    let TracesCommand::Quarantine(command) = command.command;
+    let client = Client::new(&command.server)?;
+    let (tenant, output) = (command.server.tenant, command.output());
+    quarantine::run(&client, command.command.unwrap_or_default(), tenant, output).await
 }
 
 /// Where `towpath dev` keeps its first key, by default.

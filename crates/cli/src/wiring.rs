@@ -23,7 +23,7 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
-use towpath_workflows::{keep_deployments, sweep_traces};
+use towpath_workflows::{fold_units, keep_deployments, sweep_traces};
 
 use crate::config::Config;
 use crate::signals::Signals;
@@ -95,7 +95,12 @@ impl Server {
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {
             sweep_traces::ensure(&store).await?;
-            Some(Scheduler::start(&store, parts::scheduler(settings)).await?)
+            let mut scheduler = Scheduler::start(&store, parts::scheduler(settings)).await?;
+            let delay = settings.fold_delay;
+            scheduler.add("open units", fold_units::LOOK, move |store| {
+                Box::pin(async move { fold_units::ensure_left(&store, delay).await.map(drop) })
+            });
+            Some(scheduler)
         } else {
             None
         };

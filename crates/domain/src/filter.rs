@@ -21,9 +21,11 @@ mod pairs;
 mod parse;
 mod tokens;
 
+use std::collections::BTreeSet;
+
 use uuid::Uuid;
 
-use crate::Timestamp;
+use crate::{Timestamp, json};
 pub use field::{Entry, Family, Field, Kind};
 pub use pairs::{Scoped, pairs};
 
@@ -74,7 +76,7 @@ pub enum Check {
     /// A list of texts has this one.
     HasText(String),
     /// A JSON value has everything that this one has.
-    HasJson(serde_json::Value),
+    HasJson(json::Value<'static>),
     /// One of its texts has this one in it, in upper or lower case.
     Search(String),
 }
@@ -124,8 +126,8 @@ pub enum Value {
     Count(i64),
     /// In units of 10⁻¹⁰, of costs.
     Cost(i128),
-    /// Of scores and of values in JSON.
-    Number(f64),
+    /// Of scores and of values in JSON. Integers compare exactly.
+    Number(json::Number<'static>),
 }
 
 /// Why a filter was not understood.
@@ -162,6 +164,31 @@ impl Filter {
         let mut needed = false;
         self.for_each_test(&mut |test| needed |= matches!(test.field, Field::Entry(Family::Feedback, _)));
         needed
+    }
+
+    /// The traces that a run has to be of for it to hold; `None` where it may be of any.
+    #[must_use]
+    pub fn traces(&self) -> Option<BTreeSet<Uuid>> {
+        let id = |value: &Value| match value {
+            Value::Id(id) => Some(*id),
+            _ => None,
+        };
+        match self {
+            Self::Test(Test {
+                field: Field::TraceId,
+                check,
+            }) => match check {
+                Check::Equal(value) => id(value).map(|id| BTreeSet::from([id])),
+                Check::In(values) => values.iter().map(id).collect(),
+                _ => None,
+            },
+            Self::And(parts) => parts.iter().filter_map(Self::traces).reduce(|a, b| &a & &b),
+            Self::Or(parts) => {
+                let traces: Option<Vec<BTreeSet<Uuid>>> = parts.iter().map(Self::traces).collect();
+                traces.map(|traces| traces.into_iter().flatten().collect())
+            }
+            Self::Not(_) | Self::Test(_) => None,
+        }
     }
 
     /// Start inclusive and end exclusive of the starts that rows can have for which it holds, where it says so.

@@ -81,6 +81,8 @@ id! {
     UnitId,
     /// An immutable Parquet file of trace runs.
     SegmentId,
+    /// Accepted trace data that could not be folded.
+    QuarantineId,
     /// An immutable Parquet file that says where trace runs lie.
     RunIndexId,
     /// A destination of bulk exports.

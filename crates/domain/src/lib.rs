@@ -14,10 +14,12 @@ pub mod filter;
 pub mod git;
 pub mod id;
 pub mod job;
+pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;
 pub mod secret;
+pub mod shard;
 pub mod timestamp;
 pub mod trace;
 pub mod traceparent;
@@ -25,11 +27,12 @@ pub mod traceparent;
 pub use clock::Clock;
 pub use id::{
     AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
-    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, RequestId, RevisionId, RunId,
-    RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
+    IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
+    RunId, RunIndexId, ScheduleId, SegmentId, TenantId, ThreadId, TraceRunId, UnitId, UploadId, WorkerId,
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};
 pub use secret::Secret;
+pub use shard::Shard;
 pub use timestamp::Timestamp;
 pub use traceparent::Traceparent;

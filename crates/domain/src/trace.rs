@@ -1,10 +1,12 @@
-//! Tracing: how a project is named, and what a `dotted_order` says about a trace run.
+//! Tracing: how a project is named, and what a `dotted_order`, metadata and a status say about a trace run.
+
+use std::borrow::Cow;
 
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{ProjectId, Rejection, Timestamp};
+use crate::{ProjectId, Rejection, Timestamp, json};
 
 /// The project of a trace run whose sender named none.
 pub const DEFAULT_PROJECT: &str = "default";
@@ -43,6 +45,36 @@ pub fn check_project_name(name: &str) -> Result<(), Rejection> {
         ));
     }
     Ok(())
+}
+
+/// The thread that metadata name: the first of `thread_id`, `session_id` and `conversation_id` that is a text or a number.
+#[must_use]
+pub fn thread_id<'a>(metadata: &'a json::Value<'_>) -> Option<Cow<'a, str>> {
+    let named = ["thread_id", "session_id", "conversation_id"];
+    named.into_iter().find_map(|name| match metadata.get(name)? {
+        json::Value::String(text) => Some(Cow::Borrowed(&**text)),
+        json::Value::Number(number) => Some(Cow::Borrowed(number.text())),
+        _ => None,
+    })
+}
+
+/// The status that a sent text means, of those that a trace run can have: `success`, `error` and `pending`. `None` where it
+/// means none of them: clients know no others.
+#[must_use]
+pub fn status(sent: &str) -> Option<&'static str> {
+    const WORDS: [(&str, &[&str]); 3] = [
+        ("success", &["success", "succeeded", "completed", "ok"]),
+        ("error", &["error", "failed", "failure"]),
+        ("pending", &["pending", "queued", "started", "running", "in_progress"]),
+    ];
+    let sent = sent.trim();
+    let means = |(status, words): (&'static str, &[&str])| {
+        words
+            .iter()
+            .any(|word| sent.eq_ignore_ascii_case(word))
+            .then_some(status)
+    };
+    WORDS.into_iter().find_map(means)
 }
 
 /// One link of a `dotted_order`: when a trace run started and which it is.
@@ -145,6 +177,39 @@ mod tests {
         assert_eq!(all[0].start, Timestamp::parse("2026-11-20T10:22:10.210769Z").unwrap());
         assert_eq!(own_link(&order), Some(all[1]));
         assert_eq!(format_link(&all[1]), CHILD);
+    }
+
+    #[test]
+    fn statuses_are_a_closed_set() {
+        for (sent, meant) in [
+            ("success", Some("success")),
+            (" Completed ", Some("success")),
+            ("ERROR", Some("error")),
+            ("Failed", Some("error")),
+            ("in_progress", Some("pending")),
+            ("pending", Some("pending")),
+            ("interrupted", None),
+            ("", None),
+        ] {
+            assert_eq!(status(sent), meant, "{sent}");
+        }
+    }
+
+    #[test]
+    fn a_thread_is_named_by_a_text_or_a_number() {
+        for (metadata, thread) in [
+            (r#"{"thread_id":"a\ud83d","session_id":"b"}"#, Some("a\u{fffd}")),
+            (r#"{"thread_id":null,"session_id":1e999}"#, Some("1e999")),
+            (
+                r#"{"conversation_id":12345678901234567890123}"#,
+                Some("12345678901234567890123"),
+            ),
+            (r#"{"thread_id":["a"]}"#, None),
+            (r#"["thread_id"]"#, None),
+        ] {
+            let metadata = json::Value::parse(metadata).unwrap();
+            assert_eq!(thread_id(&metadata).as_deref(), thread);
+        }
     }
 
     #[test]

@@ -27,10 +27,26 @@ pub async fn cancel(tx: &mut Tx<'_>, id: JobId) -> store::Result<Cancelled> {
         return Ok(Cancelled::Over);
     };
     let before = hold.job(id).state;
-    hold.cancel(tx, id).await?;
+    hold.cancel(tx, &[id]).await?;
     Ok(match before {
         state if state.is_final() => Cancelled::Over,
         JobState::Running => Cancelled::Asked,
         _ => Cancelled::Ended,
     })
+}
+
+/// Cancels jobs and everything they started that is not over, as [`cancel`] does with one, in as many statements for many as
+/// for one. `first` is called when all of them are locked: business rows that it settles are found settled by the ends of the
+/// jobs.
+///
+/// # Errors
+/// As every statement, and what `first` or the `end` of a kind answers.
+pub async fn cancel_all(
+    tx: &mut Tx<'_>,
+    ids: &[JobId],
+    first: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>,
+) -> store::Result<()> {
+    let mut hold = Hold::families(tx, ids, &[]).await?;
+    first(tx).await?;
+    hold.cancel(tx, ids).await
 }

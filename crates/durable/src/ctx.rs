@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -88,6 +89,12 @@ impl Ctx {
     #[must_use]
     pub fn fence(&self) -> i64 {
         self.job.fence
+    }
+
+    /// How long a worker that falls silent keeps its jobs.
+    #[must_use]
+    pub fn lease(&self) -> Duration {
+        self.engine.settings().lease
     }
 
     /// The trace context of the request that asked for this job.

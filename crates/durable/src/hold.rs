@@ -3,19 +3,19 @@
 //! A job's lane, its parent and its open descendants can all change when it moves. They are read first without locks
 //! (lane and parent of a job never change), locked in order, and looked at again once locked.
 
-use std::collections::BTreeMap;
+mod wanted;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use towpath_domain::JobId;
 use towpath_domain::job::{Ended, JobState};
 use towpath_store::jobs::{self, Claimed, Job, Move};
 use towpath_store::{self as store, Tx, attempts, lanes};
 
+use self::wanted::Wanted;
 use crate::lane::Lane;
 use crate::metric;
 use crate::workflow::Ends;
-
-/// Descendants looked at in one transaction. An export has one child per day; this is 270 years of them.
-const FAMILY: i64 = 100_000;
 
 /// Locked jobs. Their lanes are locked too, but not kept: a closure may start jobs in them, so whoever needs one
 /// reads it again, which costs nothing while the lock is ours.
@@ -27,19 +27,24 @@ impl Hold {
     /// Locks `id`, its parent, its lane and `more` lanes; with `family` also its open descendants and their lanes.
     /// `None` when there is no such job.
     pub(crate) async fn take(tx: &mut Tx<'_>, id: JobId, more: &[Lane], family: bool) -> store::Result<Option<Self>> {
-        if !family {
-            let Some(wanted) = Wanted::find(tx, id, more, false).await? else {
-                return Ok(None);
-            };
-            return wanted.lock(tx).await;
-        }
+        let hold = if family {
+            Self::families(tx, &[id], more).await?
+        } else {
+            match Wanted::find(tx, id, more).await? {
+                Some(wanted) => wanted.lock(tx).await?,
+                None => return Ok(None),
+            }
+        };
+        Ok(hold.jobs.contains_key(&id).then_some(hold))
+    }
+
+    /// Locks those of `ids` that there are, their parents, their open descendants, and the lanes of all these with `more`.
+    pub(crate) async fn families(tx: &mut Tx<'_>, ids: &[JobId], more: &[Lane]) -> store::Result<Self> {
         // A parent may record children between the look and the locks. Then it is done again: locking them now
         // would break the order.
         jobs::mark(tx).await?;
         loop {
-            let Some(wanted) = Wanted::find(tx, id, more, true).await? else {
-                return Ok(None);
-            };
+            let wanted = Wanted::find_families(tx, ids, more).await?;
             let family = wanted.family.clone();
             let hold = wanted.lock(tx).await?;
             if !jobs::grew(tx, &family).await? {
@@ -51,39 +56,39 @@ impl Hold {
 
     /// As [`Hold::take`], for the job's holder: refused as stale unless it runs at `fence`.
     pub(crate) async fn fenced(tx: &mut Tx<'_>, job: jobs::Fenced, more: &[Lane], family: bool) -> store::Result<Self> {
-        let mut wanted = Wanted::find(tx, job.id, more, family)
-            .await?
-            .ok_or(store::Error::Stale)?;
+        let mut wanted = if family {
+            Wanted::find_families(tx, &[job.id], more).await?
+        } else {
+            let found = Wanted::find(tx, job.id, more).await?;
+            found.ok_or(store::Error::Stale)?
+        };
         // Only the holder records children, and this is the holder or nobody: no children, no growth. Grandchildren
         // are recorded by others.
-        let hold = if family && wanted.family.len() > 1 {
-            Self::take(tx, job.id, more, true).await?
+        let hold = if wanted.family.len() > 1 {
+            Self::families(tx, &[job.id], more).await?
         } else {
-            wanted.family.clear();
+            wanted.family = vec![job.id];
             wanted.lock(tx).await?
         };
-        hold.ok_or(store::Error::Stale)?.at(job)
+        hold.at(job)
     }
 
     /// As [`Hold::fenced`] without the family, for a job as it was claimed: its lane and its parent never change, so
     /// they need no look.
     pub(crate) async fn claimed(tx: &mut Tx<'_>, job: &Claimed, more: &[Lane]) -> store::Result<Self> {
-        let mut wanted = Wanted::new(job.id, more);
-        wanted.parent = job.parent_id;
+        let mut wanted = Wanted::new(&[job.id], more);
+        wanted.parents.extend(job.parent_id);
         wanted.join(job.lane.clone());
-        let hold = wanted.lock(tx).await?;
-        hold.ok_or(store::Error::Stale)?.at(jobs::Fenced {
+        wanted.lock(tx).await?.at(jobs::Fenced {
             id: job.id,
             fence: job.fence,
         })
     }
 
     fn at(self, job: jobs::Fenced) -> store::Result<Self> {
-        let row = self.job(job.id);
-        if row.state == JobState::Running && row.fence == job.fence {
-            Ok(self)
-        } else {
-            Err(store::Error::Stale)
+        match self.jobs.get(&job.id) {
+            Some(row) if row.state == JobState::Running && row.fence == job.fence => Ok(self),
+            _ => Err(store::Error::Stale),
         }
     }
 
@@ -122,9 +127,16 @@ impl Hold {
         to.fence += i64::from(job.state == JobState::Running);
         jobs::apply(tx, &job, &to).await?;
         self.moved(id, &to);
-        self.leave_lane(tx, &job).await?;
-        Box::pin(self.cancel_children(tx, id)).await?;
-        self.tell_parent(tx, &job, state).await?;
+        if let Some(lane) = job.lane.as_ref().filter(|_| job.lane_held) {
+            self.leave_lane(tx, lane, 1).await?;
+        }
+        let open = |child: &&Job| child.parent_id == Some(id) && !child.state.is_final();
+        let children: Vec<JobId> = self.jobs.values().filter(open).map(|child| child.id).collect();
+        self.cancel(tx, &children).await?;
+        if let Some(parent) = job.parent_id {
+            self.tell_parent(tx, parent, 1, i64::from(state != JobState::Succeeded))
+                .await?;
+        }
         if dead {
             metrics::counter!(metric::DEAD, "kind" => job.kind.clone()).increment(1);
         }
@@ -134,19 +146,88 @@ impl Hold {
         Ok(())
     }
 
-    /// Cancels the job: over at once when it is queued or waits, marked and signalled when it runs. What is already
-    /// over stays as it is.
-    pub(crate) async fn cancel(&mut self, tx: &mut Tx<'_>, id: JobId) -> store::Result<()> {
-        let job = self.job(id);
-        if job.state.is_final() {
+    /// Cancels jobs with everything they started: over at once where they are queued or wait, marked and signalled where
+    /// they run. What is already over stays as it is. As many statements for ten thousand jobs as for one, but for those of
+    /// their lanes.
+    pub(crate) async fn cancel(&mut self, tx: &mut Tx<'_>, ids: &[JobId]) -> store::Result<()> {
+        let open = self.open_families(ids);
+        let (running, resting): (Vec<Job>, Vec<Job>) = open.into_iter().partition(|job| job.state == JobState::Running);
+        if !running.is_empty() {
+            let running: Vec<JobId> = running.into_iter().map(|job| job.id).collect();
+            jobs::mark_cancel_all(tx, &running).await?;
+            for id in running {
+                tx.signal_cancel(id);
+            }
+        }
+        if resting.is_empty() {
             return Ok(());
         }
-        if job.state == JobState::Running {
-            jobs::mark_cancel(tx, id).await?;
-            tx.signal_cancel(id);
-            return Box::pin(self.cancel_children(tx, id)).await;
+        self.end_cancelled(tx, &resting).await
+    }
+
+    /// These jobs and their descendants as far as they are open, parents before their children.
+    fn open_families(&self, ids: &[JobId]) -> Vec<Job> {
+        let mut children: HashMap<JobId, Vec<&Job>> = HashMap::new();
+        for job in self.jobs.values().filter(|job| !job.state.is_final()) {
+            if let Some(parent) = job.parent_id {
+                children.entry(parent).or_default().push(job);
+            }
         }
-        self.finish(tx, id, Some(Ended::Cancelled), false).await
+        let mut seen = BTreeSet::new();
+        let mut next: VecDeque<&Job> = ids.iter().filter_map(|id| self.jobs.get(id)).collect();
+        let mut open = Vec::new();
+        while let Some(job) = next.pop_front() {
+            // What is over has ended its children with it.
+            if !job.state.is_final() && seen.insert(job.id) {
+                next.extend(children.remove(&job.id).unwrap_or_default());
+                open.push(job.clone());
+            }
+        }
+        open
+    }
+
+    /// Ends jobs as cancelled that are on no worker.
+    async fn end_cancelled(&mut self, tx: &mut Tx<'_>, resting: &[Job]) -> store::Result<()> {
+        let ends = tx
+            .attached::<Ends>()
+            .ok_or_else(|| store::Error::corrupt("job", "kind", resting[0].id))?;
+        ends.end_all(tx, resting, &Ended::Cancelled).await?;
+        let held: Vec<jobs::Fenced> = resting
+            .iter()
+            .map(|job| jobs::Fenced {
+                id: job.id,
+                fence: job.fence,
+            })
+            .collect();
+        jobs::cancel_all(tx, &held).await?;
+        let mut places: BTreeMap<&str, i64> = BTreeMap::new();
+        let mut over: BTreeMap<JobId, i64> = BTreeMap::new();
+        let mut kinds: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+        for job in resting {
+            let mut to = Move::of(job, JobState::Cancelled);
+            to.lane_held = false;
+            self.moved(job.id, &to);
+            if let Some(lane) = job.lane.as_deref().filter(|_| job.lane_held) {
+                *places.entry(lane).or_default() += 1;
+            }
+            if let Some(parent) = job.parent_id {
+                *over.entry(parent).or_default() += 1;
+            }
+            *kinds.entry((&job.pool, &job.kind)).or_default() += 1;
+        }
+        // All of them are over by now, so none of these is given a place again.
+        for (lane, places) in places {
+            self.leave_lane(tx, lane, places).await?;
+        }
+        for (parent, over) in over {
+            self.tell_parent(tx, parent, over, over).await?;
+        }
+        for ((pool, kind), jobs) in kinds {
+            metrics::counter!(metric::FINISHED, "pool" => pool.to_owned(), "kind" => kind.to_owned(),
+                              "outcome" => JobState::Cancelled.as_str())
+            .increment(jobs);
+        }
+        Ok(())
     }
 
     /// Takes the job off its worker into `to`. Gives up its lane place when `to` says so.
@@ -157,8 +238,8 @@ impl Hold {
         if to.state == JobState::Ready {
             tx.wake(&job.pool);
         }
-        if job.lane_held && !to.lane_held {
-            self.leave_lane(tx, &job).await?;
+        if let Some(lane) = job.lane.as_ref().filter(|_| job.lane_held && !to.lane_held) {
+            self.leave_lane(tx, lane, 1).await?;
         }
         Ok(())
     }
@@ -212,27 +293,48 @@ impl Hold {
     /// A place for a job about to be recorded: its number, and whether it may start.
     pub(crate) async fn reserve(tx: &mut Tx<'_>, lane: &Lane) -> store::Result<(i64, bool)> {
         let mut row = lanes::lock(tx, &lane.key, lane.places).await?;
-        if lane.places > row.places {
+        let place = Self::place(tx, &mut row, lane.places).await?;
+        lanes::save(tx, &row).await?;
+        Ok(place)
+    }
+
+    /// The same for many jobs: their places, in the order of their lanes as given. The same number of statements for all of
+    /// them, but where a lane has more places than before.
+    pub(crate) async fn reserve_all(tx: &mut Tx<'_>, wanted: &[Lane]) -> store::Result<Vec<(i64, bool)>> {
+        let keys: BTreeMap<_, _> = wanted.iter().map(|lane| (lane.key.clone(), lane.places)).collect();
+        let keys: Vec<(String, i64)> = keys.into_iter().collect();
+        let rows = lanes::lock_all(tx, &keys).await?;
+        let mut rows: BTreeMap<String, lanes::Lane> = rows.into_iter().map(|row| (row.key.clone(), row)).collect();
+        let mut places = Vec::with_capacity(wanted.len());
+        for lane in wanted {
+            let row = rows
+                .get_mut(&lane.key)
+                .ok_or_else(|| store::Error::corrupt("lane", "key", &lane.key))?;
+            places.push(Self::place(tx, row, lane.places).await?);
+        }
+        let rows: Vec<_> = rows.into_values().collect();
+        lanes::save_all(tx, &rows).await?;
+        Ok(places)
+    }
+
+    async fn place(tx: &mut Tx<'_>, row: &mut lanes::Lane, places: i64) -> store::Result<(i64, bool)> {
+        if places > row.places {
             // Those who wait come first.
-            row.places = lane.places;
-            for promoted in lanes::promote(tx, &mut row).await? {
+            row.places = places;
+            for promoted in lanes::promote(tx, row).await? {
                 tx.wake(&promoted.pool);
             }
         }
-        row.places = lane.places;
+        row.places = places;
         let seq = row.next_seq;
         row.next_seq += 1;
         let free = row.held < row.places;
         row.held += i64::from(free);
-        lanes::save(tx, &row).await?;
         Ok((seq, free))
     }
 
-    async fn leave_lane(&mut self, tx: &mut Tx<'_>, job: &Job) -> store::Result<()> {
-        let Some(key) = job.lane.as_ref().filter(|_| job.lane_held) else {
-            return Ok(());
-        };
-        for promoted in lanes::leave(tx, key).await? {
+    async fn leave_lane(&mut self, tx: &mut Tx<'_>, lane: &str, places: i64) -> store::Result<()> {
+        for promoted in lanes::leave(tx, lane, places).await? {
             tx.wake(&promoted.pool);
             // It may be one of ours, and about to leave the lane again.
             if let Some(row) = self.jobs.get_mut(&promoted.id) {
@@ -243,39 +345,20 @@ impl Hold {
         Ok(())
     }
 
-    async fn tell_parent(&mut self, tx: &mut Tx<'_>, child: &Job, state: JobState) -> store::Result<()> {
-        let Some(parent) = child.parent_id.and_then(|id| self.jobs.get(&id)).cloned() else {
+    /// Tells a parent that so many of its children are over, unless it is over itself or not among the locked jobs.
+    async fn tell_parent(&mut self, tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64) -> store::Result<()> {
+        let Some(row) = self.jobs.get_mut(&parent).filter(|row| !row.state.is_final()) else {
             return Ok(());
         };
-        if parent.state.is_final() {
-            return Ok(());
-        }
-        let badly = state != JobState::Succeeded;
-        jobs::child_over(tx, parent.id, badly).await?;
-        let row = self.jobs.get_mut(&parent.id).expect("cloned from there");
-        row.open_children -= 1;
-        row.bad_children += i64::from(badly);
-        if row.state == JobState::Waiting && (row.open_children == 0 || badly) {
+        jobs::children_over(tx, parent, over, badly).await?;
+        row.open_children -= over;
+        row.bad_children += badly;
+        if row.state == JobState::Waiting && (row.open_children == 0 || badly > 0) {
             let to = Move::of(row, JobState::Ready);
-            self.move_to(tx, parent.id, to).await?;
+            self.move_to(tx, parent, to).await?;
         } else if row.state == JobState::Ready {
             // A worker that looked while the row was locked passed it by.
-            tx.wake(&parent.pool);
-        }
-        Ok(())
-    }
-
-    async fn cancel_children(&mut self, tx: &mut Tx<'_>, id: JobId) -> store::Result<()> {
-        let mut children: Vec<(bool, JobId)> = self
-            .jobs
-            .values()
-            .filter(|job| job.parent_id == Some(id) && !job.state.is_final())
-            .map(|job| (job.lane_held, job.id))
-            .collect();
-        // Those without a place first, or each place given up would promote one that is about to end too.
-        children.sort_unstable();
-        for (_, child) in children {
-            self.cancel(tx, child).await?;
+            tx.wake(&row.pool);
         }
         Ok(())
     }
@@ -292,72 +375,6 @@ impl Hold {
         row.error.clone_from(&to.error);
         row.worker_id = None;
         row.lease_until = None;
-    }
-}
-
-/// What is to be locked, found without locks.
-struct Wanted {
-    id: JobId,
-    /// Lanes, with their places where the caller knows them.
-    lanes: BTreeMap<String, Option<i64>>,
-    /// The job and its open descendants.
-    family: Vec<JobId>,
-    parent: Option<JobId>,
-}
-
-impl Wanted {
-    fn new(id: JobId, more: &[Lane]) -> Self {
-        Self {
-            id,
-            lanes: more.iter().map(|lane| (lane.key.clone(), Some(lane.places))).collect(),
-            family: vec![id],
-            parent: None,
-        }
-    }
-
-    fn join(&mut self, lane: Option<String>) {
-        if let Some(lane) = lane {
-            self.lanes.entry(lane).or_default();
-        }
-    }
-
-    async fn find(tx: &mut Tx<'_>, id: JobId, more: &[Lane], family: bool) -> store::Result<Option<Self>> {
-        let Some(job) = jobs::get(tx, id).await? else {
-            return Ok(None);
-        };
-        let mut wanted = Self::new(id, more);
-        wanted.parent = job.parent_id;
-        wanted.join(job.lane);
-        if family {
-            let mut next = vec![id];
-            while let Some(parent) = next.pop() {
-                for child in jobs::children(tx, parent, true, FAMILY).await? {
-                    wanted.family.push(child.id);
-                    next.push(child.id);
-                    wanted.join(child.lane);
-                }
-            }
-        }
-        Ok(Some(wanted))
-    }
-
-    /// Lanes sorted by key, then jobs sorted by id.
-    async fn lock(self, tx: &mut Tx<'_>) -> store::Result<Option<Hold>> {
-        for (key, places) in &self.lanes {
-            match places {
-                Some(places) => drop(lanes::lock(tx, key, *places).await?),
-                None => lanes::hold(tx, key).await?,
-            }
-        }
-        let mut ids = self.family;
-        ids.push(self.id);
-        ids.extend(self.parent);
-        let jobs: BTreeMap<_, _> = jobs::lock(tx, &ids)
-            .await?
-            .into_iter()
-            .map(|job| (job.id, job))
-            .collect();
-        Ok(jobs.contains_key(&self.id).then_some(Hold { jobs }))
     }
 }
 

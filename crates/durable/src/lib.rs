@@ -28,15 +28,15 @@ mod workflow;
 
 pub use along::{Along, each, write as write_along};
 pub use batch::Batch;
-pub use cancel::{Cancelled, cancel};
+pub use cancel::{Cancelled, cancel, cancel_all};
 pub use ctx::{Child, Ctx};
 pub use engine::{Ending, Endings, Engine, Joining, Settings};
 pub use explain::{Explanation, Why, explain};
-pub use failure::{Done, Failure, Outcome, Verdict};
+pub use failure::{Cause, Done, Failure, Outcome, Verdict};
 pub use lane::Lane;
 pub use perform::{Bare, Performed, Signal, attempt, perform};
 pub use retry::{has_pool, knows, retry};
-pub use start::{Start, counted, ready, recorded, start, start_raw};
+pub use start::{Start, counted, ready, recorded, start, start_all, start_all_apart, start_raw};
 pub use sweep::{end_overdue, ready_due, ready_earlier_boots, rescue, respawn};
 pub use towpath_store::jobs::{Claimed, Fenced, NewJob};
 pub use workflow::{Again, Ends, Registry, Workflow};

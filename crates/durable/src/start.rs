@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp};
-use towpath_store::jobs::{self, NewJob};
+use towpath_store::jobs::{self, Each, NewJob};
 use towpath_store::{self as store, Tx, lanes};
 
 use crate::hold::Hold;
@@ -30,6 +30,18 @@ enum When {
     Now,
     At(Timestamp),
     After(Duration),
+}
+
+impl When {
+    /// The time, and whether it has come.
+    async fn due(self, tx: &mut Tx<'_>) -> store::Result<(Timestamp, bool)> {
+        Ok(match self {
+            Self::Now => (tx.now(), true),
+            Self::At(time) => (time, time <= jobs::db_now(tx).await?),
+            Self::After(delay) if delay.is_zero() => (tx.now(), true),
+            Self::After(delay) => (jobs::db_now(tx).await?.plus(delay), false),
+        })
+    }
 }
 
 impl Start {
@@ -110,6 +122,93 @@ pub async fn start<W: Workflow>(tx: &mut Tx<'_>, input: &W, how: Start) -> store
     record(tx, id, W::KIND, W::POOL, input, W::KEEP_PLACE, how).await
 }
 
+/// Records jobs of one kind that are due now, each in the lane given with it, in as many statements for many as for one.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_all<W: Workflow>(tx: &mut Tx<'_>, jobs: &[(W, Lane)], how: Start) -> store::Result<Vec<JobId>> {
+    let lanes: Vec<Lane> = jobs.iter().map(|(_, lane)| lane.clone()).collect();
+    let places = Hold::reserve_all(tx, &lanes).await?;
+    let mut each = Vec::with_capacity(jobs.len());
+    for ((input, lane), (seq, free)) in jobs.iter().zip(places) {
+        let id = JobId::new();
+        each.push(Each {
+            id,
+            state: if free { JobState::Ready } else { JobState::Blocked },
+            input: serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?,
+            lane: Some(lane.key.clone()),
+            lane_seq: Some(seq),
+            lane_held: free,
+        });
+    }
+    record_all::<W>(tx, &each, tx.now(), how).await
+}
+
+/// Records jobs of one kind in no lane, in as many statements for many as for one.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_all_apart<W: Workflow>(tx: &mut Tx<'_>, jobs: &[W], how: Start) -> store::Result<Vec<JobId>> {
+    let (run_at, due) = how.when.due(tx).await?;
+    let mut each = Vec::with_capacity(jobs.len());
+    for input in jobs {
+        let id = JobId::new();
+        each.push(Each {
+            id,
+            state: if due { JobState::Ready } else { JobState::Scheduled },
+            input: serde_json::to_string(input).map_err(|_| store::Error::corrupt("job", "input", id))?,
+            lane: None,
+            lane_seq: None,
+            lane_held: false,
+        });
+    }
+    record_all::<W>(tx, &each, run_at, how).await
+}
+
+async fn record_all<W: Workflow>(
+    tx: &mut Tx<'_>,
+    each: &[Each],
+    run_at: Timestamp,
+    how: Start,
+) -> store::Result<Vec<JobId>> {
+    let Some(first) = each.first() else {
+        return Ok(Vec::new());
+    };
+    let due = each.iter().any(|job| job.state != JobState::Scheduled);
+    let like = NewJob {
+        id: first.id,
+        tenant_id: how.tenant,
+        kind: W::KIND,
+        pool: W::POOL,
+        priority: how.priority,
+        state: first.state,
+        run_at,
+        deadline_at: how.deadline,
+        input: String::new(),
+        lane: None,
+        lane_seq: None,
+        lane_held: false,
+        keep_place: W::KEEP_PLACE,
+        parent_id: how.parent,
+        traceparent: how
+            .traceparent
+            .or_else(|| Some(trace::current().filter(|_| due)?.to_string())),
+    };
+    jobs::insert_all(tx, &like, each).await?;
+    if let Some(parent) = how.parent {
+        tx.note_child(parent);
+    }
+    let of = |state| each.iter().filter(|job| job.state == state).count() as u64;
+    if of(JobState::Ready) > 0 {
+        tx.wake(W::POOL);
+    }
+    if of(JobState::Blocked) > 0 {
+        metrics::counter!(metric::BLOCKED, "pool" => W::POOL).increment(of(JobState::Blocked));
+    }
+    metrics::counter!(metric::ENQUEUED, "pool" => W::POOL, "kind" => W::KIND).increment(each.len() as u64);
+    Ok(each.iter().map(|job| job.id).collect())
+}
+
 /// As [`start`], for those who know a job's kind by name only: the scheduler, which re-creates what a schedule says.
 /// The job does not keep its place in a lane while it backs off.
 ///
@@ -170,17 +269,12 @@ async fn record(
     keep_place: bool,
     how: Start,
 ) -> store::Result<JobId> {
-    let (run_at, due) = match how.when {
-        When::Now => (tx.now(), true),
-        When::At(time) => (time, time <= jobs::db_now(tx).await?),
-        When::After(delay) if delay.is_zero() => (tx.now(), true),
-        When::After(delay) => (jobs::db_now(tx).await?.plus(delay), false),
-    };
+    let (run_at, due) = how.when.due(tx).await?;
     let (lane_seq, state) = match &how.lane {
         _ if !due => {
             if let Some(lane) = &how.lane {
-                // It enters when it is due; the lane has to know its places by then.
-                lanes::lock(tx, lane.key(), lane.places).await?;
+                // It enters when it is due; the lane has to be there by then. Recording waits for nobody at work in it.
+                lanes::keep(tx, lane.key(), lane.places).await?;
             }
             (None, JobState::Scheduled)
         }

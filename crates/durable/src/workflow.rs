@@ -44,6 +44,17 @@ pub trait Workflow: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// SQL only, and the same when done twice.
     fn end(tx: &mut Tx<'_>, input: &Self, ended: Ended) -> impl Future<Output = store::Result<()>> + Send;
 
+    /// As [`Self::end`] for jobs that end together in the same way. Where many of a kind may, it should take as many statements
+    /// for all of them as for one.
+    fn end_all(tx: &mut Tx<'_>, inputs: &[Self], ended: &Ended) -> impl Future<Output = store::Result<()>> + Send {
+        async move {
+            for input in inputs {
+                Self::end(tx, input, ended.clone()).await?;
+            }
+            Ok(())
+        }
+    }
+
     /// Notes a failed attempt in the business rows, in the transaction that records it. `n` is that of `retry_n`.
     fn failed(
         _tx: &mut Tx<'_>,
@@ -77,6 +88,8 @@ pub enum Again {
 }
 
 type EndFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, Ended) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
+type EndAllFn =
+    Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &[&str], &'a Ended) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 type FailedFn =
     Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str, u32, &'a str) -> BoxFuture<'a, store::Result<()>> + Send + Sync>;
 
@@ -86,6 +99,7 @@ type ReviveFn = Arc<dyn for<'a> Fn(&'a mut Tx<'_>, &'a str) -> BoxFuture<'a, sto
 /// What is known of a kind wherever a job of it may end.
 struct KindEnds {
     end: EndFn,
+    end_all: EndAllFn,
     failed: FailedFn,
     again: AgainFn,
     revive: ReviveFn,
@@ -100,6 +114,21 @@ pub struct Ends(HashMap<&'static str, KindEnds>);
 impl Ends {
     pub(crate) async fn end(&self, tx: &mut Tx<'_>, job: &store::jobs::Job, ended: Ended) -> store::Result<()> {
         (self.of(job)?.end)(tx, &job.input, ended).await
+    }
+
+    /// Ends jobs that end together, kind by kind.
+    pub(crate) async fn end_all(&self, tx: &mut Tx<'_>, jobs: &[store::jobs::Job], ended: &Ended) -> store::Result<()> {
+        let mut kinds: Vec<(&KindEnds, &str, Vec<&str>)> = Vec::new();
+        for job in jobs {
+            match kinds.iter_mut().find(|(_, kind, _)| *kind == job.kind) {
+                Some((_, _, inputs)) => inputs.push(&job.input),
+                None => kinds.push((self.of(job)?, &job.kind, vec![&job.input])),
+            }
+        }
+        for (ends, _, inputs) in kinds {
+            (ends.end_all)(tx, &inputs, ended).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn failed(
@@ -197,6 +226,14 @@ impl<World: Send + Sync + 'static> Registry<World> {
                 W::end(tx, &input, ended).await
             })
         });
+        let end_all: EndAllFn = Arc::new(|tx, inputs, ended| {
+            let inputs: Result<Vec<W>, _> = inputs.iter().map(|input| serde_json::from_str(input)).collect();
+            let tx = reborrow(tx);
+            Box::pin(async move {
+                let inputs = inputs.map_err(|_| store::Error::corrupt("job", "input", W::KIND))?;
+                W::end_all(tx, &inputs, ended).await
+            })
+        });
         let failed: FailedFn = Arc::new(|tx, input, n, error| {
             let input: Result<W, _> = serde_json::from_str(input);
             let tx = reborrow(tx);
@@ -219,6 +256,7 @@ impl<World: Send + Sync + 'static> Registry<World> {
         });
         let ends = KindEnds {
             end,
+            end_all,
             failed,
             again,
             revive,

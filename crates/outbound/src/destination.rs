@@ -149,6 +149,17 @@ impl Destination {
         .map_err(|error| classify(&error, &upload.path))
     }
 
+    /// Removes an object. One that is not there is no error.
+    ///
+    /// # Errors
+    /// What the destination answered. The right to delete is optional.
+    pub async fn remove(&self, path: &Path) -> Result<(), DestinationFailure> {
+        match self.objects.delete(path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(classify(&error, path.as_ref())),
+        }
+    }
+
     /// Writes a small file at `path` and deletes it again where that is allowed.
     ///
     /// # Errors

@@ -4,21 +4,31 @@
 //! request of its own. So nothing is written down when they come in; the way is found when somebody asks, with what is
 //! known by then.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 use towpath_domain::trace::Link;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_traces::derive::derive;
-use towpath_traces::row::{Key, Row};
+use towpath_traces::lookup::{Hit, Wanted};
+use towpath_traces::row::Row;
+use towpath_traces::scan::merged_columns;
+use towpath_traces::schema::Selection;
 use uuid::Uuid;
 
 use crate::page::Position;
 use crate::{Result, Snapshot};
 
-/// Runs above each other that are looked for. Each takes a look at the catalog unless it is known already.
+/// Runs above each other that are looked for.
 const HIGHEST: usize = 64;
-/// Whole rows in memory at once.
-const AT_ONCE: usize = 32;
+/// Rows in memory at once.
+const AT_ONCE: usize = 256;
+/// Segments that are asked before it is looked whether the ways are complete.
+const SEGMENTS: usize = 16;
+/// Runs of the traces that are remembered while segments are asked. Of more, those on the way are asked for by their ids.
+const MOST: usize = 1 << 18;
+/// What is read of a run on the way.
+const COLUMNS: [&str; 3] = ["trace_id", "parent_run_id", "dotted_order"];
 
 /// What is known of a run on the way.
 #[derive(Clone, Debug)]
@@ -31,6 +41,18 @@ struct Step {
 
 type Steps = HashMap<(ProjectId, Uuid), Step>;
 
+/// What one row group knows of a run; another may know more.
+#[derive(Clone, Copy, Debug)]
+struct Trail {
+    at: Position,
+    parent: Option<Uuid>,
+    is_root: bool,
+    /// Its sender told the whole way to it.
+    told: bool,
+}
+
+type Trails = HashMap<(ProjectId, Uuid), Trail>;
+
 impl Snapshot {
     /// Links from the root down to each of `rows` that has a parent and no `dotted_order`, as far as all runs between are
     /// there.
@@ -39,24 +61,20 @@ impl Snapshot {
     /// The catalog or a segment cannot be read.
     pub async fn ancestry(&self, rows: &[(ProjectId, Row)]) -> Result<HashMap<TraceRunId, Vec<Link>>> {
         let untold = |row: &Row| row.fields().dotted_order.is_none() && row.fields().parent_run_id.is_some();
-        let asked: Vec<(ProjectId, Uuid)> = rows
-            .iter()
-            .filter(|(_, row)| untold(row))
-            .map(|(project, row)| (*project, row.id().0))
-            .collect();
+        let asked: Vec<&(ProjectId, Row)> = rows.iter().filter(|(_, row)| untold(row)).collect();
         if asked.is_empty() {
             return Ok(HashMap::new());
         }
         let mut steps: Steps = rows.iter().filter_map(step).collect();
-        let mut looked = HashSet::new();
-        for _ in 0..HIGHEST {
-            let missing = asked.iter().filter_map(|run| walk(*run, &steps).err());
-            let mut missing: Vec<(ProjectId, Uuid)> = missing.flatten().collect();
-            missing.retain(|run| looked.insert(*run));
-            if missing.is_empty() {
-                break;
-            }
-            self.look_up(&missing, &mut steps).await?;
+        let traces = asked.iter().filter_map(|(_, row)| derive(row).trace_id).collect();
+        let asked: Vec<(ProjectId, Uuid)> = asked.iter().map(|(project, row)| (*project, row.id().0)).collect();
+        let trails = self.trails(&asked, traces, &steps).await?;
+        let above: BTreeSet<Position> = asked.iter().flat_map(|run| climb(*run, &steps, &trails).0).collect();
+        let above: Vec<Position> = above.into_iter().collect();
+        let columns = merged_columns(&Selection::of(&COLUMNS).expect("they are exported columns"));
+        for above in above.chunks(AT_ONCE) {
+            // Merged: what a row group knows of a run may be outdated by another.
+            steps.extend(self.rows_of(above, columns.clone()).await?.iter().filter_map(step));
         }
         let found = asked
             .iter()
@@ -64,30 +82,108 @@ impl Snapshot {
         Ok(found.collect())
     }
 
-    async fn look_up(&self, missing: &[(ProjectId, Uuid)], steps: &mut Steps) -> Result<()> {
-        let wanted: HashSet<_> = missing.iter().copied().collect();
-        let mut ids: Vec<TraceRunId> = missing.iter().map(|(_, id)| TraceRunId(*id)).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        // The first place of each, as a trace run that came in pieces may be told to have several.
-        let mut places: BTreeMap<(ProjectId, TraceRunId), Timestamp> = BTreeMap::new();
-        for (id, place) in self.locate(&ids).await? {
-            if wanted.contains(&(place.project, id.0)) {
-                places.entry((place.project, id)).or_insert(place.sort_time);
+    /// Runs above `asked`. The newest segments are asked first, for all runs of the traces, until all ways are known. A
+    /// run above that is of another trace, or of none, is asked for by its id.
+    async fn trails(&self, asked: &[(ProjectId, Uuid)], traces: BTreeSet<Uuid>, steps: &Steps) -> Result<Trails> {
+        let mut trails = Trails::new();
+        let mut wanted = Wanted {
+            traces,
+            ids: missing(asked, steps, &trails),
+            lineage: true,
+        };
+        if wanted.ids.is_empty() {
+            return Ok(trails);
+        }
+        let places = self.places(&EVER).await?;
+        let lookup = self.lookup();
+        let mut looked: BTreeSet<TraceRunId> = BTreeSet::new();
+        // Further turns ask for ids that were not known when the first segments were asked; what was read of a segment
+        // is kept.
+        for _ in 0..HIGHEST {
+            looked.extend(&wanted.ids);
+            for places in places.chunks(SEGMENTS) {
+                let mut asked_for = wanted.clone();
+                loop {
+                    for hit in lookup.search(places.to_vec(), &asked_for).await? {
+                        if trails.len() < MOST || asked_for.ids.contains(&hit.key.id) {
+                            note(&mut trails, &hit);
+                        }
+                    }
+                    wanted.ids = missing(asked, steps, &trails);
+                    if wanted.ids.is_empty() {
+                        return Ok(trails);
+                    }
+                    if wanted.ids == asked_for.ids {
+                        break;
+                    }
+                    // Runs that lie together came together: what is above one may be here as well.
+                    asked_for.ids.clone_from(&wanted.ids);
+                    asked_for.traces.clear();
+                }
             }
+            wanted.ids.retain(|id| !looked.contains(id));
+            if wanted.ids.is_empty() {
+                break;
+            }
+            // All of their runs were found.
+            wanted.traces.clear();
         }
-        let places: Vec<Position> = places
-            .into_iter()
-            .map(|((project, id), sort_time)| Position {
-                key: Key { sort_time, id },
-                project,
-            })
-            .collect();
-        for places in places.chunks(AT_ONCE) {
-            steps.extend(self.rows(places).await?.iter().filter_map(step));
-        }
-        Ok(())
+        Ok(trails)
     }
+}
+
+/// All times.
+const EVER: Range<Timestamp> = Timestamp::from_micros(i64::MIN)..Timestamp::from_micros(i64::MAX);
+
+/// Adds what a row group knows of a run to what others know.
+fn note(trails: &mut Trails, hit: &Hit) {
+    let Some(lineage) = &hit.lineage else { return };
+    let trail = Trail {
+        at: Position {
+            key: hit.key,
+            project: hit.project,
+        },
+        parent: lineage.parent,
+        is_root: lineage.is_root == Some(true),
+        told: lineage.dotted_order.is_some(),
+    };
+    let known = trails.entry((hit.project, hit.key.id.0)).or_insert(trail);
+    known.parent = known.parent.or(trail.parent);
+    known.is_root |= trail.is_root;
+    known.told |= trail.told;
+}
+
+/// The ids of the first runs above `asked` that are not known.
+fn missing(asked: &[(ProjectId, Uuid)], steps: &Steps, trails: &Trails) -> BTreeSet<TraceRunId> {
+    let missing = asked.iter().filter_map(|run| climb(*run, steps, trails).1);
+    missing.map(TraceRunId).collect()
+}
+
+/// Where the runs above one lie that have to be read, and the first of them that is not known.
+fn climb(run: (ProjectId, Uuid), steps: &Steps, trails: &Trails) -> (Vec<Position>, Option<Uuid>) {
+    let (project, mut at) = run;
+    let mut above = Vec::new();
+    for _ in 0..=HIGHEST {
+        let parent = match (steps.get(&(project, at)), trails.get(&(project, at))) {
+            (Some(step), _) if step.told.is_some() => return (above, None),
+            (Some(step), _) => step.parent,
+            (None, Some(trail)) => {
+                above.push(trail.at);
+                if trail.told {
+                    return (above, None);
+                }
+                // Another row group knows what it is below, or that it is the root.
+                if trail.parent.is_none() && !trail.is_root {
+                    return (above, Some(at));
+                }
+                trail.parent
+            }
+            (None, None) => return (above, Some(at)),
+        };
+        let Some(parent) = parent else { break };
+        at = parent;
+    }
+    (above, None)
 }
 
 fn step((project, row): &(ProjectId, Row)) -> Option<((ProjectId, Uuid), Step)> {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use towpath_domain::TraceRunId;
+use towpath_domain::json::{Object, Value as Json, members};
 use towpath_store::feedback::{self, Feedback};
 
 use crate::Result;
@@ -51,10 +51,17 @@ impl Snapshot {
             .read(async |tx| feedback::find(tx, tenant, id).await)
             .await?;
         let mut given: HashMap<uuid::Uuid, Feedback> = stored.into_iter().map(|row| (row.id, row)).collect();
-        for row in self.open_feedback().iter().filter(|row| row.id == id) {
-            later(&mut given, row);
+        if let Some(open) = self.one_fresh(id) {
+            later(&mut given, open);
         }
         Ok(given.remove(&id).filter(|row| !row.deleted))
+    }
+
+    /// One as it was accepted last, if that is in no table yet.
+    #[must_use]
+    pub fn one_fresh(&self, id: uuid::Uuid) -> Option<&Feedback> {
+        let open = self.open_feedback().iter();
+        open.filter(|row| row.id == id).max_by_key(|row| row.seq)
     }
 
     /// Feedback that is in no table yet.
@@ -75,36 +82,21 @@ pub fn later(given: &mut HashMap<uuid::Uuid, Feedback>, row: &Feedback) {
 /// By trace run, as a list of JSON objects with `key`, `score`, `value` and `source`: what filters look at.
 #[must_use]
 pub fn lists(given: &[Feedback]) -> HashMap<TraceRunId, String> {
-    #[derive(serde::Deserialize)]
-    struct Body<'a> {
-        #[serde(borrow, default)]
-        score: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        value: Option<&'a RawValue>,
-        #[serde(default)]
-        feedback_source: Option<Value>,
-    }
-    #[derive(serde::Serialize)]
-    struct Entry<'a> {
-        key: &'a str,
-        score: Option<&'a RawValue>,
-        value: Option<&'a RawValue>,
-        source: Option<&'a Value>,
-    }
     let mut lists: HashMap<TraceRunId, Vec<String>> = HashMap::new();
     for row in given {
-        let (Some(run), Ok(body)) = (row.run_id, serde_json::from_str::<Body<'_>>(&row.body)) else {
+        let sent = members(&row.body, ["score", "value", "feedback_source"]);
+        let (Some(run), Some([score, value, source])) = (row.run_id, sent) else {
             continue;
         };
-        let entry = Entry {
-            key: &row.key,
-            score: body.score,
-            value: body.value,
-            source: body.feedback_source.as_ref().and_then(|source| source.get("type")),
-        };
-        if let Ok(entry) = serde_json::to_string(&entry) {
-            lists.entry(run).or_default().push(entry);
+        let kind = source
+            .and_then(|source| members(source, ["type"]))
+            .and_then(|[kind]| kind);
+        let mut entry = Object::default();
+        entry.set("key", Value::from(row.key.as_str()).to_string());
+        for (name, sent) in [("score", score), ("value", value), ("source", kind)] {
+            entry.set(name, sent.unwrap_or("null"));
         }
+        lists.entry(run).or_default().push(entry.to_string());
     }
     lists
         .into_iter()
@@ -113,44 +105,117 @@ pub fn lists(given: &[Feedback]) -> HashMap<TraceRunId, String> {
 }
 
 /// `feedback_stats` of what was given for one trace run. By key: how many, the mean of the numbers among them, how often
-/// each text was given, and the first comments. Null where nothing was given.
+/// each text was given, and the first comments. Null where nothing was given. A score beyond the range of a double counts as
+/// the largest one.
 #[must_use]
 pub fn stats<'a>(given: impl Iterator<Item = &'a Feedback>) -> Value {
     #[derive(Default)]
     struct Key {
         n: u64,
-        sum: f64,
-        numbers: u64,
+        scores: Vec<f64>,
         values: BTreeMap<String, u64>,
         comments: Vec<String>,
     }
     let mut keys: BTreeMap<&str, Key> = BTreeMap::new();
     for row in given {
-        let body: Value = serde_json::from_str(&row.body).unwrap_or_default();
         let key = keys.entry(&row.key).or_default();
         key.n += 1;
-        let score = match &body["score"] {
-            Value::Bool(value) => Some(f64::from(u8::from(*value))),
-            score => score.as_f64(),
-        };
-        if let Some(score) = score {
-            key.sum += score;
-            key.numbers += 1;
+        let sent = members(&row.body, ["score", "value", "comment"]).unwrap_or_default();
+        let [score, value, comment] = sent.map(|sent| Json::parse(sent?).ok());
+        match score {
+            Some(Json::Bool(score)) => key.scores.push(f64::from(u8::from(score))),
+            Some(Json::Number(score)) => key.scores.push(score.to_finite()),
+            _ => {}
         }
-        if let Some(value) = body["value"].as_str() {
-            *key.values.entry(value.to_owned()).or_default() += 1;
+        if let Some(Json::String(value)) = value {
+            *key.values.entry(value.into_owned()).or_default() += 1;
         }
-        if let Some(comment) = body["comment"].as_str().filter(|_| key.comments.len() < 10) {
-            key.comments.push(comment.to_owned());
+        if let Some(Json::String(comment)) = comment.filter(|_| key.comments.len() < 10) {
+            key.comments.push(comment.into_owned());
         }
     }
     if keys.is_empty() {
         return Value::Null;
     }
     let keys = keys.into_iter().map(|(name, key)| {
-        let avg = (key.numbers > 0).then(|| key.sum / key.numbers as f64);
-        let stats = json!({"n": key.n, "avg": avg, "values": key.values, "comments": key.comments});
+        let stats = json!({"n": key.n, "avg": mean(&key.scores), "values": key.values, "comments": key.comments});
         (name.to_owned(), stats)
     });
     Value::Object(keys.collect())
+}
+
+/// `None` of no numbers. Finite ones have a finite mean, also where their sum is not.
+fn mean(numbers: &[f64]) -> Option<f64> {
+    let count = numbers.len() as f64;
+    let sum: f64 = numbers.iter().sum();
+    let mean = if sum.is_finite() {
+        sum / count
+    } else {
+        numbers.iter().map(|number| number / count).sum()
+    };
+    (!numbers.is_empty()).then(|| mean.clamp(f64::MIN, f64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use towpath_domain::{TenantId, Timestamp};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn given(body: &str) -> Feedback {
+        Feedback {
+            tenant_id: TenantId::new(),
+            id: Uuid::from_u128(1),
+            run_id: Some(TraceRunId(Uuid::from_u128(2))),
+            key: "k".to_owned(),
+            body: body.to_owned(),
+            seq: 1,
+            created_at: Timestamp::from_micros(0),
+            modified_at: None,
+            deleted: false,
+        }
+    }
+
+    #[test]
+    fn all_of_a_body_counts_whatever_else_is_in_it() {
+        let deep = format!("{}1{}", "[".repeat(126), "]".repeat(126));
+        for odd in [
+            r#""comment":"cut \ud83d""#,
+            r#""comment":"cut \ud83d","more":1e999"#,
+            r#""comment":"cut \ufffd","\ud83d":1,"more":{"\ude00":2}"#,
+            r#""comment":"first","comment":"cut \udc00""#,
+            &format!(r#""comment":"cut \udfff","more":{deep}"#),
+        ] {
+            let row = given(&format!(
+                r#"{{"score":0.5,"value":"good",{odd},"feedback_source":{{"type":"api","metadata":{{"n":1e999}}}}}}"#
+            ));
+            towpath_domain::json::check(row.body.as_bytes()).unwrap();
+            let stats = stats([&row].into_iter());
+            let expected = json!({"n": 1, "avg": 0.5, "values": {"good": 1}, "comments": ["cut \u{fffd}"]});
+            assert_eq!(stats["k"], expected, "{odd}");
+            let list = &lists(&[row])[&TraceRunId(Uuid::from_u128(2))];
+            assert_eq!(
+                list, r#"[{"key":"k","score":0.5,"value":"good","source":"api"}]"#,
+                "{odd}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_mean_is_finite() {
+        let scores = |scores: &[&str]| {
+            let rows: Vec<Feedback> = scores
+                .iter()
+                .map(|score| given(&format!(r#"{{"score":{score}}}"#)))
+                .collect();
+            stats(rows.iter())["k"]["avg"].clone()
+        };
+        assert_eq!(scores(&["1", "2", "true"]), json!(4.0 / 3.0));
+        assert_eq!(scores(&["1e999"]), json!(f64::MAX));
+        assert_eq!(scores(&["1e999", "1e999"]), json!(f64::MAX));
+        assert_eq!(scores(&["1e999", "-1e999"]), json!(0.0));
+        assert_eq!(scores(&["1e999", "1e999", "-1e999", "-1e999"]), json!(0.0));
+        assert_eq!(scores(&["\"high\""]), Value::Null);
+    }
 }

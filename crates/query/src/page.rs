@@ -5,18 +5,21 @@
 //! than the page has. Then those rows alone are read whole. So memory is bounded by the page, and a page of the newest
 //! runs touches the newest row groups only.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
 
+use chrono::NaiveDate;
 use towpath_domain::{ProjectId, Timestamp, TraceRunId};
 use towpath_traces::row::{Key, Row, RowsBuilder};
 use towpath_traces::scan::{Request, Scan, ScanBatch};
+use towpath_traces::schema::segment_schema;
 
+use crate::extent::Extent;
 use crate::pick::Picker;
 use crate::predicate::{Predicate, selection};
-use crate::snapshot::{Part, Snapshot};
+use crate::snapshot::{Part, Snapshot, day};
 use crate::{Result, feedback};
 
 /// Rows that the first window is meant to hold: with a filter some are left out.
@@ -89,6 +92,8 @@ pub struct Question {
     pub projects: Vec<ProjectId>,
     /// Start inclusive, end exclusive, of where runs stand.
     pub range: Range<Timestamp>,
+    /// Only in these row groups, where it is known that no others matter.
+    pub within: Option<Extent>,
     /// For which this holds.
     pub predicate: Predicate,
     /// From which end.
@@ -114,16 +119,17 @@ impl Snapshot {
     /// # Errors
     /// The catalog or a segment cannot be read.
     pub async fn page(&self, question: &Question) -> Result<Page> {
-        let mut parts = HashMap::new();
-        let range = question.remaining();
-        for project in &question.projects {
-            parts.insert(*project, self.parts(*project, range.start, range.end).await?);
+        let mut range = question.remaining();
+        if let Some(extent) = &question.within {
+            range = extent.narrow(&range);
         }
+        let within = question.within.as_ref();
+        let parts = self.scope(&question.projects, &range, within).await?;
         let found = self.find(question, &parts, range).await?;
         let full = found.len() >= question.limit;
         let mut rows = Vec::new();
         let mut bytes = 0;
-        let mut picker = Picker::new(self, &parts);
+        let mut picker = Picker::new(self, &parts, all_columns());
         // Rows differ in size by orders of magnitude, so the page is read in pieces and ends where it is heavy.
         for piece in found.chunks(32) {
             if bytes > PAGE_BYTES {
@@ -151,18 +157,24 @@ impl Snapshot {
     /// # Errors
     /// The catalog or a segment cannot be read.
     pub async fn rows(&self, positions: &[Position]) -> Result<Vec<(ProjectId, Row)>> {
-        let mut parts: HashMap<ProjectId, Vec<Part>> = HashMap::new();
+        self.rows_of(positions, all_columns()).await
+    }
+
+    /// The same of some columns, by their positions in [`segment_schema`].
+    pub(crate) async fn rows_of(&self, positions: &[Position], columns: Vec<usize>) -> Result<Vec<(ProjectId, Row)>> {
+        let mut days: BTreeMap<(ProjectId, NaiveDate), (Timestamp, Timestamp)> = BTreeMap::new();
         for position in positions {
             let at = position.key.sort_time;
-            let until = Timestamp::from_micros(at.micros().saturating_add(1));
-            let own = parts.entry(position.project).or_default();
-            for part in self.parts(position.project, at, until).await? {
-                if !own.iter().any(|known| known.at == part.at) {
-                    own.push(part);
-                }
-            }
+            let (first, last) = days.entry((position.project, day(at))).or_insert((at, at));
+            (*first, *last) = (at.min(*first), at.max(*last));
         }
-        Picker::new(self, &parts).rows(positions).await
+        let mut parts: HashMap<ProjectId, Vec<Part>> = HashMap::new();
+        for ((project, _), (first, last)) in days {
+            let until = Timestamp::from_micros(last.micros().saturating_add(1));
+            let found = self.parts(project, first, until).await?;
+            parts.entry(project).or_default().extend(found);
+        }
+        Picker::new(self, &parts, columns).rows(positions).await
     }
 
     /// Those of `rows` for which a predicate holds.
@@ -261,6 +273,11 @@ impl Snapshot {
             predicate,
         }
     }
+}
+
+/// Everything that is stored of a row.
+fn all_columns() -> Vec<usize> {
+    (0..segment_schema().fields().len()).collect()
 }
 
 /// Rows that match, batch by batch.

@@ -8,11 +8,13 @@ use object_store::path::Path;
 use towpath_domain::ProjectId;
 use towpath_traces::row::{Key, Row, RowReader};
 use towpath_traces::scan::PartRef;
-use towpath_traces::schema::segment_schema;
 use towpath_traces::segment::Segment;
 
 use crate::snapshot::{Part, Snapshot};
 use crate::{Result, page::Position};
+
+/// Keys of row groups that are kept for the next piece.
+const MOST_KEYS: usize = 2 << 20;
 
 /// Rows that lie closer together are read in one go.
 const GAP: usize = 8;
@@ -21,35 +23,37 @@ const GAP: usize = 8;
 pub struct Picker<'a> {
     snapshot: &'a Snapshot,
     parts: &'a HashMap<ProjectId, Vec<Part>>,
-    segments: HashMap<Path, Segment>,
+    /// Positions in the schema of segments.
+    columns: Vec<usize>,
     keys: HashMap<(Path, usize), Arc<Vec<Key>>>,
+    /// How many those are.
+    known: usize,
 }
 
 impl<'a> Picker<'a> {
-    pub fn new(snapshot: &'a Snapshot, parts: &'a HashMap<ProjectId, Vec<Part>>) -> Self {
+    pub fn new(snapshot: &'a Snapshot, parts: &'a HashMap<ProjectId, Vec<Part>>, columns: Vec<usize>) -> Self {
         Self {
             snapshot,
             parts,
-            segments: HashMap::new(),
+            columns,
             keys: HashMap::new(),
+            known: 0,
         }
     }
 
     async fn open(&mut self, project: ProjectId, at: &PartRef) -> Result<(Segment, Arc<Vec<Key>>)> {
-        let segment = match self.segments.get(&at.path) {
-            Some(open) => open.clone(),
-            None => {
-                let open = Segment::open(self.snapshot.objects(), at.path.clone()).await?;
-                self.segments.insert(at.path.clone(), open.clone());
-                open
-            }
-        };
+        let segment = self.snapshot.open(&at.path).await?;
         let place = (at.path.clone(), at.row_group);
         if let Some(keys) = self.keys.get(&place) {
             return Ok((segment, Arc::clone(keys)));
         }
         segment.check_owner(at.row_group, self.snapshot.tenant(), project)?;
         let keys = Arc::new(segment.keys(at.row_group).await?);
+        if self.known + keys.len() > MOST_KEYS {
+            self.keys.clear();
+            self.known = 0;
+        }
+        self.known += keys.len();
         self.keys.insert(place, Arc::clone(&keys));
         Ok((segment, keys))
     }
@@ -63,7 +67,6 @@ impl<'a> Picker<'a> {
             wanted.entry(position.project).or_default().push(position.key);
         }
         let mut found: HashMap<Position, Row> = HashMap::with_capacity(positions.len());
-        let columns: Vec<usize> = (0..segment_schema().fields().len()).collect();
         for (project, mut keys) in wanted {
             keys.sort_unstable();
             for part in parts.get(&project).into_iter().flatten() {
@@ -78,7 +81,7 @@ impl<'a> Picker<'a> {
                     continue;
                 }
                 // In one go: runs that a filter picks lie some dozens apart, and many of them share a page.
-                let mut batches = segment.pieces(part.at.row_group, &columns, &ranges)?;
+                let mut batches = segment.pieces(part.at.row_group, &self.columns, &ranges)?;
                 while let Some(batch) = batches.try_next().await? {
                     let reader = RowReader::new(&batch)?;
                     for index in 0..batch.num_rows() {

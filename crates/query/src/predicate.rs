@@ -34,6 +34,8 @@ use judge::{Form, Judge};
 const STAND: &str = "_stand";
 /// Feedback on each row as a JSON list.
 const FEEDBACK: &str = "_feedback";
+/// Most bytes of feedback that are looked at together, unless it is that of a single run.
+const MOST_BYTES: usize = 1 << 30;
 
 /// A filter ready to be evaluated. Clones share it.
 #[derive(Clone, Debug)]
@@ -84,13 +86,36 @@ impl Predicate {
     /// what was said about them as a JSON list.
     ///
     /// # Errors
-    /// A column is missing.
+    /// A column is missing, or the feedback on one row is larger than a column can hold.
     pub fn evaluate(
         &self,
         rows: &RecordBatch,
         keys: &[Key],
         feedback: &HashMap<TraceRunId, String>,
     ) -> Result<BooleanArray> {
+        self.evaluate_within(MOST_BYTES, rows, keys, feedback)
+    }
+
+    fn evaluate_within(
+        &self,
+        most_bytes: usize,
+        rows: &RecordBatch,
+        keys: &[Key],
+        feedback: &HashMap<TraceRunId, String>,
+    ) -> Result<BooleanArray> {
+        let given = keys.iter().filter_map(|key| feedback.get(&key.id));
+        let bytes: usize = given.map(String::len).sum();
+        if self.feedback && bytes > most_bytes && keys.len() > 1 {
+            let (some, others) = keys.split_at(keys.len() / 2);
+            let after = rows.slice(some.len(), others.len());
+            let some = self.evaluate_within(most_bytes, &rows.slice(0, some.len()), some, feedback)?;
+            let others = self.evaluate_within(most_bytes, &after, others, feedback)?;
+            return Ok(some.iter().chain(&others).collect());
+        }
+        if self.feedback && i32::try_from(bytes).is_err() {
+            let what = "feedback on a trace run is larger than a column can hold".to_owned();
+            return Err(towpath_traces::columnar::Error::Columns(what).into());
+        }
         let columns = self.schema.fields().iter().map(|field| -> Result<ArrayRef> {
             Ok(match field.name().as_str() {
                 STAND => Arc::new(TimestampMicrosecondArray::from_iter_values(
@@ -220,10 +245,10 @@ fn test(test: &Test, columns: &mut BTreeSet<&'static str>) -> Expr {
         (Field::Outputs, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["outputs"]),
         (Field::Extra, Check::Search(text)) => judged(Judge::search(text, &[Form::Json]), &["extra"]),
         (Field::Metadata, Check::Search(text)) => judged(Judge::search(text, &[Form::Metadata]), &["extra"]),
-        (Field::Inputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted), &["inputs"]),
-        (Field::Outputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted), &["outputs"]),
-        (Field::Extra, Check::HasJson(wanted)) => judged(Judge::contains(wanted), &["extra"]),
-        (Field::Metadata, Check::HasJson(wanted)) => judged(Judge::metadata_contains(wanted), &["extra"]),
+        (Field::Inputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["inputs"]),
+        (Field::Outputs, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["outputs"]),
+        (Field::Extra, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Json), &["extra"]),
+        (Field::Metadata, Check::HasJson(wanted)) => judged(Judge::contains(wanted, Form::Metadata), &["extra"]),
         (field, check) => plain(field, check, columns),
     }
 }
@@ -325,7 +350,7 @@ fn literal(field: Field, value: &Value) -> Expr {
         )),
         Value::Span(number) | Value::Count(number) => lit(*number),
         Value::Cost(units) => lit(ScalarValue::Decimal128(Some(*units), COST_PRECISION, COST_SCALE)),
-        Value::Number(number) => lit(*number),
+        Value::Number(number) => lit(number.to_f64()),
     }
 }
 
@@ -352,4 +377,38 @@ const fn column(field: Field) -> Option<&'static str> {
         Field::CompletionCost => "completion_cost",
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow::array::RecordBatchOptions;
+    use towpath_domain::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn feedback_is_looked_at_in_pieces() {
+        let filter = Filter::parse(r#"and(eq(feedback_key, "good"), gt(feedback_score, 3))"#).unwrap();
+        let predicate = Predicate::new(Some(&filter), &[]).unwrap();
+        let keys: Vec<Key> = (0..9)
+            .map(|number| Key {
+                sort_time: Timestamp::from_micros(number),
+                id: TraceRunId(Uuid::from_u128(number as u128)),
+            })
+            .collect();
+        // Every third run has none.
+        let given = keys.iter().enumerate().filter(|(number, _)| number % 3 > 0);
+        let given: HashMap<TraceRunId, String> = given
+            .map(|(number, key)| (key.id, format!(r#"[{{"key":"good","score":{number}}}]"#)))
+            .collect();
+        let options = RecordBatchOptions::new().with_row_count(Some(keys.len()));
+        let rows = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), Vec::new(), &options).unwrap();
+        let whole = predicate.evaluate(&rows, &keys, &given).unwrap();
+        let held: Vec<_> = whole.iter().flatten().collect();
+        assert_eq!(held, [false, false, false, false, true, true, false, true, true]);
+        for most_bytes in [0, 1, 30, 100] {
+            let pieces = predicate.evaluate_within(most_bytes, &rows, &keys, &given).unwrap();
+            assert_eq!(pieces, whole, "{most_bytes}");
+        }
+    }
 }

@@ -2,6 +2,8 @@
 
 mod recent;
 
+use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +15,7 @@ use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 use towpath_store::{Store, segments, units};
 use towpath_traces::fold::{self, FoldError, Place, Unfolded};
+use towpath_traces::lookup::{Footers, Lookup};
 use towpath_traces::objects::Objects;
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
@@ -22,10 +25,14 @@ use recent::Recent;
 use crate::overlay::Overlay;
 use crate::{Error, Result};
 
-/// Bytes of open units that are folded into memory for one query; with more of them it waits for the fold.
+/// Bytes of a workspace's open units that are folded into memory for one query; with more of them it waits for the fold.
 const OPEN_BYTES: i64 = 8 << 20;
+/// The same of their bodies after decoding.
+const OPEN_DECODED_BYTES: i64 = 64 << 20;
 /// How long it waits.
 const PATIENCE: Duration = Duration::from_secs(8);
+/// Projects of one statement.
+const PROJECTS: usize = 1000;
 /// How often it looks meanwhile.
 const PACE: Duration = Duration::from_millis(50);
 
@@ -35,6 +42,7 @@ pub struct Reader {
     store: Store,
     objects: Objects,
     recent: Arc<Mutex<Recent>>,
+    footers: Footers,
 }
 
 /// A row group of a project.
@@ -44,6 +52,13 @@ pub struct Part {
     pub at: PartRef,
     /// Rows in it.
     pub rows: u64,
+}
+
+impl Part {
+    /// Whether it may hold starts of a range.
+    pub(crate) fn overlaps(&self, range: &Range<Timestamp>) -> bool {
+        self.at.max_sort_time >= range.start && self.at.min_sort_time < range.end
+    }
 }
 
 /// What a query reads. It stays as it is however much comes in meanwhile.
@@ -58,8 +73,12 @@ impl Reader {
     /// Reads what is in these.
     #[must_use]
     pub fn new(store: Store, objects: Objects) -> Self {
-        let recent = Arc::default();
-        Self { store, objects, recent }
+        Self {
+            store,
+            objects,
+            recent: Arc::default(),
+            footers: Footers::default(),
+        }
     }
 
     /// The database.
@@ -79,10 +98,13 @@ impl Reader {
         loop {
             let mut open = self.store.read(async |tx| units::open_of(tx, tenant).await).await?;
             // What comes in while we wait is not ours to wait for.
-            let last = *last.get_or_insert_with(|| open.last().map_or(0, |unit| unit.seq));
+            let registered = || open.iter().map(|unit| unit.seq).max();
+            let last = *last.get_or_insert_with(|| registered().unwrap_or(0));
             open.retain(|unit| unit.seq <= last);
             let late = began.elapsed() > PATIENCE;
-            if open.iter().map(|unit| unit.bytes).sum::<i64>() <= OPEN_BYTES {
+            let bytes: i64 = open.iter().map(|unit| unit.bytes).sum();
+            let decoded_bytes: i64 = open.iter().map(|unit| unit.decoded_bytes).sum();
+            if bytes <= OPEN_BYTES && decoded_bytes <= OPEN_DECODED_BYTES {
                 match self.unfolded(tenant, &open).await {
                     // Folded and swept since the list was read: then it is in a segment.
                     Err(Error::Unfolded(FoldError::Objects(error))) if error.is_not_found() && !late => {}
@@ -96,13 +118,14 @@ impl Reader {
     }
 
     async fn unfolded(&self, tenant: TenantId, open: &[Unit]) -> Result<Snapshot> {
-        let units: Vec<_> = open.iter().map(|unit| unit.id).collect();
+        let units: Vec<_> = open.iter().map(|unit| (unit.id, unit.order())).collect();
         let known = self.recent().find(tenant, &units);
         let open = match known {
             Some(known) => known,
             None => {
-                let bytes = open.iter().map(|unit| unit.bytes).sum();
-                let folded = Arc::new(fold::unfolded(&self.store, &self.objects, tenant, open).await?);
+                // Earlier builds did not count what bodies come to after decoding.
+                let bytes = open.iter().map(|unit| unit.bytes.max(unit.decoded_bytes)).sum();
+                let folded = Arc::new(fold::unfolded(&self.store, &self.objects, open).await?);
                 self.recent().keep(tenant, units, bytes, Arc::clone(&folded));
                 folded
             }
@@ -140,6 +163,16 @@ impl Snapshot {
     /// Where segments are, those in memory too.
     pub(crate) fn objects(&self) -> Arc<dyn ObjectStore> {
         Arc::clone(&self.objects)
+    }
+
+    /// Asks them for trace runs.
+    pub(crate) fn lookup(&self) -> Lookup {
+        Lookup::new(self.objects(), self.reader.footers.clone())
+    }
+
+    /// Opens one of them.
+    pub(crate) async fn open(&self, path: &Path) -> Result<Segment> {
+        Ok(self.reader.footers.open(self.objects(), path).await?)
     }
 
     /// Feedback that is in no table yet.
@@ -190,6 +223,49 @@ impl Snapshot {
         Ok(parts)
     }
 
+    /// Row groups of each of `projects` that may hold starts of a range.
+    ///
+    /// # Errors
+    /// What the database says.
+    pub async fn parts_of(
+        &self,
+        projects: &[ProjectId],
+        range: &Range<Timestamp>,
+    ) -> Result<HashMap<ProjectId, Vec<Part>>> {
+        let (tenant, first, last) = (self.tenant, day(range.start), day(range.end));
+        let mut parts: HashMap<ProjectId, Vec<Part>> = projects.iter().map(|id| (*id, Vec::new())).collect();
+        for projects in projects.chunks(PROJECTS) {
+            let live = self
+                .store()
+                .read(async |tx| segments::live_parts_of(tx, tenant, projects, first, last).await)
+                .await?;
+            for placed in live {
+                let part = Part {
+                    at: fold::part_ref(&placed),
+                    rows: u64::try_from(placed.part.rows).unwrap_or_default(),
+                };
+                if part.overlaps(range) {
+                    parts.entry(placed.part.project_id).or_default().push(part);
+                }
+            }
+        }
+        for (project, at, rows) in &self.open.parts {
+            let part = Part {
+                at: at.clone(),
+                rows: *rows,
+            };
+            if let Some(own) = parts.get_mut(project).filter(|_| part.overlaps(range)) {
+                own.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Segments of what is not folded yet, each as often as it has row groups.
+    pub(crate) fn open_paths(&self) -> impl Iterator<Item = &Path> {
+        self.open.parts.iter().map(|(_, at, _)| &at.path)
+    }
+
     /// Where trace runs are, as far as they are found.
     ///
     /// # Errors
@@ -224,7 +300,7 @@ impl Snapshot {
 }
 
 /// A UTC day, within what all parties can say.
-fn day(time: Timestamp) -> NaiveDate {
+pub(crate) fn day(time: Timestamp) -> NaiveDate {
     const FIRST: i64 = -62_135_596_800_000_000;
     const LAST: i64 = 253_402_300_799_000_000;
     Timestamp::from_micros(time.micros().clamp(FIRST, LAST)).day()

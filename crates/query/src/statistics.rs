@@ -10,6 +10,7 @@ use towpath_domain::{ProjectId, TenantId, Timestamp};
 use towpath_traces::row::{Key, Row, RowsBuilder};
 use uuid::Uuid;
 
+use crate::extent::Extent;
 use crate::predicate::Predicate;
 use crate::snapshot::Snapshot;
 use crate::{Error, Result};
@@ -186,7 +187,7 @@ impl Statistics {
 }
 
 impl Snapshot {
-    /// Counts what matches in `projects`.
+    /// Counts what matches in `projects`; only in some row groups, where it is known that no others matter.
     ///
     /// # Errors
     /// The catalog or a segment cannot be read.
@@ -194,12 +195,12 @@ impl Snapshot {
         &self,
         projects: &[ProjectId],
         range: Range<Timestamp>,
+        within: Option<&Extent>,
         predicate: &Predicate,
     ) -> Result<Statistics> {
         let mut counted = Statistics::default();
-        for project in projects {
-            let parts = self.parts(*project, range.start, range.end).await?;
-            let mut matches = self.matches(*project, &parts, range.clone(), predicate, &COLUMNS);
+        for (project, parts) in self.scope(projects, &range, within).await? {
+            let mut matches = self.matches(project, &parts, range.clone(), predicate, &COLUMNS);
             while let Some(batch) = matches.next().await? {
                 counted.add(&batch.rows, &batch.keys)?;
             }
@@ -207,7 +208,7 @@ impl Snapshot {
         Ok(counted)
     }
 
-    /// The traces of which a run matches.
+    /// The traces of which a run matches; only in some row groups, where it is known that no others matter.
     ///
     /// # Errors
     /// [`Error::TooManyTraces`]; the catalog or a segment cannot be read.
@@ -215,12 +216,12 @@ impl Snapshot {
         &self,
         projects: &[ProjectId],
         range: Range<Timestamp>,
+        within: Option<&Extent>,
         predicate: &Predicate,
     ) -> Result<Arc<HashSet<Uuid>>> {
         let mut traces = HashSet::new();
-        for project in projects {
-            let parts = self.parts(*project, range.start, range.end).await?;
-            let mut matches = self.matches(*project, &parts, range.clone(), predicate, &["trace_id"]);
+        for (project, parts) in self.scope(projects, &range, within).await? {
+            let mut matches = self.matches(project, &parts, range.clone(), predicate, &["trace_id"]);
             while let Some(batch) = matches.next().await? {
                 let ids = batch.rows.column_by_name("trace_id").map(AsArray::as_string::<i32>);
                 traces.extend(

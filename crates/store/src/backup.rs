@@ -28,10 +28,11 @@ pub async fn copy_sqlite(from: &Path, to: &Path) -> Result<()> {
     file.map_err(|error| Error::Open(format!("cannot write {}: {error}", to.display())))
 }
 
-/// The objects a database cannot do without, by the table that names them: units that wait to be folded, segments and
-/// their index files that somebody may read, attachments, source archives.
-const NEEDED: [(&str, &str); 5] = [
-    ("wal_unit", "SELECT path FROM wal_unit WHERE state = 'open'"),
+/// The objects a database cannot do without, by the table that names them: units that wait to be folded, what is in
+/// quarantine, segments and their index files that somebody may read, attachments, source archives.
+const NEEDED: [(&str, &str); 6] = [
+    ("wal_unit", "SELECT DISTINCT path FROM wal_unit WHERE state <> 'folded'"),
+    ("quarantine", "SELECT path FROM quarantine WHERE kind <> 'missing'"),
     (
         "segment",
         "SELECT path FROM segment WHERE state IN ('live', 'superseded')",

@@ -20,13 +20,9 @@ const BYTES: usize = 4 * 1024 * 1024;
 pub(crate) const LARGE: usize = 1024 * 1024;
 
 /// Lists of `rows`, each for one statement. A list is made when it is asked for.
-///
-/// Boxed: the type of an iterator over borrowed rows would make futures that hold it `Send` for one lifetime only.
-pub(crate) fn lists<'r, T: Serialize + 'r>(
-    rows: impl IntoIterator<Item = T, IntoIter: Send + 'r>,
-) -> Box<dyn Iterator<Item = String> + Send + 'r> {
-    let mut rows = rows.into_iter().fuse();
-    Box::new(std::iter::from_fn(move || {
+pub(crate) fn lists<T: Serialize>(rows: Vec<T>) -> impl Iterator<Item = String> {
+    let mut rows = rows.into_iter();
+    std::iter::from_fn(move || {
         let mut text = String::from("[");
         for (nth, row) in rows.by_ref().take(ROWS).enumerate() {
             if nth > 0 {
@@ -39,7 +35,7 @@ pub(crate) fn lists<'r, T: Serialize + 'r>(
         }
         text.push(']');
         (text.len() > 2).then_some(text)
-    }))
+    })
 }
 
 /// Of the rows of each key the one that was accepted last, in the order of the keys: one statement must not meet a row

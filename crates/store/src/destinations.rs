@@ -181,3 +181,86 @@ pub async fn update(
     .fetch_one(conn)
     .await)?)
 }
+
+/// Keeps a destination from being deleted until the transaction ends.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn hold(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<()> {
+    let text = sql!(tx,
+        // SQLite has one writer.
+        sqlite: "SELECT id FROM destination WHERE tenant_id = $1 AND id = $2",
+        postgres: "SELECT id FROM destination WHERE tenant_id = $1 AND id = $2 FOR SHARE");
+    let _: DestinationId = on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(id)
+        .fetch_one(conn)
+        .await)?;
+    Ok(())
+}
+
+/// Removes a destination with its credentials. Exports to it keep its id.
+///
+/// # Errors
+/// [`Error::NotFound`] also for another tenant's.
+pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<()> {
+    let gone = on!(tx, |conn| sqlx::query(
+        "DELETE FROM destination WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(tenant)
+    .bind(id)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if gone == 1 { Ok(()) } else { Err(Error::NotFound) }
+}
+
+/// A destination as operators see it.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Overview {
+    /// Id.
+    pub id: DestinationId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Kind.
+    pub destination_type: DestinationKind,
+    /// Name for people.
+    pub display_name: String,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Exports to it that are not over.
+    pub exports: i64,
+    /// Schedules of exports to it.
+    pub schedules: i64,
+}
+
+/// Destinations of all workspaces that are older than `before` (ids are in the order of time), the latest first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn overview(tx: &mut Tx<'_>, before: Option<DestinationId>, limit: i64) -> Result<Vec<Overview>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT d.id, d.tenant_id, d.destination_type, d.display_name, d.created_at,
+                (SELECT count(*) FROM export e WHERE e.destination_id = d.id AND e.finished_at IS NULL) AS exports,
+                (SELECT count(*) FROM scheduled_export s
+                 WHERE s.tenant_id = d.tenant_id AND s.destination_id = d.id AND s.status = 'RUNNING') AS schedules
+         FROM destination d WHERE $1 IS NULL OR d.id < $1 ORDER BY d.id DESC LIMIT $2 + 0"
+    )
+    .bind(before)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Whose a destination is.
+///
+/// # Errors
+/// Those of the database.
+pub async fn owner(tx: &mut Tx<'_>, id: DestinationId) -> Result<Option<TenantId>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT tenant_id FROM destination WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?)
+}

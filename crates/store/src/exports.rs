@@ -10,6 +10,7 @@ pub mod scheduled;
 use towpath_domain::export::{Compression, Content, ExportStatus, Field, FormatVersion};
 use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, TenantId, Timestamp};
 
+use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
 /// A bulk export as it is stored.
@@ -43,6 +44,8 @@ pub struct Export {
     pub error: Option<String>,
     /// Whether its export runs are recorded.
     pub planned: bool,
+    /// Operations that were in quarantine when it began to run or was planned, and may be missing from it.
+    pub missing_operations: i64,
     /// When it was asked for.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -168,42 +171,125 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Expo
     .await)?)
 }
 
-/// `CREATED` → `RUNNING`. True when this call did it.
+/// `CREATED` → `RUNNING`, with how many operations may be missing from it. True when this call did it.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+pub async fn running(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_operations: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE export SET status = 'RUNNING', started_at = $3, updated_at = $3
+        "UPDATE export SET status = 'RUNNING', missing_operations = $4, started_at = $3, updated_at = $3
          WHERE tenant_id = $1 AND id = $2 AND status = 'CREATED'"
     )
     .bind(tenant)
     .bind(id)
     .bind(now)
+    .bind(missing_operations)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
 }
 
-/// Says that the export runs of a running export are recorded. True when this call did it.
+/// Says that the export runs of a running export are recorded, and how many operations may be missing from them: now,
+/// or when it began to run, whichever is more. True when this call did it.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+pub async fn planned(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, missing_operations: i64) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE export SET planned = TRUE, updated_at = $3
+        "UPDATE export SET planned = TRUE, updated_at = $3,
+                           missing_operations = CASE WHEN missing_operations > $4 THEN missing_operations ELSE $4 END
          WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING' AND NOT planned"
     )
     .bind(tenant)
     .bind(id)
     .bind(now)
+    .bind(missing_operations)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
+}
+
+/// The jobs of exports to a destination that are not over.
+///
+/// # Errors
+/// Those of the database.
+pub async fn open_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId) -> Result<Vec<JobId>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT job_id FROM export WHERE tenant_id = $1 AND destination_id = $2 AND finished_at IS NULL ORDER BY id"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Fails all exports to a destination that are not over.
+///
+/// # Errors
+/// Those of the database.
+pub async fn fail_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE export SET status = 'FAILED', error = $3, finished_at = $4, updated_at = $4
+         WHERE tenant_id = $1 AND destination_id = $2 AND finished_at IS NULL"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .bind(error)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Those of these exports of which a manifest may lie at their destination although they did not complete. It is written
+/// when all runs have completed, and those stay so. None of a destination that is gone.
+///
+/// # Errors
+/// Those of the database.
+pub async fn with_a_manifest(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> Result<Vec<ExportId>> {
+    let text = sql!(tx,
+        sqlite: "SELECT e.id FROM export e JOIN destination d ON d.id = e.destination_id
+                 WHERE e.id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) AND e.tenant_id = $1 AND e.planned
+                   AND e.status <> 'COMPLETED'
+                   AND NOT EXISTS (SELECT 1 FROM export_run r WHERE r.export_id = e.id AND r.status <> 'COMPLETED')",
+        postgres: "SELECT e.id FROM export e JOIN destination d ON d.id = e.destination_id
+                   WHERE e.id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))
+                     AND e.tenant_id = $1 AND e.planned AND e.status <> 'COMPLETED'
+                     AND NOT EXISTS (SELECT 1 FROM export_run r WHERE r.export_id = e.id AND r.status <> 'COMPLETED')");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(id_list(ids.iter().map(|id| id.0)))
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Cancels those of these exports that are not over.
+///
+/// # Errors
+/// Those of the database.
+pub async fn cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ExportId]) -> Result<()> {
+    let now = tx.now();
+    let text = sql!(tx,
+        sqlite: "UPDATE export SET status = 'CANCELLED', finished_at = $3, updated_at = $3
+                 WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) AND tenant_id = $1
+                   AND status IN ('CREATED', 'RUNNING')",
+        postgres: "UPDATE export SET status = 'CANCELLED', finished_at = $3, updated_at = $3
+                   WHERE id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json))) AND tenant_id = $1
+                     AND status IN ('CREATED', 'RUNNING')");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(id_list(ids.iter().map(|id| id.0)))
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
 }
 
 /// Brings an export to a final state. True when this call did it; a final state never changes again.

@@ -1,15 +1,19 @@
 //! What came with trace runs beside them: feedback as rows, attachments as rows that name their objects.
 
+pub mod waste;
+
 use std::borrow::Cow;
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
+use towpath_domain::json::{self, Object};
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
 use uuid::Uuid;
 
 use crate::bulk::{self, storable};
 use crate::query::{Arg, Query};
 use crate::segments::id_list;
-use crate::{Result, Tx};
+use crate::{Error, Result, Tx, units};
 
 /// A judgement on a trace run.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -139,7 +143,7 @@ pub async fn put_all(tx: &mut Tx<'_>, feedback: &[Feedback]) -> Result<()> {
         seq: row.seq,
         source: source(&row.body),
     });
-    for list in bulk::lists(listed) {
+    for list in bulk::lists(listed.collect()) {
         on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .bind(now)
@@ -151,10 +155,11 @@ pub async fn put_all(tx: &mut Tx<'_>, feedback: &[Feedback]) -> Result<()> {
 }
 
 /// `feedback_source.type` of a body, as PostgreSQL can keep it.
-fn source(body: &str) -> Option<String> {
-    let body: serde_json::Value = serde_json::from_str(body).ok()?;
-    let source = body.get("feedback_source")?.get("type")?.as_str()?;
-    Some(storable(source).into_owned())
+#[must_use]
+pub fn source(body: &str) -> Option<String> {
+    let [source] = json::members(body, ["feedback_source"])?;
+    let [kind] = json::members(source?, ["type"])?;
+    Some(storable(&json::decode(kind?)?).into_owned())
 }
 
 /// Feedback on one trace run, in order of acceptance.
@@ -257,7 +262,59 @@ pub async fn list(
     query.fetch_all(tx).await
 }
 
-/// Stores `feedback` as it is now after a change by hand, or as taken back. A fold that is behind changes nothing of it,
+/// Changes feedback by hand: the members of `changed` take the place of those of the same names, and all others stay as
+/// they are. `open` is the feedback as it lies in an open unit, if it does; a fold that is behind changes nothing of it
+/// any more. Changes at the same time are made one after the other.
+///
+/// # Errors
+/// [`Error::NotFound`] where there is no such feedback, or it was taken back; [`Error::Corrupt`] where what is stored
+/// cannot be read, which then stays as it is; [`Error::Stale`] where `open` was read from a unit that is forgotten by now.
+pub async fn amend(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    id: Uuid,
+    open: Option<&Feedback>,
+    changed: &Object<'_>,
+) -> Result<Feedback> {
+    let mut row = lock(tx, tenant, id, open).await?;
+    let body = Object::parse(&row.body).map_err(|_| Error::corrupt("feedback", "body", id))?;
+    let merged = body.merged(changed.clone()).to_string();
+    row.body = merged;
+    row.modified_at = Some(tx.now());
+    change(tx, &row).await?;
+    Ok(row)
+}
+
+/// Takes feedback back. `open` is as with [`amend`].
+///
+/// # Errors
+/// [`Error::NotFound`] where there is no such feedback, or it was taken back before.
+pub async fn take_back(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<()> {
+    let mut row = lock(tx, tenant, id, open).await?;
+    row.deleted = true;
+    change(tx, &row).await
+}
+
+/// The row as it is now. It stays so until the transaction ends.
+async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedback>) -> Result<Feedback> {
+    if let Some(open) = open {
+        // What is not folded has no row that could be locked. Read from a unit that no fold has taken, it has a number that
+        // would go before all that comes later.
+        let seq = units::lasting_seq(tx, tenant, open.seq).await?;
+        put(tx, &Feedback { seq, ..open.clone() }).await?;
+    }
+    let text = sql!(tx,
+        // SQLite has one writer.
+        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted",
+        postgres: "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted FOR UPDATE");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(id)
+        .fetch_one(conn)
+        .await)?)
+}
+
+/// Stores `feedback` as it is after a change by hand, or as taken back. A fold that is behind changes nothing of it,
 /// since what it brings was accepted no later.
 ///
 /// # Errors
@@ -287,39 +344,13 @@ pub async fn change(tx: &mut Tx<'_>, feedback: &Feedback) -> Result<()> {
     Ok(())
 }
 
-/// What happens to an attachment that is there already, in [`attach`] and [`attach_all`].
-macro_rules! later_attachment_counts {
-    () => {
-        " ON CONFLICT (tenant_id, run_id, name) DO UPDATE
-          SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes, seq = excluded.seq
-          WHERE excluded.seq > attachment.seq"
-    };
-}
-
 /// Stores where an attachment lies; of two of the same name the later one counts. The row's own `created_at` is not
 /// looked at.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn attach(tx: &mut Tx<'_>, attachment: &Attachment) -> Result<()> {
-    let now = tx.now();
-    on!(tx, |conn| sqlx::query(concat!(
-        "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
-        later_attachment_counts!()
-    ))
-    .bind(attachment.tenant_id)
-    .bind(attachment.run_id)
-    .bind(&attachment.name)
-    .bind(&attachment.content_type)
-    .bind(&attachment.path)
-    .bind(attachment.bytes)
-    .bind(attachment.seq)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(drop))?;
-    Ok(())
+    attach_all(tx, std::slice::from_ref(attachment)).await
 }
 
 /// An attachment in a list.
@@ -334,7 +365,7 @@ struct AttachmentRow<'a> {
     seq: i64,
 }
 
-/// As [`attach`] for each, in few statements.
+/// As [`attach`] for each, in few statements. Objects that no row names afterwards are [waste].
 ///
 /// # Errors
 /// Only what the database says.
@@ -344,24 +375,33 @@ pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<(
         |row| (row.tenant_id, row.run_id, storable(&row.name)),
         |row| row.seq,
     );
+    let kept: HashSet<&str> = rows.iter().map(|row| row.path.as_str()).collect();
+    let lost = attachments.iter().filter(|row| !kept.contains(row.path.as_str()));
+    let mut wasted: Vec<Attachment> = lost.cloned().collect();
     let now = tx.now();
     let text = sql!(tx,
-    // Lists travel as JSON text in both; only the way back to rows differs.
-    sqlite: concat!(
-        "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
-             SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'), value ->> 'name',
-                    value ->> 'content_type', value ->> 'path', value ->> 'bytes', value ->> 'seq', $2
-             FROM json_each($1) WHERE true",
-        later_attachment_counts!()
-    ),
-    postgres: concat!(
-        "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
-             SELECT tenant_id, run_id, name, content_type, path, bytes, seq, $2
-             FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text, content_type text,
-                                                        path text, bytes bigint, seq bigint)",
-        later_attachment_counts!()
-    ));
-    let listed = rows.into_iter().map(|row| AttachmentRow {
+        // Lists travel as JSON text in both; only the way back to rows differs.
+        sqlite: "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
+                 SELECT unhex(value ->> 'tenant_id', '-'), unhex(value ->> 'run_id', '-'), value ->> 'name',
+                        value ->> 'content_type', value ->> 'path', value ->> 'bytes', value ->> 'seq', $2
+                 FROM json_each($1) WHERE true
+                 ON CONFLICT (tenant_id, run_id, name) DO UPDATE
+                 SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes,
+                     seq = excluded.seq, created_at = excluded.created_at
+                 WHERE excluded.seq > attachment.seq",
+        postgres: "INSERT INTO attachment (tenant_id, run_id, name, content_type, path, bytes, seq, created_at)
+                   SELECT tenant_id, run_id, name, content_type, path, bytes, seq, $2
+                   FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text,
+                                                              content_type text, path text, bytes bigint, seq bigint)
+                   ON CONFLICT (tenant_id, run_id, name) DO UPDATE
+                   SET content_type = excluded.content_type, path = excluded.path, bytes = excluded.bytes,
+                       seq = excluded.seq, created_at = excluded.created_at
+                   WHERE excluded.seq > attachment.seq");
+    let by_key: HashMap<_, &Attachment> = rows
+        .iter()
+        .map(|row| ((row.tenant_id, row.run_id, storable(&row.name)), *row))
+        .collect();
+    let listed = rows.iter().map(|row| AttachmentRow {
         tenant_id: row.tenant_id,
         run_id: row.run_id,
         name: storable(&row.name),
@@ -370,7 +410,18 @@ pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<(
         bytes: row.bytes,
         seq: row.seq,
     });
-    for list in bulk::lists(listed) {
+    for list in bulk::lists(listed.collect()) {
+        for known in stored(tx, &list).await? {
+            let key = (known.tenant_id, known.run_id, Cow::from(known.name.as_str()));
+            let Some(new) = by_key.get(&key).filter(|new| new.path != known.path) else {
+                continue;
+            };
+            if new.seq > known.seq {
+                wasted.push(known);
+            } else {
+                wasted.push((*new).clone());
+            }
+        }
         on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .bind(now)
@@ -378,7 +429,59 @@ pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<(
             .await
             .map(drop))?;
     }
-    Ok(())
+    waste::add(tx, &wasted).await
+}
+
+/// Attachments that are stored already under the keys of a list.
+async fn stored(tx: &mut Tx<'_>, list: &str) -> Result<Vec<Attachment>> {
+    let text = sql!(tx,
+        sqlite: "SELECT a.* FROM json_each($1) listed CROSS JOIN attachment a
+                 WHERE a.tenant_id = unhex(listed.value ->> 'tenant_id', '-')
+                   AND a.run_id = unhex(listed.value ->> 'run_id', '-') AND a.name = listed.value ->> 'name'",
+        postgres: "SELECT a.* FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text)
+                   CROSS JOIN LATERAL (SELECT * FROM attachment
+                                       WHERE tenant_id = listed.tenant_id AND run_id = listed.run_id
+                                         AND name = listed.name LIMIT 1) a");
+    Ok(on!(tx, |conn| sqlx::query_as(text).bind(list).fetch_all(conn).await)?)
+}
+
+/// Forgets attachments of a workspace, each as far as it is still the file that was looked at: one that was sent again
+/// since has another `seq` and stays. The objects of those that go are [waste].
+///
+/// # Errors
+/// Only what the database says.
+pub async fn detach(tx: &mut Tx<'_>, tenant: TenantId, files: &[Attachment]) -> Result<u64> {
+    // A `seq` is one item of a workspace, so none of these rows has that of another.
+    let text = sql!(tx,
+        sqlite: "DELETE FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(value ->> 'run_id', '-') FROM json_each($2))
+                   AND seq IN (SELECT value ->> 'seq' FROM json_each($2)) RETURNING *",
+        postgres: "DELETE FROM attachment WHERE tenant_id = $1
+                     AND run_id = ANY (ARRAY (SELECT (value ->> 'run_id')::uuid FROM json_array_elements($2::json)))
+                     AND seq = ANY (ARRAY (SELECT (value ->> 'seq')::bigint FROM json_array_elements($2::json)))
+                   RETURNING *");
+    let mut detached = 0;
+    let listed = files.iter().map(|file| FileKey {
+        run_id: file.run_id,
+        seq: file.seq,
+    });
+    for list in bulk::lists(listed.collect()) {
+        let gone: Vec<Attachment> = on!(tx, |conn| sqlx::query_as(text)
+            .bind(tenant)
+            .bind(list)
+            .fetch_all(conn)
+            .await)?;
+        detached += gone.len() as u64;
+        waste::add(tx, &gone).await?;
+    }
+    Ok(detached)
+}
+
+/// An attachment in a list, by what tells it from others of its workspace.
+#[derive(Serialize)]
+struct FileKey {
+    run_id: TraceRunId,
+    seq: i64,
 }
 
 /// Attachments of one trace run by name.
@@ -417,30 +520,28 @@ pub async fn attachments_of(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunI
         .await)?)
 }
 
-/// Forgets all feedback on `runs`, and that files came with them.
+/// Forgets feedback of a workspace, each as far as it is still what was looked at: what was given again since has another
+/// `seq` and stays.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<()> {
-    let ids = id_list(runs.iter().map(|id| id.0));
-    let given = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
+pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, given: &[Feedback]) -> Result<u64> {
+    // A `seq` is one item of a workspace, so none of these rows has that of another.
+    let text = sql!(tx,
         sqlite: "DELETE FROM feedback WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+                   AND id IN (SELECT unhex(value ->> 0, '-') FROM json_each($2))
+                   AND seq IN (SELECT value ->> 1 FROM json_each($2))",
         postgres: "DELETE FROM feedback WHERE tenant_id = $1
-                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
-    let files = sql!(tx,
-        sqlite: "DELETE FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
-        postgres: "DELETE FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
-    for text in [given, files] {
-        on!(tx, |conn| sqlx::query(text)
+                     AND id = ANY (ARRAY (SELECT (value ->> 0)::uuid FROM json_array_elements($2::json)))
+                     AND seq = ANY (ARRAY (SELECT (value ->> 1)::bigint FROM json_array_elements($2::json)))");
+    let mut forgotten = 0;
+    for list in bulk::lists(given.iter().map(|row| (row.id, row.seq)).collect()) {
+        forgotten += on!(tx, |conn| sqlx::query(text)
             .bind(tenant)
-            .bind(&ids)
+            .bind(list)
             .execute(conn)
             .await
-            .map(drop))?;
+            .map(|done| done.rows_affected()))?;
     }
-    Ok(())
+    Ok(forgotten)
 }

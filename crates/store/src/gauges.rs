@@ -75,6 +75,34 @@ pub async fn open_units(tx: &mut Tx<'_>) -> Result<OpenUnits> {
     })?)
 }
 
+/// Accepted trace data that could not be folded.
+#[derive(Clone, Copy, Debug, FromRow)]
+pub struct Quarantine {
+    /// Entries.
+    pub entries: i64,
+    /// Operations, feedback and attachments in them.
+    pub items: i64,
+    /// Bytes of their frames.
+    pub bytes: i64,
+}
+
+/// Adds up what is in quarantine.
+///
+/// # Errors
+/// As every statement.
+pub async fn quarantine(tx: &mut Tx<'_>) -> Result<Quarantine> {
+    Ok(on!(tx, |conn| {
+        // SUM of bigint is numeric on PostgreSQL.
+        sqlx::query_as(
+            "SELECT COUNT(*) AS entries, CAST(COALESCE(SUM(items), 0) AS bigint) AS items,
+                    CAST(COALESCE(SUM(bytes), 0) AS bigint) AS bytes
+             FROM quarantine",
+        )
+        .fetch_one(conn)
+        .await
+    })?)
+}
+
 /// A pool that somebody paused or resumed once.
 #[derive(Clone, Debug, FromRow)]
 pub struct Pool {

@@ -17,7 +17,10 @@ mod sweep;
 pub use bulk::{Fenced, Renewed, complete, look, renew};
 pub(crate) use claim::SQLITE_PICKED;
 pub use claim::{Claimed, Claimer, Mark, Turned, claim, turn};
-pub use family::{child_over, children, count_children, grew, let_go, mark};
+pub use family::{
+    cancel_all, children, children_over, count_children, grew, insert_all, let_go, mark, mark_cancel_all,
+    open_children, places,
+};
 pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
 pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};
 
@@ -78,6 +81,18 @@ pub struct NewJob<'a> {
     pub traceparent: Option<String>,
 }
 
+/// A job that is recorded together with others that are like it.
+#[derive(Clone, Debug)]
+#[expect(missing_docs, reason = "the columns are explained once, in the migration")]
+pub struct Each {
+    pub id: JobId,
+    pub state: JobState,
+    pub input: String,
+    pub lane: Option<String>,
+    pub lane_seq: Option<i64>,
+    pub lane_held: bool,
+}
+
 /// Records a job.
 ///
 /// # Errors
@@ -126,6 +141,9 @@ pub async fn get(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
     })?)
 }
 
+/// Up to so many rows are read one by one on SQLite, which prepares that statement once.
+const FEW: usize = 4;
+
 /// Locks jobs in the order of their ids and reads them as they are once locked. Ids that do not exist are left out.
 ///
 /// # Errors
@@ -135,7 +153,13 @@ pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
     ids.sort_unstable();
     ids.dedup();
     match tx.conn() {
-        // One row at a time: the writer is alone.
+        // Nothing to lock: the writer is alone.
+        Conn::Sqlite(conn) if ids.len() > FEW => Ok(sqlx::query_as(
+            "SELECT job.* FROM json_each($1) wanted CROSS JOIN job WHERE job.id = unhex(wanted.value) ORDER BY job.id",
+        )
+        .bind(family::id_list(&ids))
+        .fetch_all(conn)
+        .await?),
         Conn::Sqlite(conn) => {
             let mut found = Vec::with_capacity(ids.len());
             for id in ids {
@@ -392,6 +416,40 @@ pub async fn lane_has_queued(tx: &mut Tx<'_>, lane: &str) -> Result<bool> {
         .fetch_one(conn)
         .await
     })?)
+}
+
+/// What there is in a lane.
+#[derive(Clone, Debug, FromRow)]
+pub struct LaneJobs {
+    /// The lane.
+    pub lane: String,
+    /// Whether a job waits to be claimed.
+    pub queued: bool,
+    /// Whether a job is not over.
+    pub open: bool,
+}
+
+/// What there is in each of these lanes.
+///
+/// # Errors
+/// As every statement.
+pub async fn in_lanes(tx: &mut Tx<'_>, lanes: &[String]) -> Result<Vec<LaneJobs>> {
+    let text = sql!(tx,
+        sqlite: "SELECT given.value AS lane,
+                        (SELECT j.id FROM job j WHERE j.lane = given.value AND j.finished_at IS NULL
+                         AND j.state IN ('scheduled', 'blocked', 'ready') LIMIT 1) IS NOT NULL AS queued,
+                        (SELECT j.id FROM job j WHERE j.lane = given.value AND j.finished_at IS NULL
+                         LIMIT 1) IS NOT NULL AS open
+                 FROM json_each($1) AS given",
+        // Not EXISTS, for which PostgreSQL may read all open jobs once.
+        postgres: "SELECT given.lane,
+                          (SELECT j.id FROM job j WHERE j.lane = given.lane AND j.finished_at IS NULL
+                           AND j.state IN ('scheduled', 'blocked', 'ready') LIMIT 1) IS NOT NULL AS queued,
+                          (SELECT j.id FROM job j WHERE j.lane = given.lane AND j.finished_at IS NULL
+                           LIMIT 1) IS NOT NULL AS open
+                   FROM json_array_elements_text($1::json) AS given(lane)");
+    let lanes = serde_json::to_string(lanes).expect("texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_as(text).bind(lanes).fetch_all(conn).await)?)
 }
 
 fn hit(rows: u64) -> Result<()> {

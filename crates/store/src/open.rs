@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use towpath_domain::Clock;
@@ -196,6 +197,12 @@ impl Store {
     #[must_use]
     pub fn clock(&self) -> &Clock {
         &self.0.shared.clock
+    }
+
+    /// How many statements this store has sent: for tests of what must not grow with the rows it is about.
+    #[must_use]
+    pub fn statements(&self) -> u64 {
+        self.0.shared.statements.load(Ordering::Relaxed)
     }
 
     /// What messages call the database: its file, or its name and server.

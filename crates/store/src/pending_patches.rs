@@ -1,12 +1,18 @@
 //! Patches that name neither place nor time of their trace run and came before it. Each fold asks for those whose
 //! trace run it has just met.
+//!
+//! How many wait in a workspace is counted in `pending_usage`, by triggers. Its row is also the lock of them: whoever
+//! adds or removes some locks it first, so that two who meet the same rows wait for each other at one place.
+
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
 
 use crate::bulk;
+use crate::query::{Arg, Query};
 use crate::segments::id_list;
-use crate::{Result, Tx};
+use crate::{Dialect, Result, Tx};
 
 /// A waiting operation.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -21,6 +27,48 @@ pub struct PendingPatch {
     pub operation: String,
     /// When it was put aside.
     pub created_at: Timestamp,
+}
+
+/// How many operations wait in a workspace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]
+pub struct Usage {
+    /// Operations.
+    pub patches: i64,
+    /// Bytes of them, as JSON.
+    pub bytes: i64,
+}
+
+/// How many operations may wait in each workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Operations.
+    pub patches: i64,
+    /// Bytes of them, as JSON.
+    pub bytes: i64,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            patches: 100_000,
+            bytes: 256 << 20,
+        }
+    }
+}
+
+impl Bounds {
+    const fn hold(self, usage: Usage) -> bool {
+        usage.patches <= self.patches && usage.bytes <= self.bytes
+    }
+}
+
+/// What was dropped of a workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dropped {
+    /// The workspace.
+    pub tenant_id: TenantId,
+    /// Operations dropped, and their bytes.
+    pub usage: Usage,
 }
 
 /// Puts an operation aside. The same one again is no error: a fold may be repeated.
@@ -58,6 +106,7 @@ struct PatchRow<'a> {
 /// # Errors
 /// Only what the database says.
 pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
+    lock(tx, patches.iter().map(|patch| patch.tenant_id)).await?;
     let (large, small): (Vec<_>, Vec<_>) = patches.iter().partition(|patch| patch.operation.len() > bulk::LARGE);
     for patch in large {
         put(tx, patch.tenant_id, patch.run_id, patch.seq, &patch.operation).await?;
@@ -80,7 +129,7 @@ pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
         seq: patch.seq,
         operation: &patch.operation,
     });
-    for list in bulk::lists(listed) {
+    for list in bulk::lists(listed.collect()) {
         on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .bind(now)
@@ -142,6 +191,7 @@ pub async fn remove(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId, seq: i64
 /// # Errors
 /// Only what the database says.
 pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]) -> Result<u64> {
+    lock(tx, patches.iter().map(|(tenant, ..)| *tenant)).await?;
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to rows differs.
         sqlite: "DELETE FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
@@ -156,7 +206,7 @@ pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]
                                            WHERE p.tenant_id = listed.tenant_id AND p.run_id = listed.run_id
                                              AND p.seq = listed.seq LIMIT 1) found))");
     let mut removed = 0;
-    for list in bulk::lists(patches) {
+    for list in bulk::lists(patches.to_vec()) {
         removed += on!(tx, |conn| sqlx::query(text)
             .bind(list)
             .execute(conn)
@@ -166,16 +216,133 @@ pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]
     Ok(removed)
 }
 
-/// Drops what has waited since before `before`, and says how many that were.
+/// Locks what waits in these workspaces until the transaction ends.
+async fn lock(tx: &mut Tx<'_>, tenants: impl Iterator<Item = TenantId>) -> Result<()> {
+    // SQLite has one writer.
+    if tx.dialect() == Dialect::Sqlite {
+        return Ok(());
+    }
+    let tenants: BTreeSet<TenantId> = tenants.collect();
+    if tenants.is_empty() {
+        return Ok(());
+    }
+    let mut query = Query::new(tx, "SELECT tenant_id FROM pending_usage WHERE tenant_id");
+    query
+        .among(tenants.into_iter().map(|tenant| tenant.0))
+        .push(" ORDER BY tenant_id FOR UPDATE");
+    query.fetch_all::<(TenantId,)>(tx).await.map(drop)
+}
+
+/// How many operations wait in a workspace. One row is read, however many they are.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn drop_older(tx: &mut Tx<'_>, before: Timestamp) -> Result<u64> {
-    Ok(on!(tx, |conn| sqlx::query(
-        "DELETE FROM pending_patch WHERE created_at < $1"
+pub async fn usage(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Usage> {
+    let counted: Option<Usage> = on!(tx, |conn| sqlx::query_as(
+        "SELECT patches, bytes FROM pending_usage WHERE tenant_id = $1"
+    )
+    .bind(tenant)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(counted.unwrap_or_default())
+}
+
+/// Drops the oldest operations of each of `tenants` in which more wait than `bounds` allow, some thousand of a workspace
+/// at most; the next call goes on. Belongs into the transaction that puts operations aside.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn trim(
+    tx: &mut Tx<'_>,
+    tenants: impl IntoIterator<Item = TenantId>,
+    bounds: Bounds,
+) -> Result<Vec<Dropped>> {
+    let tenants: BTreeSet<TenantId> = tenants.into_iter().collect();
+    if tenants.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut query = Query::new(
+        tx,
+        "SELECT tenant_id, patches, bytes FROM pending_usage WHERE (patches > ",
+    );
+    query.bind(Arg::Int(bounds.patches)).push(" OR bytes > ");
+    query.bind(Arg::Int(bounds.bytes)).push(") AND tenant_id");
+    query
+        .among(tenants.into_iter().map(|tenant| tenant.0))
+        .push(" ORDER BY tenant_id");
+    let over: Vec<(TenantId, i64, i64)> = query.fetch_all(tx).await?;
+    let mut dropped = Vec::with_capacity(over.len());
+    for (tenant_id, patches, bytes) in over {
+        let usage = drop_oldest(tx, tenant_id, Usage { patches, bytes }, bounds).await?;
+        if usage.patches > 0 {
+            dropped.push(Dropped { tenant_id, usage });
+        }
+    }
+    Ok(dropped)
+}
+
+/// Workspaces in which more waits than `bounds` allow, at most `limit` of them.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn over(tx: &mut Tx<'_>, bounds: Bounds, limit: i64) -> Result<Vec<TenantId>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT tenant_id FROM pending_usage WHERE patches > $1 OR bytes > $2 ORDER BY tenant_id LIMIT $3 + 0"
+    )
+    .bind(bounds.patches)
+    .bind(bounds.bytes)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Operations that are looked at in one statement, and statements of one call.
+const OLDEST: i64 = 1000;
+const ROUNDS: usize = 8;
+
+async fn drop_oldest(tx: &mut Tx<'_>, tenant: TenantId, mut waiting: Usage, bounds: Bounds) -> Result<Usage> {
+    let mut dropped = Usage::default();
+    for _ in 0..ROUNDS {
+        if bounds.hold(waiting) {
+            break;
+        }
+        let oldest: Vec<(TraceRunId, i64, i64)> = on!(tx, |conn| sqlx::query_as(
+            "SELECT run_id, seq, CAST(octet_length(operation) AS bigint) FROM pending_patch WHERE tenant_id = $1
+             ORDER BY seq LIMIT $2 + 0",
+        )
+        .bind(tenant)
+        .bind(OLDEST)
+        .fetch_all(conn)
+        .await)?;
+        let mut surplus = Vec::new();
+        for (run, seq, bytes) in oldest {
+            if bounds.hold(waiting) {
+                break;
+            }
+            surplus.push((tenant, run, seq));
+            waiting.patches -= 1;
+            waiting.bytes -= bytes;
+            dropped.patches += 1;
+            dropped.bytes += bytes;
+        }
+        if surplus.is_empty() {
+            break;
+        }
+        remove_all(tx, &surplus).await?;
+    }
+    Ok(dropped)
+}
+
+/// Operations that have waited since before `before`, the oldest first: what [`remove_all`] takes.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn older(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<(TenantId, TraceRunId, i64)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT tenant_id, run_id, seq FROM pending_patch WHERE created_at < $1 ORDER BY created_at LIMIT $2 + 0"
     )
     .bind(before)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
 }

@@ -3,7 +3,7 @@
 pub mod overview;
 
 use serde_json::value::RawValue;
-use towpath_domain::trace::check_project_name;
+use towpath_domain::trace::{LONGEST_PROJECT_NAME, check_project_name};
 use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 
@@ -14,7 +14,7 @@ use crate::{Error, Result, Tx};
 /// A tracing project.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Project {
-    /// The project.
+    /// The project. Unique in the workspace: clients choose ids, and nobody learns which are taken elsewhere.
     pub id: ProjectId,
     /// Its workspace.
     pub tenant_id: TenantId,
@@ -98,7 +98,7 @@ pub async fn upsert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Resu
     })
 }
 
-/// The project of that name, made if there is none: how ingest finds where trace runs go.
+/// The project of that name, made if there is none.
 ///
 /// # Errors
 /// [`Error::Rejected`] for a bad name.
@@ -124,6 +124,103 @@ pub async fn ensure(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Pro
         .await?
         .map(|project| project.id)
         .ok_or(Error::NotFound)
+}
+
+/// The projects of these names, in their order, each made if there is none: how ingest finds where trace runs go. `named`
+/// has each once, sorted, so that two processes that make the same ones wait for each other in one direction only.
+///
+/// # Errors
+/// [`Error::Rejected`] for a bad name.
+pub async fn ensure_all(tx: &mut Tx<'_>, named: &[(TenantId, &str)]) -> Result<Vec<ProjectId>> {
+    let mut found = by_names(tx, named).await?;
+    let missing: Vec<usize> = (0..named.len()).filter(|&at| found[at].is_none()).collect();
+    if missing.is_empty() {
+        return found.into_iter().map(|id| id.ok_or(Error::NotFound)).collect();
+    }
+    let mut new = Vec::with_capacity(missing.len());
+    for &at in &missing {
+        let (tenant, name) = named[at];
+        check_project_name(name)?;
+        new.push((tenant, name, ProjectId::new()));
+    }
+    let made = insert_all(tx, &new).await?;
+    if made == new.len() {
+        for (&at, (.., id)) in missing.iter().zip(&new) {
+            found[at] = Some(*id);
+        }
+    } else {
+        // On PostgreSQL somebody else made some between the two statements, and has committed by now.
+        let named: Vec<_> = missing.iter().map(|&at| named[at]).collect();
+        for (&at, id) in missing.iter().zip(by_names(tx, &named).await?) {
+            found[at] = id;
+        }
+    }
+    found.into_iter().map(|id| id.ok_or(Error::NotFound)).collect()
+}
+
+async fn by_names(tx: &mut Tx<'_>, named: &[(TenantId, &str)]) -> Result<Vec<Option<ProjectId>>> {
+    if named.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to values differs.
+        sqlite: "SELECT (SELECT p.id FROM project p
+                         WHERE p.tenant_id = unhex(replace(given.value ->> 0, '-', '')) AND p.name = given.value ->> 1)
+                 FROM json_each($1) AS given ORDER BY given.key",
+        // Looked up one by one, because plans for joins read the table.
+        postgres: "SELECT (SELECT p.id FROM project p
+                           WHERE p.tenant_id = (given.value ->> 0)::uuid AND p.name = given.value ->> 1)
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY given.nth");
+    let list = serde_json::to_string(named).expect("ids and texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(list)
+        .fetch_all(conn)
+        .await)?)
+}
+
+/// Answers how many were made: not those whose name is taken.
+async fn insert_all(tx: &mut Tx<'_>, new: &[(TenantId, &str, ProjectId)]) -> Result<usize> {
+    let now = tx.now();
+    let text = sql!(tx,
+        // Without its WHERE the SELECT would swallow the ON.
+        sqlite: "INSERT INTO project (id, tenant_id, name, start_time)
+                 SELECT unhex(replace(value ->> 2, '-', '')), unhex(replace(value ->> 0, '-', '')), value ->> 1, $2
+                 FROM json_each($1) WHERE true ORDER BY key ON CONFLICT DO NOTHING",
+        postgres: "INSERT INTO project (id, tenant_id, name, start_time)
+                   SELECT (value ->> 2)::uuid, (value ->> 0)::uuid, value ->> 1, $2::timestamptz
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY nth
+                   ON CONFLICT DO NOTHING");
+    let list = serde_json::to_string(new).expect("ids and texts are always JSON");
+    let made = on!(tx, |conn| sqlx::query(text)
+        .bind(list)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    Ok(usize::try_from(made).unwrap_or(usize::MAX))
+}
+
+/// Which of these are not there, or not in the workspace beside them.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn missing(tx: &mut Tx<'_>, ids: &[(TenantId, ProjectId)]) -> Result<Vec<(TenantId, ProjectId)>> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let text = sql!(tx,
+        sqlite: "SELECT (SELECT p.tenant_id FROM project p WHERE p.id = unhex(replace(given.value ->> 1, '-', '')))
+                 FROM json_each($1) AS given ORDER BY given.key",
+        // Looked up one by one, because plans for joins read the table.
+        postgres: "SELECT (SELECT p.tenant_id FROM project p WHERE p.id = (given.value ->> 1)::uuid)
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY given.nth");
+    let list = serde_json::to_string(ids).expect("ids are always JSON");
+    let owners: Vec<Option<TenantId>> = on!(tx, |conn| sqlx::query_scalar(text).bind(list).fetch_all(conn).await)?;
+    let missing = ids
+        .iter()
+        .zip(owners)
+        .filter(|((tenant, _), owner)| *owner != Some(*tenant));
+    Ok(missing.map(|(id, _)| *id).collect())
 }
 
 /// `None` when its name or id is taken.
@@ -218,6 +315,25 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<
     Ok(())
 }
 
+/// Those of `ids` that were deleted.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn deleted(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
+                   AND project_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
+                   AND project_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))");
+    let ids = id_list(ids.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
+}
+
 /// Which projects are listed.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
@@ -245,6 +361,10 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     if nul(&wanted.name) || nul(&wanted.name_contains) {
         return Ok(Vec::new());
     }
+    // Longer than any name. SQLite refuses patterns that are very long.
+    if wanted.name_contains.as_deref().is_some_and(longer_than_a_name) {
+        return Ok(Vec::new());
+    }
     let mut query = Query::new(tx, "SELECT * FROM project WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
     if !wanted.ids.is_empty() {
@@ -256,15 +376,7 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
         query.push(" AND name = ").bind(Arg::Text(name.clone()));
     }
     if let Some(part) = &wanted.name_contains {
-        let escaped = part
-            .to_lowercase()
-            .replace('\\', "\\\\")
-            .replace('%', "\\%")
-            .replace('_', "\\_");
-        query
-            .push(" AND lower(name) LIKE ")
-            .bind(Arg::Text(format!("%{escaped}%")))
-            .push(" ESCAPE '\\'");
+        query.push(" AND ").has_part("name", part);
     }
     if let Some(dataset) = wanted.reference_dataset {
         query.push(" AND reference_dataset_id = ").bind(Arg::Uuid(dataset));
@@ -283,6 +395,35 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     query.fetch_all(tx).await
 }
 
+/// A project, and where it stands among those of its workspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Listed {
+    /// When it was made, unless its maker said otherwise.
+    pub start_time: Timestamp,
+    /// The project.
+    pub id: ProjectId,
+}
+
+/// The next projects of a workspace behind `after`, newest first.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn next(tx: &mut Tx<'_>, tenant: TenantId, after: Option<Listed>, limit: i64) -> Result<Vec<Listed>> {
+    let mut query = Query::new(tx, "SELECT start_time, id FROM project WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0));
+    if let Some(after) = after {
+        query.push(" AND start_time <= ").bind(Arg::Time(after.start_time));
+        query.push(" AND (start_time < ").bind(Arg::Time(after.start_time));
+        query.push(" OR id > ").bind(Arg::Uuid(after.id.0)).push(")");
+    }
+    query.push(" ORDER BY start_time DESC, id").limit(limit);
+    query.fetch_all(tx).await
+}
+
+fn longer_than_a_name(part: &str) -> bool {
+    part.chars().count() > LONGEST_PROJECT_NAME
+}
+
 /// Those of `ids` that are there.
 ///
 /// # Errors
@@ -294,24 +435,6 @@ pub async fn existing(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> R
                    AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
         postgres: "SELECT id FROM project WHERE tenant_id = $1
                    AND id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
-    let ids = id_list(ids.iter().map(|id| id.0));
-    Ok(on!(tx, |conn| sqlx::query_scalar(text)
-        .bind(tenant)
-        .bind(ids)
-        .fetch_all(conn)
-        .await)?)
-}
-
-/// Those of `ids` that were deleted.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn deleted(tx: &mut Tx<'_>, tenant: TenantId, ids: &[ProjectId]) -> Result<Vec<ProjectId>> {
-    let text = sql!(tx,
-        sqlite: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
-                   AND project_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
-        postgres: "SELECT project_id FROM project_tombstone WHERE tenant_id = $1
-                     AND project_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
     let ids = id_list(ids.iter().map(|id| id.0));
     Ok(on!(tx, |conn| sqlx::query_scalar(text)
         .bind(tenant)

@@ -5,6 +5,7 @@ use sqlx::{AssertSqlSafe, FromRow};
 use towpath_domain::Timestamp;
 use uuid::Uuid;
 
+use crate::caseless;
 use crate::error::Result;
 use crate::tx::{Dialect, Tx};
 
@@ -21,6 +22,8 @@ pub enum Arg {
     Uuid(Uuid),
     /// A point in time.
     Time(Timestamp),
+    /// A point in time or nothing.
+    MaybeTime(Option<Timestamp>),
     /// A UTC day.
     Date(NaiveDate),
     /// Text or nothing.
@@ -42,6 +45,7 @@ macro_rules! bind_all {
                 Arg::Real(value) => query.bind(value),
                 Arg::Uuid(value) => query.bind(value),
                 Arg::Time(value) => query.bind(value),
+                Arg::MaybeTime(value) => query.bind(value),
                 Arg::Date(value) => query.bind(value),
                 Arg::MaybeText(value) => query.bind(value),
                 Arg::Bytes(value) => query.bind(value),
@@ -158,6 +162,12 @@ impl Query {
     pub fn contains(&mut self, column: &str, filter: &serde_json::Value) -> &mut Self {
         crate::containment::push(self, column, filter);
         self
+    }
+
+    /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
+    pub fn has_part(&mut self, column: &str, part: &str) -> &mut Self {
+        let (operator, pattern) = (caseless::operator(self.dialect), caseless::pattern(self.dialect, part));
+        self.push(column).push(operator).bind(Arg::Text(pattern))
     }
 
     /// Runs it and reads all rows.

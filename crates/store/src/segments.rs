@@ -6,8 +6,9 @@
 //! ```
 //! `segment_part` holds the row groups that readers see, `segment_part_past` those that only holders of a pin still
 //! read: their rows lie in a newer segment, or were deleted. A segment none of whose row groups is seen is superseded.
-//! How row groups are replaced and removed stands in [`replace`] and [`waste`].
+//! How row groups are replaced and removed stands in [`replace`] and [`waste`], how many are pinned at once in [`pins`].
 
+pub mod pins;
 pub mod replace;
 pub mod waste;
 
@@ -60,6 +61,8 @@ pub struct Segment {
     pub created_at: Timestamp,
     /// When it came into this state.
     pub changed_at: Timestamp,
+    /// How often its object could not be removed.
+    pub removal_failures: i64,
 }
 
 /// A row group: rows of one project and one UTC day, sorted by (sort time, id).
@@ -205,6 +208,67 @@ pub async fn live_parts(
     })?)
 }
 
+/// Days of a project from `first` to `last`, both included, of which at least `rows` rows lie in segments that are not
+/// compacted, the first days first, at most `limit`.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn scattered_days(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    project: ProjectId,
+    (first, last): (NaiveDate, NaiveDate),
+    rows: i64,
+    limit: i64,
+) -> Result<Vec<NaiveDate>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar(
+            "SELECT p.day FROM segment_part p JOIN segment s ON s.id = p.segment_id
+             WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
+               AND NOT s.compacted
+             GROUP BY p.day HAVING sum(p.rows) >= $5 ORDER BY p.day LIMIT $6 + 0",
+        )
+        .bind(tenant)
+        .bind(project)
+        .bind(first)
+        .bind(last)
+        .bind(rows)
+        .bind(limit)
+        .fetch_all(conn)
+        .await
+    })?)
+}
+
+/// Live parts of some projects from `first` to `last` day, both included, in no particular order.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_parts_of(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    projects: &[ProjectId],
+    first: NaiveDate,
+    last: NaiveDate,
+) -> Result<Vec<PlacedPart>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                 WHERE p.tenant_id = $1 AND p.project_id IN (SELECT unhex(value, '-') FROM json_each($2))
+                   AND p.day BETWEEN $3 AND $4 AND s.state = 'live'",
+        postgres: "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                   WHERE p.tenant_id = $1
+                     AND p.project_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))
+                     AND p.day BETWEEN $3 AND $4 AND s.state = 'live'");
+    let ids = id_list(projects.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(ids)
+        .bind(first)
+        .bind(last)
+        .fetch_all(conn)
+        .await)?)
+}
+
 /// Live parts of all projects of a workspace on one day.
 ///
 /// # Errors
@@ -220,6 +284,36 @@ pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> R
     .fetch_all(conn)
     .await
     })?)
+}
+
+/// Live segments of a workspace, newest first: where to look for a trace run of which only the id is known.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT * FROM segment WHERE tenant_id = $1 AND state = 'live' ORDER BY created_at DESC, id",
+    )
+    .bind(tenant)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Live segments of a workspace with rows from `first` to `last` day, both included, newest first.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_within(tx: &mut Tx<'_>, tenant: TenantId, first: NaiveDate, last: NaiveDate) -> Result<Vec<Segment>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT s.* FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live'
+           AND EXISTS (SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.day BETWEEN $2 AND $3)
+         ORDER BY s.created_at DESC, s.id",
+    )
+    .bind(tenant)
+    .bind(first)
+    .bind(last)
+    .fetch_all(conn)
+    .await)?)
 }
 
 /// The parts of one segment in the order of the file.
@@ -271,34 +365,8 @@ pub async fn pin(
     last: NaiveDate,
     holder: Uuid,
 ) -> Result<Vec<PlacedPart>> {
-    // FOR SHARE waits for a compaction that is just replacing a segment and then leaves it out, but the statement's
-    // snapshot does not show the replacement. So look again until what is locked is what is live.
-    let lock = sql!(tx,
-        // SQLite has one writer, so nobody else can hold or change these rows.
-        sqlite: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND EXISTS (
-                     SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.tenant_id = $1
-                       AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)
-                 ORDER BY id",
-        postgres: "SELECT id FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live' AND s.id IN (
-                     SELECT p.segment_id FROM segment_part p WHERE p.tenant_id = $1
-                       AND p.project_id = $2 AND p.day BETWEEN $3 AND $4)
-                 ORDER BY id FOR SHARE");
     if pinned(tx, tenant, project, first, last, holder).await?.is_empty() {
-        let mut before: Option<Vec<SegmentId>> = None;
-        loop {
-            let now: Vec<SegmentId> = on!(tx, |conn| sqlx::query_scalar(lock)
-                .bind(tenant)
-                .bind(project)
-                .bind(first)
-                .bind(last)
-                .fetch_all(conn)
-                .await)?;
-            if before.as_ref() == Some(&now) {
-                break;
-            }
-            before = Some(now);
-        }
-        for segment in before.unwrap_or_default() {
+        for segment in pins::lock_live(tx, tenant, project, first, last).await? {
             let now = tx.now();
             on!(tx, |conn| sqlx::query(
                 "INSERT INTO segment_pin (holder, segment_id, pinned_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
@@ -394,17 +462,38 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
     .map(|done| done.rows_affected()))?)
 }
 
-/// Segments in `deleting`: their objects may be there still.
+/// Segments in `deleting`, whose objects may be there still: those that are to be tried by now.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Segment>> {
+    let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE state = 'deleting' ORDER BY changed_at LIMIT $1 + 0"
+        "SELECT * FROM segment WHERE state = 'deleting' AND coalesce(remove_at, changed_at) <= $1
+         ORDER BY coalesce(remove_at, changed_at) LIMIT $2 + 0"
     )
+    .bind(now)
     .bind(limit)
     .fetch_all(conn)
     .await)?)
+}
+
+/// Notes that the object of a segment in `deleting` could not be removed; it is tried again at `again`.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn put_off_removal(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, again: Timestamp) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE segment SET removal_failures = removal_failures + 1, remove_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND state = 'deleting'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(again)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }
 
 /// Forgets a segment whose object is gone.

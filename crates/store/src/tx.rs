@@ -1,6 +1,7 @@
 //! A connection of either database, and the two macros that let one body serve both.
 
 use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use sqlx::{PgConnection, SqliteConnection};
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     pub(crate) sink: OnceLock<HintSink>,
     pub(crate) attached: OnceLock<Arc<dyn Any + Send + Sync>>,
+    /// How many statements were sent.
+    pub(crate) statements: AtomicU64,
 }
 
 impl Shared {
@@ -114,6 +117,7 @@ impl<'c> Tx<'c> {
         if let Some(beat) = self.beat {
             beat.beat();
         }
+        self.shared.statements.fetch_add(1, Ordering::Relaxed);
         match &mut self.conn {
             Conn::Sqlite(conn) => Conn::Sqlite(conn),
             Conn::Postgres(conn) => Conn::Postgres(conn),

@@ -1,9 +1,23 @@
 //! Units of the write-ahead log of trace ingest: what was accepted and is not folded into segments yet.
+//!
+//! A unit is what one workspace sent in one flush of the log: a range of the flush's object.
+//!
+//! ```text
+//! open ──► folded ──► (row gone, then the object, once no row names it)
+//!   └────► quarantined
+//! ```
+//!
+//! `seq` is the order of registration. On PostgreSQL a unit may become visible after a higher one was folded, so it is
+//! not the order of acceptance: that is `ordinal`, which a unit gets when a fold takes it.
 
-use towpath_domain::{JobId, ProjectId, TenantId, Timestamp, UnitId};
+mod shared;
+
+use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
 
 use crate::segments::id_list;
 use crate::{Error, Result, Tx};
+
+pub use shared::split;
 
 /// Where a unit stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::Type)]
@@ -13,21 +27,34 @@ pub enum UnitState {
     Open,
     /// Its operations are in live segments (or pending); the object may go.
     Folded,
+    /// It cannot be folded, and is kept for a look at it.
+    Quarantined,
 }
 
 /// A unit.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct Unit {
-    /// Order of acceptance over all units.
+    /// Order of registration over all units.
     pub seq: i64,
     /// The unit.
     pub id: UnitId,
-    /// Its object.
+    /// Its workspace.
+    pub tenant_id: TenantId,
+    /// The shard of its workspace.
+    pub shard: Shard,
+    /// The object it lies in.
     pub path: String,
-    /// Size of the object.
+    /// Where its frames begin in the object. 0 where it is a whole object, in which frames of other workspaces may lie,
+    /// too.
+    pub byte_offset: i64,
+    /// How many bytes its frames take in the object.
     pub bytes: i64,
-    /// Operations on trace runs in it.
+    /// Size of its bodies after decoding. 0 where that was not counted.
+    pub decoded_bytes: i64,
+    /// Operations on trace runs, feedback and attachments in it.
     pub operations: i64,
+    /// Its place in the order of acceptance within the shard, once it has one.
+    pub ordinal: Option<i64>,
     /// Where it stands.
     pub state: UnitState,
     /// The job that folds or folded it.
@@ -36,114 +63,238 @@ pub struct Unit {
     pub created_at: Timestamp,
     /// When it was folded.
     pub folded_at: Option<Timestamp>,
+    /// Frames of it that are folded or quarantined already, counted from its first. More than none only where it could not
+    /// be folded as a whole.
+    pub frames_done: i64,
 }
 
-/// The project that stands for "some project of this workspace" where a patch names none.
-pub const ANY_PROJECT: ProjectId = ProjectId::nil();
+impl Unit {
+    /// Its place in the order of acceptance of its workspace. A unit that has none yet comes after all that have one,
+    /// in the order of registration. Such a place is for reading only: a fold gives another.
+    #[must_use]
+    pub const fn order(&self) -> i64 {
+        match self.ordinal {
+            Some(ordinal) => ordinal,
+            None => UNORDERED + self.seq,
+        }
+    }
+}
 
-/// Registers a unit whose object is on disk. Once this is committed its bodies count as accepted.
-/// Answers its place in the order of acceptance.
+/// Above every ordinal.
+const UNORDERED: i64 = 1 << 42;
+
+/// Bits of an item's number within its unit.
+const ITEM_BITS: u32 = 20;
+
+/// Items of one unit are numbered below this, see [`item_seq`].
+pub const MAX_ITEMS: u32 = 1 << ITEM_BITS;
+
+/// The place of the `index`-th item of a unit of this order in the order of acceptance of its workspace.
+#[must_use]
+pub const fn item_seq(order: i64, index: u32) -> i64 {
+    (order << ITEM_BITS) | (index as i64)
+}
+
+/// A unit about to be registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewUnit {
+    /// The unit.
+    pub id: UnitId,
+    /// Its workspace.
+    pub tenant: TenantId,
+    /// Where its frames begin in the object.
+    pub byte_offset: i64,
+    /// How many bytes they take.
+    pub bytes: i64,
+    /// Size of its bodies after decoding.
+    pub decoded_bytes: i64,
+    /// Operations on trace runs, feedback and attachments in it.
+    pub operations: i64,
+}
+
+/// What the name of a project means in a unit.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct UnitName {
+    /// The unit.
+    pub unit_id: UnitId,
+    /// The name as it was sent.
+    pub name: String,
+    /// The project that had this name when the unit was registered.
+    pub project_id: ProjectId,
+}
+
+/// Registers the units of an object that is on disk, and what the names of projects in them mean. Once this is committed
+/// their bodies count as accepted.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn register(
-    tx: &mut Tx<'_>,
-    id: UnitId,
-    path: &str,
-    bytes: i64,
-    operations: i64,
-    touches: &[(TenantId, ProjectId)],
-) -> Result<i64> {
+pub async fn register(tx: &mut Tx<'_>, path: &str, units: &[NewUnit], names: &[UnitName]) -> Result<()> {
     let now = tx.now();
-    let seq = on!(tx, |conn| sqlx::query_scalar(
-        "INSERT INTO wal_unit (id, path, bytes, operations, state, created_at)
-         VALUES ($1, $2, $3, $4, 'open', $5) RETURNING seq",
-    )
-    .bind(id)
-    .bind(path)
-    .bind(bytes)
-    .bind(operations)
-    .bind(now)
-    .fetch_one(conn)
-    .await)?;
-    for &(tenant, project) in touches {
-        on!(tx, |conn| sqlx::query(
-            "INSERT INTO wal_unit_project (unit_id, tenant_id, project_id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to values differs.
+        sqlite: "INSERT INTO wal_unit (id, path, bytes, operations, state, created_at, tenant_id, shard, byte_offset,
+                                       decoded_bytes)
+                 SELECT unhex(replace(value ->> 0, '-', '')), $2, value ->> 4, value ->> 6, 'open', $3,
+                        unhex(replace(value ->> 1, '-', '')), value ->> 2, value ->> 3, value ->> 5
+                 FROM json_each($1) ORDER BY key",
+        postgres: "INSERT INTO wal_unit (id, path, bytes, operations, state, created_at, tenant_id, shard, byte_offset,
+                                         decoded_bytes)
+                   SELECT (value ->> 0)::uuid, $2::text, (value ->> 4)::bigint, (value ->> 6)::bigint, 'open',
+                          $3::timestamptz, (value ->> 1)::uuid, (value ->> 2)::smallint, (value ->> 3)::bigint,
+                          (value ->> 5)::bigint
+                   FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY nth");
+    let units = units.iter().map(|unit| {
+        (
+            unit.id,
+            unit.tenant,
+            Shard::of(unit.tenant),
+            unit.byte_offset,
+            unit.bytes,
+            unit.decoded_bytes,
+            unit.operations,
         )
-        .bind(id)
-        .bind(tenant)
-        .bind(project)
+    });
+    let units = json(units);
+    on!(tx, |conn| sqlx::query(text)
+        .bind(units)
+        .bind(path)
+        .bind(now)
         .execute(conn)
         .await
         .map(drop))?;
+    if names.is_empty() {
+        return Ok(());
     }
-    Ok(seq)
+    let text = sql!(tx,
+        sqlite: "INSERT INTO wal_unit_name (unit_id, name, project_id)
+                 SELECT unhex(replace(value ->> 0, '-', '')), value ->> 1, unhex(replace(value ->> 2, '-', ''))
+                 FROM json_each($1)",
+        postgres: "INSERT INTO wal_unit_name (unit_id, name, project_id)
+                   SELECT (value ->> 0)::uuid, value ->> 1, (value ->> 2)::uuid FROM json_array_elements($1::json)");
+    let names = json(names.iter().map(|name| (name.unit_id, &name.name, name.project_id)));
+    on!(tx, |conn| sqlx::query(text).bind(names).execute(conn).await.map(drop))?;
+    Ok(())
 }
 
-/// Whether a unit is registered: settles a commit whose answer was lost.
+/// What the names of projects in these units mean.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn exists(tx: &mut Tx<'_>, id: UnitId) -> Result<bool> {
-    let found: Option<i64> = on!(tx, |conn| sqlx::query_scalar("SELECT seq FROM wal_unit WHERE id = $1")
-        .bind(id)
-        .fetch_optional(conn)
-        .await)?;
+pub async fn names(tx: &mut Tx<'_>, units: &[UnitId]) -> Result<Vec<UnitName>> {
+    let text = sql!(tx,
+        sqlite: "SELECT unit_id, name, project_id FROM wal_unit_name
+                 WHERE unit_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
+        // An array, because plans for joins read the table.
+        postgres: "SELECT unit_id, name, project_id FROM wal_unit_name
+                   WHERE unit_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
+    let ids = id_list(units.iter().map(|id| id.0));
+    Ok(on!(tx, |conn| sqlx::query_as(text).bind(ids).fetch_all(conn).await)?)
+}
+
+/// Whether a unit, or what is in quarantine, names this object: settles a commit whose answer was lost.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn named(tx: &mut Tx<'_>, path: &str) -> Result<bool> {
+    let found: Option<i64> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT seq FROM wal_unit WHERE path = $1 UNION ALL SELECT bytes FROM quarantine WHERE path = $1 LIMIT 1"
+    )
+    .bind(path)
+    .fetch_optional(conn)
+    .await)?;
     Ok(found.is_some())
 }
 
-/// Open units in order of acceptance, as many as stay within `max_bytes` together; at least one if there is one.
+/// More units would be slow to list and mark in one transaction.
+const MOST: i64 = 2048;
+
+/// Open units of all workspaces in order of registration, as many as stay within `max_bytes` together; at least one if
+/// there is one.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn open(tx: &mut Tx<'_>, max_bytes: i64) -> Result<Vec<Unit>> {
-    /// More would be slow to list and mark in one transaction.
-    const MOST: i64 = 512;
     let mut units: Vec<Unit> = on!(tx, |conn| sqlx::query_as(
         "SELECT * FROM wal_unit WHERE state = 'open' ORDER BY seq LIMIT $1 + 0",
     )
     .bind(MOST)
     .fetch_all(conn)
     .await)?;
-    let mut sum = 0_i64;
-    let fit = units.iter().take_while(|unit| {
-        sum = sum.saturating_add(unit.bytes);
-        sum <= max_bytes
-    });
-    let fit = fit.count().max(1);
-    units.truncate(fit);
+    let bounds = Bounds {
+        bytes: max_bytes,
+        decoded_bytes: i64::MAX,
+    };
+    units.truncate(bounds.fit(&units));
     Ok(units)
 }
 
-/// Open units that touch `project`, or may: what an export has to wait for.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn open_touching(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<Vec<Unit>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT u.* FROM wal_unit u WHERE u.state = 'open' AND EXISTS (
-             SELECT 1 FROM wal_unit_project p
-             WHERE p.unit_id = u.id AND p.tenant_id = $1 AND p.project_id IN ($2, $3))
-         ORDER BY u.seq",
-    )
-    .bind(tenant)
-    .bind(project)
-    .bind(ANY_PROJECT)
-    .fetch_all(conn)
-    .await)?)
-}
-
-/// Open units that touch a workspace, in order of acceptance: what readers have to look into beside the segments.
+/// Open units of a workspace, in order of acceptance: what readers have to look into beside the segments.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn open_of(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Unit>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT u.* FROM wal_unit u WHERE u.state = 'open' AND EXISTS (
-             SELECT 1 FROM wal_unit_project p WHERE p.unit_id = u.id AND p.tenant_id = $1)
-         ORDER BY u.seq",
+        "SELECT * FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2
+         ORDER BY ordinal IS NULL, ordinal, seq",
     )
+    .bind(Shard::of(tenant))
     .bind(tenant)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// The open unit of a workspace that was registered last: what was acknowledged before now is no later.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn last_open(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Option<i64>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT MAX(seq) FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2",
+    )
+    .bind(Shard::of(tenant))
+    .bind(tenant)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// How many units of a workspace are open of those registered up to `last_seq`.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn open_before(tx: &mut Tx<'_>, tenant: TenantId, last_seq: i64) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT COUNT(*) FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2 AND seq <= $3",
+    )
+    .bind(Shard::of(tenant))
+    .bind(tenant)
+    .bind(last_seq)
+    .fetch_one(conn)
+    .await)?)
+}
+
+/// Whether a unit of this shard is open.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn any_open(tx: &mut Tx<'_>, shard: Shard) -> Result<bool> {
+    let found: Option<i64> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT seq FROM wal_unit WHERE state = 'open' AND shard = $1 LIMIT 1",
+    )
+    .bind(shard)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.is_some())
+}
+
+/// Shards with a unit that has been open since before this time.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn shards_open_since(tx: &mut Tx<'_>, before: Timestamp) -> Result<Vec<Shard>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT DISTINCT shard FROM wal_unit WHERE state = 'open' AND created_at < $1 ORDER BY shard",
+    )
+    .bind(before)
     .fetch_all(conn)
     .await)?)
 }
@@ -174,22 +325,121 @@ pub async fn folded_bytes_since(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64
     .await)?)
 }
 
-/// Notes that `job` folds these units, whoever had them before. Folding is serialised by its lane; this says to
-/// people who is at it.
+/// How much a fold takes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes in the object store.
+    pub bytes: i64,
+    /// Bytes after decoding.
+    pub decoded_bytes: i64,
+}
+
+impl Bounds {
+    /// How many of the first of `units` stay within the bounds together; at least one if there is one.
+    fn fit(&self, units: &[Unit]) -> usize {
+        let (mut bytes, mut decoded) = (0_i64, 0_i64);
+        let fit = units.iter().take_while(|unit| {
+            bytes = bytes.saturating_add(unit.bytes);
+            decoded = decoded.saturating_add(unit.decoded_bytes);
+            bytes <= self.bytes && decoded <= self.decoded_bytes
+        });
+        fit.count().max(1).min(units.len())
+    }
+}
+
+/// Open units of a shard, numbered within their workspaces in order of acceptance: the first half of a statement.
+macro_rules! turns {
+    () => {
+        "SELECT * FROM (
+             SELECT u.*, row_number() OVER (PARTITION BY tenant_id ORDER BY ordinal IS NULL, ordinal, seq) AS turn
+             FROM wal_unit u WHERE state = 'open' AND shard = $1 AND (tenant_id <> $2 OR byte_offset > 0) "
+    };
+}
+
+/// The second half.
+macro_rules! in_turn {
+    () => {
+        ") AS waiting ORDER BY turn, ordinal IS NULL, ordinal, seq LIMIT $3 + 0"
+    };
+}
+
+/// Takes open units of a shard to be folded by `job`, whoever had them before, and gives them their places in the order
+/// of acceptance. Workspaces take turns, so that the backlog of one keeps no other waiting; of each, the first units come
+/// first. Answers them in order of acceptance. Of the workspaces that are left out none is taken.
+///
+/// Folds of a shard follow one another: call it as the holder of the shard's lane.
 ///
 /// # Errors
-/// [`Error::Stale`] when one of them is not open any more.
-pub async fn assign(tx: &mut Tx<'_>, job: JobId, units: &[UnitId]) -> Result<()> {
+/// Only what the database says.
+pub async fn take(
+    tx: &mut Tx<'_>,
+    job: JobId,
+    shard: Shard,
+    bounds: Bounds,
+    left_out: &[TenantId],
+) -> Result<Vec<Unit>> {
+    let next = lock_shard(tx, shard).await?;
     let text = sql!(tx,
-        // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "UPDATE wal_unit SET fold_job = $2 WHERE state = 'open'
-                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
-        postgres: "UPDATE wal_unit SET fold_job = $2 WHERE state = 'open'
-                   AND id IN (SELECT value::uuid FROM json_array_elements_text($1::json))");
-    let ids = id_list(units.iter().map(|id| id.0));
+        sqlite: concat!(turns!(), "AND tenant_id NOT IN (SELECT unhex(replace(value, '-', '')) FROM json_each($4))", in_turn!()),
+        postgres: concat!(turns!(), "AND tenant_id <> ALL (ARRAY (SELECT value::uuid FROM json_array_elements_text($4::json)))",
+                          in_turn!()));
+    let left_out = id_list(left_out.iter().map(|tenant| tenant.0));
+    let mut units: Vec<Unit> = on!(tx, |conn| sqlx::query_as(text)
+        .bind(shard)
+        // What earlier builds register of several workspaces waits until it is split.
+        .bind(TenantId::nil())
+        .bind(MOST)
+        .bind(left_out)
+        .fetch_all(conn)
+        .await)?;
+    units.truncate(bounds.fit(&units));
+    units.sort_unstable_by_key(Unit::order);
+    for unit in &mut units {
+        unit.fold_job = Some(job);
+    }
+    place(tx, shard, next, &mut units).await?;
+    Ok(units)
+}
+
+/// Gives places to those of `units` that have none, from `next` on, and writes down who has taken them. The numbers of the
+/// shard are locked, and the units in the order of acceptance.
+async fn place(tx: &mut Tx<'_>, shard: Shard, next: i64, units: &mut [Unit]) -> Result<()> {
+    if units.is_empty() {
+        return Ok(());
+    }
+    let mut after = next;
+    for unit in units.iter_mut() {
+        unit.ordinal.get_or_insert_with(|| {
+            after += 1;
+            after - 1
+        });
+    }
+    if after > next {
+        on!(tx, |conn| sqlx::query(
+            "UPDATE fold_shard SET next_ordinal = $2 WHERE shard = $1"
+        )
+        .bind(shard)
+        .bind(after)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    }
+    let text = sql!(tx,
+        sqlite: "UPDATE wal_unit SET ordinal = placed.ordinal, fold_job = placed.job
+                 FROM (SELECT unhex(replace(value ->> 0, '-', '')) AS id, value ->> 1 AS ordinal,
+                              unhex(replace(value ->> 2, '-', '')) AS job FROM json_each($1)) placed
+                 WHERE wal_unit.id = placed.id AND wal_unit.state = 'open'",
+        // The rows are found by an array, because plans for joins read the table.
+        postgres: "WITH placed AS MATERIALIZED (
+                       SELECT (value ->> 0)::uuid AS id, (value ->> 1)::bigint AS ordinal, (value ->> 2)::uuid AS job
+                       FROM json_array_elements($1::json)
+                   )
+                   UPDATE wal_unit SET ordinal = placed.ordinal, fold_job = placed.job FROM placed
+                   WHERE wal_unit.id = placed.id AND wal_unit.id = ANY (ARRAY (SELECT id FROM placed))
+                   AND wal_unit.state = 'open'");
+    let placed = json(units.iter().map(|unit| (unit.id, unit.ordinal, unit.fold_job)));
     let changed = on!(tx, |conn| sqlx::query(text)
-        .bind(ids)
-        .bind(job)
+        .bind(placed)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?;
@@ -220,7 +470,7 @@ pub async fn fold(tx: &mut Tx<'_>, job: JobId, units: &[UnitId]) -> Result<()> {
         sqlite: "UPDATE wal_unit SET state = 'folded', folded_at = $2, fold_job = $3 WHERE state = 'open'
                    AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
         postgres: "UPDATE wal_unit SET state = 'folded', folded_at = $2, fold_job = $3 WHERE state = 'open'
-                   AND id IN (SELECT value::uuid FROM json_array_elements_text($1::json))");
+                   AND id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
     let ids = id_list(units.iter().map(|id| id.0));
     let changed = on!(tx, |conn| sqlx::query(text)
         .bind(ids)
@@ -232,13 +482,117 @@ pub async fn fold(tx: &mut Tx<'_>, job: JobId, units: &[UnitId]) -> Result<()> {
     all(changed, units.len())
 }
 
-/// Folded units whose objects may go, oldest first.
+/// Notes how many frames of an open unit are done with. Belongs into the transaction that records them.
+///
+/// # Errors
+/// [`Error::Stale`] when it is not open any more, or `job` does not fold it.
+pub async fn advance(tx: &mut Tx<'_>, job: JobId, unit: UnitId, frames: i64) -> Result<()> {
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE wal_unit SET frames_done = $3 WHERE state = 'open' AND id = $1 AND fold_job = $2"
+    )
+    .bind(unit)
+    .bind(job)
+    .bind(frames)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    all(changed, 1)
+}
+
+/// Removes open units that are in quarantine from now on.
+///
+/// # Errors
+/// [`Error::Stale`] when one of them is not open any more.
+pub async fn remove(tx: &mut Tx<'_>, units: &[UnitId]) -> Result<()> {
+    if units.is_empty() {
+        return Ok(());
+    }
+    let text = sql!(tx,
+        sqlite: "DELETE FROM wal_unit WHERE state = 'open'
+                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
+        postgres: "DELETE FROM wal_unit WHERE state = 'open'
+                   AND id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
+    let ids = id_list(units.iter().map(|id| id.0));
+    let changed = on!(tx, |conn| sqlx::query(text)
+        .bind(ids)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    all(changed, units.len())
+}
+
+/// The number in the order of acceptance under which an item may be kept. A number that is for reading only (see
+/// [`Unit::order`]) becomes the one that a fold will give it: the unit gets its place now, and so do all open ones that
+/// were registered before it.
+///
+/// # Errors
+/// [`Error::Stale`] when the unit was forgotten meanwhile: the item was read long ago.
+pub async fn lasting_seq(tx: &mut Tx<'_>, tenant: TenantId, seq: i64) -> Result<i64> {
+    let order = seq >> ITEM_BITS;
+    if order < UNORDERED {
+        return Ok(seq);
+    }
+    let (seq_of_unit, shard) = (order - UNORDERED, Shard::of(tenant));
+    // A fold that is just taking the unit has given it a place by the time the lock is ours.
+    let next = lock_shard(tx, shard).await?;
+    let mut units: Vec<Unit> = on!(tx, |conn| {
+        sqlx::query_as(
+        "SELECT * FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2 AND ordinal IS NULL AND seq <= $3
+         ORDER BY seq",
+    )
+    .bind(shard)
+    .bind(tenant)
+    .bind(seq_of_unit)
+    .fetch_all(conn)
+    .await
+    })?;
+    place(tx, shard, next, &mut units).await?;
+    let ordinal: Option<Option<i64>> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT ordinal FROM wal_unit WHERE seq = $1 AND tenant_id = $2"
+    )
+    .bind(seq_of_unit)
+    .bind(tenant)
+    .fetch_optional(conn)
+    .await)?;
+    let ordinal = ordinal.flatten().ok_or(Error::Stale)?;
+    let index = seq & (i64::from(MAX_ITEMS) - 1);
+    Ok((ordinal << ITEM_BITS) | index)
+}
+
+/// Locks the numbers of a shard, and answers the next one.
+async fn lock_shard(tx: &mut Tx<'_>, shard: Shard) -> Result<i64> {
+    let text = sql!(tx,
+        // SQLite has one writer, so nobody else can hold the row.
+        sqlite: "SELECT next_ordinal FROM fold_shard WHERE shard = $1",
+        postgres: "SELECT next_ordinal FROM fold_shard WHERE shard = $1 FOR UPDATE");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(shard)
+        .fetch_one(conn)
+        .await)?)
+}
+
+/// A unit that was folded a while ago.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct FoldedUnit {
+    /// The unit.
+    pub id: UnitId,
+    /// The object it lies in.
+    pub path: String,
+    /// Whether every unit of the object was folded before that time and none is in quarantine, so that the object may go.
+    pub object_done: bool,
+}
+
+/// Units folded before this time, oldest first.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Unit>> {
+pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<FoldedUnit>> {
     Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM wal_unit WHERE state = 'folded' AND folded_at < $1 ORDER BY folded_at LIMIT $2 + 0",
+        // Not EXISTS, for which PostgreSQL may read the whole table once.
+        "SELECT id, path, (SELECT o.seq FROM wal_unit o WHERE o.path = u.path
+                           AND (o.state <> 'folded' OR o.folded_at >= $1) LIMIT 1) IS NULL
+                 AND (SELECT q.bytes FROM quarantine q WHERE q.path = u.path LIMIT 1) IS NULL AS object_done
+         FROM wal_unit u WHERE state = 'folded' AND folded_at < $1 ORDER BY folded_at LIMIT $2 + 0",
     )
     .bind(before)
     .bind(limit)
@@ -246,7 +600,7 @@ pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Re
     .await)?)
 }
 
-/// Forgets folded units, after their objects are gone. Open ones stay.
+/// Forgets folded units. Those that are the last of their object are forgotten after it is gone. Open ones stay.
 ///
 /// # Errors
 /// Only what the database says.
@@ -255,13 +609,19 @@ pub async fn forget(tx: &mut Tx<'_>, units: &[UnitId]) -> Result<u64> {
         sqlite: "DELETE FROM wal_unit WHERE state = 'folded'
                    AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
         postgres: "DELETE FROM wal_unit WHERE state = 'folded'
-                   AND id IN (SELECT value::uuid FROM json_array_elements_text($1::json))");
+                   AND id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
     let ids = id_list(units.iter().map(|id| id.0));
     Ok(on!(tx, |conn| sqlx::query(text)
         .bind(ids)
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?)
+}
+
+/// A list as it travels to the database.
+fn json<T: serde::Serialize>(items: impl Iterator<Item = T>) -> String {
+    let items: Vec<T> = items.collect();
+    serde_json::to_string(&items).expect("plain data is always JSON")
 }
 
 fn all(changed: u64, expected: usize) -> Result<()> {

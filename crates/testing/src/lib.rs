@@ -1,9 +1,10 @@
-//! Databases for tests of every crate.
+//! Databases for tests of every crate, and an object store that counts.
 //!
 //! Promises: each test gets a database of its own with the newest schema, as a copy of a template that is migrated once,
 //! and the database is dropped when the test is over, also when it fails. Leaves to others: how a database is migrated.
 //! Only tests depend on this crate; it depends on no crate of the product, so that those of the product can use it.
 
+pub mod objects;
 mod postgres;
 mod sqlite;
 

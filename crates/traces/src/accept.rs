@@ -8,6 +8,7 @@ mod parts;
 mod run;
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,20 @@ pub enum Route {
     Feedback,
 }
 
+/// Projects that one body may name. Each that is not there is made when the body is registered.
+pub const MAX_PROJECTS: usize = 1000;
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Multipart => f.write_str("POST /runs/multipart"),
+            Self::Batch => f.write_str("POST /runs/batch"),
+            Self::Run => f.write_str("POST /runs"),
+            Self::Patch(id) => write!(f, "PATCH /runs/{id}"),
+            Self::Feedback => f.write_str("POST /feedback"),
+        }
+    }
+}
+
 /// A request as it came in.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
@@ -62,8 +77,6 @@ pub struct Accepted {
     pub frame: Frame,
     /// The projects it names, each once.
     pub projects: Vec<ProjectRef>,
-    /// Whether something in it names no project (a patch, feedback), so that any of the workspace may be touched.
-    pub touches_any: bool,
     /// Operations on trace runs.
     pub operations: usize,
     /// Feedback.
@@ -139,6 +152,14 @@ pub enum Refusal {
         /// What is accepted.
         limit: usize,
     },
+    /// A field of a trace run.
+    #[error("{place}: larger than {limit} bytes, the most that one field may have; send files as attachments")]
+    FieldTooLarge {
+        /// The field.
+        place: String,
+        /// What is accepted.
+        limit: usize,
+    },
     /// Something in it.
     #[error("{place}: {what}")]
     Invalid {
@@ -199,7 +220,9 @@ impl Refusal {
             Self::Body(BodyError::Unknown(_)) | Self::Multipart(MultipartError::ContentType) | Self::NotJson(_) => {
                 RefusalKind::Unsupported
             }
-            Self::Body(BodyError::TooLarge { .. }) | Self::TooMany { .. } => RefusalKind::TooLarge,
+            Self::Body(BodyError::TooLarge { .. }) | Self::TooMany { .. } | Self::FieldTooLarge { .. } => {
+                RefusalKind::TooLarge
+            }
             Self::Body(BodyError::Broken { .. })
             | Self::Multipart(MultipartError::Start | MultipartError::Truncated { .. }) => RefusalKind::Malformed,
             Self::Multipart(MultipartError::Part { .. }) | Self::Invalid { .. } => RefusalKind::Invalid,
@@ -218,18 +241,16 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
     let plain = body::decode(encoding, &request.body, limits)?;
     let drafts = Drafts::of(request.route, request.content_type, &plain, limits, json::check)?;
     let mut projects = BTreeSet::new();
-    // Feedback and attachments do not say where their trace run is.
-    let mut touches_any = !drafts.feedback.is_empty() || !drafts.attachments.is_empty();
+    for attachment in &drafts.attachments {
+        attachment.check()?;
+    }
     for run in &drafts.runs {
-        run.check()?;
-        match run.project()? {
-            Some(project) => {
-                projects.insert(project);
-            }
-            None if run.verb == Verb::Post => {
-                projects.insert(run::NamedProject::Name(DEFAULT_PROJECT.into()));
-            }
-            None => touches_any = true,
+        run.check(limits)?;
+        let default = || (run.verb == Verb::Post).then(|| run::NamedProject::Name(DEFAULT_PROJECT.into()));
+        projects.extend(run.project()?.or_else(default));
+        if projects.len() > MAX_PROJECTS {
+            let what = format!("a body names at most {MAX_PROJECTS} projects; send those of others in another one");
+            return Err(Refusal::rule("session_name", what));
         }
     }
     let (operations, feedback, attachments) = (drafts.runs.len(), drafts.feedback.len(), drafts.attachments.len());
@@ -240,6 +261,7 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
         encoding,
         received_at: request.received_at,
         items: u32::try_from(operations + feedback + attachments).unwrap_or(u32::MAX),
+        decoded_bytes: plain.len() as u64,
     };
     let projects = projects.into_iter().map(run::NamedProject::into_ref).collect();
     let decoded_bytes = plain.len();
@@ -249,7 +271,6 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
             body: request.body,
         },
         projects,
-        touches_any,
         operations,
         feedback,
         attachments,

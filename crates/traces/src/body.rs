@@ -43,6 +43,8 @@ pub struct Limits {
     pub ratio: usize,
     /// Operations, feedback and attachments together.
     pub parts: usize,
+    /// Bytes of one field of a trace run, such as its inputs, as JSON text.
+    pub field_bytes: usize,
 }
 
 impl Limits {
@@ -54,6 +56,7 @@ impl Limits {
         decoded_bytes: usize::MAX - 1,
         ratio: usize::MAX,
         parts: usize::MAX,
+        field_bytes: usize::MAX,
     };
 }
 
@@ -63,6 +66,7 @@ impl Default for Limits {
             decoded_bytes: 256 * 1024 * 1024,
             ratio: 400,
             parts: 100_000,
+            field_bytes: 64 * 1024 * 1024,
         }
     }
 }

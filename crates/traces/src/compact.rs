@@ -1,8 +1,7 @@
 //! Compaction: many row groups of one project and day become few, sorted from end to end.
 //!
 //! Rows are merged as a scan merges them and written with everything a segment has, so that later operations on them
-//! still merge. The rows are streamed: beside the row groups that overlap at one moment, one row group in the making
-//! lies in memory.
+//! still merge. The rows are streamed: beside what a scan keeps, one row group in the making lies in memory.
 
 use std::ops::Range;
 
@@ -19,7 +18,7 @@ use crate::parquet_file::weights;
 use crate::row;
 use crate::scan::{PartRef, Request, Scan, ScanBatch};
 use crate::schema::{Selection, segment_schema};
-use crate::segment::{self, GROUP_ROWS, Part, Written, properties};
+use crate::segment::{self, GROUP_ROWS, Part, Written, properties, starts_derived};
 use crate::upload::Upload;
 
 /// About how many bytes of values a row group holds at most. More than a fold's: a row group should have its rows.
@@ -86,12 +85,12 @@ pub async fn compact<E>(
             if open.parts.len() >= SEGMENT_GROUPS
                 && let Some((id, full)) = writer.take()
             {
-                segments.push(finish(objects, day.tenant, id, full).await?);
+                segments.push(finish(objects, day.tenant, id, full, scan.starts_are_derived()).await?);
             }
         }
     }
     if let Some((id, rest)) = writer {
-        segments.push(finish(objects, day.tenant, id, rest).await?);
+        segments.push(finish(objects, day.tenant, id, rest, scan.starts_are_derived()).await?);
     }
     Ok(segments)
 }
@@ -100,8 +99,13 @@ async fn finish<E>(
     objects: &Objects,
     tenant: TenantId,
     id: SegmentId,
-    writer: Writer,
+    mut writer: Writer,
+    starts_are_derived: bool,
 ) -> Result<NewSegment, FoldError<E>> {
+    // Rows pass through as they are stored, so what is true of all that was read is true here.
+    if starts_are_derived {
+        writer.encoder.note(starts_derived());
+    }
     let written = writer.finish().await?;
     objects.sync(&written.path).await?;
     metrics::counter!(metric::COMPACTED_SEGMENTS).increment(1);

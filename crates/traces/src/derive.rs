@@ -9,9 +9,7 @@ mod usage;
 use std::borrow::Cow;
 
 use memchr::memmem;
-use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+use towpath_domain::json::{decode, items, members};
 use towpath_domain::{Timestamp, trace};
 use uuid::Uuid;
 
@@ -33,7 +31,8 @@ pub struct Derived<'a> {
     pub parent_run_ids: Option<Vec<Uuid>>,
     /// Whether it has no parent; `None` where nothing is known.
     pub is_root: Option<bool>,
-    /// What was sent, else where the row stands in the sort order.
+    /// Where the row stands in the order of its project, so that it agrees with the range and the partition that the
+    /// row is in. What was sent is kept and not shown.
     pub start_time: Option<Timestamp>,
     /// An error makes it `error`, else an end makes it `success`, else what was sent, else `pending`.
     pub status: Cow<'a, str>,
@@ -53,9 +52,9 @@ pub fn derive(row: &Row) -> Derived<'_> {
         parent_run_id: tree.parent_run_id,
         parent_run_ids: tree.parent_run_ids,
         is_root: tree.is_root,
-        start_time: fields.start_time.or(row.key().map(|key| key.sort_time)),
+        start_time: row.key().map(|key| key.sort_time).or(fields.start_time),
         status: status(fields),
-        usage: usage::of(fields),
+        usage: usage::of(fields, || row.extra_value("metadata")),
         first_token_time: fields.events.as_deref().and_then(first_token_time),
     }
 }
@@ -110,68 +109,23 @@ fn status(fields: &Fields) -> Cow<'_, str> {
 fn first_token_time(events: &str) -> Option<Timestamp> {
     const NAME: &str = "new_token";
     memmem::find(events.as_bytes(), NAME.as_bytes())?;
-    let mut found = None;
-    // A model streams thousands of tokens; parsing stops at the first by way of an error, which is no failure.
-    let _stopped = FirstNamed {
-        name: NAME,
-        found: &mut found,
-    }
-    .deserialize(&mut serde_json::Deserializer::from_str(events));
-    found.and_then(|time| timestamp(&time))
+    // A model streams thousands of tokens; nothing behind the first is read.
+    let time = items(events).find_map(|event| {
+        let [name, time] = members(event, ["name", "time"])?;
+        (decode(name?)? == NAME).then_some(time)
+    });
+    timestamp(time??)
 }
 
 /// A time as the clients send it: ISO text, or milliseconds since the epoch (JS).
-fn timestamp(raw: &RawValue) -> Option<Timestamp> {
-    let raw = raw.get();
-    if let Ok(text) = serde_json::from_str::<Cow<'_, str>>(raw) {
+fn timestamp(raw: &str) -> Option<Timestamp> {
+    if let Some(text) = decode(raw) {
         return Timestamp::parse(&text).ok();
     }
     let millis: f64 = raw.parse().ok()?;
     let micros = millis * 1000.0;
     // Beyond 2^53 microseconds (year 2255) a float has no whole microseconds any more.
     (micros.abs() < 9e15).then(|| Timestamp::from_micros(micros.round() as i64))
-}
-
-#[derive(Deserialize)]
-struct Event<'a> {
-    #[serde(borrow)]
-    name: Option<Cow<'a, str>>,
-    time: Option<Box<RawValue>>,
-}
-
-struct FirstNamed<'a> {
-    name: &'static str,
-    found: &'a mut Option<Box<RawValue>>,
-}
-
-impl<'de> DeserializeSeed<'de> for FirstNamed<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
-        from.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for FirstNamed<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("a list of events")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(event) = list.next_element::<&RawValue>()? {
-            let Ok(event) = serde_json::from_str::<Event<'_>>(event.get()) else {
-                continue;
-            };
-            if event.name.as_deref() == Some(self.name) {
-                *self.found = event.time;
-                return Err(serde::de::Error::custom("found"));
-            }
-        }
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -210,6 +164,20 @@ mod tests {
         assert_eq!(derived.parent_run_ids, Some(vec![root, middle]));
         assert_eq!(derived.is_root, Some(false));
         assert_eq!(derived.start_time, Timestamp::parse("2026-11-20T10:22:10.210769Z").ok());
+    }
+
+    #[test]
+    fn the_start_is_the_place_in_the_order() {
+        let sent = Timestamp::parse("2026-03-01T10:00:00Z").ok();
+        let fields = |dotted_order: Option<&str>| Fields {
+            dotted_order: dotted_order.map(|time| format!("{time}Z{}", Uuid::from_u128(7))),
+            start_time: sent,
+            ..Fields::default()
+        };
+        assert_eq!(derive(&row(fields(None))).start_time, sent);
+        let other = row(fields(Some("20250101T000000000000")));
+        assert_eq!(derive(&other).start_time, Timestamp::parse("2025-01-01T00:00:00Z").ok());
+        assert_eq!(other.fields().start_time, sent, "kept as it was sent");
     }
 
     #[test]
@@ -269,6 +237,8 @@ mod tests {
         for events in [
             r#"[{"name":"start","time":"2026-03-01T11:00:00Z"},{"name":"new_token","time":"2026-03-01T12:00:00.5","kwargs":{"token":"x"}},{"name":"new_token","time":"2027-01-01"}]"#,
             r#"[{"time":1772366400500,"name":"new_token"}]"#,
+            r#"[{"\ud83d":1,"name":"x"},{"name":"x","name":"new_token","at":1e999,"time":"2026-03-01T12:00:00.5"}]"#,
+            r#"[{"name":"new_token","\ud83d":"\ude00","time":"2026-03-01T12:00:00.5Z","name":"new_token"}]"#,
             r#"[3, {"name":["new_token"]}, {"name":"new_token","time":1772366400500.0}, {broken"#,
         ] {
             assert_eq!(first_token_time(events), Some(at), "{events}");

@@ -17,7 +17,7 @@ use parquet::arrow::arrow_writer::{
 };
 use parquet::column::writer::ColumnCloseResult;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::ColumnChunkMetaData;
+use parquet::file::metadata::{ColumnChunkMetaData, KeyValue};
 use parquet::file::properties::WriterProperties;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::writer::SerializedFileWriter;
@@ -26,6 +26,7 @@ use towpath_domain::export::FormatVersion;
 use crate::columnar::{Error, Result};
 use crate::feed::Group;
 use crate::scan::Scan;
+use crate::schema::at::START_TIME;
 use crate::schema::{Selection, convert, differs_in_v2};
 use crate::segment::Batches;
 use crate::upload::{Blocks, Upload};
@@ -113,7 +114,8 @@ impl Encoder {
     }
 
     /// Copies a row group: its column chunks as they lie compressed in the segment. Only columns that have another
-    /// type in `version`, or that late rows changed, are encoded anew. What was being made is ended before.
+    /// type in `version`, that late rows changed, or that do not hold what is shown, are encoded anew. What was being
+    /// made is ended before.
     pub(crate) async fn splice(
         &mut self,
         group: &Group,
@@ -124,7 +126,8 @@ impl Encoder {
         self.flush(upload).await?;
         let anew = |at: usize| {
             let late = group.anew.as_ref().is_some_and(|late| late.has(at));
-            late || version == FormatVersion::V2Beta && differs_in_v2(at)
+            let sent = at == START_TIME && !group.segment.starts_are_derived();
+            late || sent || version == FormatVersion::V2Beta && differs_in_v2(at)
         };
         let columns = selection.positions().iter().copied().filter(|at| anew(*at)).collect();
         let mut encoded = encoded(self.properties.clone(), group, Selection::at(columns), version)
@@ -147,6 +150,11 @@ impl Encoder {
         }
         writer.close()?;
         self.sink.send(upload).await
+    }
+
+    /// Adds an entry to the footer.
+    pub(crate) fn note(&mut self, entry: KeyValue) {
+        self.file.append_key_value_metadata(entry);
     }
 
     /// Ends the file and sends what is left of it.
@@ -191,7 +199,7 @@ async fn encoded(
     let mut writers = factory.create_column_writers(0)?;
     let mut columns = match &group.anew {
         Some(anew) => Columns::Merged(Box::new(anew.scan(selection))),
-        None => Columns::Stored(group.segment.batches(group.row_group, selection.positions(), None)?),
+        None => Columns::Stored(group.segment.shown(group.row_group, selection.positions())?),
     };
     let mut rows = 0;
     while let Some(batch) = columns.next().await? {

@@ -41,6 +41,10 @@ pub(crate) struct Group {
     pub(crate) row_group: usize,
     pub(crate) rows: u64,
     pub(crate) last: Key,
+    /// The same rows, read one by one.
+    by_row: Request,
+    /// Segments of that request that are open.
+    open: Arc<HashMap<Path, Segment>>,
 }
 
 /// Chooses among rows, batch by batch.
@@ -58,7 +62,7 @@ pub trait Beside: Send + Sync {
     /// Whether it has something for any of these.
     fn touches(&self, keys: &[Key]) -> bool;
 
-    /// The batch with it.
+    /// The first rows of a batch with it: as many as one batch can hold, and one at least.
     fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>>;
 }
 
@@ -91,6 +95,8 @@ pub struct Feed {
     scan: Option<Scan>,
     sifted: Option<Sifted>,
     beside: Option<Arc<dyn Beside>>,
+    /// Rows of a batch that did not fit in with what stands beside them.
+    unfilled: Option<ScanBatch>,
     left: Option<Piece>,
 }
 
@@ -123,6 +129,7 @@ impl Feed {
             scan: Some(scan),
             sifted: None,
             beside: None,
+            unfilled: None,
             left: None,
         }
     }
@@ -151,6 +158,7 @@ impl Feed {
             scan: Some(scan),
             sifted: Some(Sifted { sieve, wanted }),
             beside: None,
+            unfilled: None,
             left: None,
         })
     }
@@ -172,6 +180,7 @@ impl Feed {
             scan: None,
             sifted: None,
             beside: None,
+            unfilled: None,
             left: None,
         }
     }
@@ -179,6 +188,9 @@ impl Feed {
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>> {
         if let Some(left) = self.left.take() {
             return Ok(Some(left));
+        }
+        if let Some(rest) = self.unfilled.take() {
+            return self.filled(rest).await.map(Some);
         }
         loop {
             if let Some(scan) = &mut self.scan {
@@ -190,11 +202,7 @@ impl Feed {
                     if batch.keys.is_empty() {
                         continue;
                     }
-                    let batch = match &self.beside {
-                        Some(beside) if beside.touches(&batch.keys) => beside.fill(batch).await?,
-                        _ => batch,
-                    };
-                    return Ok(Some(Piece::Rows(batch)));
+                    return self.filled(batch).await.map(Some);
                 }
                 self.scan = None;
             }
@@ -207,6 +215,29 @@ impl Feed {
                 Some(Next::Scan(scan)) => self.scan = Some(*scan),
             }
         }
+    }
+
+    /// Reads a row group that was offered whole row by row: a file is to end inside of it.
+    pub(crate) fn read_by_row(&mut self, group: Group) {
+        // Only a source offers row groups.
+        if let Some(source) = &self.source {
+            let open = group.open.values().chain([&group.segment]);
+            self.scan = Some(Scan::new(source.store.clone(), group.by_row).with_open(open));
+        }
+    }
+
+    /// Rows with what stands beside them; those that do not fit in come next.
+    async fn filled(&mut self, batch: ScanBatch) -> Result<Piece> {
+        let batch = match &self.beside {
+            Some(beside) if beside.touches(&batch.keys) => {
+                let filled = beside.fill(batch.clone()).await?;
+                let rest = batch.after(filled.keys.len());
+                self.unfilled = (!rest.keys.is_empty()).then_some(rest);
+                filled
+            }
+            _ => batch,
+        };
+        Ok(Piece::Rows(batch))
     }
 
     /// Takes back what was not used.
@@ -252,12 +283,12 @@ impl Source {
             segment.check_owner(part.row_group, self.request.tenant, self.request.project)?;
             let columns = self.request.selection.positions();
             if !segment.can_be_copied(part.row_group, columns, self.least_rows) {
-                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+                return Ok(Some(Next::Scan(self.scan(part))));
             }
             if let Some(beside) = beside
                 && beside.touches(&segment.keys(part.row_group).await?)
             {
-                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+                return Ok(Some(Next::Scan(self.scan(part))));
             }
             let last = segment.last_key(part.row_group).await?;
             if after.is_some_and(|after| last <= after) {
@@ -272,7 +303,7 @@ impl Source {
                     .first()
                     .is_none_or(|first| *first <= after)
             {
-                return Ok(Some(Next::Scan(self.scan(vec![part]))));
+                return Ok(Some(Next::Scan(self.scan(part))));
             }
             return Ok(Some(Next::Group(Box::new(Group {
                 rows: segment.group_rows(part.row_group)?,
@@ -280,6 +311,8 @@ impl Source {
                 segment,
                 anew: None,
                 last,
+                by_row: self.of(part),
+                open: Arc::default(),
             }))));
         }
     }
@@ -303,21 +336,33 @@ impl Source {
         {
             return Ok(Some(Next::Scan(Box::new(window.scan(&self.store, &self.request)))));
         }
+        let (by_row, open) = window.by_row(&self.request);
         Ok(Some(Next::Group(Box::new(Group {
             rows: patched.segment.group_rows(patched.row_group)?,
             row_group: patched.row_group,
             segment: patched.segment,
             anew: patched.anew,
             last: patched.last,
+            by_row,
+            open,
         }))))
     }
 
-    fn scan(&self, parts: Vec<PartRef>) -> Box<Scan> {
-        let request = Request {
-            parts,
-            ..self.request.clone()
-        };
-        Box::new(Scan::new(self.store.clone(), request))
+    fn scan(&self, part: PartRef) -> Box<Scan> {
+        Box::new(Scan::new(self.store.clone(), self.of(part)))
+    }
+
+    /// The request for one row group of it.
+    fn of(&self, part: PartRef) -> Request {
+        let all = &self.request;
+        Request {
+            tenant: all.tenant,
+            project: all.project,
+            parts: vec![part],
+            range: all.range.clone(),
+            after: all.after,
+            selection: all.selection.clone(),
+        }
     }
 
     /// The segment at `path`, which stays open until the last of its row groups that stand alone was taken from it.

@@ -14,12 +14,15 @@
 mod ahead;
 mod groups;
 mod places;
+mod quarantine;
 mod record;
+mod source;
 mod unfolded;
 
 use object_store::path::Path;
 use towpath_domain::{SegmentId, TenantId, TraceRunId, UnitId};
 use towpath_store::feedback::{Attachment, Feedback};
+use towpath_store::quarantine::Entry;
 use towpath_store::units::Unit;
 use towpath_store::{Store, pending_patches};
 use uuid::Uuid;
@@ -35,6 +38,7 @@ use ahead::{Ahead, Piece};
 use groups::Groups;
 pub use places::{Place, locate};
 use places::{Placement, Places};
+pub use quarantine::{quarantine_frame, quarantine_path};
 pub use record::{catalog_parts, part_ref, record};
 pub use unfolded::{Unfolded, unfolded};
 
@@ -45,6 +49,8 @@ pub struct Options {
     pub flush_bytes: usize,
     /// Row groups of one segment.
     pub segment_groups: usize,
+    /// Folds only the frame of this number of a single unit, to find the one that cannot be folded.
+    pub frame: Option<i64>,
 }
 
 impl Default for Options {
@@ -52,6 +58,7 @@ impl Default for Options {
         Self {
             flush_bytes: 64 * 1024 * 1024,
             segment_groups: SEGMENT_GROUPS,
+            frame: None,
         }
     }
 }
@@ -83,8 +90,12 @@ pub struct Waiting {
 pub struct Folded {
     /// Units that are done with.
     pub units: Vec<UnitId>,
-    /// Units whose objects are not there. They stay open, so that a disk that is mounted wrongly loses nothing.
+    /// Units whose objects are not there.
     pub missing: Vec<UnitId>,
+    /// A unit that is folded frame by frame, and how many of its frames are done with.
+    pub progress: Option<(UnitId, i64)>,
+    /// What cannot be read, and what is not there.
+    pub quarantined: Vec<Entry>,
     /// Segments to make live.
     pub segments: Vec<NewSegment>,
     /// Operations to put aside.
@@ -99,8 +110,6 @@ pub struct Folded {
     pub operations: u64,
     /// Those of them that were dropped, since their project was deleted after they were accepted.
     pub dropped: u64,
-    /// Frames that could not be read. Copies of their units are kept under `quarantine/`.
-    pub damaged: u64,
 }
 
 /// Why a fold stopped. Doing it again may help.
@@ -118,6 +127,38 @@ pub enum FoldError<E> {
     /// Looking things up.
     #[error(transparent)]
     Store(#[from] towpath_store::Error),
+    /// A defect of ours that this data met.
+    #[error("folding panicked: {0}")]
+    Panicked(String),
+}
+
+impl<E> FoldError<E> {
+    /// Whether what is folded is to blame, so that other data can be folded without it.
+    #[must_use]
+    pub const fn blames_data(&self) -> bool {
+        match self {
+            Self::Intend(_) | Self::Objects(_) => false,
+            Self::Columnar(error) => matches!(
+                error,
+                columnar::Error::Columns(_)
+                    | columnar::Error::Unplaced(_)
+                    | columnar::Error::Parquet(_)
+                    | columnar::Error::Arrow(_)
+            ),
+            Self::Store(error) => refuses_data(error),
+            Self::Panicked(_) => true,
+        }
+    }
+}
+
+/// Whether the database refused what it was given, and would again.
+#[must_use]
+pub const fn refuses_data(error: &towpath_store::Error) -> bool {
+    use towpath_store::Error as E;
+    matches!(
+        error,
+        E::Corrupt { .. } | E::Driver(_) | E::Rejected(_) | E::Conflict { .. }
+    )
 }
 
 /// Folds `units`, which must be in order of acceptance. `intend` is called before each segment is written and must
@@ -126,7 +167,7 @@ pub enum FoldError<E> {
 /// Decoding and encoding is hard work: call it where that disturbs nobody.
 ///
 /// # Errors
-/// See [`FoldError`]. Damaged frames are none: they are set aside and counted.
+/// See [`FoldError`]. Frames that cannot be read and units whose objects are not there are none: they are quarantined.
 pub async fn fold<E>(
     store: &Store,
     objects: &Objects,
@@ -136,35 +177,39 @@ pub async fn fold<E>(
 ) -> Result<Folded, FoldError<E>> {
     let mut merge = Merge::new(store, objects, objects);
     let mut bodies = Bodies::default();
-    let mut decoded = Ahead::start(objects, units);
+    let mut decoded = Ahead::start(store, objects, units, options.frame);
     for unit in units {
-        let mut damaged = 0;
-        let bytes = loop {
-            match decoded.next().await? {
+        let mut frames = 0;
+        loop {
+            match decoded.next().await.map_err(FoldError::from_inner)? {
                 Piece::Body(body) => {
+                    frames += 1;
                     bodies.push(body);
                     if bodies.are_enough(options.flush_bytes) {
                         merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
                         merge.flush(options, &mut intend).await?;
                     }
                 }
-                Piece::Damaged => damaged += 1,
-                Piece::End(bytes) => break bytes,
+                Piece::Quarantined(entry) => {
+                    frames += 1;
+                    merge.folded.quarantined.push(entry);
+                    metrics::counter!(metric::WAL_DAMAGED).increment(1);
+                }
+                Piece::Missing(entry) => {
+                    merge.folded.quarantined.push(entry);
+                    merge.folded.missing.push(unit.id);
+                    metrics::counter!(metric::WAL_MISSING).increment(1);
+                    break;
+                }
+                Piece::End => {
+                    match options.frame {
+                        Some(number) if frames > 0 => merge.folded.progress = Some((unit.id, number + 1)),
+                        _ => merge.folded.units.push(unit.id),
+                    }
+                    break;
+                }
             }
-        };
-        let Some(bytes) = bytes else {
-            metrics::counter!(metric::WAL_MISSING).increment(1);
-            merge.folded.missing.push(unit.id);
-            continue;
-        };
-        if damaged > 0 {
-            objects
-                .put(&Path::from(format!("quarantine/{}.unit", unit.id)), vec![bytes])
-                .await?;
-            metrics::counter!(metric::WAL_DAMAGED).increment(damaged);
-            merge.folded.damaged += damaged;
         }
-        merge.folded.units.push(unit.id);
     }
     merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
     merge.apply_waiting();
@@ -197,6 +242,13 @@ struct Body {
     first: i64,
     /// What it holds.
     contents: Contents,
+}
+
+impl Body {
+    fn operations(&self) -> impl Iterator<Item = (TenantId, &Operation)> {
+        let operations = self.contents.operations.iter();
+        operations.map(|operation| (self.tenant, operation))
+    }
 }
 
 /// Bodies that are merged together, so that the places of their trace runs are looked up at once.
@@ -253,16 +305,7 @@ impl<'a> Merge<'a> {
 
     /// Sorts what bodies hold to where it goes. Bodies come in order of acceptance.
     async fn take_in(&mut self, bodies: Vec<Body>) -> Result<(), InnerError> {
-        let mut runs = Vec::new();
-        for body in &bodies {
-            runs.extend(
-                body.contents
-                    .operations
-                    .iter()
-                    .map(|operation| (body.tenant, operation.id)),
-            );
-        }
-        self.places.look_up(runs).await?;
+        self.places.look_up(&bodies).await?;
         for Body {
             tenant,
             first,
@@ -284,8 +327,8 @@ impl<'a> Merge<'a> {
                     tenant_id: tenant,
                     id: feedback.id,
                     run_id: feedback.run,
-                    key: storable(&feedback.key),
-                    body: feedback.body,
+                    key: storable(feedback.key),
+                    body: storable(feedback.body),
                     seq,
                     created_at: store_fills_in(),
                     modified_at: None,
@@ -307,14 +350,14 @@ impl<'a> Merge<'a> {
         attachment: accept::Attachment,
         seq: i64,
     ) -> Result<(), InnerError> {
-        let path = attachment_path(tenant, attachment.run, &attachment.name);
+        let path = attachment_path(tenant, attachment.run, &attachment.name, seq);
         let bytes = attachment.data.len();
         self.objects.put(&path, vec![attachment.data]).await?;
         self.folded.attachments.push(Attachment {
             tenant_id: tenant,
             run_id: attachment.run,
-            name: attachment.name,
-            content_type: storable(&attachment.content_type),
+            name: storable(attachment.name),
+            content_type: storable(attachment.content_type),
             path: path.into(),
             bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
             seq,
@@ -395,13 +438,16 @@ impl<E> FoldError<E> {
             FoldError::Objects(error) => Self::Objects(error),
             FoldError::Columnar(error) => Self::Columnar(error),
             FoldError::Store(error) => Self::Store(error),
+            FoldError::Panicked(text) => Self::Panicked(text),
         }
     }
 }
 
-/// Where the bytes of an attachment lie.
+/// Where the bytes of an attachment lie that was accepted as number `seq`. A file that is sent again is another object:
+/// whoever removes the old one cannot meet the new one. Files of earlier builds lie under their names alone, which have
+/// no dot but in `.named`.
 #[must_use]
-pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str) -> Path {
+pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str, seq: i64) -> Path {
     let folder = ["attachments".to_owned(), tenant.to_string(), run.to_string()];
     let plain = name.len() <= 80
         && name
@@ -413,12 +459,15 @@ pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str) -> Path {
     } else {
         format!("{}.named", Uuid::new_v5(&run.0, name.as_bytes()))
     };
-    Path::from_iter(folder.into_iter().chain([file]))
+    Path::from_iter(folder.into_iter().chain([format!("{file}.{seq}")]))
 }
 
-/// Text that PostgreSQL can keep.
-fn storable(text: &str) -> String {
-    text.replace('\0', "\u{fffd}")
+/// Text that PostgreSQL can keep. Every text from a body passes through here before a statement binds it.
+fn storable(text: String) -> String {
+    match memchr::memchr(0, text.as_bytes()) {
+        None => text,
+        Some(_) => text.replace('\0', "\u{fffd}"),
+    }
 }
 
 /// The store sets `created_at` itself when it writes a row.

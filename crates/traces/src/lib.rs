@@ -13,7 +13,7 @@ mod encoder;
 pub mod feed;
 pub mod fold;
 pub mod hive;
-pub mod json;
+pub mod lookup;
 pub mod manifest;
 pub mod metric;
 pub mod multipart;
@@ -29,3 +29,5 @@ pub mod schema;
 pub mod segment;
 pub mod upload;
 pub mod wal;
+
+pub use towpath_domain::json;

@@ -42,8 +42,12 @@ pub struct Manifest {
     pub format_version: FormatVersion,
     /// Compression of every file.
     pub compression: Compression,
-    /// Filter text, `null` for all trace runs.
+    /// Filter text as it was sent, `null` for all trace runs.
     pub filter: Option<String>,
+    /// Operations that were accepted before the export and could not be folded, so that they may be missing from its
+    /// rows. Manifests of earlier builds do not have it.
+    #[serde(default)]
+    pub missing_operations: u64,
     /// Rows of all files.
     pub rows: u64,
     /// Bytes of all files.

@@ -31,7 +31,7 @@ pub fn describe() {
     metrics::describe_histogram!(
         WAL_FLUSH,
         Unit::Seconds,
-        "Writing and registering one unit of the write-ahead log"
+        "Writing and registering what came together into the write-ahead log"
     );
     metrics::describe_gauge!(WAL_WAITING, Unit::Bytes, "Accepted trace data that waits to be written");
     metrics::describe_counter!(WAL_BYTES, Unit::Bytes, "Trace data written to the write-ahead log");
@@ -39,7 +39,7 @@ pub fn describe() {
     metrics::describe_counter!(
         WAL_FAILED,
         Unit::Count,
-        "Units that could not be written; their senders were told to try again"
+        "Flushes of the write-ahead log that could not be written; their senders were told to try again"
     );
     metrics::describe_counter!(
         WAL_MISSING,
@@ -52,12 +52,12 @@ pub fn describe() {
         "Parts of accepted units that could not be read; kept under quarantine/"
     );
     metrics::describe_counter!(FOLDED_OPERATIONS, Unit::Count, "Operations folded into segments");
-    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
     metrics::describe_counter!(
         DROPPED_OPERATIONS,
         Unit::Count,
-        "Accepted operations of projects that were deleted before they were folded"
+        "Operations whose project was deleted between their 202 and their fold"
     );
+    metrics::describe_counter!(FOLDED_UNITS, Unit::Count, "Units folded into segments");
     metrics::describe_counter!(SEGMENTS, Unit::Count, "Segments written");
     metrics::describe_counter!(SEGMENT_ROWS, Unit::Count, "Rows of segments written");
     metrics::describe_counter!(SEGMENT_BYTES, Unit::Bytes, "Bytes of segments written");
@@ -92,8 +92,8 @@ pub fn describe() {
         WAL_MISSING,
         WAL_DAMAGED,
         FOLDED_OPERATIONS,
-        FOLDED_UNITS,
         DROPPED_OPERATIONS,
+        FOLDED_UNITS,
         COMPACTED_SEGMENTS,
         COMPACTED_ROWS,
         COMPACTED_BYTES,

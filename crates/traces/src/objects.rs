@@ -4,6 +4,7 @@ mod folder;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -293,6 +294,28 @@ impl Objects {
         metric::object_call("get", get, ObjectsError::is_not_found).await
     }
 
+    /// Part of an object; less of it where the object ends before `range` does.
+    ///
+    /// # Errors
+    /// What the store says; see [`ObjectsError::is_not_found`].
+    pub async fn get_range(&self, path: &Path, range: Range<u64>) -> Result<Bytes, ObjectsError> {
+        let get = async {
+            let error = match self.store.get_range(path, range.clone()).await {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => ObjectsError::from(error),
+            };
+            if error.is_not_found() {
+                return Err(error);
+            }
+            // A range that begins behind the end is an error to every store, in words of its own.
+            match self.store.head(path).await {
+                Ok(object) if object.size <= range.start => Ok(Bytes::new()),
+                _ => Err(error),
+            }
+        };
+        metric::object_call("get", get, ObjectsError::is_not_found).await
+    }
+
     /// Removes an object. One that is not there is no error.
     ///
     /// # Errors
@@ -450,6 +473,20 @@ mod tests {
         objects.delete(&path).await.unwrap();
         objects.delete(&path).await.unwrap();
         assert!(objects.get(&path).await.unwrap_err().is_not_found());
+    }
+
+    #[tokio::test]
+    async fn part_of_an_object_is_what_there_is_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for objects in [Objects::folder(folder.path()).unwrap(), Objects::memory()] {
+            let path = Path::from("wal/one.unit");
+            objects.put(&path, vec![Bytes::from_static(b"canal")]).await.unwrap();
+            for (range, part) in [(1..3, "an"), (3..9, "al"), (5..9, ""), (7..9, "")] {
+                assert_eq!(objects.get_range(&path, range).await.unwrap(), part);
+            }
+            let missing = objects.get_range(&Path::from("wal/two.unit"), 1..3).await;
+            assert!(missing.unwrap_err().is_not_found());
+        }
     }
 
     #[tokio::test]

@@ -86,7 +86,7 @@ pub struct Fields {
     /// End.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Timestamp>,
-    /// Status as the client sees it; `error` and `end_time` decide before it.
+    /// One of the [statuses](towpath_domain::trace::status) there are; `error` and `end_time` decide before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
     /// What went wrong.
@@ -107,7 +107,8 @@ pub struct Fields {
     /// Raw JSON text, as sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serialized: Option<String>,
-    /// Top-level keys in order, each with its raw JSON text, as sent. Merged key by key.
+    /// Top-level keys, each with its raw JSON text, as sent. Merged key by key, `metadata` and `runtime` by the keys inside
+    /// of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<Vec<(String, String)>>,
 }

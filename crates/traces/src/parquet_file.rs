@@ -14,7 +14,9 @@
 //!   note: the last key as cursor, the file as finished; nothing pending
 //! ```
 //!
-//! With a pending file noted down, a new attempt calls `write_file(.., End::At(last key))` and completes that.
+//! With a pending file noted down, a new attempt calls `write_file(.., End::At(last key))` and completes that if it is
+//! the same file: its rows, bytes and checksum tell. What goes into rows may have changed in between (feedback, which
+//! lies in no segment), and so may what is copied; then the file is given up and another one is made in its place.
 //! Row groups that the feed offers whole are copied from their segments; they are fixed when segments are pinned, so
 //! the bytes stay the same. Memory: one chunk, one row group and two parts of the upload, beside what the scan holds.
 
@@ -32,7 +34,7 @@ use towpath_domain::ExportRunId;
 use towpath_domain::export::FormatVersion;
 
 use self::chunk::Chunk;
-pub(crate) use self::chunk::weights;
+pub(crate) use self::chunk::{bytes, weights};
 use crate::columnar::{Error, Result};
 use crate::encoder::Encoder;
 pub use crate::feed::Feed;
@@ -116,6 +118,13 @@ pub fn file_name(export_run: ExportRunId, seq: u32) -> String {
     format!("{export_run}-{seq:05}.parquet")
 }
 
+/// Name of a file that takes the place of one that could not be made again. The earlier one may still become visible under
+/// its own name, so this one carries the fence of the attempt that gave it up.
+#[must_use]
+pub fn replacement_name(export_run: ExportRunId, seq: u32, fence: i64) -> String {
+    format!("{export_run}-{seq:05}-{fence}.parquet")
+}
+
 /// Where a file ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
@@ -151,6 +160,8 @@ pub struct FileWritten {
     pub rows: u64,
     /// Its size in bytes.
     pub bytes: u64,
+    /// CRC-32 of its bytes.
+    pub checksum: u32,
     /// Its last row: the cursor from which the next file goes on.
     pub last: Key,
 }
@@ -163,6 +174,7 @@ impl SealedFile {
             path: self.upload.path().clone(),
             rows: self.rows,
             bytes: self.upload.bytes(),
+            checksum: self.upload.checksum(),
             last: self.last,
         }
     }
@@ -249,8 +261,9 @@ impl<'a> File<'a> {
                 Piece::Rows(batch) => batch,
                 Piece::Group(group) => {
                     if matches!(end, End::At(target) if group.last > target) {
-                        feed.give_back(Piece::Group(group));
-                        return Ok(());
+                        // It was not copied the first time, or the file would not end inside of it.
+                        feed.read_by_row(*group);
+                        continue;
                     }
                     self.encode_chunk().await?;
                     let (selection, version) = (&self.options.selection, self.options.version);

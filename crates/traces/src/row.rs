@@ -4,8 +4,9 @@
 //! idempotent, so operations may be folded in any order and in any grouping, with stored partial rows in between.
 //!
 //! The rule: the post with the lowest sequence counts, other posts say nothing at all. A patch beats the post field
-//! by field; among patches that set a field, the one accepted last wins. `extra` follows the same rule key by key of
-//! its top level. To keep that promise a row remembers for each field where its value came from ([`Provenance`]).
+//! by field; among patches that set a field, the one accepted last wins. `extra` follows the same rule key by key, and so
+//! do `metadata` and `runtime` in it ([`extra`]). To keep that promise a row remembers for each field where its value came
+//! from ([`Provenance`]).
 //!
 //! A client that sends the same body twice (its answer was lost) changes nothing: its posts come second, and its
 //! patches say again what they said. Only where *another* patch of the same field was accepted in between does the
@@ -38,13 +39,16 @@ mod encode;
 mod extra;
 mod provenance;
 
+use std::borrow::Cow;
+
 use chrono::NaiveDate;
 use serde::{Deserialize, Serialize};
 use towpath_domain::{Timestamp, TraceRunId};
 
 pub use decode::RowReader;
-pub(crate) use decode::{keys, patched, seqs};
+pub(crate) use decode::{keys, patched, seqs, starts};
 pub use encode::RowsBuilder;
+use extra::Extra;
 use provenance::{EXTRA, POST, Provenance, UNSET};
 
 use crate::operation::{Fields, Operation, Verb};
@@ -63,7 +67,9 @@ pub struct Key {
 pub struct Row {
     id: TraceRunId,
     sort_time: Option<Timestamp>,
+    /// But for `extra`.
     fields: Fields,
+    extra: Option<Extra>,
     provenance: Provenance,
 }
 
@@ -88,15 +94,15 @@ impl Row {
             };
         }
         for_each_field!(set);
-        if let Some(keys) = &mut fields.extra {
-            extra::normalise(keys);
+        let extra = fields.extra.take().map(|keys| Extra::sent(source, keys));
+        if extra.is_some() {
             provenance.sources[EXTRA] = source;
-            provenance.extra = vec![source; keys.len()];
         }
         Self {
             id,
             sort_time,
             fields,
+            extra,
             provenance,
         }
     }
@@ -120,25 +126,8 @@ impl Row {
             };
         }
         for_each_field!(take_newer);
-        if theirs.sources[EXTRA] != UNSET {
-            mine.sources[EXTRA] = mine.sources[EXTRA].max(theirs.sources[EXTRA]);
-            let keys = self
-                .fields
-                .extra
-                .take()
-                .unwrap_or_default()
-                .into_iter()
-                .zip(mine.extra.drain(..));
-            let more = other
-                .fields
-                .extra
-                .unwrap_or_default()
-                .into_iter()
-                .zip(theirs.extra.iter().copied());
-            let (keys, sources) = extra::merge(keys, more);
-            self.fields.extra = Some(keys);
-            mine.extra = sources;
-        }
+        mine.sources[EXTRA] = mine.sources[EXTRA].max(theirs.sources[EXTRA]);
+        self.extra = Extra::merge(self.extra, other.extra);
         mine.post = mine.post.or(theirs.post);
         mine.patched |= theirs.patched;
         mine.oldest = mine.oldest.min(theirs.oldest);
@@ -162,14 +151,11 @@ impl Row {
             };
         }
         for_each_field!(forget);
-        if let Some(keys) = &mut self.fields.extra {
-            let mut from_post = provenance.extra.iter().map(|source| *source == POST);
-            keys.retain(|_| !from_post.next().expect("a source stands beside every key"));
-            provenance.extra.retain(|source| *source != POST);
-            if provenance.sources[EXTRA] == POST {
-                provenance.sources[EXTRA] = UNSET;
-                self.fields.extra = None;
-            }
+        if provenance.sources[EXTRA] == POST {
+            provenance.sources[EXTRA] = UNSET;
+            self.extra = None;
+        } else if let Some(extra) = &mut self.extra {
+            extra.drop_post();
         }
         // The caller takes over the other row's post, which is the earlier one.
         provenance.post = None;
@@ -186,10 +172,22 @@ impl Row {
         self.id
     }
 
-    /// The merged fields as the client sent them, nothing derived.
+    /// The merged fields as the client sent them, nothing derived. `extra` is not among them: see [`Row::extra`].
     #[must_use]
     pub const fn fields(&self) -> &Fields {
         &self.fields
+    }
+
+    /// `extra` by the keys of its top level in order, each with its JSON text.
+    #[must_use]
+    pub fn extra(&self) -> Option<Cow<'_, [(String, String)]>> {
+        self.extra.as_ref().map(Extra::keys)
+    }
+
+    /// The JSON text under a key of `extra`.
+    #[must_use]
+    pub fn extra_value(&self, key: &str) -> Option<Cow<'_, str>> {
+        self.extra.as_ref()?.get(key)
     }
 
     /// Where the row stands, `None` while nobody knows.
@@ -233,12 +231,8 @@ impl Row {
     pub fn weight(&self) -> usize {
         let text = |field: &Option<String>| field.as_ref().map_or(0, String::len);
         let f = &self.fields;
-        let extra = f
-            .extra
-            .iter()
-            .flatten()
-            .map(|(key, value)| key.len() + value.len())
-            .sum::<usize>();
+        let extra = self.extra.as_ref().map_or(0, Extra::bytes);
+        let tags: usize = f.tags.iter().flatten().map(String::len).sum();
         [
             &f.inputs,
             &f.outputs,
@@ -246,11 +240,15 @@ impl Row {
             &f.serialized,
             &f.error,
             &f.dotted_order,
+            &f.name,
+            &f.run_type,
+            &f.status,
         ]
         .into_iter()
         .map(text)
         .sum::<usize>()
             + extra
+            + tags
             + size_of::<Self>()
     }
 }

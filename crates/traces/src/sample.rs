@@ -65,6 +65,9 @@ pub struct Body {
     pub bytes: Bytes,
 }
 
+/// The metadata of a post that is patched later.
+const BEGUN: &str = r#"{"begun":true,"stage":"begun"}"#;
+
 /// A source of trace runs.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -284,17 +287,13 @@ impl Sample {
         } else {
             format!(r#","end_time":"{}""#, iso(run.end))
         };
-        // What a run says of itself when it begins and takes back when it ends.
+        // What a run says of itself when it begins, and otherwise when it ends.
         let tags = if run.patched {
             r#"["begun"]"#.to_owned()
         } else {
             json(&run.template.fields.tags)
         };
-        let metadata = if run.patched {
-            r#"{"stage":"begun"}"#
-        } else {
-            &run.metadata
-        };
+        let metadata = if run.patched { BEGUN } else { &run.metadata };
         part(to, &name, &format!(r#"{{{},"tags":{tags}{end}}}"#, self.head(run)));
         part(to, &format!("{name}.inputs"), &run.inputs);
         if !run.patched {
@@ -325,7 +324,7 @@ impl Sample {
         part(
             to,
             &format!("{name}.extra"),
-            &format!(r#"{{"metadata":{}}}"#, run.metadata),
+            &format!(r#"{{"metadata":{}}}"#, run.patched_metadata()),
         );
     }
 
@@ -356,6 +355,15 @@ impl Sample {
 impl Run {
     fn dotted_order(&self) -> String {
         self.links.iter().map(format_link).collect::<Vec<_>>().join(".")
+    }
+
+    /// The metadata of its patch.
+    fn patched_metadata(&self) -> String {
+        let end = r#"{"stage":"ended""#;
+        match self.metadata.strip_prefix('{') {
+            Some("}") | None => format!("{end}}}"),
+            Some(rest) => format!("{end},{rest}"),
+        }
     }
 
     fn parent(&self) -> Option<Uuid> {

@@ -3,12 +3,14 @@
 //! A segment belongs to one tenant. Each of its row groups holds rows of exactly one (project, UTC day), sorted by
 //! [`Key`](crate::row::Key), each id once; a large group of rows becomes several row groups, whose key ranges follow
 //! one another. The physical columns are the 29 exported ones in `v1` order and types, then the internal ones (see
-//! [`schema`](crate::schema)). A bloom filter on `id` finds trace runs by id alone. The catalog in SQL knows for each
-//! row group what [`Part`] says, so most questions are answered without opening the object.
+//! [`schema`](crate::schema)). `start_time` holds where the row stands, which the footer says. Bloom filters on `id` and
+//! `trace_id` find trace runs by these alone; those of all row groups lie together before the footer. The catalog in SQL
+//! knows for each row group what [`Part`] says, so most questions are answered without opening the object.
 
 mod locate;
 mod object;
 mod read;
+mod search;
 mod write;
 
 use std::sync::LazyLock;
@@ -16,13 +18,17 @@ use std::sync::LazyLock;
 use chrono::NaiveDate;
 use object_store::path::Path;
 use parquet::basic::{Compression, ZstdLevel};
+use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterPropertiesBuilder};
 use parquet::schema::types::ColumnPath;
 use towpath_domain::{ProjectId, SegmentId, TenantId, Timestamp};
 
 pub use locate::Located;
 pub(crate) use object::Object;
+pub(crate) use read::Footer;
 pub use read::{Batches, Segment};
+pub(crate) use search::Filters;
+pub use search::{Hit, Lineage};
 pub(crate) use write::properties;
 pub use write::{SegmentWriter, write};
 
@@ -106,6 +112,15 @@ pub(crate) fn common_properties() -> WriterPropertiesBuilder {
         properties = properties.set_column_statistics_enabled(ColumnPath::from(column), EnabledStatistics::None);
     }
     properties
+}
+
+/// In the footer of a segment whose column `start_time` holds where each row stands, as it is shown. In segments of older
+/// servers it holds what the client sent.
+const STARTS: (&str, &str) = ("towpath.start_time", "sort_time");
+
+/// What says so.
+pub(crate) fn starts_derived() -> KeyValue {
+    KeyValue::new(STARTS.0.to_owned(), STARTS.1.to_owned())
 }
 
 /// Level 3 of zstd is as fast as level 1 on these texts and a third smaller.

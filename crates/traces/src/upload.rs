@@ -41,6 +41,7 @@ pub struct Upload {
     multipart: Option<Box<dyn MultipartUpload>>,
     in_flight: JoinSet<(object_store::Result<()>, Bytes)>,
     bytes: u64,
+    checksum: crc32fast::Hasher,
 }
 
 impl Upload {
@@ -55,6 +56,7 @@ impl Upload {
             multipart: None,
             in_flight: JoinSet::new(),
             bytes: 0,
+            checksum: crc32fast::Hasher::new(),
         }
     }
 
@@ -77,12 +79,19 @@ impl Upload {
         self.bytes
     }
 
+    /// CRC-32 of the bytes taken so far.
+    #[must_use]
+    pub fn checksum(&self) -> u32 {
+        self.checksum.clone().finalize()
+    }
+
     /// Takes more bytes; returns when they are buffered, which may mean to wait for an earlier part.
     ///
     /// # Errors
     /// The store refused; the upload is aborted.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.bytes += bytes.len() as u64;
+        self.checksum.update(bytes);
         let mut rest = bytes;
         self.make_room(bytes.len());
         while self.buffer.len() + rest.len() > self.part_bytes {
@@ -136,6 +145,7 @@ impl Upload {
             self.buffer.resize(filled + take, 0);
             file.read_exact_at(&mut self.buffer[filled..], at)
                 .map_err(|error| unread(path, error))?;
+            self.checksum.update(&self.buffer[filled..]);
             at += take as u64;
             self.bytes += take as u64;
         }

@@ -25,8 +25,11 @@ const KNOWN: usize = 500_000;
 /// Ids asked for at once.
 const AT_ONCE: usize = 1000;
 
+/// Most bytes of what is filled into one batch, unless it is that of a single run.
+const MOST_BYTES: usize = 64 << 20;
+
 /// What to fill in, where it is asked for and anything was ever given in this workspace. Feedback that was taken back
-/// counts as given: what has been read row by row once is read so by every later attempt.
+/// counts as given, so that most often a later attempt reads row by row what an earlier one has, and makes the same file.
 pub async fn of(
     store: &Store,
     tenant: TenantId,
@@ -83,20 +86,36 @@ impl Beside for Given {
 
     fn fill(&self, batch: ScanBatch) -> BoxFuture<'_, Result<ScanBatch>> {
         Box::pin(async move {
-            let ids = batch.keys.iter().filter(|key| self.judged(key)).map(|key| key.id);
-            let runs: Vec<TraceRunId> = ids.collect();
-            let given = self.read(&runs).await.map_err(|error| Error::Beside(Box::new(error)))?;
-            let texts = batch.keys.iter().map(|key| {
-                let given = given.get(&key.id)?;
-                Some(stats(given.iter()).to_string())
-            });
-            let filled: ArrayRef = Arc::new(texts.collect::<StringArray>());
-            let schema = batch.rows.schema();
-            let mut columns = batch.rows.columns().to_vec();
+            let mut texts: Vec<Option<String>> = Vec::new();
+            let mut bytes = 0;
+            'batch: for keys in batch.keys.chunks(AT_ONCE) {
+                let ids = keys.iter().filter(|key| self.judged(key)).map(|key| key.id);
+                let runs: Vec<TraceRunId> = ids.collect();
+                let given = self.read(&runs).await.map_err(|error| Error::Beside(Box::new(error)))?;
+                for key in keys {
+                    let text = given.get(&key.id).map(|given| stats(given.iter()).to_string());
+                    let length = text.as_ref().map_or(0, String::len);
+                    if i32::try_from(length).is_err() {
+                        let what = format!("feedback on trace run {} is larger than a column can hold", key.id);
+                        return Err(Error::Columns(what));
+                    }
+                    if !texts.is_empty() && bytes + length > MOST_BYTES {
+                        break 'batch;
+                    }
+                    bytes += length;
+                    texts.push(text);
+                }
+            }
+            let rows = batch.rows.slice(0, texts.len());
+            let mut keys = batch.keys;
+            keys.truncate(texts.len());
+            let filled: ArrayRef = Arc::new(texts.into_iter().collect::<StringArray>());
+            let schema = rows.schema();
+            let mut columns = rows.columns().to_vec();
             columns[schema.index_of(COLUMN)?] = filled;
             Ok(ScanBatch {
                 rows: RecordBatch::try_new(schema, columns)?,
-                keys: batch.keys,
+                keys,
             })
         })
     }

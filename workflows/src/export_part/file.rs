@@ -10,10 +10,20 @@ use towpath_durable::{Ctx, Failure};
 use towpath_outbound::{Begun, Destination, classify};
 use towpath_store::exports::runs;
 use towpath_traces::columnar;
-use towpath_traces::parquet_file::{self, End, Feed, Progress, SealedFile, write_file};
+use towpath_traces::parquet_file::{self, Feed, Progress, SealedFile, write_file};
 
 use super::{Cursor, ExportPart, Plan, note_uploads};
 use crate::World;
+
+/// What came of writing a file.
+pub(super) enum Made {
+    /// It is at the destination, and not visible yet.
+    Sealed(SealedFile),
+    /// Nothing: no rows are left.
+    Nothing,
+    /// Nothing: the row with which it was to end is not there any more.
+    Diverged,
+}
 
 /// How often progress is saved.
 const REPORT: Duration = Duration::from_secs(2);
@@ -21,7 +31,7 @@ const REPORT: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(200);
 
 impl ExportPart {
-    /// Writes the next rows of `feed`, up to where a file ends; `None` when there are none. Nothing is visible yet.
+    /// Writes the next rows of `feed`, up to where a file ends. Nothing is visible yet.
     #[expect(
         clippy::too_many_arguments,
         reason = "a walk that is told once, cut in two for its length"
@@ -34,11 +44,10 @@ impl ExportPart {
         destination: &Destination,
         mut feed: Feed,
         path: Path,
-        end: End,
         done: &Cursor,
-    ) -> Result<(Feed, Option<SealedFile>), Failure> {
+    ) -> Result<(Feed, Made), Failure> {
         let (tell, told) = watch::channel(Progress { rows: 0, bytes: 0 });
-        let (objects, options) = (destination.objects().clone(), plan.options.clone());
+        let (objects, options, end) = (destination.objects().clone(), plan.options.clone(), done.end());
         let work = world.heavy.run(async move {
             let mut progress = |now| {
                 tell.send_replace(now);
@@ -60,7 +69,16 @@ impl ExportPart {
                 () = cancelled.cancelled() => return Err(Failure::Cancelled),
                 ended = &mut work => {
                     let (feed, sealed) = ended?;
-                    return Ok((feed, sealed.map_err(|error| failed(&error))?));
+                    let made = match sealed {
+                        Ok(Some(sealed)) => Made::Sealed(sealed),
+                        Ok(None) => Made::Nothing,
+                        Err(columnar::Error::Diverged(why)) => {
+                            tracing::info!(why, "an interrupted file has other rows by now");
+                            Made::Diverged
+                        }
+                        Err(error) => return Err(failed(&error)),
+                    };
+                    return Ok((feed, made));
                 }
                 _ = looks.tick() => {
                     let now = *told.borrow();
@@ -132,7 +150,6 @@ pub(crate) fn failed(error: &columnar::Error) -> Failure {
                 Failure::fatal(failure.to_string())
             }
         }
-        columnar::Error::Diverged(_) => Failure::fatal(error.to_string()),
         other => Failure::retry(sources(other)),
     }
 }

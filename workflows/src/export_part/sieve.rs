@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use arrow::array::BooleanArray;
 use futures::future::BoxFuture;
+use object_store::ObjectStore;
 use towpath_domain::filter::Filter;
-use towpath_domain::{TenantId, TraceRunId};
+use towpath_domain::{ProjectId, TenantId, TraceRunId};
 use towpath_durable::{Failure, Verdict};
 use towpath_query::Predicate;
 use towpath_store::{Store, feedback};
 use towpath_traces::columnar::{Error, Result};
 use towpath_traces::feed::Sieve;
-use towpath_traces::scan::ScanBatch;
+use towpath_traces::lookup;
+use towpath_traces::scan::{PartRef, ScanBatch};
 
 /// The sieve of a filter that was judged when the export was made.
 pub fn of(store: &Store, tenant: TenantId, filter: &str) -> std::result::Result<Arc<dyn Sieve>, Failure> {
@@ -22,6 +24,20 @@ pub fn of(store: &Store, tenant: TenantId, filter: &str) -> std::result::Result<
         tenant,
         predicate: Predicate::new(Some(&filter), &[]).fatal()?,
     }))
+}
+
+/// Those of the row groups of a project that a filter has to look at: where it names traces, those that hold runs of
+/// them. The same for each attempt, since row groups do not change.
+pub async fn narrowed(
+    objects: Arc<dyn ObjectStore>,
+    project: ProjectId,
+    parts: Vec<PartRef>,
+    filter: &str,
+) -> std::result::Result<Vec<PartRef>, Failure> {
+    match Filter::parse(filter).fatal()?.traces() {
+        Some(traces) => lookup::narrowed(objects, project, parts, &traces).await.retry(),
+        None => Ok(parts),
+    }
 }
 
 struct ByFilter {

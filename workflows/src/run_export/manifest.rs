@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 
 use object_store::path::Path;
+use tokio::runtime::Handle;
 use towpath_domain::export::{ExportStatus, Field};
-use towpath_domain::failpoint;
+use towpath_domain::{ExportId, TenantId, failpoint};
 use towpath_durable::{Ctx, Failure, Outcome, Verdict};
-use towpath_store::destinations;
+use towpath_outbound::Destination;
 use towpath_store::exports::files::{self, ExportFile};
 use towpath_store::exports::runs::{self, ExportRun};
 use towpath_store::exports::{self, Export};
+use towpath_store::{Store, destinations};
 use towpath_traces::manifest::{File, Manifest, Partition, VERSION};
 
 use super::RunExport;
@@ -19,10 +21,48 @@ use crate::world::prefix;
 
 impl RunExport {
     /// Writes the manifest, then settles. The manifest may be written twice: it says the same both times.
+    ///
+    /// A worker may have been replaced at any of these points without knowing it. Of an export that is over in another way no
+    /// manifest may stay, however late it is written:
+    ///
+    /// ```text
+    /// look at the fence ─► write ─► record, settle: refused unless the fence still holds ─► is it over? remove the manifest
+    /// ```
+    /// A worker that dies behind its write leaves the manifest to the clean-up behind the export.
     pub(super) async fn complete(&self, ctx: &mut Ctx, world: &World, export: &Export) -> Outcome {
+        // First: a destination that was deleted stays so.
+        let destination = world.destination(self.tenant, export.destination_id).await?;
+        let (manifest, path) = self.manifest(world, export).await?;
+        failpoint::hit("export.before_manifest");
+        ctx.commit(async |_| Ok(())).await?;
+        let mut unsettled = Unsettled(Some(Look {
+            tenant: self.tenant,
+            export: self.export,
+            store: world.store.clone(),
+            destination: destination.clone(),
+            path: path.clone(),
+        }));
+        let written = self.write_manifest(ctx, &destination, &manifest, &path).await;
+        let look = unsettled.0.take();
+        if let (Err(_), Some(look)) = (&written, look) {
+            look.remove_if_over().await;
+        }
+        written
+    }
+
+    async fn write_manifest(
+        &self,
+        ctx: &mut Ctx,
+        destination: &Destination,
+        manifest: &Manifest,
+        path: &Path,
+    ) -> Outcome {
         let &Self { tenant, export: id } = self;
-        ctx.step("write manifest", async || self.write_manifest(world, export).await)
-            .await?;
+        ctx.step("write manifest", async || {
+            let written = manifest.write(destination.objects(), path).await;
+            written.map_err(|error| failed(&error))
+        })
+        .await?;
         failpoint::hit("export.manifest_written");
         ctx.settle(async |tx| {
             exports::finish(tx, tenant, id, ExportStatus::Completed, None)
@@ -32,17 +72,16 @@ impl RunExport {
         .await
     }
 
-    async fn write_manifest(&self, world: &World, export: &Export) -> Result<(), Failure> {
+    async fn manifest(&self, world: &World, export: &Export) -> Result<(Manifest, Path), Failure> {
         let &Self { tenant, export: id } = self;
-        // First: a destination that was deleted stays so.
-        let destination = world.destination(tenant, export.destination_id).await?;
-        let (rows, written, config) = world
+        let (rows, written, filter, config) = world
             .store
             .read(async |tx| {
                 let rows = runs::list(tx, tenant, id).await?;
                 let written = files::list(tx, tenant, id).await?;
+                let filter = exports::filter(tx, tenant, id).await?;
                 let config = destinations::get(tx, tenant, export.destination_id).await?.config()?;
-                Ok((rows, written, config))
+                Ok((rows, written, filter, config))
             })
             .await
             .retry()?;
@@ -66,7 +105,8 @@ impl RunExport {
             format: "Parquet".to_owned(),
             format_version: export.format_version,
             compression: compression(export.compression),
-            filter: None,
+            filter,
+            missing_operations: export.missing_operations.unsigned_abs(),
             rows: 0,
             bytes: 0,
             partitions: Vec::new(),
@@ -77,11 +117,42 @@ impl RunExport {
                 .unwrap_or(export.created_at),
         }
         .with_partitions(partitions(&rows, written));
-        failpoint::hit("export.before_manifest");
-        manifest
-            .write(destination.objects(), &path)
-            .await
-            .map_err(|error| failed(&error))
+        Ok((manifest, path))
+    }
+}
+
+/// A manifest that was begun and has not settled its export yet. Dropped so, because the worker was told to stop, it is looked
+/// at all the same: when the destination is deleted, nobody else can any more.
+struct Unsettled(Option<Look>);
+
+struct Look {
+    tenant: TenantId,
+    export: ExportId,
+    store: Store,
+    destination: Destination,
+    path: Path,
+}
+
+impl Look {
+    async fn remove_if_over(self) {
+        let Self { tenant, export: id, .. } = self;
+        let export = self.store.read(async |tx| exports::get(tx, tenant, id).await).await;
+        // Of an export that goes on another worker writes the manifest, and of one that completed it has.
+        if !export.is_ok_and(|export| export.status.is_final() && export.status != ExportStatus::Completed) {
+            return;
+        }
+        match self.destination.remove(&self.path).await {
+            Ok(()) => tracing::info!(export.id = %id, "removed the manifest of an export that did not complete"),
+            Err(failure) => tracing::warn!(export.id = %id, %failure, "a manifest that must not be stays for now"),
+        }
+    }
+}
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        if let (Some(look), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(look.remove_if_over());
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What lay beside trace runs that are gone: feedback on them, and files that came with them.
 
+use std::collections::HashSet;
+
 use chrono::NaiveDate;
 use object_store::path::Path;
 use towpath_domain::TraceRunId;
@@ -58,7 +60,7 @@ async fn remove_of(
         let given = feedback::of_runs(tx, tenant, runs).await?;
         Ok((given, feedback::attachments_of(tx, tenant, runs).await?))
     });
-    let (given, files) = read.await.retry()?;
+    let (mut given, mut files) = read.await.retry()?;
     let mut gone: Vec<TraceRunId> = given.iter().filter_map(|row| row.run_id).collect();
     gone.extend(files.iter().map(|file| file.run_id));
     gone.sort_unstable();
@@ -72,9 +74,17 @@ async fn remove_of(
         .retry()?;
     // The index still names what was on days past their time.
     let is_kept = |place: &Place| keep_from.is_none_or(|keep_from| place.sort_time.day() >= keep_from);
-    gone.retain(|run| !live.iter().any(|(id, place)| id == run && is_kept(place)));
-    for file in files.iter().filter(|file| gone.contains(&file.run_id)) {
-        world.objects.delete(&Path::from(file.path.as_str())).await.retry()?;
-    }
-    ctx.commit(async |tx| feedback::forget(tx, tenant, &gone).await).await
+    let live: HashSet<TraceRunId> = live
+        .into_iter()
+        .filter(|(_, place)| is_kept(place))
+        .map(|(id, _)| id)
+        .collect();
+    gone.retain(|run| !live.contains(run));
+    given.retain(|row| row.run_id.is_some_and(|run| gone.binary_search(&run).is_ok()));
+    files.retain(|file| gone.binary_search(&file.run_id).is_ok());
+    ctx.commit(async |tx| {
+        feedback::forget(tx, tenant, &given).await?;
+        feedback::detach(tx, tenant, &files).await.map(drop)
+    })
+    .await
 }

@@ -77,7 +77,7 @@ impl Home {
     }
 
     /// The rows of an export in order.
-    fn rows(&self, export: ExportId) -> RecordBatch {
+    pub fn rows(&self, export: ExportId) -> RecordBatch {
         let mut batches = Vec::new();
         for file in self.files(export).values() {
             let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone()).unwrap().build();
@@ -88,7 +88,7 @@ impl Home {
 
     /// Feedback on a trace run, and a file that came with it.
     pub(crate) async fn beside(&self, run: TraceRunId) {
-        let path = fold::attachment_path(self.tenant, run, "photo");
+        let path = fold::attachment_path(self.tenant, run, "photo", 1);
         self.world.objects.put(&path, vec!["bytes".into()]).await.unwrap();
         let now = self.clock.now();
         let given = Feedback {

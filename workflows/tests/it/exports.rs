@@ -7,6 +7,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use towpath_domain::export::{DestinationConfig, DestinationKind, ExportStatus};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_store::feedback;
+use towpath_traces::accept::Route;
 use towpath_traces::sample::{Cell, Which};
 use uuid::Uuid;
 
@@ -14,10 +15,12 @@ use crate::home::{DAY_ROWS, Database, FILE_ROWS, Home, on_both_databases, time};
 
 on_both_databases! {
     a_filter_sees_what_came_late_and_leaves_in_only_what_passes,
+    a_filter_on_traces_sees_all_of_them,
     feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied,
+    json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent,
 }
 
-fn batches(file: &Bytes) -> Vec<RecordBatch> {
+pub fn batches(file: &Bytes) -> Vec<RecordBatch> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(file.clone())
         .unwrap()
         .build()
@@ -101,6 +104,7 @@ async fn an_export_right_after_the_last_acknowledgement_misses_nothing() {
     let manifest = home.manifest(export).unwrap();
     assert_eq!(manifest["rows"], 2 * DAY_ROWS);
     assert_eq!(manifest["fields"].as_array().unwrap().len(), 29);
+    assert_eq!(manifest["filter"], serde_json::Value::Null);
     let listed = manifest["partitions"]
         .as_array()
         .unwrap()
@@ -162,9 +166,10 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     home.export(1).await;
     home.drain().await;
     home.send(0..DAY_ROWS, Which::Patches).await;
+    let filter = "and( eq(status, \"success\"),in(run_type, [\"llm\", \"tool\"]))";
     let export = home
         .export_as(|asked| {
-            asked.filter = Some("and(eq(status, \"success\"), in(run_type, [\"llm\", \"tool\"]))".to_owned());
+            asked.filter = Some(filter.to_owned());
             asked.export_fields = Some(vec!["id".to_owned(), "name".to_owned()]);
         })
         .await;
@@ -195,7 +200,54 @@ async fn a_filter_sees_what_came_late_and_leaves_in_only_what_passes(on: Databas
     ids.sort();
     wanted.sort();
     assert_eq!(ids, wanted);
-    assert_eq!(home.manifest(export).unwrap()["rows"], wanted.len());
+    let manifest = home.manifest(export).unwrap();
+    assert_eq!(manifest["rows"], wanted.len());
+    assert_eq!(manifest["filter"], filter, "as it was sent");
+}
+
+async fn a_filter_on_traces_sees_all_of_them(on: Database) {
+    let home = Home::empty_on(&on, 2).await;
+    home.send(0..2 * DAY_ROWS, Which::Posts).await;
+    home.export(1).await;
+    home.drain().await;
+    home.send(0..2 * DAY_ROWS, Which::Patches).await;
+    let project = home.project().await;
+    let runs = (0..2 * DAY_ROWS).map(|index| home.sample.expected(index, home.tenant, project));
+    let runs: Vec<(Uuid, HashMap<_, _>)> = runs.map(|run| (run.id, run.columns.into_iter().collect())).collect();
+    let trace = |index: usize| match &runs[index].1["trace_id"] {
+        Cell::Text(trace) => trace.clone(),
+        other => panic!("{other:?}"),
+    };
+    let traces = [trace(3), trace(700), trace(2000)];
+    let filter = |traces: &[String]| format!("and(in(trace_id, {traces:?}), neq(end_time, null))");
+    let export = async |traces: &[String]| {
+        let export = home
+            .export_as(|asked| {
+                asked.end_time = Some(time("2026-03-03"));
+                asked.filter = Some(filter(traces));
+            })
+            .await;
+        home.drain().await;
+        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        let mut ids: Vec<String> = Vec::new();
+        for batch in home.files(export).values().flat_map(batches) {
+            let column = batch.column_by_name("id").unwrap().as_string::<i32>();
+            ids.extend(column.iter().map(|id| id.unwrap().to_owned()));
+        }
+        ids.sort();
+        assert_eq!(home.manifest(export).unwrap()["rows"], ids.len());
+        ids
+    };
+    let wanted = runs.iter().filter(|(_, columns)| {
+        let of = |trace: &String| columns["trace_id"] == Cell::Text(trace.clone());
+        traces.iter().any(of) && columns["end_time"] != Cell::Null
+    });
+    let mut wanted: Vec<String> = wanted.map(|(id, _)| id.to_string()).collect();
+    wanted.sort();
+    assert!(wanted.len() >= 3, "{wanted:?}");
+    assert_eq!(export(&traces).await, wanted);
+    // One that is not there.
+    assert_eq!(export(&[Uuid::from_u128(1).to_string()]).await, Vec::<String>::new());
 }
 
 async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Database) {
@@ -251,6 +303,73 @@ async fn feedback_is_told_of_the_runs_it_is_on_and_the_others_are_copied(on: Dat
         .map(|batch| batch.num_rows() - batch.column_by_name("feedback_stats").unwrap().null_count())
         .sum();
     assert_eq!(told, 1);
+}
+
+async fn json_that_other_readers_refuse_is_filtered_and_exported_as_it_was_sent(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    let inputs = r#"{"cut":"\ud83d","out":1e999,"\ude00":{"k":12345678901234567890123}}"#;
+    let outputs = r#"{"\ud83d":1e999,"usage_metadata":{"input_tokens":3,"output_tokens":4}}"#;
+    let run = |id: Uuid, k: &str| {
+        format!(
+            r#"{{"id":"{id}","trace_id":"{id}","dotted_order":"20260301T100000000000Z{id}","name":"r","status":"Completed",
+                "session_name":"canal","inputs":{inputs},"outputs":{outputs},
+                "extra":{{"metadata":{{"cut":"\ud83d","k":"{k}","out":1e999}}}}}}"#
+        )
+    };
+    let [first, second] = [1, 2].map(|number| Uuid::from_u128(0x0194_fdc2_0000_7000_8000_0000_0000_0000 + number));
+    home.send_json(Route::Run, run(first, "v")).await;
+    home.send_json(Route::Run, run(second, "w")).await;
+    home.give(Uuid::from_u128(1), first, r#"1,"comment":"cut \ud83d","out":1e999"#)
+        .await;
+    home.give(Uuid::from_u128(2), first, "0").await;
+    home.give(Uuid::from_u128(3), second, r#"0.25,"\ud83d":1"#).await;
+    for (filter, expected) in [
+        (r#"and(eq(metadata_key, "k"), eq(metadata_value, "v"))"#, vec![first]),
+        (
+            r#"not(and(eq(metadata_key, "k"), eq(metadata_value, "v")))"#,
+            vec![second],
+        ),
+        (
+            r#"and(eq(input_key, "\ufffd.k"), gt(input_value, 1))"#,
+            vec![first, second],
+        ),
+        (r#"and(eq(feedback_key, "good"), eq(feedback_score, 1))"#, vec![first]),
+        (
+            r#"and(eq(total_tokens, 7), eq(status, "success"))"#,
+            vec![first, second],
+        ),
+    ] {
+        let export = home.export_as(|asked| asked.filter = Some(filter.to_owned())).await;
+        home.drain().await;
+        assert_eq!(home.read(export).await.status, ExportStatus::Completed);
+        let mut exported = Vec::new();
+        for batch in home.files(export).values().flat_map(batches) {
+            for row in 0..batch.num_rows() {
+                let Cell::Text(id) = cell(&batch, "id", row) else {
+                    panic!("no id")
+                };
+                exported.push(id.parse::<Uuid>().unwrap());
+                assert_eq!(cell(&batch, "inputs", row), Cell::Text(inputs.to_owned()));
+                assert_eq!(cell(&batch, "outputs", row), Cell::Text(outputs.to_owned()));
+                let Cell::Text(stats) = cell(&batch, "feedback_stats", row) else {
+                    panic!("no feedback")
+                };
+                let stats: serde_json::Value = serde_json::from_str(&stats).unwrap();
+                let expected = if id == first.to_string() {
+                    serde_json::json!({"n": 2, "avg": 0.5, "values": {}, "comments": ["cut \u{fffd}"]})
+                } else {
+                    serde_json::json!({"n": 1, "avg": 0.25, "values": {}, "comments": []})
+                };
+                assert_eq!(stats["good"], expected);
+            }
+        }
+        exported.sort();
+        assert_eq!(exported, expected, "{filter}");
+    }
+    let rows = home
+        .store()
+        .read(async |tx| feedback::of_run(tx, home.tenant, TraceRunId(first)).await);
+    assert_eq!(rows.await.unwrap().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
+use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -10,14 +11,16 @@ use axum::body::Bytes;
 use tempfile::TempDir;
 use tokio::sync::watch;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
-use towpath_domain::{Clock, DestinationId, ExportId, ProjectId, SegmentId, TenantId, Timestamp, WorkerId};
+use towpath_domain::{
+    Clock, DestinationId, ExportId, JobId, ProjectId, SegmentId, Shard, TenantId, Timestamp, WorkerId,
+};
 use towpath_durable::{Claimed, Engine, Registry, Signal};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
 use towpath_store::exports::runs::ExportRun;
 use towpath_store::exports::{self, Export, runs};
 use towpath_store::sealing::{Keys, Sealer};
-use towpath_store::{Dialect, Options, Store, jobs, on, projects, segments};
+use towpath_store::{Dialect, Options, Store, jobs, on, projects, quarantine, segments};
 use towpath_traces::accept::{self, Accepted, Request, Route};
 use towpath_traces::body::{Encoding, Limits};
 use towpath_traces::objects::Objects;
@@ -95,6 +98,14 @@ pub struct Home {
     wal: Wal,
     /// Dropped last: the tables go with it.
     _tables: towpath_testing::Database,
+}
+
+/// A job at work.
+pub type Work<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+
+/// Ends the process of a job that was frozen: other than one that is dropped it does nothing any more.
+pub fn kill(work: Work<'_>) {
+    std::mem::forget(work);
 }
 
 pub async fn migrate(uri: &str) {
@@ -272,13 +283,68 @@ impl Home {
         accept::accept(request, &Limits::default()).unwrap()
     }
 
+    /// Sends a body of JSON, up to the acknowledgement.
+    pub async fn append(&self, route: Route, body: &str) {
+        let request = Request {
+            tenant: self.tenant,
+            route,
+            content_type: "application/json",
+            content_encoding: None,
+            body: Bytes::copy_from_slice(body.as_bytes()),
+            received_at: self.clock.now(),
+        };
+        let accepted = accept::accept(request, &Limits::default()).unwrap();
+        self.append_accepted(accepted).await;
+    }
+
+    pub async fn append_accepted(&self, accepted: Accepted) {
+        self.wal.append(accepted).await.unwrap();
+    }
+
+    pub const fn wal(&self) -> &Wal {
+        &self.wal
+    }
+
+    /// The log of another process.
+    pub fn another_wal(&self) -> Wal {
+        let objects = &self.world.objects;
+        Wal::new(
+            self.store().clone(),
+            objects.clone(),
+            wal::Options::for_store(objects),
+            fold_units::on_registered(fold_units::DELAY),
+        )
+    }
+
+    /// Folds of a workspace's shard that are not over, once those that are due are ready.
+    pub async fn lane_jobs(&self, tenant: TenantId) -> Vec<JobId> {
+        while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}
+        let key = fold_units::lane(Shard::of(tenant)).key().to_owned();
+        let jobs = self
+            .store()
+            .read(async |tx| jobs::in_lane(tx, &key, 10).await)
+            .await
+            .unwrap();
+        jobs.into_iter().map(|job| job.id).collect()
+    }
+
     /// Sends feedback under the name `good`.
     pub async fn give(&self, id: Uuid, run: Uuid, score: &str) {
         let body = format!(r#"{{"id":"{id}","run_id":"{run}","key":"good","score":{score}}}"#);
+        self.submit(Route::Feedback, "application/json", body).await;
+    }
+
+    /// Sends a JSON body as it is.
+    pub async fn send_json(&self, route: Route, body: String) {
+        self.submit(route, "application/json", body).await;
+    }
+
+    /// Sends a body, up to the acknowledgement.
+    pub async fn submit(&self, route: Route, content_type: &str, body: impl Into<Bytes>) {
         let request = Request {
             tenant: self.tenant,
-            route: Route::Feedback,
-            content_type: "application/json",
+            route,
+            content_type,
             content_encoding: None,
             body: body.into(),
             received_at: self.clock.now(),
@@ -396,6 +462,14 @@ impl Home {
             .unwrap()
     }
 
+    /// What is in quarantine.
+    pub async fn in_quarantine(&self) -> Vec<quarantine::Entry> {
+        self.store()
+            .read(async |tx| quarantine::list(tx, None, 100, 0).await)
+            .await
+            .unwrap()
+    }
+
     /// Every open job, for the text of a failed assertion.
     pub async fn jobs(&self) -> String {
         let rows: Vec<(String, String, Timestamp, i64, i64)> = self
@@ -483,6 +557,30 @@ impl Home {
                 work.await;
             }
         }
+    }
+
+    /// Performs `job` up to a call that is left without an answer, and no further: as if its process were stopped there. It
+    /// goes on when the work is awaited.
+    pub async fn freeze(&self, job: Claimed) -> Work<'_> {
+        let (tell, told) = watch::channel(Signal::Run);
+        let mut work: Work<'_> = Box::pin(async move {
+            towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told).await;
+            drop(tell);
+        });
+        tokio::select! {
+            () = &mut work => panic!("it came to its end"),
+            () = self.s3.hung() => {}
+        }
+        work
+    }
+
+    /// With leases of this length from now on.
+    pub fn lease(&mut self, lease: Duration) {
+        let settings = towpath_durable::Settings {
+            lease,
+            ..towpath_durable::Settings::default()
+        };
+        self.engine = Engine::new(self.store().clone(), settings);
     }
 
     /// Performs `job` and lets go of it after it was looked at so many times: as if its worker were killed there.

@@ -3,15 +3,20 @@
 
 mod cancelling;
 mod compacting;
+mod deleting;
 mod deployments;
 mod drills;
 mod exports;
 mod failing;
 mod feedback;
+mod files;
 mod folds;
+mod frozen;
 mod home;
 mod indexing;
+mod many;
 mod postgres;
+mod quarantine;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

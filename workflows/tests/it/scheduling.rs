@@ -133,7 +133,7 @@ async fn killed_anywhere_it_spawns_each_interval_once(on: Database) {
         home.drive().await;
         assert_eq!(home.starts(schedule).await, ["09 00", "09 12"], "after {polls} looks");
         home.store()
-            .write(async |tx| spawn_export::cancel(tx, home.tenant, schedule).await)
+            .write(async |tx| spawn_export::cancel(tx, home.tenant, schedule, None).await)
             .await
             .unwrap();
         if whole {
@@ -189,7 +189,7 @@ async fn cancelling_a_schedule_leaves_what_it_spawned(on: Database) {
     home.perform(spawn).await;
     let cancel = async || {
         home.store()
-            .write(async |tx| spawn_export::cancel(tx, home.tenant, schedule).await)
+            .write(async |tx| spawn_export::cancel(tx, home.tenant, schedule, None).await)
             .await
             .unwrap()
     };
@@ -206,7 +206,7 @@ async fn cancelling_a_schedule_leaves_what_it_spawned(on: Database) {
     // One of another workspace is not there.
     let foreign = home
         .store()
-        .write(async |tx| spawn_export::cancel(tx, towpath_domain::TenantId::new(), schedule).await);
+        .write(async |tx| spawn_export::cancel(tx, towpath_domain::TenantId::new(), schedule, None).await);
     assert!(!foreign.await.unwrap());
     home.assert_tidy().await;
 }
@@ -219,7 +219,7 @@ async fn a_cancel_comes_between_a_spawn_and_its_commit(on: Database) {
         let spawn = home.until("spawn_export").await;
         let _ = home.perform_for(spawn, polls).await;
         home.store()
-            .write(async |tx| spawn_export::cancel(tx, home.tenant, schedule).await)
+            .write(async |tx| spawn_export::cancel(tx, home.tenant, schedule, None).await)
             .await
             .unwrap();
         home.boot().await;

@@ -1,12 +1,21 @@
-//! The removal of segments that were begun and never published.
+//! The removal of segments that were begun and never published, of such as cannot be removed, and of what lies beside
+//! trace runs and is of no use.
 
 use std::time::Duration;
 
+use futures::TryStreamExt;
 use object_store::path::Path;
-use towpath_domain::SegmentId;
-use towpath_store::{Error, segments};
+use towpath_domain::{JobId, SegmentId, TraceRunId};
+use towpath_store::feedback::{self, Attachment};
+use towpath_store::pending_patches::{self, Bounds, Usage};
+use towpath_store::{Error, on, segments, units};
+use towpath_traces::accept::Route;
+use towpath_traces::fold;
+use towpath_traces::objects::Objects;
+use towpath_workflows::delete_project;
+use uuid::Uuid;
 
-use crate::home::{Database, Home, on_both_databases};
+use crate::home::{Database, Home, PROJECT, on_both_databases};
 
 const DELETING: &str = "SELECT count(*) FROM segment WHERE state = 'deleting'";
 /// Longer than a writer may take.
@@ -14,6 +23,265 @@ const LATER: Duration = Duration::from_secs(2 * 60 * 60);
 
 on_both_databases! {
     an_object_that_is_written_after_its_intent_was_given_up_is_removed_too,
+    objects_that_cannot_be_removed_keep_nothing_else,
+    a_file_that_is_sent_again_outlasts_the_one_it_replaces,
+    a_file_that_is_sent_again_outlasts_its_deleted_project,
+    files_whose_trace_run_never_came_are_collected,
+    patches_that_wait_are_bounded,
+    patches_that_waited_too_long_go,
+}
+
+impl Home {
+    /// Objects in a folder, where one of which the name is a folder with something in it cannot be removed.
+    fn objects_in_a_folder(&mut self) -> std::path::PathBuf {
+        let root = self.folder.path().join("objects");
+        self.world.objects = Objects::folder(&root).unwrap();
+        root
+    }
+
+    /// Segments that were begun and given up, in this order.
+    async fn given_up(&self, paths: impl Iterator<Item = String>) {
+        for path in paths {
+            let intended = self
+                .store()
+                .write(async |tx| segments::intend(tx, self.tenant, SegmentId::new(), &path, None).await);
+            intended.await.unwrap();
+        }
+    }
+}
+
+const DAYS: Duration = Duration::from_secs(24 * 60 * 60);
+const FILES: &str = "SELECT count(*) FROM attachment";
+const WASTE: &str = "SELECT count(*) FROM attachment_waste";
+
+impl Home {
+    async fn fold_open(&self) {
+        self.wait(Duration::from_secs(3)).await;
+        self.drive().await;
+    }
+
+    /// Sends a trace run, or only a file of it.
+    async fn file(&self, run: TraceRunId, project: Option<&str>, bytes: &str) {
+        let part = |name: String, kind: &str, body: &str| {
+            format!(
+                "--x7f\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\
+                 Content-Type: {kind}; length={}\r\n\r\n{body}\r\n",
+                body.len()
+            )
+        };
+        let post = project.map(|project| {
+            let body = format!(
+                r#"{{"id":"{run}","name":"a","run_type":"chain","session_name":"{project}",
+                     "start_time":"2026-03-01T10:00:00Z"}}"#
+            );
+            part(format!("post.{run}"), "application/json", &body)
+        });
+        let file = part(format!("attachment.{run}.photo"), "image/png", bytes);
+        let body = format!("{}{file}--x7f--\r\n", post.unwrap_or_default());
+        self.submit(Route::Multipart, "multipart/form-data; boundary=x7f", body)
+            .await;
+    }
+
+    async fn attachments(&self, run: TraceRunId) -> Vec<Attachment> {
+        self.store()
+            .read(async |tx| feedback::attachments(tx, self.tenant, run).await)
+            .await
+            .unwrap()
+    }
+
+    /// The bytes of the only file of a run.
+    async fn bytes(&self, run: TraceRunId) -> String {
+        let files = self.attachments(run).await;
+        assert_eq!(files.len(), 1, "{files:?}");
+        let bytes = self.world.objects.get(&Path::from(files[0].path.as_str())).await;
+        String::from_utf8(bytes.unwrap().to_vec()).unwrap()
+    }
+
+    async fn stored_files(&self) -> usize {
+        let listed = self.world.objects.store().list(Some(&"attachments".into()));
+        listed.try_collect::<Vec<_>>().await.unwrap().len()
+    }
+
+    async fn delete_project(&self, project: &str) {
+        let deleted = self.store().write(async |tx| {
+            let project = towpath_store::projects::by_name(tx, self.tenant, project).await?;
+            delete_project::delete(tx, self.tenant, project.expect("it is there").id).await
+        });
+        deleted.await.unwrap();
+    }
+
+    async fn waiting(&self) -> Usage {
+        let usage = self
+            .store()
+            .read(async |tx| pending_patches::usage(tx, self.tenant).await);
+        usage.await.unwrap()
+    }
+}
+
+async fn a_file_that_is_sent_again_outlasts_the_one_it_replaces(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    let run = TraceRunId::new();
+    home.file(run, Some(PROJECT), "first").await;
+    home.fold_open().await;
+    let first = home.attachments(run).await;
+    home.file(run, None, "second").await;
+    home.fold_open().await;
+    assert_ne!(first[0].path, home.attachments(run).await[0].path);
+    assert_eq!((home.stored_files().await, home.count(WASTE).await), (2, 1));
+    home.sweep().await;
+    assert_eq!(
+        home.stored_files().await,
+        2,
+        "a query may have begun that reads the first"
+    );
+    home.wait(LATER).await;
+    home.sweep().await;
+    assert_eq!((home.stored_files().await, home.count(WASTE).await), (1, 0));
+    assert_eq!(home.bytes(run).await, "second");
+}
+
+/// The file was acknowledged, and its object written, while what it replaces was on its way out with its project.
+async fn a_file_that_is_sent_again_outlasts_its_deleted_project(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    let run = TraceRunId::new();
+    home.file(run, Some(PROJECT), "first").await;
+    home.file(TraceRunId::new(), Some(PROJECT), "other").await;
+    home.fold_open().await;
+    home.delete_project(PROJECT).await;
+    home.wait(LATER).await;
+    home.file(run, Some("again"), "second").await;
+    home.wait(Duration::from_secs(3)).await;
+    let claimed = home.until("fold_units").await;
+    let (store, objects, mark) = (home.store(), &home.world.objects, JobId::new());
+    let open = store.read(async |tx| units::open(tx, i64::MAX).await).await.unwrap();
+    let intend = async |tenant, id, path: &Path| {
+        store
+            .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), Some(mark)).await)
+            .await
+    };
+    let folded = fold::fold(store, objects, &open, &fold::Options::default(), intend).await;
+    let folded = folded.unwrap();
+    home.sweep().await;
+    assert_eq!(home.count(FILES).await, 0, "those of the deleted project are gone");
+    let recorded = store.write(async |tx| fold::record(tx, mark, &folded).await);
+    recorded.await.unwrap();
+    home.perform(claimed).await;
+    for _ in 0..2 {
+        home.wait(LATER).await;
+        home.sweep().await;
+    }
+    assert_eq!((home.count(FILES).await, home.stored_files().await), (1, 1));
+    assert_eq!(home.bytes(run).await, "second");
+}
+
+async fn files_whose_trace_run_never_came_are_collected(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    let (there, late) = (TraceRunId::new(), TraceRunId::new());
+    home.file(there, Some(PROJECT), "there").await;
+    home.file(late, None, "late").await;
+    home.fold_open().await;
+    // More than one step looks at, of several workspaces.
+    let now = home.clock.now();
+    let orphans: Vec<Attachment> = (1..=2500_i64)
+        .map(|number| Attachment {
+            tenant_id: home.tenant,
+            run_id: TraceRunId::new(),
+            name: "orphan".to_owned(),
+            content_type: "text/plain".to_owned(),
+            path: format!("attachments/orphan/{number}"),
+            bytes: 1,
+            seq: (1 << 50) + number,
+            created_at: now,
+        })
+        .collect();
+    let stored = home.store().write(async |tx| feedback::attach_all(tx, &orphans).await);
+    stored.await.unwrap();
+    home.wait(29 * DAYS).await;
+    home.sweep().await;
+    assert_eq!(home.count(FILES).await, 2502, "their trace runs may still come");
+    home.file(late, Some(PROJECT), "later").await;
+    home.fold_open().await;
+    home.wait(2 * DAYS).await;
+    home.sweep().await;
+    assert_eq!(home.count(FILES).await, 2);
+    assert_eq!(
+        (home.bytes(there).await, home.bytes(late).await),
+        ("there".into(), "later".into())
+    );
+    home.wait(LATER).await;
+    home.sweep().await;
+    assert_eq!((home.count(WASTE).await, home.stored_files().await), (0, 2));
+    // The walk does not begin anew: what it has seen is not looked for again.
+    let cursor = "SELECT count(*) FROM sweep_cursor WHERE name = 'attachments'";
+    assert_eq!(home.count(cursor).await, 1);
+    home.wait(31 * DAYS).await;
+    home.sweep().await;
+    assert_eq!(home.count(FILES).await, 2);
+}
+
+async fn patches_that_wait_are_bounded(on: Database) {
+    let mut home = Home::empty_on(&on, 1).await;
+    home.world.sizes.pending = Bounds {
+        patches: 5,
+        bytes: 1 << 20,
+    };
+    let runs: Vec<TraceRunId> = (0..12).map(|_| TraceRunId::new()).collect();
+    for run in &runs {
+        home.submit(Route::Patch(*run), "application/json", r#"{"outputs":{"a":1}}"#)
+            .await;
+    }
+    home.fold_open().await;
+    assert_eq!(home.waiting().await.patches, 5);
+    // The newest stayed, and are taken up.
+    for run in &runs {
+        let post = format!(
+            r#"{{"id":"{run}","name":"a","run_type":"chain","session_name":"{PROJECT}",
+                 "start_time":"2026-03-01T10:00:00Z"}}"#
+        );
+        home.submit(Route::Run, "application/json", post).await;
+    }
+    home.fold_open().await;
+    assert_eq!(home.waiting().await, Usage::default());
+    let patched = "SELECT CAST(sum(rows) AS bigint) FROM segment WHERE state = 'live'";
+    assert_eq!(home.count(patched).await, 12);
+    // By bytes as well; and a sweep goes on where bounds were lowered.
+    let large = format!(r#"{{"outputs":{{"a":"{}"}}}}"#, "x".repeat(400_000));
+    for _ in 0..4 {
+        home.submit(Route::Patch(TraceRunId::new()), "application/json", large.clone())
+            .await;
+    }
+    home.fold_open().await;
+    let waiting = home.waiting().await;
+    assert_eq!(waiting.patches, 2);
+    assert!((800_000..1 << 20).contains(&waiting.bytes), "{waiting:?}");
+    home.world.sizes.pending.patches = 1;
+    home.sweep().await;
+    assert_eq!(home.waiting().await.patches, 1);
+}
+
+async fn patches_that_waited_too_long_go(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    home.submit(
+        Route::Patch(TraceRunId::new()),
+        "application/json",
+        r#"{"outputs":{"a":1}}"#,
+    )
+    .await;
+    home.fold_open().await;
+    home.wait(29 * DAYS).await;
+    home.submit(
+        Route::Patch(TraceRunId::new()),
+        "application/json",
+        r#"{"outputs":{"a":1}}"#,
+    )
+    .await;
+    home.fold_open().await;
+    home.sweep().await;
+    assert_eq!(home.waiting().await.patches, 2);
+    home.wait(2 * DAYS).await;
+    home.sweep().await;
+    assert_eq!(home.waiting().await.patches, 1);
+    assert_eq!(home.count("SELECT count(*) FROM pending_patch").await, 1);
 }
 
 async fn an_object_that_is_written_after_its_intent_was_given_up_is_removed_too(on: Database) {
@@ -38,4 +306,71 @@ async fn an_object_that_is_written_after_its_intent_was_given_up_is_removed_too(
     home.wait(LATER).await;
     home.sweep().await;
     assert_eq!((home.objects().await, home.count(DELETING).await), (0, 0));
+}
+
+async fn objects_that_cannot_be_removed_keep_nothing_else(on: Database) {
+    const STUCK: usize = 1000;
+    let mut home = Home::empty_on(&on, 1).await;
+    let root = home.objects_in_a_folder();
+    let stuck: Vec<String> = (0..STUCK).map(|number| format!("segments/stuck-{number}")).collect();
+    for path in &stuck {
+        std::fs::create_dir_all(root.join(path).join("in the way")).unwrap();
+    }
+    home.given_up(stuck.iter().cloned()).await;
+    home.wait(Duration::from_secs(1)).await;
+    let behind: Vec<String> = (0..20).map(|number| format!("segments/behind-{number}")).collect();
+    for path in &behind {
+        home.world
+            .objects
+            .put(&Path::from(path.as_str()), vec!["bytes".into()])
+            .await
+            .unwrap();
+    }
+    home.given_up(behind.iter().cloned()).await;
+    let waiting = home.store().write(async |tx| {
+        let now = tx.now();
+        Ok(on!(tx, |conn| sqlx::query(
+            "INSERT INTO pending_patch (tenant_id, run_id, seq, operation, created_at) VALUES ($1, $2, 1, '{}', $3)"
+        )
+        .bind(home.tenant)
+        .bind(Uuid::now_v7())
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?)
+    });
+    waiting.await.unwrap();
+
+    // Given up, and an hour later to be removed.
+    home.wait(LATER).await;
+    home.sweep().await;
+    home.wait(LATER).await;
+    home.sweep().await;
+    assert!(
+        behind.iter().all(|path| !root.join(path).exists()),
+        "those behind are gone"
+    );
+    assert_eq!(home.count(DELETING).await, STUCK as i64);
+    let tried = "SELECT count(*) FROM segment WHERE removal_failures = 1";
+    assert_eq!(home.count(tried).await, STUCK as i64, "each was tried once");
+
+    // Patches that nothing came for expire meanwhile.
+    home.wait(Duration::from_secs(31 * 24 * 60 * 60)).await;
+    home.sweep().await;
+    assert_eq!(home.count("SELECT count(*) FROM pending_patch").await, 0);
+    let failures = "SELECT max(removal_failures) FROM segment";
+    assert_eq!(home.count(failures).await, 2);
+    // The pauses grow: the third try is due after two minutes.
+    home.sweep().await;
+    assert_eq!(home.count(failures).await, 2);
+    home.sweep().await;
+    assert_eq!(home.count(failures).await, 3);
+
+    // What is no longer in the way is removed when its turn comes.
+    for path in &stuck {
+        std::fs::remove_dir_all(root.join(path)).unwrap();
+    }
+    home.wait(Duration::from_secs(5 * 60)).await;
+    home.sweep().await;
+    assert_eq!(home.count(DELETING).await, 0);
 }

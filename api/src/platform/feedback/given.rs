@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use tower_http::cors::{Any, CorsLayer};
 use towpath_domain::Rejection;
 use towpath_domain::feedback::FeedbackConfig;
+use towpath_domain::json::{check, mend};
 use towpath_store as store;
 use towpath_store::feedback_tokens::{self, FeedbackToken};
 use towpath_traces::accept::{self, Route};
@@ -193,7 +194,12 @@ pub async fn by_body(
 ) -> Result<Json<Ingested>, ApiError> {
     let link = find(&app, token).await?;
     let body = unsaid_json(request, MOST_BYTES).await?;
-    give(&app, link, parse_json(&body)?).await
+    // A text that a page cut inside an emoji comes as half of a surrogate pair.
+    let given = match check(&body) {
+        Ok(text) => parse_json(mend(text).as_bytes()),
+        Err(_) => parse_json(&body),
+    };
+    give(&app, link, given?).await
 }
 
 /// The link, if it takes feedback.

@@ -9,13 +9,14 @@ pub(crate) fn schemas() -> Vec<(&'static str, Value)> {
     let mut run = run_fields();
     run["id"] = id("The trace run's own id.");
     let run = json!({
-        "description": "A trace run. What is not named here is accepted and not kept.",
+        "description": "A trace run. What is not named here is accepted and not kept. A field has at most 64 MiB.",
         "type": "object", "properties": run, "required": ["id"],
     });
     let mut change = run_fields();
     change["id"] = or_null(id("If said, the id of the path; another one is refused with 400."));
     let change = json!({
-        "description": "Changes of a trace run: what is named replaces what was there.",
+        "description": "Changes of a trace run: what is named replaces what was there. `extra` is replaced key by key, and \
+                        `metadata` and `runtime` in it by the keys inside of them.",
         "type": "object", "properties": change,
     });
     let batch = json!({
@@ -74,10 +75,10 @@ fn run_fields() -> Value {
         "name": text("Name."),
         "run_type": text("`chain`, `llm`, `tool`, …"),
         "status": text("Status, where the client says one."),
-        "start_time": time(),
-        "end_time": time(),
+        "start_time": time("Shown is the start in `dotted_order`, where that is sent."),
+        "end_time": time(""),
         "tags": {"description": "Tags.", "type": ["array", "null"], "items": {"type": "string"}},
-        "extra": {"description": "Metadata and more.", "type": ["object", "null"]},
+        "extra": {"description": "Metadata and more. The key `__truncated__` is not kept.", "type": ["object", "null"]},
         "inputs": any, "outputs": any, "events": any, "serialized": any,
         "error": {"description": "Any JSON; a text by custom."},
     })
@@ -92,9 +93,10 @@ fn or_null(mut schema: Value) -> Value {
     schema
 }
 
-fn time() -> Value {
+fn time(more: &str) -> Value {
+    let known = "ISO 8601, or whole milliseconds since 1970. Before 1679 or after 2261: refused with 400.";
     json!({
-        "description": "ISO 8601, or whole milliseconds since 1970. Before 1679 or after 2261: refused with 400.",
+        "description": format!("{known} {more}").trim_end(),
         "anyOf": [{"type": "string", "format": "date-time"}, {"type": "integer"}, {"type": "null"}],
     })
 }

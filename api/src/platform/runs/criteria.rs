@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use towpath_domain::filter::{Check, Field, Filter, Test, Value};
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
-use towpath_query::{Position, Predicate, Snapshot};
+use towpath_query::{Extent, Position, Predicate, Snapshot};
 use towpath_store::projects;
 use towpath_traces::fold::Place;
 use towpath_traces::row::Key;
@@ -15,10 +15,11 @@ use uuid::Uuid;
 
 use crate::errors::ApiError;
 
-/// How far before the range of a query the root of a trace is looked for, and how far around it its other runs.
+/// How far before the range of a query the root of a trace is looked for, and how far around it its other runs; and how
+/// long before a run those may start that it is the parent of.
 const SLACK: Duration = Duration::from_secs(24 * 3600);
-/// Projects that are looked through where none is named.
-const MOST_PROJECTS: i64 = 1000;
+/// Projects that are listed at once where none is named.
+const PROJECTS: i64 = 1000;
 /// Ids that can be asked for at once.
 const MOST_IDS: usize = 1000;
 
@@ -60,6 +61,8 @@ pub struct Criteria {
 pub struct Resolved {
     pub projects: Vec<ProjectId>,
     pub range: Range<Timestamp>,
+    /// The row groups that matter, where that is known.
+    pub within: Option<Extent>,
     pub predicate: Predicate,
     /// Where the ids asked for are, if any were.
     pub places: Option<Vec<Position>>,
@@ -138,14 +141,24 @@ impl Criteria {
         let tenant = snapshot.tenant();
         let mut projects = self.projects.clone();
         let mut places: Option<Vec<Position>> = None;
-        let anchor = self.trace.or(self.parent).map(TraceRunId);
+        let mut within: Option<Extent> = None;
+        let traces = filter.as_ref().and_then(Filter::traces);
         if !self.ids.is_empty() {
             let mut found = snapshot.locate(&self.ids).await?;
             found.retain(|(_, place)| projects.is_empty() || projects.contains(&place.project));
             projects = found.iter().map(|(_, place)| place.project).collect();
             places = Some(found.into_iter().map(position).collect());
-        } else if let Some(run) = anchor {
-            let mut found = snapshot.locate(&[run]).await?;
+        } else if let Some(traces) = &traces {
+            let named = (!projects.is_empty()).then_some(projects.as_slice());
+            // Filters on traces look at runs around the range, too.
+            let wide = range.start.minus(SLACK)..range.end.plus(SLACK);
+            let extent = snapshot.extent(traces, named, &wide).await?;
+            if projects.is_empty() {
+                projects = extent.projects();
+            }
+            within = Some(extent);
+        } else if let Some(run) = self.parent {
+            let mut found = snapshot.locate(&[TraceRunId(run)]).await?;
             found.retain(|(_, place)| projects.is_empty() || projects.contains(&place.project));
             if let Some(begin) = found.iter().map(|(_, place)| place.sort_time).min() {
                 // What belongs to it starts after it, but for clocks that differ.
@@ -161,7 +174,7 @@ impl Criteria {
             snapshot,
             tenant,
             projects,
-            places.is_some() || !self.projects.is_empty(),
+            places.is_some() || within.is_some() || !self.projects.is_empty(),
         )
         .await?;
         if let Some(missing) = self
@@ -175,11 +188,15 @@ impl Criteria {
         if let Some(places) = &mut places {
             places.retain(|place: &Position| projects.contains(&place.project) && range.contains(&place.key.sort_time));
         }
-        let traces = self.traces(snapshot, &projects, &range).await?;
+        let traces = self.traces(snapshot, &projects, &range, within.as_ref()).await?;
+        if let Some(extent) = &within {
+            range = extent.narrow(&range);
+        }
         Ok(Resolved {
             predicate: Predicate::new(filter.as_ref(), &traces)?,
             projects,
             range,
+            within,
             places,
         })
     }
@@ -190,17 +207,19 @@ impl Criteria {
         snapshot: &Snapshot,
         projects: &[ProjectId],
         range: &Range<Timestamp>,
+        within: Option<&Extent>,
     ) -> Result<Vec<Arc<HashSet<Uuid>>>, ApiError> {
         let mut sets = Vec::new();
         let wide = range.start.minus(SLACK)..range.end.plus(SLACK);
         if let Some(filter) = parse("trace_filter", self.trace_filter.as_deref())? {
             let root = test(Field::IsRoot, Check::Equal(Value::Bool(true)));
             let predicate = Predicate::new(Some(&Filter::And(vec![root, filter])), &[])?;
-            sets.push(snapshot.traces(projects, wide.start..range.end, &predicate).await?);
+            let until_end = wide.start..range.end;
+            sets.push(snapshot.traces(projects, until_end, within, &predicate).await?);
         }
         if let Some(filter) = parse("tree_filter", self.tree_filter.as_deref())? {
             let predicate = Predicate::new(Some(&filter), &[])?;
-            sets.push(snapshot.traces(projects, wide, &predicate).await?);
+            sets.push(snapshot.traces(projects, wide, within, &predicate).await?);
         }
         Ok(sets)
     }
@@ -226,11 +245,17 @@ async fn there(
 ) -> Result<Vec<ProjectId>, ApiError> {
     let store = snapshot.store();
     if projects.is_empty() && !named {
-        let all = projects::Wanted::default();
-        let all = store
-            .read(async |tx| projects::list(tx, tenant, &all, MOST_PROJECTS, 0).await)
-            .await?;
-        return Ok(all.into_iter().map(|project| project.id).collect());
+        let mut all: Vec<projects::Listed> = Vec::new();
+        loop {
+            let after = all.last().copied();
+            let next = store
+                .read(async |tx| projects::next(tx, tenant, after, PROJECTS).await)
+                .await?;
+            if next.is_empty() {
+                return Ok(all.into_iter().map(|project| project.id).collect());
+            }
+            all.extend(next);
+        }
     }
     Ok(store
         .read(async |tx| projects::existing(tx, tenant, &projects).await)

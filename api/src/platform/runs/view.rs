@@ -1,11 +1,13 @@
 //! A trace run as the tracing clients read it.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
-use towpath_domain::trace::{Link, format_link};
+use towpath_domain::json::Value as Read;
+use towpath_domain::trace::{self, Link, format_link};
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::Snapshot;
 use towpath_query::feedback::stats;
@@ -145,7 +147,8 @@ pub fn show(
         let value: Option<Box<RawValue>> = match name {
             "inputs" => object(said.inputs.as_deref(), "input").or_else(|| raw(Some("{}"))),
             "outputs" => object(said.outputs.as_deref(), "output"),
-            "extra" => said.extra.as_deref().and_then(|keys| raw(Some(&compose(keys)))),
+            "metadata" => metadata(row).and_then(|text| raw(Some(&text))),
+            "extra" => row.extra().and_then(|keys| raw(Some(&compose(&keys)))),
             "events" => raw(said.events.as_deref().filter(|text| text.trim_start().starts_with('['))),
             "serialized" => raw(said
                 .serialized
@@ -191,8 +194,7 @@ pub fn show(
                         let ends = said.end_time.zip(derived.start_time);
                         json!(ends.map(|(end, start)| (end.micros() - start.micros()) as f64 / 1e6))
                     }
-                    "metadata" => metadata(row),
-                    "thread_id" => thread_id(row),
+                    "thread_id" => json!(thread_id(row)),
                     "trace_tier" => json!(towpath_traces::schema::TRACE_TIER),
                     "s3_urls" => attached(app, beside.attachments.get(&row.id()).map(Vec::as_slice)),
                     _ => Value::Null,
@@ -236,23 +238,15 @@ fn compose(keys: &[(String, String)]) -> String {
     format!("{{{}}}", pairs.collect::<Vec<_>>().join(","))
 }
 
-fn metadata(row: &Row) -> Value {
-    let metadata = row.fields().extra.iter().flatten().find(|(key, _)| key == "metadata");
-    metadata
-        .and_then(|(_, text)| serde_json::from_str(text).ok())
-        .unwrap_or_default()
+/// As it was sent.
+fn metadata(row: &Row) -> Option<Cow<'_, str>> {
+    row.extra_value("metadata")
 }
 
-fn thread_id(row: &Row) -> Value {
-    let metadata = metadata(row);
-    let named = ["thread_id", "session_id", "conversation_id"]
-        .iter()
-        .map(|key| &metadata[key]);
-    let mut named = named.filter(|value| value.is_string() || value.is_number());
-    named.next().map_or(Value::Null, |value| match value {
-        Value::Number(number) => json!(number.to_string()),
-        text => text.clone(),
-    })
+fn thread_id(row: &Row) -> Option<String> {
+    let metadata = metadata(row)?;
+    let metadata = Read::parse(&metadata).ok()?;
+    trace::thread_id(&metadata).map(Cow::into_owned)
 }
 
 /// A cost in dollars from units of 10⁻¹⁰: as text in v1, which keeps all digits, as a number in v2.

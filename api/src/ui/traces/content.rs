@@ -1,6 +1,6 @@
 //! What trace runs were given and gave back, made readable.
 
-use serde_json::Value;
+use towpath_domain::json::Value;
 
 /// Characters of one value on a page; the API gives the whole.
 const MOST: usize = 100_000;
@@ -33,9 +33,7 @@ impl Content {
         let json = json
             .map(str::trim)
             .filter(|json| !matches!(*json, "" | "null" | "{}" | "[]"))?;
-        let parsed = (json.len() <= 1 << 20)
-            .then(|| serde_json::from_str(json).ok())
-            .flatten();
+        let parsed = (json.len() <= 1 << 20).then(|| Value::parse(json).ok()).flatten();
         let (text, cut) = indented(json);
         Some(Self {
             messages: parsed.as_ref().map(messages).unwrap_or_default(),
@@ -49,9 +47,7 @@ impl Content {
 pub(super) fn preview(json: Option<&str>) -> String {
     const LENGTH: usize = 140;
     let json = json.unwrap_or_default().trim();
-    let parsed: Option<Value> = (json.len() <= 1 << 16)
-        .then(|| serde_json::from_str(json).ok())
-        .flatten();
+    let parsed = (json.len() <= 1 << 16).then(|| Value::parse(json).ok()).flatten();
     let said = parsed.as_ref().and_then(|value| {
         let last = messages(value).pop().map(|message| message.text);
         last.or_else(|| only_text(value).map(str::to_owned))
@@ -66,7 +62,7 @@ pub(super) fn preview(json: Option<&str>) -> String {
 }
 
 /// The text of an object that has just one entry.
-fn only_text(value: &Value) -> Option<&str> {
+fn only_text<'a>(value: &'a Value<'_>) -> Option<&'a str> {
     match value {
         Value::String(text) => Some(text),
         Value::Object(entries) if entries.len() == 1 => entries.values().next().and_then(only_text),
@@ -75,11 +71,11 @@ fn only_text(value: &Value) -> Option<&str> {
 }
 
 /// The messages in it, in the shapes that chat models and their clients use; none where it is something else.
-fn messages(value: &Value) -> Vec<Message> {
+fn messages(value: &Value<'_>) -> Vec<Message> {
     let found = match value {
-        Value::Object(entries) => ["messages", "message", "generations", "choices", "output", "input"]
+        Value::Object(_) => ["messages", "message", "generations", "choices", "output", "input"]
             .iter()
-            .find_map(|key| entries.get(*key).map(listed).filter(|list| !list.is_empty())),
+            .find_map(|key| value.get(key).map(listed).filter(|list| !list.is_empty())),
         list @ Value::Array(_) => Some(listed(list)),
         _ => None,
     };
@@ -88,12 +84,12 @@ fn messages(value: &Value) -> Vec<Message> {
 }
 
 /// A list of messages, or lists of them; empty where one of them is none.
-fn listed(value: &Value) -> Vec<Message> {
+fn listed(value: &Value<'_>) -> Vec<Message> {
     match value {
         Value::Array(items) => {
             let mut all = Vec::new();
             for item in items.iter().take(MOST_MESSAGES) {
-                let said = if item.is_array() {
+                let said = if item.as_array().is_some() {
                     listed(item)
                 } else {
                     message(item).into_iter().collect()
@@ -109,7 +105,7 @@ fn listed(value: &Value) -> Vec<Message> {
     }
 }
 
-fn message(value: &Value) -> Option<Message> {
+fn message(value: &Value<'_>) -> Option<Message> {
     // `{message: …}` of choices and generations, `{kwargs: …}` of serialised messages.
     if let Some(inner) = value.get("message").or_else(|| value.get("kwargs")) {
         return message(inner);
@@ -127,7 +123,7 @@ fn message(value: &Value) -> Option<Message> {
         let name = function.get("name").and_then(Value::as_str).unwrap_or("a tool");
         let given = function.get("arguments").or_else(|| function.get("args"));
         let given = match given {
-            Some(Value::String(text)) => text.clone(),
+            Some(Value::String(text)) => text.to_string(),
             Some(other) => other.to_string(),
             None => String::new(),
         };
@@ -146,9 +142,9 @@ fn message(value: &Value) -> Option<Message> {
 }
 
 /// The text of a message: a text, or blocks of which those that are text count.
-fn said(content: &Value) -> Option<String> {
+fn said(content: &Value<'_>) -> Option<String> {
     match content {
-        Value::String(text) => Some(text.clone()),
+        Value::String(text) => Some(text.to_string()),
         Value::Null => Some(String::new()),
         Value::Array(blocks) => {
             let texts = blocks.iter().map(|block| {
@@ -265,6 +261,12 @@ mod tests {
             told(r#"{"generations":[[{"text":"yes","message":{"kwargs":{"type":"ai","content":"yes"}}}]]}"#),
             [pair("ai", "yes")]
         );
+        assert_eq!(
+            told(
+                r#"{"n":1e999,"messages":[{"role":"user","content":"cut \ud83d"},{"role":"ai","type":"ai","content":"","tool_calls":[{"name":"f","args":{"n":1e999}}]}]}"#
+            ),
+            [pair("user", "cut \u{fffd}"), pair("ai", "→ f({\"n\":1e999})")]
+        );
         assert!(told(r#"{"messages":[{"role":"user","content":"a"},7]}"#).is_empty());
         assert!(told(r#"{"question":"why?"}"#).is_empty());
         assert!(Content::of(Some(" {} ")).is_none());
@@ -281,6 +283,7 @@ mod tests {
             "last"
         );
         assert_eq!(preview(Some(r#"{"a":1,"b":2}"#)), r#"{"a":1,"b":2}"#);
+        assert_eq!(preview(Some(r#"{"cut": "a \ud83d"}"#)), "a \u{fffd}");
         assert_eq!(preview(Some("{}")), "");
         assert_eq!(preview(None), "");
         assert_eq!(preview(Some(&format!("\"{}\"", "é".repeat(500)))).chars().count(), 141);

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use towpath_domain::filter::{Filter, FilterError};
 use towpath_domain::{ProjectId, Timestamp};
 use towpath_query::{Direction, Position, Question};
+use towpath_store::quarantine;
 use towpath_traces::derive::derive;
 use towpath_traces::row::Row;
 
@@ -14,6 +15,7 @@ use super::{latency, project, still, tokens, tone};
 use crate::app::App;
 use crate::errors::ApiError;
 use crate::platform::runs::Criteria;
+use crate::ui::quarantine::Banner;
 use crate::ui::{Asked, Shown, show};
 
 /// Trace runs of a page.
@@ -31,6 +33,7 @@ const IDEAS: [(&str, &str); 5] = [
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(in crate::ui) struct Which {
+    workspace: String,
     filter: String,
     /// `all`, or only the roots of traces.
     runs: String,
@@ -41,7 +44,9 @@ pub(in crate::ui) struct Which {
 #[template(path = "ui/project.html")]
 struct Page {
     id: String,
+    workspace: String,
     name: String,
+    banner: Option<Banner>,
     filter: String,
     all: bool,
     any: bool,
@@ -96,7 +101,7 @@ pub(in crate::ui) async fn page(
     Path(id): Path<String>,
     Query(which): Query<Which>,
 ) -> Shown {
-    let project = project(&app, &id).await?;
+    let project = project(&app, &id, &which.workspace).await?;
     let filter = which.filter.trim().to_owned();
     let all = which.runs == "all";
     let mistake = match filter.as_str() {
@@ -122,6 +127,7 @@ pub(in crate::ui) async fn page(
             let question = Question {
                 projects: resolved.projects,
                 range: resolved.range,
+                within: resolved.within,
                 predicate: resolved.predicate,
                 direction: Direction::Newest,
                 after,
@@ -134,8 +140,15 @@ pub(in crate::ui) async fn page(
         rows = page.rows.iter().map(|found| line(found, now)).collect();
         next = page.next.map(|next| next.to_string());
     }
+    let tenant = project.tenant_id;
+    let quarantined = app
+        .store
+        .read(async |tx| quarantine::usage_of(tx, tenant).await)
+        .await?;
     let content = Page {
         id: project.id.to_string(),
+        workspace: project.tenant_id.to_string(),
+        banner: Banner::of(&[quarantined]),
         name: project.name,
         any: all || !filter.is_empty(),
         filter,

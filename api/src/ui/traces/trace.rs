@@ -1,9 +1,12 @@
 //! A trace as a tree of its runs, each against the time the whole took, and one of them from near.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use askama::Template;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
+use serde::Deserialize;
+use towpath_domain::json::{decode, members};
 use towpath_domain::{Timestamp, TraceRunId};
 use towpath_query::{Direction, Question, Snapshot};
 use towpath_store::feedback::{self, Attachment, Feedback};
@@ -30,6 +33,7 @@ const WIDTH: i64 = 1000;
 #[template(path = "ui/trace.html")]
 struct Page {
     project_id: String,
+    workspace: String,
     project: String,
     trace: String,
     title: String,
@@ -85,13 +89,21 @@ struct Read {
     attachments: Vec<Attachment>,
 }
 
+/// Of which workspace.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(in crate::ui) struct Which {
+    workspace: String,
+}
+
 /// The page.
 pub(in crate::ui) async fn page(
     State(app): State<App>,
     asked: Asked,
     Path((project_id, run)): Path<(String, String)>,
+    Query(which): Query<Which>,
 ) -> Shown {
-    let project = project(&app, &project_id).await?;
+    let project = project(&app, &project_id, &which.workspace).await?;
     let missing = || ApiError::not_found("run");
     let id: TraceRunId = run.parse().map_err(|_| Trouble::from(missing()))?;
     let (tenant, of) = (project.tenant_id, project.id);
@@ -115,6 +127,7 @@ pub(in crate::ui) async fn page(
         let question = Question {
             projects: resolved.projects,
             range: resolved.range,
+            within: resolved.within,
             predicate: resolved.predicate,
             direction: Direction::Oldest,
             after: None,
@@ -138,6 +151,7 @@ pub(in crate::ui) async fn page(
     let derived = derive(&read.run);
     let content = Page {
         project_id: project.id.to_string(),
+        workspace: project.tenant_id.to_string(),
         project: project.name,
         trace: derived.trace_id.unwrap_or(read.run.id().0).to_string(),
         title: name(&read.rows.first().map_or_else(String::new, name_of)),
@@ -273,13 +287,8 @@ fn one(app: &App, read: &Read) -> One {
     let said = row.fields();
     let derived = derive(row);
     let usage = &derived.usage;
-    let extra = |name: &str| {
-        said.extra
-            .iter()
-            .flatten()
-            .find(|(key, _)| key == name)
-            .map(|(_, text)| text.as_str())
-    };
+    let [metadata, invocation, runtime] =
+        ["metadata", "invocation_params", "runtime"].map(|name| row.extra_value(name));
     let sides = usage.prompt_tokens.zip(usage.completion_tokens);
     let counted = usage.total_tokens.map(|total| match sides {
         Some((went_in, came_out)) => {
@@ -306,10 +315,10 @@ fn one(app: &App, read: &Read) -> One {
     let parts = [
         ("Inputs", said.inputs.as_deref(), true),
         ("Outputs", said.outputs.as_deref(), true),
-        ("Metadata", extra("metadata"), false),
+        ("Metadata", metadata.as_deref(), false),
         ("Events", said.events.as_deref(), false),
-        ("Invocation", extra("invocation_params"), false),
-        ("Runtime", extra("runtime"), false),
+        ("Invocation", invocation.as_deref(), false),
+        ("Runtime", runtime.as_deref(), false),
         ("Serialized", said.serialized.as_deref(), false),
     ];
     One {
@@ -338,18 +347,11 @@ fn one(app: &App, read: &Read) -> One {
 }
 
 fn given(feedback: &Feedback) -> Given {
-    let body: serde_json::Value = serde_json::from_str(&feedback.body).unwrap_or_default();
-    let shown = ["score", "value"]
-        .iter()
-        .map(|key| &body[*key])
-        .find(|value| !value.is_null());
+    let [score, value, comment] = members(&feedback.body, ["score", "value", "comment"]).unwrap_or_default();
+    let shown = score.or(value).unwrap_or_default();
     Given {
         key: feedback.key.clone(),
-        value: match shown {
-            Some(serde_json::Value::String(text)) => text.clone(),
-            Some(other) => other.to_string(),
-            None => String::new(),
-        },
-        comment: body["comment"].as_str().map(str::to_owned),
+        value: decode(shown).unwrap_or(Cow::Borrowed(shown)).into_owned(),
+        comment: comment.and_then(decode).map(Cow::into_owned),
     }
 }

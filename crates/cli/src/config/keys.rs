@@ -447,6 +447,26 @@ pub const KEYS: &[Key] = &[
         about: "how long trace data waits for more before it is folded; an export does not wait for this",
     },
     Key {
+        name: "ingest.pending_patches",
+        environment: &[],
+        default: Fallback::Text("100000"),
+        kind: Kind::Count {
+            least: 1,
+            most: 100_000_000,
+        },
+        about: "patches of one workspace that may wait for trace runs that have not come; the oldest beyond that are dropped",
+    },
+    Key {
+        name: "ingest.pending_bytes",
+        environment: &[],
+        default: Fallback::Text("268435456"),
+        kind: Kind::Count {
+            least: 1_048_576,
+            most: 1_099_511_627_776,
+        },
+        about: "bytes of patches of one workspace that may wait for trace runs that have not come; the oldest beyond that are dropped",
+    },
+    Key {
         name: "ingest.memory_mb",
         environment: &[],
         default: Fallback::Text("256"),
@@ -455,6 +475,26 @@ pub const KEYS: &[Key] = &[
             most: 65_536,
         },
         about: "memory that ingest bodies under way may take together; more are answered 503",
+    },
+    Key {
+        name: "ingest.quarantine_bytes",
+        environment: &[],
+        default: Fallback::Text("1073741824"),
+        kind: Kind::Count {
+            least: 1 << 20,
+            most: 1 << 50,
+        },
+        about: "accepted trace data of one workspace that could not be folded and is kept for another try; beyond it the oldest is dropped",
+    },
+    Key {
+        name: "ingest.quarantine_entries",
+        environment: &[],
+        default: Fallback::Text("10000"),
+        kind: Kind::Count {
+            least: 1,
+            most: 1_000_000,
+        },
+        about: "the same in entries, most of which are one request each",
     },
     Key {
         name: "deployments.backend",

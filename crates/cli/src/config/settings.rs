@@ -10,6 +10,8 @@ use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
 use towpath_outbound::Allowed;
+use towpath_store::pending_patches::Bounds;
+use towpath_store::quarantine::Quota;
 use towpath_workflows::run_agent;
 
 use super::kind;
@@ -70,6 +72,10 @@ pub struct Settings {
     pub ingest_backlog_bytes: u64,
     /// How long it waits for more.
     pub fold_delay: Duration,
+    /// Patches of a workspace that may wait for their trace runs.
+    pub pending: Bounds,
+    /// What a workspace may have in quarantine.
+    pub quarantine: Quota,
     /// Private or local addresses that destinations may have.
     pub outbound_allow: Vec<Allowed>,
     /// The agent server.
@@ -263,6 +269,14 @@ impl Settings {
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),
+            pending: Bounds {
+                patches: values.number("ingest.pending_patches"),
+                bytes: values.number("ingest.pending_bytes"),
+            },
+            quarantine: Quota {
+                entries: values.number("ingest.quarantine_entries"),
+                bytes: values.number("ingest.quarantine_bytes"),
+            },
             ingest_memory_bytes: values.number::<usize>("ingest.memory_mb") << 20,
             outbound_allow: kind::items(values.text("outbound.allow"))
                 .filter_map(|item| item.parse().ok())

@@ -1,6 +1,7 @@
 //! The command line of commands that talk to a server.
 
 mod deployments;
+mod quarantine;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -15,6 +16,8 @@ pub use deployments::{
     DeploymentKind, DeploymentUpdate, Deployments, DeploymentsCommand, Level, Lines, NewDeployment, Revisions,
     RevisionsCommand,
 };
+
+pub use quarantine::{ChosenEntries, QuarantineCommand, Traces, TracesCommand};
 
 /// Which server, and who asks.
 #[derive(Debug, Clone, Args)]
@@ -363,6 +366,11 @@ pub enum DestinationsCommand {
     },
     /// Make one. The server tries it before it keeps it.
     Create(NewDestination),
+    /// Delete one and its credentials. Its unfinished exports fail and its schedules stop; finished files stay.
+    Delete {
+        /// The destination.
+        destination: Uuid,
+    },
 }
 
 /// A destination to be made.

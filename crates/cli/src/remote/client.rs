@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use bytes::Bytes;
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
@@ -78,6 +79,15 @@ impl Client {
         self.call(Method::GET, path, query, None).await
     }
 
+    /// GET of what is not JSON.
+    ///
+    /// # Errors
+    /// What the server refuses, in its words; [`Unreachable`].
+    pub async fn download(&self, path: &str, query: &[(&str, String)]) -> anyhow::Result<Bytes> {
+        let (_, bytes) = self.ask(Method::GET, path, query, None).await?;
+        Ok(bytes)
+    }
+
     /// POST, with a body where there is one.
     ///
     /// # Errors
@@ -132,6 +142,26 @@ impl Client {
         query: &[(&str, String)],
         body: Option<&Value>,
     ) -> anyhow::Result<Value> {
+        let (status, bytes) = self.ask(method, path, query, body).await?;
+        if status == StatusCode::NO_CONTENT {
+            return Ok(Value::Null);
+        }
+        serde_json::from_slice(&bytes).map_err(|_| {
+            anyhow!(
+                "{} answered something that is not JSON; is it a towpath server?",
+                self.base
+            )
+        })
+    }
+
+    /// The answer to what the server did not refuse.
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, String)],
+        body: Option<&Value>,
+    ) -> anyhow::Result<(StatusCode, Bytes)> {
         let mut url = self.base.clone();
         url.set_path(&format!("{}{path}", self.base.path().trim_end_matches('/')));
         url.set_query(None);
@@ -141,19 +171,12 @@ impl Client {
         }
         let answer = request.send().await.map_err(|error| self.unreachable(&error))?;
         let status = answer.status();
-        let text = answer.text().await.map_err(|error| self.unreachable(&error))?;
-        if status == StatusCode::NO_CONTENT {
-            return Ok(Value::Null);
-        }
+        let bytes = answer.bytes().await.map_err(|error| self.unreachable(&error))?;
         if status.is_success() {
-            return serde_json::from_str(&text).map_err(|_| {
-                anyhow!(
-                    "{} answered something that is not JSON; is it a towpath server?",
-                    self.base
-                )
-            });
+            return Ok((status, bytes));
         }
-        let said = refusal(&text).unwrap_or_else(|| status.canonical_reason().unwrap_or("no reason given").to_owned());
+        let said = refusal(&String::from_utf8_lossy(&bytes))
+            .unwrap_or_else(|| status.canonical_reason().unwrap_or("no reason given").to_owned());
         match (status, &self.keyless) {
             (StatusCode::UNAUTHORIZED, Some(file)) => Err(Usage(format!(
                 "an API key is needed: set TOWPATH_API_KEY, or run this where towpath dev keeps its data (there is no {})",

@@ -19,6 +19,14 @@ pub async fn run(client: &Client, command: DestinationsCommand, output: Output) 
         DestinationsCommand::Ls => client.get(PATH, &[]).await?,
         DestinationsCommand::Show { destination } => client.get(&format!("{PATH}/{destination}"), &[]).await?,
         DestinationsCommand::Create(new) => client.post(PATH, Some(&body(&new)?)).await?,
+        DestinationsCommand::Delete { destination } => {
+            client.delete(&format!("{PATH}/{destination}"), &[]).await?;
+            match output {
+                Output::Json => print::json(&json!({"id": destination, "deleted": true})),
+                Output::Table => println!("destination {destination} is deleted"),
+            }
+            return Ok(());
+        }
     };
     match (output, &answer) {
         (Output::Json, answer) => print::json(answer),

@@ -161,6 +161,12 @@ async fn show(client: &Client, id: &str, output: Output) -> anyhow::Result<()> {
         "error",
     ];
     print::facts(&export, &names);
+    let missing = export["metadata"]["result"]["missing_operations"].as_u64();
+    if let Some(missing) = missing.filter(|missing| *missing > 0) {
+        println!(
+            "\n{missing} accepted operations may be missing from it: they could not be folded when it was planned"
+        );
+    }
     let runs = runs.as_array().map(Vec::as_slice).unwrap_or_default();
     if runs.is_empty() {
         return Ok(());

@@ -76,6 +76,11 @@ pub fn moment(value: &Value) -> String {
     }
 }
 
+/// A number with its noun.
+pub fn counted(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
 /// Seconds by their largest parts.
 pub fn age(seconds: &Value) -> String {
     let seconds = seconds.as_f64().unwrap_or(0.0);

@@ -17,7 +17,9 @@ const KEEP_FOLDED: Duration = Duration::from_secs(10 * 60);
 /// No writer takes this long: what is older and named by no row was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
 /// Rows per statement.
-const BATCH: i64 = 200;
+const BATCH: i64 = 1000;
+/// Batches of one sweep: the rest is for the next.
+const ROUNDS: usize = 50;
 
 /// Runs until it is aborted. Any number of processes may sweep: a chore done twice is done.
 pub async fn run(store: Store, objects: Objects, metrics: PrometheusHandle, sweeps: bool) {
@@ -39,11 +41,14 @@ pub async fn run(store: Store, objects: Objects, metrics: PrometheusHandle, swee
 
 async fn sweep_objects(store: &Store, objects: &Objects) -> anyhow::Result<()> {
     let now = store.clock().now();
-    let old = store
-        .read(async |tx| units::folded_before(tx, now.minus(KEEP_FOLDED), BATCH).await)
-        .await?;
-    let gone = wal::sweep::folded(objects, &old).await.context("folded units")?;
-    if !gone.is_empty() {
+    for _ in 0..ROUNDS {
+        let old = store
+            .read(async |tx| units::folded_before(tx, now.minus(KEEP_FOLDED), BATCH).await)
+            .await?;
+        let gone = wal::sweep::folded(objects, &old).await.context("folded units")?;
+        if gone.is_empty() {
+            break;
+        }
         store.write(async |tx| units::forget(tx, &gone).await).await?;
     }
     let abandoned = now.minus(ABANDONED);

@@ -157,11 +157,13 @@ impl Shared {
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 fold_delay: settings.fold_delay,
+                pending: settings.pending,
                 ..Sizes::default()
             },
             exports: settings.exports,
             keeping: Keeping {
                 days: settings.retention_days,
+                quarantine: settings.quarantine,
                 ..Keeping::default()
             },
         })

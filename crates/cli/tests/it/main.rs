@@ -5,6 +5,7 @@ mod demo;
 mod dev;
 mod older;
 mod operating;
+mod quarantine;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};

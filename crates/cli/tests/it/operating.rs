@@ -175,6 +175,15 @@ fn an_operator_sees_and_does() {
         "active"
     );
 
+    let second = id(&server.json(folder, &create));
+    let deleted = server.json(folder, &["destinations", "delete", &second]);
+    assert_eq!(deleted, json!({"id": second, "deleted": true}));
+    let listed = server.text(folder, &["destinations"]);
+    assert!(listed.contains(&destination) && !listed.contains(&second), "{listed}");
+    let again = server.command(folder, &["destinations", "delete", &second]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(err(&again).contains("destination not found"), "{}", err(&again));
+
     assert_eq!(server.text(folder, &["dead"]), "there are no dead letters\n");
     let schedules = server.text(folder, &["schedules"]);
     assert!(

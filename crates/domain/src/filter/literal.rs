@@ -62,7 +62,7 @@ pub fn typed(field: Field, literal: Literal) -> Result<Value, String> {
             .parse()
             .map(Value::Number)
             .map_err(|_| format!("`{name}` is compared with a number")),
-        (Kind::Number, Literal::Bool(value)) => Ok(Value::Number(f64::from(u8::from(value)))),
+        (Kind::Number, Literal::Bool(value)) => Ok(Value::Number(value.into())),
         (Kind::Number, _) => Err(format!("`{name}` is compared with a number")),
         (Kind::Scalar, Literal::Text(text)) => Ok(Value::Text(text)),
         (Kind::Scalar, Literal::Bool(value)) => Ok(Value::Bool(value)),

@@ -3,6 +3,7 @@
 use super::literal::{self, Literal};
 use super::tokens::{self, Token, TokenKind};
 use super::{Check, Field, Filter, FilterError, Kind, MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_VALUES, Order, Test, Value};
+use crate::json;
 
 const FUNCTIONS: &str = "and, or, not, eq, neq, gt, gte, lt, lte, in, like, has, search";
 
@@ -156,7 +157,10 @@ impl Parser<'_> {
                 if field.kind() == Kind::Texts {
                     Check::HasText(text)
                 } else {
-                    let object = serde_json::from_str(&text).ok().filter(serde_json::Value::is_object);
+                    let object = json::Value::parse(&text).ok();
+                    let object = object
+                        .filter(|value| value.as_object().is_some())
+                        .map(json::Value::into_owned);
                     let message = "expected a JSON object as text, like '{\"key\": \"value\"}'";
                     Check::HasJson(object.ok_or_else(|| self.error(at, message))?)
                 }

@@ -71,7 +71,10 @@ fn values_take_the_type_of_their_field() {
         ("has(tags, \"x\")", test(Field::Tags, Check::HasText("x".into()))),
         (
             "has(metadata, '{\"a\": 1}')",
-            test(Field::Metadata, Check::HasJson(serde_json::json!({"a": 1}))),
+            test(
+                Field::Metadata,
+                Check::HasJson(json::Value::parse(r#"{"a": 1}"#).unwrap()),
+            ),
         ),
         (
             "like(name, \"50\\%%\")",
@@ -87,14 +90,14 @@ fn values_take_the_type_of_their_field() {
             "eq(metadata_value, 3)",
             test(
                 Field::Entry(Family::Metadata, Entry::Value),
-                Check::Equal(Value::Number(3.0)),
+                Check::Equal(Value::Number("3".parse().unwrap())),
             ),
         ),
         (
             "gte(feedback_score, true)",
             test(
                 Field::Entry(Family::Feedback, Entry::Score),
-                Check::Order(Order::GreaterOrEqual, Value::Number(1.0)),
+                Check::Order(Order::GreaterOrEqual, Value::Number(true.into())),
             ),
         ),
     ] {
@@ -190,6 +193,40 @@ fn bounds_on_the_start_are_found_where_they_must_hold() {
         parse("not(gte(start_time, \"2026-01-01\"))").start_bounds(),
         (None, None)
     );
+}
+
+#[test]
+fn the_traces_of_a_filter_are_those_outside_of_which_it_never_holds() {
+    let id = |number: u128| Uuid::from_u128(number);
+    let traces = |text: &str| {
+        let text = (1..=4_u128).fold(text.to_owned(), |text, number| {
+            text.replace(&format!("#{number}"), &format!("\"{}\"", id(number)))
+        });
+        let traces = parse(&text).traces();
+        traces.map(|traces| traces.into_iter().map(|id| id.as_u128()).collect::<Vec<_>>())
+    };
+    assert_eq!(traces("eq(trace_id, #1)"), Some(vec![1]));
+    assert_eq!(traces("in(trace_id, [#1, #3])"), Some(vec![1, 3]));
+    assert_eq!(
+        traces("and(eq(name, 'a'), in(trace_id, [#1, #2]), in(trace_id, [#2, #3]))"),
+        Some(vec![2])
+    );
+    assert_eq!(traces("and(eq(trace_id, #1), eq(trace_id, #2))"), Some(vec![]));
+    assert_eq!(
+        traces("or(eq(trace_id, #1), and(eq(trace_id, #2), eq(name, 'a')))"),
+        Some(vec![1, 2])
+    );
+    for any in [
+        "or(eq(trace_id, #1), eq(name, 'a'))",
+        "not(eq(trace_id, #1))",
+        "neq(trace_id, #1)",
+        "eq(trace_id, null)",
+        "in(trace_id, [#1, null])",
+        "eq(parent_run_id, #1)",
+        "eq(name, 'a')",
+    ] {
+        assert_eq!(traces(any), None, "{any}");
+    }
 }
 
 proptest! {

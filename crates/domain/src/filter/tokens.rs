@@ -1,6 +1,7 @@
 //! A filter's text, cut into words.
 
 use super::FilterError;
+use crate::json::Number;
 
 /// A word and where it begins.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +66,7 @@ pub fn cut(text: &str) -> Result<Vec<Token>, FilterError> {
             b'-' | b'+' | b'.' | b'0'..=b'9' => {
                 at = end(bytes, at, |byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
                 let number = &text[start..at];
-                if number.parse::<f64>().map_or(true, |number| !number.is_finite()) {
+                if number.parse::<Number<'_>>().is_err() {
                     return Err(error(text, start, "this is no number; put a text into quotes"));
                 }
                 TokenKind::Number(number.to_owned())

@@ -1,7 +1,7 @@
 //! Cancel: at once when queued, asked when running, together with everything the job started.
 
 use towpath_domain::job::JobState;
-use towpath_durable::{Cancelled, cancel};
+use towpath_durable::{Cancelled, cancel, cancel_all};
 
 use crate::on_each;
 use crate::support::{Op, Script};
@@ -71,6 +71,43 @@ on_each! {
         world.store.write(async |tx| cancel(tx, parent).await).await.unwrap();
         assert_eq!(world.effects().await, ["a cancelled", "b cancelled", "c cancelled", "d cancelled"]);
         assert_eq!(world.count("SELECT held FROM lane").await, 0);
+        world.check_invariants().await;
+    }
+}
+
+on_each! {
+    async fn families_are_cancelled_together(world) {
+        let mut parents = Vec::new();
+        for (name, lane) in [("a", "export:1"), ("b", "export:2")] {
+            let children = (0..6).map(|nth| Script::new(&format!("{name}{nth}"), [])).collect();
+            parents.push(world.start(Script::new(name, [Op::Children(children, Some((lane.into(), 2)))])).await);
+        }
+        for claimed in world.claim(2).await {
+            world.perform(claimed).await;
+        }
+        let running = world.claim(1).await.remove(0);
+        let ids = [parents[0], parents[1], towpath_domain::JobId::new()];
+        let mut first = false;
+        let cancelled = world.store.write(async |tx| {
+            cancel_all(tx, &ids, async |_| {
+                first = true;
+                Ok(())
+            })
+            .await
+        });
+        cancelled.await.unwrap();
+        assert!(first);
+        for parent in parents {
+            assert_eq!(world.job(parent).await.state, JobState::Cancelled);
+        }
+        // Of twelve children one is at work, and was told.
+        assert_eq!(world.effects().await.len(), 2 + 11);
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await, 1);
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE cancel_at IS NOT NULL").await, 1);
+        world.perform(running).await;
+        assert_eq!(world.effects().await.len(), 2 + 12);
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await, 0);
+        assert_eq!(world.count("SELECT count(*) FROM lane WHERE held <> 0").await, 0);
         world.check_invariants().await;
     }
 }

@@ -10,6 +10,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
+use tokio::sync::Notify;
 use towpath_domain::Secret;
 use towpath_domain::export::{Credentials, DestinationConfig};
 
@@ -23,7 +24,8 @@ pub struct S3(Arc<Inner>);
 struct Inner {
     address: SocketAddr,
     state: Mutex<Contents>,
-    hung: tokio::sync::Notify,
+    hung: Notify,
+    thaw: Arc<Notify>,
     server: tokio::task::AbortHandle,
 }
 
@@ -38,8 +40,25 @@ struct Contents {
     shortened: usize,
     /// Numbers that look random, where three calls of ten are answered with an error.
     storm: Option<u64>,
-    /// Calls to let through before one is left without an answer, and whether that one is done all the same.
-    hang: Option<(usize, bool)>,
+    /// The call that is left without an answer.
+    hang: Option<Hang>,
+}
+
+/// Which call is left without an answer.
+struct Hang {
+    /// Calls to let through before.
+    after: usize,
+    /// Of those whose `METHOD key?query` contains this.
+    call: &'static str,
+    /// Whether it is done all the same.
+    done: bool,
+}
+
+/// What becomes of a call.
+enum Answer {
+    Now(Response),
+    /// Left without an answer; this one, if it was done, until it is let go on.
+    Hangs(Option<Response>),
 }
 
 /// What goes wrong: the next `times` calls whose `METHOD key?query` contains `call`.
@@ -89,7 +108,8 @@ impl S3 {
         let s3 = Self(Arc::new(Inner {
             address,
             state: Mutex::default(),
-            hung: tokio::sync::Notify::new(),
+            hung: Notify::new(),
+            thaw: Arc::default(),
             server: server.abort_handle(),
         }));
         let _ = handle.send(s3.clone());
@@ -132,7 +152,19 @@ impl S3 {
 
     /// Leaves the call after the next `after` without an answer, once it is `done` or before.
     pub fn hang(&self, after: usize, done: bool) {
-        self.0.state.lock().unwrap().hang = Some((after, done));
+        let call = "";
+        self.0.state.lock().unwrap().hang = Some(Hang { after, call, done });
+    }
+
+    /// Leaves the next call without an answer whose `METHOD key?query` contains `call`, once it is `done` or before.
+    pub fn hang_at(&self, call: &'static str, done: bool) {
+        let after = 0;
+        self.0.state.lock().unwrap().hang = Some(Hang { after, call, done });
+    }
+
+    /// Lets calls go on that were left without an answer: what is not done is done now.
+    pub fn thaw(&self) {
+        self.0.thaw.notify_waiters();
     }
 
     /// Takes back a hang that was not reached; whether there was one.
@@ -186,7 +218,7 @@ async fn call(
     let Some(inner) = inner.upgrade() else {
         return error(503, "ServiceUnavailable");
     };
-    let answer = answer(
+    let asked = answer(
         &mut inner.state.lock().unwrap(),
         &method,
         &bucket,
@@ -195,17 +227,26 @@ async fn call(
         &headers,
         &body,
     );
-    match answer {
-        Some(answer) => answer,
-        None => {
-            inner.hung.notify_one();
-            drop(inner);
-            std::future::pending().await
-        }
+    let done = match asked {
+        Answer::Now(answer) => return answer,
+        Answer::Hangs(done) => done,
+    };
+    let thaw = Arc::clone(&inner.thaw);
+    let thawed = thaw.notified();
+    tokio::pin!(thawed);
+    // Before anybody can know of it.
+    thawed.as_mut().enable();
+    inner.hung.notify_one();
+    let weak = Arc::downgrade(&inner);
+    drop(inner);
+    thawed.await;
+    match (done, weak.upgrade()) {
+        (Some(answer), _) => answer,
+        (None, Some(inner)) => perform(&mut inner.state.lock().unwrap(), &method, &key, &query, &body),
+        (None, None) => error(503, "ServiceUnavailable"),
     }
 }
 
-/// `None` is no answer, ever.
 fn answer(
     state: &mut Contents,
     method: &Method,
@@ -214,7 +255,7 @@ fn answer(
     query: &BTreeMap<String, String>,
     headers: &HeaderMap,
     body: &Bytes,
-) -> Option<Response> {
+) -> Answer {
     let asked: Vec<_> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let told = format!("{method} {key}?{}", asked.join("&"));
     state.calls.push(told.clone());
@@ -223,21 +264,18 @@ fn answer(
         .and_then(|value| value.to_str().ok())
         .unwrap_or_default();
     if !authorization.contains(&format!("Credential={KEY_ID}/")) {
-        return Some(error(403, "InvalidAccessKeyId"));
+        return Answer::Now(error(403, "InvalidAccessKeyId"));
     }
     if bucket != BUCKET {
-        return Some(error(404, "NoSuchBucket"));
+        return Answer::Now(error(404, "NoSuchBucket"));
     }
-    match state.hang {
-        Some((0, done)) => {
+    if let Some(hang) = state.hang.as_mut().filter(|hang| told.contains(hang.call)) {
+        if hang.after == 0 {
+            let done = hang.done;
             state.hang = None;
-            if done {
-                unanswered(state, method, key, query, body);
-            }
-            return None;
+            return Answer::Hangs(done.then(|| perform(state, method, key, query, body)));
         }
-        Some((after, done)) => state.hang = Some((after - 1, done)),
-        None => {}
+        hang.after -= 1;
     }
     let fault = state
         .faults
@@ -248,7 +286,7 @@ fn answer(
         fault.clone()
     });
     let fault = fault.or_else(|| gust(state.storm.as_mut()?));
-    Some(match fault {
+    Answer::Now(match fault {
         Some(fault) if !fault.done => error(fault.status, fault.code),
         Some(fault) => {
             unanswered(state, method, key, query, body);

@@ -1,17 +1,19 @@
 //! JSON as a list of entries, and tests of one entry.
 
-use serde_json::Value as Json;
+use std::borrow::Cow;
+
 use towpath_domain::filter::{Check, Entry, Field, Test, Value};
+use towpath_domain::json::{Number, Value as Json};
 
 use super::text::{found, like};
 
 /// Calls `each` with the key and value of every entry until it says true; answers whether it did. `None` stands for an
 /// object or array, whose own entries follow.
-pub fn any(json: &Json, each: &mut impl FnMut(&str, Option<&Json>) -> bool) -> bool {
+pub fn any(json: &Json<'_>, each: &mut impl FnMut(&str, Option<&Json<'_>>) -> bool) -> bool {
     walk(json, &mut String::new(), each)
 }
 
-fn walk(json: &Json, path: &mut String, each: &mut impl FnMut(&str, Option<&Json>) -> bool) -> bool {
+fn walk(json: &Json<'_>, path: &mut String, each: &mut impl FnMut(&str, Option<&Json<'_>>) -> bool) -> bool {
     match json {
         Json::Object(fields) => fields.iter().any(|(key, value)| {
             let parent = path.len();
@@ -19,7 +21,7 @@ fn walk(json: &Json, path: &mut String, each: &mut impl FnMut(&str, Option<&Json
                 path.push('.');
             }
             path.push_str(key);
-            let met = if value.is_object() || value.is_array() {
+            let met = if value.has_parts() {
                 each(path, None) || walk(value, path, each)
             } else {
                 each(path, Some(value))
@@ -28,7 +30,7 @@ fn walk(json: &Json, path: &mut String, each: &mut impl FnMut(&str, Option<&Json
             met
         }),
         Json::Array(items) => items.iter().any(|item| {
-            if item.is_object() || item.is_array() {
+            if item.has_parts() {
                 walk(item, path, each)
             } else {
                 !path.is_empty() && each(path, Some(item))
@@ -39,13 +41,13 @@ fn walk(json: &Json, path: &mut String, each: &mut impl FnMut(&str, Option<&Json
 }
 
 /// Whether an entry passes a test.
-pub fn passes(test: &Test, key: &str, value: Option<&Json>, feedback: Option<&Json>) -> bool {
-    let part = |name: &str| feedback.and_then(|feedback| feedback.get(name)).unwrap_or(&Json::Null);
+pub fn passes(test: &Test, key: &str, value: Option<&Json<'_>>, feedback: Option<&Json<'_>>) -> bool {
+    let part = |name: &str| feedback.and_then(|feedback| feedback.get(name));
     match test.field {
         Field::Entry(_, Entry::Key) => text(&test.check, Some(key)),
         Field::Entry(_, Entry::Value) => scalar(&test.check, value),
         Field::Entry(_, Entry::Score) => score(&test.check, part("score")),
-        Field::Entry(_, Entry::Source) => text(&test.check, part("source").as_str()),
+        Field::Entry(_, Entry::Source) => text(&test.check, part("source").and_then(Json::as_str)),
         _ => false,
     }
 }
@@ -68,12 +70,12 @@ pub fn text(check: &Check, text: Option<&str>) -> bool {
     }
 }
 
-fn scalar(check: &Check, json: Option<&Json>) -> bool {
+fn scalar(check: &Check, json: Option<&Json<'_>>) -> bool {
     let shown = json.and_then(shown);
     let equal = |value: &Value| match (value, json) {
         (Value::Null, Some(Json::Null)) => true,
         (Value::Bool(wanted), Some(Json::Bool(value))) => wanted == value,
-        (Value::Number(wanted), Some(Json::Number(number))) => number.as_f64() == Some(*wanted),
+        (Value::Number(wanted), Some(Json::Number(number))) => number == wanted,
         (Value::Text(wanted), _) => shown.as_deref() == Some(wanted.as_str()),
         _ => false,
     };
@@ -82,9 +84,8 @@ fn scalar(check: &Check, json: Option<&Json>) -> bool {
         Check::NotEqual(value) => !equal(value),
         Check::In(values) => values.iter().any(equal),
         Check::Order(order, Value::Number(bound)) => json
-            .and_then(Json::as_f64)
-            .and_then(|number| number.partial_cmp(bound))
-            .is_some_and(|ordering| order.admits(ordering)),
+            .and_then(Json::as_number)
+            .is_some_and(|number| order.admits(number.compare(bound))),
         Check::Like(pattern) => shown.is_some_and(|text| like(pattern, &text)),
         Check::Search(needle) => shown.is_some_and(|text| found(&needle.to_lowercase(), &text)),
         Check::Order(..) | Check::HasText(_) | Check::HasJson(_) => false,
@@ -92,14 +93,15 @@ fn scalar(check: &Check, json: Option<&Json>) -> bool {
 }
 
 /// A number, where true is 1 and false is 0.
-fn score(check: &Check, json: &Json) -> bool {
+fn score(check: &Check, json: Option<&Json<'_>>) -> bool {
     let number = match json {
-        Json::Bool(value) => Some(f64::from(u8::from(*value))),
-        json => json.as_f64(),
+        Some(Json::Bool(value)) => Some(Number::from(*value)),
+        Some(Json::Number(number)) => Some(number.clone()),
+        _ => None,
     };
-    let equal = |value: &Value| match (value, number) {
+    let equal = |value: &Value| match (value, &number) {
         (Value::Null, None) => true,
-        (Value::Number(wanted), Some(number)) => *wanted == number,
+        (Value::Number(wanted), Some(number)) => number == wanted,
         _ => false,
     };
     match check {
@@ -107,38 +109,37 @@ fn score(check: &Check, json: &Json) -> bool {
         Check::NotEqual(value) => !equal(value),
         Check::In(values) => values.iter().any(equal),
         Check::Order(order, Value::Number(bound)) => number
-            .and_then(|number| number.partial_cmp(bound))
-            .is_some_and(|ordering| order.admits(ordering)),
+            .as_ref()
+            .is_some_and(|number| order.admits(number.compare(bound))),
         _ => false,
     }
 }
 
-/// A single value as text: numbers and booleans as JSON writes them.
-fn shown(json: &Json) -> Option<String> {
+/// A single value as text: numbers as they were sent, booleans as JSON writes them.
+fn shown<'a>(json: &'a Json<'_>) -> Option<Cow<'a, str>> {
     match json {
-        Json::String(text) => Some(text.clone()),
-        Json::Number(number) => Some(number.to_string()),
-        Json::Bool(value) => Some(value.to_string()),
+        Json::String(text) => Some(Cow::Borrowed(&**text)),
+        Json::Number(number) => Some(Cow::Borrowed(number.text())),
+        Json::Bool(value) => Some(Cow::Borrowed(if *value { "true" } else { "false" })),
         _ => None,
     }
 }
 
 /// Whether `json` has all that `wanted` has: each key of an object, each item of an array somewhere in the other.
-pub fn contains(json: &Json, wanted: &Json) -> bool {
+pub fn contains(json: &Json<'_>, wanted: &Json<'_>) -> bool {
     match (json, wanted) {
         (Json::Object(fields), Json::Object(wanted)) => wanted
             .iter()
-            .all(|(key, wanted)| fields.get(key).is_some_and(|value| contains(value, wanted))),
+            .all(|(key, wanted)| fields.get(&**key).is_some_and(|value| contains(value, wanted))),
         (Json::Array(items), Json::Array(wanted)) => wanted
             .iter()
             .all(|wanted| items.iter().any(|item| contains(item, wanted))),
-        (Json::Number(a), Json::Number(b)) => a.as_f64() == b.as_f64(),
         (json, wanted) => json == wanted,
     }
 }
 
 /// Whether a key or a text somewhere in `json` has `needle`, which is in lower case, in it.
-pub fn searched(needle: &str, json: &Json) -> bool {
+pub fn searched(needle: &str, json: &Json<'_>) -> bool {
     match json {
         Json::String(text) => found(needle, text),
         Json::Array(items) => items.iter().any(|item| searched(needle, item)),

@@ -1,12 +1,12 @@
 //! Tests of JSON, of lists and of sets, row by row.
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray};
-use serde_json::Value as Json;
 use towpath_domain::filter::{Check, Entry, Family, Field, Test, Value};
+use towpath_domain::json::{Value as Json, members};
+use towpath_domain::trace::thread_id;
 use uuid::Uuid;
 
 use super::entries::{self, any, contains, passes, searched};
@@ -28,23 +28,34 @@ pub enum Judge {
     Texts(Check),
     /// The thread named in the metadata passes.
     Thread(Check),
-    /// A JSON value has all of this; under `metadata` alone or all over.
-    Contains { wanted: Json, metadata: bool },
+    /// The JSON of a column has all of this.
+    Contains { wanted: Json<'static>, form: Form },
     /// One of the columns has this, which is in lower case, in it.
     Search { needle: String, forms: Vec<Form> },
     /// The id is one of them.
     Trace(Arc<HashSet<Uuid>>),
 }
 
-/// What a column that is searched holds.
+/// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// A text, or texts.
     Plain,
-    /// JSON, whose keys and texts are searched.
+    /// JSON.
     Json,
-    /// JSON of which only `metadata` is searched.
+    /// JSON of which only `metadata` counts.
     Metadata,
+}
+
+impl Form {
+    /// The JSON that counts.
+    fn read(self, text: &str) -> Option<Json<'_>> {
+        match self {
+            Self::Plain => None,
+            Self::Json => parse(text),
+            Self::Metadata => metadata(text),
+        }
+    }
 }
 
 impl Judge {
@@ -55,17 +66,10 @@ impl Judge {
         }
     }
 
-    pub fn contains(wanted: &Json) -> Self {
+    pub fn contains(wanted: &Json<'static>, form: Form) -> Self {
         Self::Contains {
             wanted: wanted.clone(),
-            metadata: false,
-        }
-    }
-
-    pub fn metadata_contains(wanted: &Json) -> Self {
-        Self::Contains {
-            wanted: wanted.clone(),
-            metadata: true,
+            form,
         }
     }
 
@@ -85,21 +89,14 @@ impl Judge {
                 _ => false,
             },
             Self::Thread(check) => {
-                let extra = match cells.next() {
-                    Some(Cell::Text(json)) => parse(json),
-                    _ => Json::Null,
+                let metadata = match cells.next() {
+                    Some(Cell::Text(extra)) => metadata(extra),
+                    _ => None,
                 };
-                entries::text(check, thread(&extra).as_deref())
+                entries::text(check, metadata.as_ref().and_then(thread_id).as_deref())
             }
-            Self::Contains { wanted, metadata } => match cells.next() {
-                Some(Cell::Text(json)) => {
-                    let json = parse(json);
-                    if *metadata {
-                        json.get("metadata").is_some_and(|json| contains(json, wanted))
-                    } else {
-                        contains(&json, wanted)
-                    }
-                }
+            Self::Contains { wanted, form } => match cells.next() {
+                Some(Cell::Text(text)) => form.read(text).is_some_and(|json| contains(&json, wanted)),
                 _ => false,
             },
             Self::Search { needle, forms } => forms.iter().zip(cells).any(|(form, cell)| match (form, cell) {
@@ -108,10 +105,7 @@ impl Judge {
                 (Form::Plain, Cell::Text(text)) => found(needle, text),
                 // Without escapes, what is in none of the bytes is in none of the texts.
                 (_, Cell::Text(text)) if !text.contains('\\') && !found(needle, text) => false,
-                (Form::Json, Cell::Text(text)) => searched(needle, &parse(text)),
-                (Form::Metadata, Cell::Text(text)) => parse(text)
-                    .get("metadata")
-                    .is_some_and(|metadata| searched(needle, metadata)),
+                (form, Cell::Text(text)) => form.read(text).is_some_and(|json| searched(needle, &json)),
             }),
             Self::Trace(traces) => match cells.next() {
                 Some(Cell::Text(id)) => id.parse().is_ok_and(|id: Uuid| traces.contains(&id)),
@@ -125,21 +119,22 @@ fn entry(family: Family, tests: &[Test], text: &str) -> bool {
     if !tests.iter().all(|test| perhaps(test, text)) {
         return false;
     }
-    let json = parse(text);
     match family {
-        Family::Metadata => json.get("metadata").is_some_and(|metadata| one(tests, metadata)),
-        Family::Input | Family::Output => one(tests, &json),
-        Family::Feedback => json.as_array().is_some_and(|given| {
-            given.iter().any(|feedback| {
+        Family::Metadata => metadata(text).is_some_and(|metadata| one(tests, &metadata)),
+        Family::Input | Family::Output => parse(text).is_some_and(|json| one(tests, &json)),
+        Family::Feedback => {
+            let given = parse(text);
+            let mut given = given.iter().filter_map(Json::as_array).flatten();
+            given.any(|feedback| {
                 let key = feedback.get("key").and_then(Json::as_str).unwrap_or_default();
                 let value = feedback.get("value").unwrap_or(&Json::Null);
                 tests.iter().all(|test| passes(test, key, Some(value), Some(feedback)))
             })
-        }),
+        }
     }
 }
 
-fn one(tests: &[Test], json: &Json) -> bool {
+fn one(tests: &[Test], json: &Json<'_>) -> bool {
     any(json, &mut |key, value| {
         tests.iter().all(|test| passes(test, key, value, None))
     })
@@ -161,18 +156,12 @@ fn perhaps(test: &Test, text: &str) -> bool {
 }
 
 /// The JSON in a column. Ingest has checked it; where it is none all the same, nothing is in it.
-fn parse(text: &str) -> Json {
-    serde_json::from_str(text).unwrap_or(Json::Null)
+fn parse(text: &str) -> Option<Json<'_>> {
+    Json::parse(text).ok()
 }
 
-/// The thread a run belongs to, by its `extra`.
-fn thread(extra: &Json) -> Option<Cow<'_, str>> {
-    let metadata = extra.get("metadata")?;
-    ["thread_id", "session_id", "conversation_id"]
-        .into_iter()
-        .find_map(|key| match metadata.get(key)? {
-            Json::String(text) => Some(Cow::Borrowed(text.as_str())),
-            Json::Number(number) => Some(Cow::Owned(number.to_string())),
-            _ => None,
-        })
+/// The metadata in `extra`. Of the rest of it nothing is built.
+fn metadata(extra: &str) -> Option<Json<'_>> {
+    let [metadata] = members(extra, ["metadata"])?;
+    parse(metadata?)
 }

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use towpath_domain::{TenantId, UnitId};
 use towpath_traces::fold::Unfolded;
 
-/// Bytes of units, as they lie in the log, of which the rows are kept.
-const BYTES: i64 = 32 << 20;
+/// Bytes of bodies after decoding of which the rows are kept.
+const BYTES: i64 = 128 << 20;
 /// After this they are folded anew: a project may have been deleted, or made under the name of another.
 const AGE: Duration = Duration::from_secs(5);
 
@@ -17,9 +17,12 @@ const AGE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub struct Recent(VecDeque<Entry>);
 
+/// A unit and its place in the order of acceptance, which changes when a fold takes it.
+type Placed = (UnitId, i64);
+
 struct Entry {
     tenant: TenantId,
-    units: Vec<UnitId>,
+    units: Vec<Placed>,
     bytes: i64,
     made: Instant,
     open: Arc<Unfolded>,
@@ -28,7 +31,7 @@ struct Entry {
 impl Recent {
     /// What exactly these units of a workspace came to. One more or one less may change it: a patch in one unit finds
     /// its trace run in another.
-    pub fn find(&mut self, tenant: TenantId, units: &[UnitId]) -> Option<Arc<Unfolded>> {
+    pub fn find(&mut self, tenant: TenantId, units: &[Placed]) -> Option<Arc<Unfolded>> {
         self.0.retain(|entry| entry.made.elapsed() < AGE);
         let found = self
             .0
@@ -38,7 +41,7 @@ impl Recent {
     }
 
     /// Keeps what units came to, and lets go of as many others as that takes.
-    pub fn keep(&mut self, tenant: TenantId, units: Vec<UnitId>, bytes: i64, open: Arc<Unfolded>) {
+    pub fn keep(&mut self, tenant: TenantId, units: Vec<Placed>, bytes: i64, open: Arc<Unfolded>) {
         // The units of a workspace only become more, until they are folded: what there was of it is of no use now.
         self.0
             .retain(|entry| entry.tenant != tenant && entry.made.elapsed() < AGE);

@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 use towpath_domain::filter::Filter;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_query::Predicate;
+use towpath_store::feedback::Feedback;
 use towpath_traces::operation::{Fields, Operation, Verb};
 use towpath_traces::row::{Row, RowsBuilder};
 use uuid::Uuid;
@@ -75,7 +76,7 @@ fn id(number: usize) -> Uuid {
     Uuid::from_u128(0x0194_fdc2_0000_7000_8000_0000_0000_0000 + number as u128)
 }
 
-fn row(dice: &mut Dice, number: usize) -> Row {
+fn post(dice: &mut Dice, number: usize) -> Operation {
     let start = Timestamp::from_micros(START + (dice.roll(100) as i64) * 60_000_000);
     let mut outputs = object(dice, 2);
     if dice.roll(2) == 0 {
@@ -114,13 +115,16 @@ fn row(dice: &mut Dice, number: usize) -> Row {
         extra: (dice.roll(4) > 0).then(|| extra.to_vec()),
         ..Fields::default()
     };
-    let operation = Operation {
+    Operation {
         verb: Verb::Post,
         id: TraceRunId(id(1000 + number)),
         project: None,
         fields,
-    };
-    Row::from_operation(operation, number as i64)
+    }
+}
+
+fn row(dice: &mut Dice, number: usize) -> Row {
+    Row::from_operation(post(dice, number), number as i64)
 }
 
 fn dice_type(number: usize) -> String {
@@ -285,17 +289,16 @@ fn filter(dice: &mut Dice, depth: usize) -> String {
     }
 }
 
-#[test]
-fn two_hundred_filters_mean_what_they_say() {
-    let mut dice = Dice(20_261_121);
+/// Checks that 200 filters hold for `rows`, of which `lists` tells the feedback, as the plain evaluator says of `plain`
+/// and `given`, which are the same in other words.
+fn filters_agree(
+    dice: &mut Dice,
+    rows: &[Row],
+    lists: &HashMap<TraceRunId, String>,
+    plain: &[Row],
+    given: &HashMap<TraceRunId, Vec<Json>>,
+) {
     let (tenant, project) = (TenantId(id(1)), ProjectId(id(2)));
-    let rows: Vec<Row> = (0..300).map(|number| row(&mut dice, number)).collect();
-    let given: HashMap<TraceRunId, Vec<Json>> = rows.iter().map(|row| (row.id(), feedback(&mut dice))).collect();
-    let lists = given
-        .iter()
-        .filter(|(_, list)| !list.is_empty())
-        .map(|(run, list)| (*run, Json::Array(list.clone()).to_string()))
-        .collect();
     let mut builder = RowsBuilder::new(tenant, project);
     rows.iter().for_each(|row| builder.push(row).unwrap());
     let batch = builder.finish().unwrap();
@@ -303,7 +306,7 @@ fn two_hundred_filters_mean_what_they_say() {
 
     let (mut some, mut none, mut all) = (0, 0, 0);
     for number in 0..200 {
-        let text = filter(&mut dice, number % 4);
+        let text = filter(dice, number % 4);
         let parsed = match Filter::parse(&text) {
             Ok(parsed) => parsed,
             // Two values of the same die may not go with a test; that is the parser's own test's business.
@@ -312,9 +315,9 @@ fn two_hundred_filters_mean_what_they_say() {
         };
         let predicate = Predicate::new(Some(&parsed), &[]).unwrap_or_else(|error| panic!("{text}: {error:?}"));
         let held = predicate
-            .evaluate(&batch, &keys, &lists)
+            .evaluate(&batch, &keys, lists)
             .unwrap_or_else(|error| panic!("{text}: {error:?}"));
-        for (index, row) in rows.iter().enumerate() {
+        for (index, row) in plain.iter().enumerate() {
             let subject = Subject {
                 row,
                 session: project.0,
@@ -340,6 +343,147 @@ fn two_hundred_filters_mean_what_they_say() {
         some > 120,
         "{some} filters divide the rows, {none} match none, {all} match all"
     );
+}
+
+#[test]
+fn two_hundred_filters_mean_what_they_say() {
+    let mut dice = Dice(20_261_121);
+    let rows: Vec<Row> = (0..300).map(|number| row(&mut dice, number)).collect();
+    let given: HashMap<TraceRunId, Vec<Json>> = rows.iter().map(|row| (row.id(), feedback(&mut dice))).collect();
+    let lists = given
+        .iter()
+        .filter(|(_, list)| !list.is_empty())
+        .map(|(run, list)| (*run, Json::Array(list.clone()).to_string()))
+        .collect();
+    filters_agree(&mut dice, &rows, &lists, &rows, &given);
+}
+
+/// With the JSON of its fields changed.
+fn changed(mut post: Operation, change: impl Fn(&str) -> String) -> Operation {
+    let fields = &mut post.fields;
+    for text in [&mut fields.inputs, &mut fields.outputs].into_iter().flatten() {
+        *text = change(text);
+    }
+    for (_, text) in fields.extra.iter_mut().flatten() {
+        *text = change(text);
+    }
+    post
+}
+
+#[test]
+fn filters_see_all_of_what_other_readers_refuse() {
+    let mut dice = Dice(20_261_122);
+    // The plain evaluator reads a number and a character in their place.
+    let big = json!(1e300).to_string();
+    let odd = |plain: &str| plain.replace(&big, "1e999").replace('\u{fffd}', "\\ud83d");
+    let members = json!({"odd": [1e300, "Beta \u{fffd}", {"\u{fffd}": -1e300, "k": "\u{fffd}"}]}).to_string();
+    let plain: Vec<Operation> = (0..300)
+        .map(|number| {
+            changed(post(&mut dice, number), |text| match text.strip_prefix('{') {
+                Some("}") => members.clone(),
+                Some(rest) => format!("{},{rest}", members.trim_end_matches('}')),
+                None => text.to_owned(),
+            })
+        })
+        .collect();
+    let texts = plain.iter().filter_map(|post| Some(&post.fields.extra.as_ref()?[0].1));
+    for text in texts.map(|text| odd(text)) {
+        assert!(text.contains(r#"[1e999,"Beta \ud83d",{"#), "{text}");
+        assert!(serde_json::from_str::<Json>(&text).is_err());
+    }
+    let row = |post: Operation| Row::from_operation(post, 1);
+    let rows: Vec<Row> = plain.iter().map(|post| row(changed(post.clone(), odd))).collect();
+    let plain: Vec<Row> = plain.into_iter().map(row).collect();
+
+    let given: HashMap<TraceRunId, Vec<Json>> = plain
+        .iter()
+        .map(|row| {
+            let mut given = feedback(&mut dice);
+            given.push(json!({"key": "good", "score": 1e300, "value": "Beta \u{fffd}", "source": null}));
+            (row.id(), given)
+        })
+        .collect();
+    let lists = given
+        .iter()
+        .map(|(run, list)| (*run, odd(&Json::Array(list.clone()).to_string())));
+    filters_agree(&mut dice, &rows, &lists.collect(), &plain, &given);
+}
+
+#[test]
+fn values_compare_as_they_were_sent() {
+    let (tenant, project) = (TenantId(id(1)), ProjectId(id(2)));
+    // As deep as they are accepted inside of `extra` and of feedback.
+    let deep = |levels: usize| format!("{}\"bottom\"{}", "[".repeat(levels), "]".repeat(levels));
+    let metadata = format!(
+        r#"{{"n":9007199254740993,"large":123456789012345678901234567890,"out":1e999,"below":-1e999,"exact":0.30,"deep":{}}}"#,
+        deep(125)
+    );
+    let fields = Fields {
+        start_time: Some(Timestamp::from_micros(START)),
+        extra: Some(vec![("metadata".to_owned(), metadata)]),
+        ..Fields::default()
+    };
+    let operation = Operation {
+        verb: Verb::Post,
+        id: TraceRunId(id(3)),
+        project: None,
+        fields,
+    };
+    let row = Row::from_operation(operation, 1);
+    let mut builder = RowsBuilder::new(tenant, project);
+    builder.push(&row).unwrap();
+    let batch = builder.finish().unwrap();
+    let body = format!(r#"{{"value":{},"score":9007199254740993}}"#, deep(126));
+    let given = Feedback {
+        tenant_id: tenant,
+        id: id(4),
+        run_id: Some(row.id()),
+        key: "k".to_owned(),
+        body,
+        seq: 1,
+        created_at: Timestamp::from_micros(0),
+        modified_at: None,
+        deleted: false,
+    };
+    let lists = towpath_query::feedback::lists(&[given]);
+    let pair = |key: &str, test: &str| format!("and(eq(metadata_key, \"{key}\"), {test})");
+    for (filter, expected) in [
+        (pair("n", "eq(metadata_value, 9007199254740993)"), true),
+        (pair("n", "eq(metadata_value, 9007199254740992)"), false),
+        (pair("n", "eq(metadata_value, 9007199254740994)"), false),
+        (pair("n", "gt(metadata_value, 9007199254740992)"), true),
+        (pair("n", "lt(metadata_value, 9007199254740993)"), false),
+        (pair("n", "in(metadata_value, [1, 9007199254740993])"), true),
+        (pair("n", "eq(metadata_value, \"9007199254740993\")"), true),
+        ("has(metadata, '{\"n\": 9007199254740993}')".to_owned(), true),
+        ("has(metadata, '{\"n\": 9007199254740992}')".to_owned(), false),
+        (
+            pair("large", "eq(metadata_value, 123456789012345678901234567890)"),
+            true,
+        ),
+        (
+            pair("large", "eq(metadata_value, 123456789012345678901234567891)"),
+            false,
+        ),
+        (pair("large", "eq(metadata_value, 1.2345678901234568e29)"), true),
+        (pair("out", "gt(metadata_value, 1e308)"), true),
+        (pair("out", "eq(metadata_value, 2e999)"), true),
+        (pair("out", "eq(metadata_value, \"1e999\")"), true),
+        (pair("out", "lt(metadata_value, 1e308)"), false),
+        (pair("below", "lt(metadata_value, -1e308)"), true),
+        (pair("exact", "eq(metadata_value, 0.3)"), true),
+        (pair("exact", "eq(metadata_value, \"0.30\")"), true),
+        (pair("deep", "eq(metadata_value, \"bottom\")"), true),
+        ("search(metadata, \"BOTTOM\")".to_owned(), true),
+        ("eq(feedback_score, 9007199254740993)".to_owned(), true),
+        ("eq(feedback_score, 9007199254740992)".to_owned(), false),
+        ("and(eq(feedback_key, \"k\"), gt(feedback_score, 0))".to_owned(), true),
+    ] {
+        let parsed = Filter::parse(&filter).unwrap_or_else(|error| panic!("{filter}: {error}"));
+        let predicate = Predicate::new(Some(&parsed), &[]).unwrap();
+        let held = predicate.evaluate(&batch, &[row.key().unwrap()], &lists).unwrap();
+        assert_eq!(held.value(0), expected, "{filter}");
+    }
 }
 
 #[test]

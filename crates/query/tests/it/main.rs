@@ -2,3 +2,4 @@
 
 mod filters;
 mod naive;
+mod traces;

@@ -154,7 +154,7 @@ fn alone(test: &Test, subject: &Subject<'_>) -> bool {
 }
 
 fn extra(row: &Row) -> Option<Json> {
-    let pairs = row.fields().extra.as_ref()?;
+    let pairs = row.extra()?;
     let pairs = pairs
         .iter()
         .map(|(key, raw)| (key.clone(), serde_json::from_str(raw).unwrap()));
@@ -281,7 +281,7 @@ fn of_scalar(what: &Check, json: &Json) -> bool {
 fn of_json(what: &Check, json: Option<Json>) -> bool {
     let Some(json) = json else { return false };
     match what {
-        Check::HasJson(wanted) => covers(&json, wanted),
+        Check::HasJson(wanted) => covers(&json, &wanted.clone().into()),
         Check::Search(needle) => {
             let mut texts = Vec::new();
             gather(&json, &mut texts);
@@ -350,7 +350,7 @@ fn meant(value: &Value) -> Has {
         Value::Time(time) => Has::Whole(time.micros().into()),
         Value::Span(number) | Value::Count(number) => Has::Whole((*number).into()),
         Value::Cost(units) => Has::Whole(*units),
-        Value::Number(number) => Has::Number(*number),
+        Value::Number(number) => Has::Number(number.to_f64()),
     }
 }
 

@@ -35,8 +35,10 @@ pub struct Listed {
     pub filter: Option<String>,
     /// The schedule it was spawned from.
     pub source_bulk_export_id: Option<ExportId>,
-    /// Why it failed, if not for one of its runs.
+    /// Why it failed, if not for one of its runs; of a schedule, why it stopped, unless somebody cancelled it.
     pub error: Option<String>,
+    /// Operations that were in quarantine meanwhile, and may be missing from it; a schedule has no such number.
+    pub missing_operations: Option<i64>,
     /// When it was asked for.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -77,7 +79,8 @@ pub struct Filter {
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64, offset: i64) -> Result<Vec<Listed>> {
     let text = "SELECT id, tenant_id, destination_id, project_id, status, start_time, end_time,
                        CAST(NULL AS bigint) AS interval_hours, compression, format_version, export_fields,
-                       (SELECT f.filter FROM export_filter f WHERE f.id = export.id) AS filter, source_bulk_export_id, error, created_at, updated_at, finished_at
+                       (SELECT f.filter FROM export_filter f WHERE f.id = export.id) AS filter, source_bulk_export_id, error,
+                       missing_operations, created_at, updated_at, finished_at
                 FROM export
                 WHERE tenant_id = $1 AND ($2 IS NULL OR id = $2) AND ($3 IS NULL OR project_id = $3)
                   AND ($4 IS NULL OR destination_id = $4) AND ($5 IS NULL OR status = $5)
@@ -85,7 +88,8 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i64
                 UNION ALL
                 SELECT id, tenant_id, destination_id, project_id, status, start_time, NULL,
                        interval_hours, compression, format_version, export_fields,
-                       (SELECT f.filter FROM export_filter f WHERE f.id = scheduled_export.id), NULL, NULL, created_at, updated_at, finished_at
+                       (SELECT f.filter FROM export_filter f WHERE f.id = scheduled_export.id), NULL, error,
+                       NULL, created_at, updated_at, finished_at
                 FROM scheduled_export
                 WHERE tenant_id = $1 AND ($2 IS NULL OR id = $2) AND ($3 IS NULL OR project_id = $3)
                   AND ($4 IS NULL OR destination_id = $4) AND ($5 IS NULL OR status = $5) AND $6 IS NULL

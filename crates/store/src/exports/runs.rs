@@ -6,6 +6,10 @@ use towpath_domain::{ExportId, ExportRunId, JobId, TenantId, Timestamp};
 use super::files::ExportFile;
 use crate::{Error, Result, Tx};
 
+mod many;
+
+pub use many::{NewRun, cancel_all, cancel_open, fail_all_to, insert_all, to_be_cleaned};
+
 /// An export run as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
 pub struct ExportRun {
@@ -67,39 +71,6 @@ pub struct Progress {
     pub bytes: i64,
     /// Finished files.
     pub files: i64,
-}
-
-/// Records an export run as `CREATED`.
-///
-/// # Errors
-/// [`Error::Conflict`] when the export has a run of that start already.
-pub async fn insert(
-    tx: &mut Tx<'_>,
-    tenant: TenantId,
-    export: ExportId,
-    id: ExportRunId,
-    partition: Partition,
-    prefix: &str,
-    job: JobId,
-) -> Result<()> {
-    let now = tx.now();
-    on!(tx, |conn| sqlx::query(
-        "INSERT INTO export_run (id, tenant_id, export_id, job_id, status, start_time, end_time, prefix, created_at,
-                                 updated_at)
-         VALUES ($1, $2, $3, $4, 'CREATED', $5, $6, $7, $8, $8)"
-    )
-    .bind(id)
-    .bind(tenant)
-    .bind(export)
-    .bind(job)
-    .bind(partition.start)
-    .bind(partition.end)
-    .bind(prefix)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(drop))?;
-    Ok(())
 }
 
 /// One export run.
@@ -219,6 +190,41 @@ pub async fn pending(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, upload:
     if changed == 1 { Ok(()) } else { Err(Error::Stale) }
 }
 
+/// Notes that the file at `path`, which was about to be visible, is given up, and with it the uploads under its name.
+///
+/// # Errors
+/// [`Error::Stale`] when the run is not running.
+pub async fn pending_given_up(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId, path: &str) -> Result<()> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE export_run SET pending_upload = NULL, updated_at = $3
+         WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING'"
+    )
+    .bind(tenant)
+    .bind(id)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    if changed != 1 {
+        return Err(Error::Stale);
+    }
+    forget_uploads(tx, id, path).await
+}
+
+/// Uploads in parts under one name are over.
+async fn forget_uploads(tx: &mut Tx<'_>, id: ExportRunId, path: &str) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM export_upload WHERE export_run_id = $1 AND path = $2"
+    )
+    .bind(id)
+    .bind(path)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// Records a finished file and the cursor behind it (JSON), and that nothing is pending any more. Recording the same
 /// file again changes nothing.
 ///
@@ -254,32 +260,8 @@ pub async fn file_done(tx: &mut Tx<'_>, tenant: TenantId, file: &ExportFile, cur
     .execute(conn)
     .await
     .map(drop))?;
-    on!(tx, |conn| sqlx::query(
-        "DELETE FROM export_upload WHERE export_run_id = $1 AND path = $2"
-    )
-    .bind(id)
-    .bind(&file.path)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    forget_uploads(tx, id, &file.path).await?;
     settle_progress(tx, tenant, id).await
-}
-
-/// Whether a worker ever had its job: then something of it may lie at the destination.
-///
-/// # Errors
-/// Those of the database.
-pub async fn was_begun(tx: &mut Tx<'_>, tenant: TenantId, id: ExportRunId) -> Result<bool> {
-    let begun: Option<i64> = on!(tx, |conn| {
-        sqlx::query_scalar(
-        "SELECT j.fence FROM export_run r JOIN job j ON j.id = r.job_id WHERE r.tenant_id = $1 AND r.id = $2 AND j.fence > 0"
-    )
-    .bind(tenant)
-    .bind(id)
-    .fetch_optional(conn)
-    .await
-    })?;
-    Ok(begun.is_some())
 }
 
 /// Brings a run to a final state, with the totals of its finished files. `last_error` is noted unless the failed
@@ -311,23 +293,6 @@ pub async fn finish(
     .await
     .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
-}
-
-/// Cancels every run of an export that is not final, and says which.
-///
-/// # Errors
-/// Those of the database.
-pub async fn cancel_open(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result<Vec<(ExportRunId, JobId)>> {
-    let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "UPDATE export_run SET status = 'CANCELLED', pending_upload = NULL, finished_at = $3, updated_at = $3
-         WHERE tenant_id = $1 AND export_id = $2 AND status IN ('CREATED', 'RUNNING') RETURNING id, job_id"
-    )
-    .bind(tenant)
-    .bind(export)
-    .bind(now)
-    .fetch_all(conn)
-    .await)?)
 }
 
 /// Notes why attempt `n` (from 0) of a run failed.

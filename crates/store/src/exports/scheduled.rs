@@ -2,7 +2,7 @@
 //! [`schedules`](crate::schedules).
 
 use towpath_domain::export::{Compression, Content, ExportStatus, FormatVersion};
-use towpath_domain::{DestinationId, ExportId, ProjectId, ScheduleId, TenantId, Timestamp};
+use towpath_domain::{DestinationId, ExportId, JobId, ProjectId, ScheduleId, TenantId, Timestamp};
 
 use super::{fields, keep_filter, stored};
 use crate::{Result, Tx};
@@ -34,6 +34,8 @@ pub struct ScheduledExport {
     pub filter: Option<String>,
     /// The chain of its spawns.
     pub schedule_id: ScheduleId,
+    /// Why it stopped, unless somebody cancelled it.
+    pub error: Option<String>,
     /// When it was asked for.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -134,21 +136,70 @@ pub async fn running_of(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -
     .await)?)
 }
 
-/// Cancels it. True when this call did it.
+/// Cancels it; `error` says why, unless somebody asked for it. True when this call did it.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<bool> {
+pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId, error: Option<&str>) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
-        "UPDATE scheduled_export SET status = 'CANCELLED', finished_at = $3, updated_at = $3
+        "UPDATE scheduled_export SET status = 'CANCELLED', error = $3, finished_at = $4, updated_at = $4
          WHERE tenant_id = $1 AND id = $2 AND status = 'RUNNING'"
     )
     .bind(tenant)
     .bind(id)
+    .bind(error)
     .bind(now)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
+}
+
+/// The jobs that spawn the next exports to a destination.
+///
+/// # Errors
+/// Those of the database.
+pub async fn spawn_jobs_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId) -> Result<Vec<JobId>> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT s.spawn_job FROM scheduled_export e JOIN schedule s ON s.id = e.schedule_id
+         WHERE e.tenant_id = $1 AND e.destination_id = $2 AND e.status = 'RUNNING' AND s.spawn_job IS NOT NULL
+         ORDER BY e.id"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Cancels all scheduled exports to a destination with their chains.
+///
+/// # Errors
+/// Those of the database.
+pub async fn cancel_all_to(tx: &mut Tx<'_>, tenant: TenantId, destination: DestinationId, error: &str) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| {
+        sqlx::query(
+        "UPDATE schedule SET ended_at = coalesce(ended_at, $3) WHERE id IN (
+             SELECT schedule_id FROM scheduled_export WHERE tenant_id = $1 AND destination_id = $2 AND status = 'RUNNING')"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop)
+    })?;
+    on!(tx, |conn| sqlx::query(
+        "UPDATE scheduled_export SET status = 'CANCELLED', error = $3, finished_at = $4, updated_at = $4
+         WHERE tenant_id = $1 AND destination_id = $2 AND status = 'RUNNING'"
+    )
+    .bind(tenant)
+    .bind(destination)
+    .bind(error)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }

@@ -1,9 +1,11 @@
-//! Parents and children.
+//! Parents and children, and what is done to many of them at once: each is one statement, however many they are.
 
 use towpath_domain::JobId;
 
-use super::Job;
-use crate::error::Result;
+use super::bulk::{self, Fenced};
+use super::sweep::Candidate;
+use super::{Each, Job, NewJob};
+use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 
 /// Children of a job in the order they were recorded, at most `limit`.
@@ -23,6 +25,177 @@ pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i6
         .await)?)
 }
 
+/// Open children of these jobs in the order they were recorded, at most `limit`.
+///
+/// # Errors
+/// As every statement.
+pub async fn open_children(tx: &mut Tx<'_>, parents: &[JobId], limit: i64) -> Result<Vec<Candidate>> {
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "SELECT job.id, job.lane FROM json_each($1) parent CROSS JOIN job
+                 WHERE job.parent_id = unhex(parent.value) AND job.finished_at IS NULL ORDER BY job.id LIMIT $2 + 0",
+            )
+            .bind(id_list(parents))
+            .bind(limit)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            sqlx::query_as(
+                "SELECT id, lane FROM job WHERE parent_id = ANY($1) AND finished_at IS NULL ORDER BY id LIMIT $2 + 0",
+            )
+            .bind(id_array(parents))
+            .bind(limit)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
+/// Where jobs stand: their lanes and their parents. Ids that do not exist are left out.
+///
+/// # Errors
+/// As every statement.
+pub async fn places(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<(JobId, Option<String>, Option<JobId>)>> {
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "SELECT job.id, job.lane, job.parent_id FROM json_each($1) wanted CROSS JOIN job
+                 WHERE job.id = unhex(wanted.value)",
+            )
+            .bind(id_list(ids))
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            sqlx::query_as("SELECT id, lane, parent_id FROM job WHERE id = ANY($1)")
+                .bind(id_array(ids))
+                .fetch_all(conn)
+                .await?
+        }
+    })
+}
+
+/// Records jobs that are alike but for what `each` says; `like` has the rest.
+///
+/// # Errors
+/// As every statement.
+pub async fn insert_all(tx: &mut Tx<'_>, like: &NewJob<'_>, each: &[Each]) -> Result<()> {
+    let now = tx.now();
+    let rows: Vec<_> = each
+        .iter()
+        .map(|job| {
+            let id = job.id.0.simple().to_string();
+            (
+                id,
+                job.state.as_str(),
+                &job.input,
+                &job.lane,
+                job.lane_seq,
+                job.lane_held,
+            )
+        })
+        .collect();
+    let rows = serde_json::to_string(&rows).map_err(|_| Error::corrupt("job", "input", like.id))?;
+    // Lists travel as JSON text in both; only the way back to ids and numbers differs.
+    let text = sql!(tx,
+        sqlite: "INSERT INTO job (id, tenant_id, kind, pool, priority, state, run_at, deadline_at, input, lane, lane_seq,
+                                  lane_held, keep_place, parent_id, traceparent, created_at)
+                 SELECT unhex(value ->> 0), $2, $3, $4, $5, value ->> 1, $6, $7, value ->> 2, value ->> 3, value ->> 4,
+                        value ->> 5, $8, $9, $10, $11
+                 FROM json_each($1)",
+        postgres: "INSERT INTO job (id, tenant_id, kind, pool, priority, state, run_at, deadline_at, input, lane, lane_seq,
+                                    lane_held, keep_place, parent_id, traceparent, created_at)
+                   SELECT (value ->> 0)::uuid, $2, $3, $4, $5, value ->> 1, $6, $7, value ->> 2, value ->> 3,
+                          (value ->> 4)::bigint, (value ->> 5)::boolean, $8, $9, $10, $11
+                   FROM json_array_elements($1::json)");
+    on!(tx, |conn| {
+        sqlx::query(text)
+            .bind(&rows)
+            .bind(like.tenant_id)
+            .bind(like.kind)
+            .bind(like.pool)
+            .bind(like.priority)
+            .bind(like.run_at)
+            .bind(like.deadline_at)
+            .bind(like.keep_place)
+            .bind(like.parent_id)
+            .bind(&like.traceparent)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop)
+    })?;
+    Ok(())
+}
+
+/// Marks running jobs as asked to stop.
+///
+/// # Errors
+/// As every statement.
+pub async fn mark_cancel_all(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<()> {
+    let now = tx.now();
+    match tx.conn() {
+        Conn::Sqlite(conn) => sqlx::query(
+            "UPDATE job SET cancel_at = coalesce(cancel_at, $2) WHERE id IN (SELECT unhex(value) FROM json_each($1))",
+        )
+        .bind(id_list(ids))
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop)?,
+        Conn::Postgres(conn) => {
+            sqlx::query("UPDATE job SET cancel_at = coalesce(cancel_at, $2) WHERE id = ANY($1)")
+                .bind(id_array(ids))
+                .bind(now)
+                .execute(conn)
+                .await
+                .map(drop)?;
+        }
+    }
+    Ok(())
+}
+
+/// Makes jobs `cancelled` that are on no worker. The caller has locked them.
+///
+/// # Errors
+/// [`Error::Stale`] when one of them is not at the fence the caller locked it with.
+pub async fn cancel_all(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<()> {
+    let now = tx.now();
+    let done = match tx.conn() {
+        Conn::Sqlite(conn) => sqlx::query(
+            "UPDATE job SET state = 'cancelled', finished_at = $2, lane_held = 0, dead = 0
+             FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
+             WHERE job.id = held.id AND job.fence = held.fence",
+        )
+        .bind(bulk::as_json(held))
+        .bind(now)
+        .execute(conn)
+        .await?
+        .rows_affected(),
+        Conn::Postgres(conn) => {
+            let (ids, fences) = bulk::as_arrays(held);
+            sqlx::query(
+                "UPDATE job SET state = 'cancelled', finished_at = $3, lane_held = false, dead = false
+                 FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
+                 WHERE job.id = ANY($1) AND job.id = held.id AND job.fence = held.fence",
+            )
+            .bind(ids)
+            .bind(fences)
+            .bind(now)
+            .execute(conn)
+            .await?
+            .rows_affected()
+        }
+    };
+    if usize::try_from(done).is_ok_and(|done| done == held.len()) {
+        Ok(())
+    } else {
+        Err(Error::Stale)
+    }
+}
+
 /// Counts the open children of a parent anew and writes the count into its row. Returns it.
 ///
 /// # Errors
@@ -39,18 +212,19 @@ pub async fn count_children(tx: &mut Tx<'_>, parent: JobId) -> Result<i64> {
     })?)
 }
 
-/// Tells a locked parent that one child is over.
+/// Tells a locked parent that so many children are over, and how many of them ended otherwise than well.
 ///
 /// # Errors
 /// As every statement.
-pub async fn child_over(tx: &mut Tx<'_>, parent: JobId, badly: bool) -> Result<()> {
+pub async fn children_over(tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64) -> Result<()> {
     on!(tx, |conn| {
         sqlx::query(
-            "UPDATE job SET open_children = open_children - 1, bad_children = bad_children + $2
+            "UPDATE job SET open_children = open_children - $2, bad_children = bad_children + $3
              WHERE id = $1 AND finished_at IS NULL",
         )
         .bind(parent)
-        .bind(i64::from(badly))
+        .bind(over)
+        .bind(badly)
         .execute(conn)
         .await
         .map(drop)
@@ -98,4 +272,15 @@ pub async fn grew(tx: &mut Tx<'_>, known: &[JobId]) -> Result<bool> {
             .await?)
         }
     }
+}
+
+/// `["hex id", …]` for `json_each`: SQLite has no arrays.
+pub(super) fn id_list(ids: &[JobId]) -> String {
+    let ids: Vec<_> = ids.iter().map(|id| id.0.simple().to_string()).collect();
+    serde_json::to_string(&ids).expect("texts are always JSON")
+}
+
+/// The same for PostgreSQL.
+fn id_array(ids: &[JobId]) -> Vec<sqlx::types::Uuid> {
+    ids.iter().map(|id| id.0).collect()
 }

@@ -55,7 +55,7 @@ const SQLITE_PROMOTE: &str = "UPDATE job SET state = 'ready', lane_held = 1
      WHERE lane.key = taken.key";
 
 /// In the order of their bytes, as whoever locks one after another does.
-const POSTGRES_LOCK: &str = "SELECT 1 FROM lane WHERE key = ANY($1) ORDER BY key COLLATE \"C\" FOR UPDATE";
+const POSTGRES_LOCK: &str = "SELECT 1 FROM lane WHERE key = ANY($1) ORDER BY key COLLATE \"C\" FOR NO KEY UPDATE";
 
 /// All of it, once the lanes are locked. Arrays, not joins: see `postgres.rs`.
 const POSTGRES_LEAVE: &str = "WITH locked AS MATERIALIZED (

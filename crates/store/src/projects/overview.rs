@@ -5,6 +5,7 @@ use towpath_domain::{ProjectId, TenantId, Timestamp};
 
 use super::Project;
 use crate::error::Result;
+use crate::query::Query;
 use crate::tx::Tx;
 
 /// A project as operators see it.
@@ -34,41 +35,37 @@ pub struct Overview {
 /// # Errors
 /// As every statement.
 pub async fn list(tx: &mut Tx<'_>, part: &str, limit: i64, offset: i64) -> Result<Vec<Overview>> {
-    let part = part
-        .to_lowercase()
-        .replace('\\', "\\\\")
-        .replace('%', "\\%")
-        .replace('_', "\\_");
-    Ok(on!(tx, |conn| {
-        sqlx::query_as(
-            "SELECT p.id, p.tenant_id, p.name, p.start_time, CAST(coalesce(sum(s.rows), 0) AS bigint) AS rows,
-                    count(DISTINCT s.day) AS days, min(s.min_sort_time) AS first_run, max(s.max_sort_time) AS last_run
-             FROM project p LEFT JOIN segment_part s ON s.tenant_id = p.tenant_id AND s.project_id = p.id
-             WHERE lower(p.name) LIKE $1 ESCAPE '\\'
-             GROUP BY p.id, p.tenant_id, p.name, p.start_time
-             ORDER BY coalesce(max(s.max_sort_time), p.start_time) DESC, p.id LIMIT $2 OFFSET $3",
+    if part.contains('\0') || super::longer_than_a_name(part) {
+        return Ok(Vec::new());
+    }
+    let mut query = Query::new(
+        tx,
+        "SELECT p.id, p.tenant_id, p.name, p.start_time, CAST(coalesce(sum(s.rows), 0) AS bigint) AS rows,
+                count(DISTINCT s.day) AS days, min(s.min_sort_time) AS first_run, max(s.max_sort_time) AS last_run
+         FROM project p LEFT JOIN segment_part s ON s.tenant_id = p.tenant_id AND s.project_id = p.id
+         WHERE ",
+    );
+    query
+        .has_part("p.name", part)
+        .push(
+            " GROUP BY p.id, p.tenant_id, p.name, p.start_time
+             ORDER BY coalesce(max(s.max_sort_time), p.start_time) DESC, p.id, p.tenant_id",
         )
-        .bind(format!("%{part}%"))
-        .bind(limit)
-        .bind(offset)
-        .fetch_all(conn)
-        .await
-    })?)
+        .page(limit, offset);
+    query.fetch_all(tx).await
 }
 
-/// A project, whoever owns it.
+/// Projects of that id, whoever owns them; of one workspace where it is named. At most two, which tells that the id alone
+/// names none.
 ///
 /// # Errors
 /// As every statement.
-pub async fn any(tx: &mut Tx<'_>, id: ProjectId) -> Result<Option<Project>> {
-    let owner: Option<TenantId> = on!(tx, |conn| {
-        sqlx::query_scalar("SELECT tenant_id FROM project WHERE id = $1")
+pub async fn any(tx: &mut Tx<'_>, id: ProjectId, workspace: Option<TenantId>) -> Result<Vec<Project>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as("SELECT * FROM project WHERE id = $1 AND tenant_id = coalesce($2, tenant_id) LIMIT 2")
             .bind(id)
-            .fetch_optional(conn)
+            .bind(workspace)
+            .fetch_all(conn)
             .await
-    })?;
-    match owner {
-        Some(tenant) => super::get(tx, tenant, id).await.map(Some),
-        None => Ok(None),
-    }
+    })?)
 }

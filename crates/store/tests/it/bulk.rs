@@ -1,8 +1,12 @@
 //! Lists of rows in one statement: the same result as a statement for each row.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use towpath_domain::{TenantId, Timestamp, TraceRunId};
+use towpath_store::feedback::waste::{self, Position};
 use towpath_store::feedback::{self, Attachment, Feedback};
-use towpath_store::pending_patches::{self, PendingPatch};
+use towpath_store::pending_patches::{self, Bounds, PendingPatch, Usage};
 use towpath_store::{Store, on};
 use uuid::Uuid;
 
@@ -303,6 +307,183 @@ async fn patches_of_lists(twins: Twins) {
     assert_eq!(rows, twins.patches(twins.listed).await);
 }
 
+/// What waits is counted whoever adds and removes it, and of too much the oldest goes.
+async fn usage_is_counted_and_bounded(twins: Twins) {
+    let usage = async |tenant: TenantId| {
+        let usage = twins.store.read(async |tx| pending_patches::usage(tx, tenant).await);
+        usage.await.unwrap()
+    };
+    assert_eq!(usage(twins.single).await, Usage::default());
+    let of = |tenant: TenantId, count: u128| -> Vec<PendingPatch> {
+        // Accepted in another order than they are stored in.
+        let numbers = (0..count).map(|number| number * 7919 % count);
+        numbers
+            .map(|number| {
+                let seq = i64::try_from(number).unwrap();
+                patch(tenant, number % 300, seq, &"é".repeat(number as usize % 50))
+            })
+            .collect()
+    };
+    let (single, listed) = (of(twins.single, 100), of(twins.listed, 3_000));
+    let written = twins.store.write(async |tx| {
+        for row in &single {
+            pending_patches::put(tx, row.tenant_id, row.run_id, row.seq, &row.operation).await?;
+        }
+        pending_patches::put_all(tx, &listed).await?;
+        pending_patches::put_all(tx, &listed).await?;
+        pending_patches::remove(tx, twins.single, run(3), 3).await
+    });
+    written.await.unwrap();
+    let weigh = |rows: &[PendingPatch]| Usage {
+        patches: i64::try_from(rows.len()).unwrap(),
+        bytes: rows.iter().map(|row| i64::try_from(row.operation.len()).unwrap()).sum(),
+    };
+    let kept = twins.patches(twins.single).await;
+    assert_eq!(kept.len(), 99);
+    assert_eq!(usage(twins.single).await, weigh(&kept));
+    assert_eq!(usage(twins.listed).await, weigh(&listed));
+
+    let bounds = |patches, bytes| Bounds { patches, bytes };
+    let over = async |bounds| {
+        let over = twins.store.read(async |tx| pending_patches::over(tx, bounds, 10).await);
+        over.await.unwrap()
+    };
+    let trim = async |bounds| {
+        let tenants = [twins.single, twins.listed, TenantId::new()];
+        let trimmed = twins
+            .store
+            .write(async |tx| pending_patches::trim(tx, tenants, bounds).await);
+        trimmed.await.unwrap()
+    };
+    let large = 1 << 40;
+    assert_eq!(over(bounds(1_000, large)).await, [twins.listed]);
+    assert_eq!(trim(bounds(3_000, large)).await, []);
+    let dropped = trim(bounds(1_000, large)).await;
+    assert_eq!(dropped.len(), 1);
+    assert_eq!((dropped[0].tenant_id, dropped[0].usage.patches), (twins.listed, 2_000));
+    let left = twins.patches(twins.listed).await;
+    assert!(left.iter().all(|row| row.seq >= 2_000), "the oldest went");
+    assert_eq!((usage(twins.listed).await, weigh(&left).patches), (weigh(&left), 1_000));
+    // As few as it takes.
+    let before = weigh(&left);
+    let dropped = trim(bounds(large, before.bytes - 1)).await;
+    let by_seq = left
+        .iter()
+        .filter(|row| !row.operation.is_empty())
+        .map(|row| row.seq)
+        .min();
+    let dropped = dropped
+        .iter()
+        .find(|dropped| dropped.tenant_id == twins.listed)
+        .unwrap();
+    assert_eq!(dropped.usage.patches, by_seq.unwrap() - 2_000 + 1);
+    assert_eq!(twins.patches(twins.single).await.len(), 99);
+    assert_eq!(trim(bounds(0, 0)).await.len(), 2);
+    assert_eq!(
+        (usage(twins.single).await, usage(twins.listed).await),
+        (Usage::default(), Usage::default())
+    );
+    assert_eq!(over(bounds(0, 0)).await, []);
+}
+
+/// Whatever order files of one name are stored in, exactly the objects that no row names are waste.
+async fn replaced_files_are_waste(twins: Twins) {
+    let tenant = twins.listed;
+    let files: Vec<Attachment> = numbers(400)
+        .enumerate()
+        .map(|(seq, number)| {
+            let mut file = file(tenant, u128::from(number) % 10, seq as i64, TEXTS[number as usize % 3]);
+            file.path = format!("attachments/{}/{seq}", number % 10);
+            file
+        })
+        .collect();
+    let mut shuffled = files.clone();
+    shuffled.sort_by_key(|file| file.seq * 7919 % 401);
+    for files in shuffled.chunks(70) {
+        let stored = twins.store.write(async |tx| {
+            feedback::attach_all(tx, files).await?;
+            // A fold may be repeated.
+            feedback::attach_all(tx, files).await
+        });
+        stored.await.unwrap();
+    }
+    let later = twins.store.clock().now().plus(Duration::from_secs(1));
+    let waste = async || {
+        let waste = twins.store.read(async |tx| waste::before(tx, later, 1_000).await);
+        let waste = waste.await.unwrap();
+        assert!(waste.iter().all(|waste| !waste.named));
+        waste.into_iter().map(|waste| waste.path).collect::<BTreeSet<_>>()
+    };
+    let rows = twins.attachments(tenant).await;
+    let named: BTreeSet<String> = rows.iter().map(|row| row.path.clone()).collect();
+    let all: BTreeSet<String> = files.iter().map(|file| file.path.clone()).collect();
+    assert_eq!(rows.len(), 30);
+    assert_eq!(waste().await, all.difference(&named).cloned().collect());
+
+    // Only what is still the file that was looked at is forgotten.
+    let (mut seen, again) = (rows.clone(), file(tenant, 0, 1_000, &rows[0].name));
+    let again = Attachment {
+        run_id: rows[0].run_id,
+        ..again
+    };
+    seen.iter_mut().for_each(|row| row.tenant_id = tenant);
+    let forgotten = twins
+        .store
+        .write(async |tx| {
+            feedback::attach(tx, &again).await?;
+            feedback::detach(tx, tenant, &seen).await
+        })
+        .await
+        .unwrap();
+    assert_eq!(forgotten, 29);
+    let left = twins.attachments(tenant).await;
+    assert_eq!((left.len(), left[0].path.as_str()), (1, again.path.as_str()));
+    assert_eq!(waste().await, all);
+
+    // Those that cannot be removed are behind the others.
+    let paths: Vec<&str> = all.iter().map(String::as_str).collect();
+    let (stuck, gone) = paths.split_at(10);
+    let told = twins.store.write(async |tx| {
+        waste::forget(tx, &gone[1..]).await?;
+        waste::postpone(tx, stuck).await?;
+        waste::before(tx, later, 1).await
+    });
+    assert_eq!(told.await.unwrap()[0].path, gone[0]);
+    assert_eq!(waste().await.len(), 11);
+}
+
+/// A walk meets each attachment once, also where many were stored at the same moment.
+async fn a_walk_meets_every_file(twins: Twins) {
+    let files: Vec<Attachment> = (0..250)
+        .map(|number| {
+            let tenant = [twins.single, twins.listed][number as usize % 2];
+            file(tenant, number, number as i64, TEXTS[number as usize % 3])
+        })
+        .collect();
+    let stored = twins.store.write(async |tx| feedback::attach_all(tx, &files).await);
+    stored.await.unwrap();
+    let now = twins.store.clock().now();
+    let (mut seen, mut position) = (Vec::new(), Position::start());
+    loop {
+        // As it is kept between two sweeps.
+        position = serde_json::from_str(&serde_json::to_string(&position).unwrap()).unwrap();
+        let later = now.plus(Duration::from_secs(1));
+        let step = twins.store.read(async |tx| waste::walk(tx, &position, later, 60).await);
+        let step = step.await.unwrap();
+        let Some(last) = step.last() else { break };
+        position = Position::of(last);
+        seen.extend(step.into_iter().map(|file| file.path));
+    }
+    let expected: BTreeSet<_> = files.iter().map(|file| file.path.clone()).collect();
+    assert_eq!(seen.len(), 250);
+    assert_eq!(seen.into_iter().collect::<BTreeSet<_>>(), expected);
+    let early = now.minus(Duration::from_secs(60));
+    let step = twins
+        .store
+        .read(async |tx| waste::walk(tx, &Position::start(), early, 60).await);
+    assert_eq!(step.await.unwrap(), [], "they are too young");
+}
+
 /// A list that PostgreSQL refused would stop every fold.
 async fn lists_hold_any_text(twins: Twins) {
     let mut row = given(twins.listed, 1, 1, "a\0b");
@@ -351,4 +532,7 @@ on_both! {
     attachments_of_lists,
     patches_of_lists,
     lists_hold_any_text,
+    usage_is_counted_and_bounded,
+    replaced_files_are_waste,
+    a_walk_meets_every_file,
 }

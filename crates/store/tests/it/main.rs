@@ -15,5 +15,7 @@ mod jobs;
 mod library;
 mod migrations;
 mod overviews;
+mod quarantine;
 mod reading;
 mod segments;
+mod units;

@@ -13,16 +13,46 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 2] = [
+const FROZEN: [(&str, &str, &str); 8] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
         "d29c2b5ff15427719ec9d7cb84d597dcc15d0ea93955c2a3007f9e3feb69d57c81b8bee156f4fc34377c2fc185645760",
     ),
     (
+        "0002_unit_of_workspace",
+        "c37898ad86583f07130435cc91b50e45ed564a9585fea760ae1d2bed6b065e4eb483ab4b9f0205aef3e6b882be2eee33",
+        "3b023073cb73c4c54ed6d01da4c17a97bf8b1f5db7ebf36d2351c42166e19e1eeb9b95853006a736ec70face19597586",
+    ),
+    (
         "0003_run_index",
         "9193632b210bee5f4ab675ca7957055756d152dcf345746751f07178bd97fcc7183fae1eb4709df4b0c5e5c4e3f6b5b1",
         "08b75c60ee0b391297d38ce894ada030c8569d06b4af553d23a0eb5b77887d803f39b3abc9145f2060393bdced9e4dbe",
+    ),
+    (
+        "0004_quarantine",
+        "d544cd922c208210fbcc9c8436383ffd59a4506cd201689719bc903984d48d8ff1fb969c9bd1a2ac4c2aff4a741fb360",
+        "d169f51ec9868d5d3b7eb1964bdb90c74fd5b1c9ffff1da25d935889ef8d6ca9855faa5330fc1c1ba5f4a26af339d210",
+    ),
+    (
+        "0005_project_key",
+        "a20d22797e67209eeafcdd477a86d0eadc2132b38d1f7fc04eab87796ae0256a571dafd7062abe5c27367441586fdaae",
+        "e0290b49edacdf8ae9289a14bdce51f4173f8dac6ef74de1921b16d018e757c88034306d58f16e39c8576fc70248410d",
+    ),
+    (
+        "0006_exports_and_removals",
+        "d3a49a8457d24a60520a080ca67ea33f4025d4a45edad68a9bc4d07564620512cda1588cf7d0d830adc60c8add842fcd",
+        "23eb4a396a2b92d4abe99a325284683a64c90dfea44c6f89e6799fe670b771b720ee2c9e0c73ceaad9d6296d6959150a",
+    ),
+    (
+        "0007_bounds",
+        "1b7a81627f558b7db0a1827a0ae7c14857df8173864dfa721346a115789b2f7be65fa8bc2325d08fadc871207c1729da",
+        "98c03e689082b945adc9b5411b738754665e3ca66859bf880302c79827a0ea39825aa06556bfa873bdd51395db9fe76c",
+    ),
+    (
+        "0008_export_missing_operations",
+        "afd087be6fb950d702f4654552b499888db4d5482a5dda81f0cab3b491c8197fa926e75eca29a754592383b854526ccf",
+        "8890d8cfba94d4882c1f4572404f42969aca99cd116a728bbfc8fa6bb24cccad4c3dd2b25581552dabadf26afa7c9d59",
     ),
 ];
 

@@ -10,8 +10,9 @@ use towpath_domain::{
 use towpath_store::exports::{self, NewExport, overview, runs};
 use towpath_store::schedules::Schedule;
 use towpath_store::segments::{self, Part};
+use towpath_store::units::{self, NewUnit};
 use towpath_store::workers::Worker;
-use towpath_store::{gauges, lanes, pools, projects, schedules, units, workers};
+use towpath_store::{gauges, lanes, pools, projects, schedules, workers};
 
 use crate::database::Database;
 
@@ -44,7 +45,15 @@ async fn numbers_are_those_of_the_rows(database: Database) {
             lane.held = held;
             lanes::save(tx, &lane).await?;
         }
-        units::register(tx, UnitId::new(), "wal/a.unit", 10, 3, &[]).await?;
+        let unit = NewUnit {
+            id: UnitId::new(),
+            tenant,
+            byte_offset: 8,
+            bytes: 10,
+            decoded_bytes: 10,
+            operations: 3,
+        };
+        units::register(tx, "wal/a.unit", &[unit], &[]).await?;
         pools::pause(tx, "folds", true).await?;
         pools::pause(tx, "exports", false).await?;
         let worker = Worker {
@@ -122,7 +131,13 @@ async fn exports_of_all_workspaces_are_listed(database: Database) {
                 end: now,
             };
             let run = ExportRunId::new();
-            runs::insert(tx, tenant, id, run, partition, "prefix", JobId::new()).await?;
+            let new = runs::NewRun {
+                id: run,
+                partition,
+                prefix: "prefix".to_owned(),
+                job: JobId::new(),
+            };
+            runs::insert_all(tx, tenant, id, &[new]).await?;
             runs::running(tx, tenant, run, 0).await?;
             let progress = runs::Progress {
                 rows: 5_000_000_000,
@@ -201,13 +216,29 @@ async fn projects_say_what_lies_in_them(database: Database) {
     // Signs that mean something to the database mean themselves.
     assert_eq!(list("quiet 100%", 10, 0).await.len(), 1);
     assert_eq!(list("b_sy", 10, 0).await.len(), 0);
-    let found = store
-        .read(async |tx| projects::overview::any(tx, busy).await)
-        .await
-        .unwrap();
-    assert_eq!(found.map(|project| project.tenant_id), Some(tenant));
-    let missing = store.read(async |tx| projects::overview::any(tx, ProjectId::new()).await);
-    assert!(missing.await.unwrap().is_none());
+    let any = async |id: ProjectId, workspace: Option<TenantId>| {
+        let read = store.read(async |tx| projects::overview::any(tx, id, workspace).await);
+        let found = read.await.unwrap().into_iter();
+        found.map(|project| project.tenant_id).collect::<Vec<_>>()
+    };
+    assert_eq!(any(busy, None).await, [tenant]);
+    assert!(any(ProjectId::new(), None).await.is_empty());
+    // Another workspace may have a project of that id.
+    let other = TenantId::new();
+    let same = projects::NewProject {
+        id: Some(busy),
+        name: "busy".to_owned(),
+        ..projects::NewProject::default()
+    };
+    let made = store.write(async |tx| projects::create(tx, other, &same).await).await;
+    assert_eq!(made.unwrap().tenant_id, other);
+    assert_eq!(any(busy, None).await.len(), 2);
+    assert_eq!(any(busy, Some(tenant)).await, [tenant]);
+    assert_eq!(any(busy, Some(other)).await, [other]);
+    assert!(any(quiet, Some(other)).await.is_empty());
+    let listed = list("BUSY", 10, 0).await.into_iter();
+    let listed: Vec<_> = listed.map(|project| (project.tenant_id, project.rows)).collect();
+    assert_eq!(listed, [(tenant, 14), (other, 0)]);
     store.close().await;
 }
 

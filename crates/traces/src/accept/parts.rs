@@ -33,6 +33,19 @@ pub struct AttachmentPart<'a> {
     pub data: &'a [u8],
 }
 
+impl AttachmentPart<'_> {
+    /// Checks that the content type can be given back in a header. Only what comes in is held to that: bodies that
+    /// were acknowledged without it have to be read.
+    pub fn check(&self) -> Result<(), Refusal> {
+        if self.content_type.bytes().all(|byte| matches!(byte, b' '..=b'~')) {
+            return Ok(());
+        }
+        let place = shown(&format!("attachment.{}.{}", self.run, self.name));
+        let what = "its content type may hold visible ASCII characters only, such as `image/png`";
+        Err(Refusal::invalid(place, what))
+    }
+}
+
 /// How bytes are read as JSON: [`json::check`], or [`json::known`] where that was done before.
 pub type ReadJson = for<'a> fn(&'a [u8]) -> Result<&'a str, json::Invalid>;
 
@@ -199,26 +212,15 @@ fn whole<'a>(content_type: &str, plain: &'a [u8], read: ReadJson) -> Result<&'a 
 }
 
 fn feedback(place: &str, id: Option<Uuid>, text: &str) -> Result<Feedback, Refusal> {
-    #[derive(Deserialize)]
-    struct Known<'a> {
-        #[serde(borrow, default)]
-        id: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        run_id: Option<&'a RawValue>,
-        #[serde(borrow, default)]
-        key: Option<&'a RawValue>,
-    }
-    if !text.trim_start().starts_with('{') {
+    let Some([own, run, key]) = json::members(text, ["id", "run_id", "key"]) else {
         return Err(Refusal::invalid(shown(place), "expected a JSON object"));
-    }
-    let known: Known<'_> = serde_json::from_str(text).map_err(|error| Refusal::invalid(shown(place), error))?;
-    let own = uuid(place, "id", known.id)?;
+    };
+    let own = uuid(place, "id", own)?;
     let id = id
         .or(own)
         .ok_or_else(|| Refusal::invalid(shown(place), "`id` is missing"))?;
-    let run = uuid(place, "run_id", known.run_id)?.map(TraceRunId);
-    let key =
-        super::run::text(place, "key", known.key)?.ok_or_else(|| Refusal::invalid(shown(place), "`key` is missing"))?;
+    let run = uuid(place, "run_id", run)?.map(TraceRunId);
+    let key = super::run::text(place, "key", key)?.ok_or_else(|| Refusal::invalid(shown(place), "`key` is missing"))?;
     Ok(Feedback {
         id,
         run,

@@ -5,12 +5,14 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use towpath_domain::json::{decode, mend};
 use towpath_domain::trace::{self, ProjectRef, check_project_name};
 use towpath_domain::{Timestamp, TraceRunId};
 use uuid::Uuid;
 
 use super::Refusal;
 use super::parts::shown;
+use crate::body::Limits;
 use crate::operation::{Fields, Operation, Verb};
 
 /// Earliest and latest point in time that fits the nanosecond columns of a segment.
@@ -125,7 +127,7 @@ impl<'a> Draft<'a> {
 
     /// A draft whose id stands in its head, or in the address of the request (`id`), or in both.
     pub fn with_head(verb: Verb, id: Option<TraceRunId>, head: Head<'a>, place: &str) -> Result<Self, Refusal> {
-        let own = uuid(place, "id", head.id)?.map(TraceRunId);
+        let own = uuid(place, "id", raw(head.id))?.map(TraceRunId);
         let id = id
             .or(own)
             .ok_or_else(|| Refusal::invalid(shown(place), "`id` is missing"))?;
@@ -135,7 +137,7 @@ impl<'a> Draft<'a> {
     }
 
     pub fn set_head(&mut self, head: Head<'a>, place: &str) -> Result<(), Refusal> {
-        if uuid(place, "id", head.id)?.is_some_and(|id| id != self.id.0) {
+        if uuid(place, "id", raw(head.id))?.is_some_and(|id| id != self.id.0) {
             return Err(Refusal::rule(shown(place), "`id` is not the id it was sent under"));
         }
         self.head = Some(head);
@@ -165,11 +167,11 @@ impl<'a> Draft<'a> {
     pub fn project(&self) -> Result<Option<NamedProject<'a>>, Refusal> {
         let Some(head) = &self.head else { return Ok(None) };
         // Where both are sent the id is the exact one.
-        if let Some(id) = uuid(self.place(), "session_id", head.session_id)? {
+        if let Some(id) = uuid(self.place(), "session_id", raw(head.session_id))? {
             return Ok(Some(NamedProject::Id(id.into())));
         }
-        for (field, raw) in [("session_name", head.session_name), ("address", head.address)] {
-            let name = text(self.place(), field, raw)?.filter(|name| !name.is_empty());
+        for (field, sent) in [("session_name", head.session_name), ("address", head.address)] {
+            let name = text(self.place(), field, raw(sent))?.filter(|name| !name.is_empty());
             if let Some(name) = name {
                 check_project_name(&name).map_err(|error| self.bad(field, error))?;
                 return Ok(Some(NamedProject::Name(name)));
@@ -179,7 +181,8 @@ impl<'a> Draft<'a> {
     }
 
     /// Checks all that [`Draft::to_operation`] relies on, and builds nothing.
-    pub fn check(&self) -> Result<(), Refusal> {
+    pub fn check(&self, limits: &Limits) -> Result<(), Refusal> {
+        self.check_sizes(limits.field_bytes)?;
         self.small().map(drop)?;
         if let Some(tags) = self.head.as_ref().and_then(|head| head.tags) {
             serde_json::from_str::<Strings>(tags.get()).map_err(|_| self.bad("tags", "expected a list of strings"))?;
@@ -190,19 +193,46 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// What stands in one column has to be read and written in one piece, so each field has a limit.
+    fn check_sizes(&self, limit: usize) -> Result<(), Refusal> {
+        let none = Head::default();
+        let head = self.head.as_ref().unwrap_or(&none);
+        let fields = [
+            ("inputs", self.big.inputs, head.inputs),
+            ("outputs", self.big.outputs, head.outputs),
+            ("events", self.big.events, head.events),
+            ("extra", self.big.extra, head.extra),
+            ("error", self.big.error, head.error),
+            ("serialized", self.big.serialized, head.serialized),
+            ("name", None, head.name),
+            ("run_type", None, head.run_type),
+            ("status", None, head.status),
+            ("tags", None, head.tags),
+            ("dotted_order", None, head.dotted_order),
+        ];
+        for (field, part, in_head) in fields {
+            let text = part.or(in_head.map(RawValue::get)).unwrap_or_default();
+            if text.len() > limit {
+                let place = format!("{} `{field}`", self.place());
+                return Err(Refusal::FieldTooLarge { place, limit });
+            }
+        }
+        Ok(())
+    }
+
     /// The fields that are cheap to read, read.
     fn small(&self) -> Result<Small<'a>, Refusal> {
         let none = Head::default();
         let head = self.head.as_ref().unwrap_or(&none);
         let place = self.place();
         let small = Small {
-            trace_id: uuid(&place, "trace_id", head.trace_id)?,
-            parent_run_id: uuid(&place, "parent_run_id", head.parent_run_id)?,
-            reference_example_id: uuid(&place, "reference_example_id", head.reference_example_id)?,
-            dotted_order: text(&place, "dotted_order", head.dotted_order)?,
-            name: text(&place, "name", head.name)?,
-            run_type: text(&place, "run_type", head.run_type)?,
-            status: text(&place, "status", head.status)?,
+            trace_id: uuid(&place, "trace_id", raw(head.trace_id))?,
+            parent_run_id: uuid(&place, "parent_run_id", raw(head.parent_run_id))?,
+            reference_example_id: uuid(&place, "reference_example_id", raw(head.reference_example_id))?,
+            dotted_order: text(&place, "dotted_order", raw(head.dotted_order))?,
+            name: text(&place, "name", raw(head.name))?,
+            run_type: text(&place, "run_type", raw(head.run_type))?,
+            status: text(&place, "status", raw(head.status))?,
             start_time: time(&place, "start_time", head.start_time)?,
             end_time: time(&place, "end_time", head.end_time)?,
         };
@@ -236,7 +266,7 @@ impl<'a> Draft<'a> {
         let head = self.head.as_ref().unwrap_or(&none);
         let tags: Option<Vec<String>> = match head.tags {
             Some(raw) => {
-                serde_json::from_str(&mended(raw.get())).map_err(|_| self.bad("tags", "expected a list of strings"))?
+                serde_json::from_str(&mend(raw.get())).map_err(|_| self.bad("tags", "expected a list of strings"))?
             }
             None => None,
         };
@@ -266,7 +296,7 @@ impl<'a> Draft<'a> {
                 run_type: small.run_type.map(Cow::into_owned),
                 start_time: small.start_time,
                 end_time: small.end_time,
-                status: small.status.map(Cow::into_owned),
+                status: small.status.and_then(|sent| trace::status(&sent)).map(str::to_owned),
                 // Text, or whatever else was sent, as the text that it is.
                 error: owned(self.big.error, head.error)
                     .map(|error| decode(&error).map_or(error.clone(), Cow::into_owned)),
@@ -330,20 +360,24 @@ struct Small<'a> {
     end_time: Option<Timestamp>,
 }
 
+fn raw(value: Option<&RawValue>) -> Option<&str> {
+    value.map(RawValue::get)
+}
+
 /// A text or nothing; nothing else.
 pub fn text<'a>(
     place: impl std::fmt::Display,
     field: &str,
-    raw: Option<&'a RawValue>,
+    raw: Option<&'a str>,
 ) -> Result<Option<Cow<'a, str>>, Refusal> {
-    raw.map(|raw| decode(raw.get()).ok_or_else(|| wrong(&place, field, "expected a string")))
+    raw.map(|raw| decode(raw).ok_or_else(|| wrong(&place, field, "expected a string")))
         .transpose()
 }
 
 /// An id as text, or nothing.
-pub fn uuid(place: impl std::fmt::Display, field: &str, raw: Option<&RawValue>) -> Result<Option<Uuid>, Refusal> {
+pub fn uuid(place: impl std::fmt::Display, field: &str, raw: Option<&str>) -> Result<Option<Uuid>, Refusal> {
     let Some(raw) = raw else { return Ok(None) };
-    let id = decode(raw.get()).and_then(|text| text.parse().ok());
+    let id = decode(raw).and_then(|text| text.parse().ok());
     id.map(Some).ok_or_else(|| wrong(&place, field, "expected a UUID"))
 }
 
@@ -381,50 +415,6 @@ fn whole(raw: &str) -> Option<i64> {
 
 fn wrong(place: &impl std::fmt::Display, field: &str, what: &'static str) -> Refusal {
     Refusal::invalid(format!("{} `{field}`", shown(&place.to_string())), what)
-}
-
-/// The text of a JSON string that is known to be valid JSON; borrowed unless it has escapes. `None` if it is none.
-fn decode(raw: &str) -> Option<Cow<'_, str>> {
-    let inner = raw.strip_prefix('"')?.strip_suffix('"')?;
-    if memchr::memchr(b'\\', inner.as_bytes()).is_none() {
-        return Some(Cow::Borrowed(inner));
-    }
-    serde_json::from_str(&mended(raw)).ok().map(Cow::Owned)
-}
-
-/// JSON text whose `\u` escapes are all characters: halves of surrogate pairs that stand alone, which clients can
-/// send and no text can hold, become U+FFFD.
-fn mended(raw: &str) -> Cow<'_, str> {
-    if memchr::memmem::find(raw.as_bytes(), b"\\ud").is_none()
-        && memchr::memmem::find(raw.as_bytes(), b"\\uD").is_none()
-    {
-        return Cow::Borrowed(raw);
-    }
-    let mut mended = String::with_capacity(raw.len());
-    let mut rest = raw;
-    while let Some(at) = rest.find('\\') {
-        mended.push_str(&rest[..at]);
-        rest = &rest[at..];
-        let length = match (unit(rest), unit(rest.get(6..).unwrap_or_default())) {
-            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 12,
-            (Some(0xd800..=0xdfff), _) => {
-                mended.push_str("\\ufffd");
-                rest = &rest[6..];
-                continue;
-            }
-            (Some(_), _) => 6,
-            (None, _) => 2,
-        };
-        mended.push_str(&rest[..length]);
-        rest = &rest[length..];
-    }
-    mended.push_str(rest);
-    Cow::Owned(mended)
-}
-
-/// The UTF-16 unit of the `\uXXXX` at the start of `text`.
-fn unit(text: &str) -> Option<u16> {
-    u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok()
 }
 
 /// A list of strings, only looked at.

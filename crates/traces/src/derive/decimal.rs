@@ -48,10 +48,10 @@ pub fn parse(text: &str) -> Option<i128> {
     (value < limit).then_some(if negative { -value } else { value })
 }
 
-/// Both together, `None` when that needs more than 20 digits.
-pub fn sum(a: i128, b: i128) -> Option<i128> {
-    a.checked_add(b)
-        .filter(|sum| sum.abs() < 10_i128.pow(u32::from(COST_PRECISION)))
+/// Both together, or the most that 20 digits can say.
+pub fn sum(a: i128, b: i128) -> i128 {
+    let most = 10_i128.pow(u32::from(COST_PRECISION)) - 1;
+    a.saturating_add(b).clamp(-most, most)
 }
 
 #[cfg(test)]

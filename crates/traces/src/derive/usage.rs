@@ -4,9 +4,10 @@
 //! `outputs.generations[..].message` (plain, or serialised with `kwargs`), summed up; `extra.metadata.usage_metadata`;
 //! `outputs.llm_output.token_usage`, which has other names for the same.
 
+use std::borrow::Cow;
+
 use memchr::memmem;
-use serde::Deserialize;
-use serde_json::value::RawValue;
+use towpath_domain::json::{items, members};
 
 use super::decimal;
 use crate::operation::Fields;
@@ -28,150 +29,102 @@ pub struct Usage {
     pub completion_cost: Option<i128>,
 }
 
-type Raw<'a> = Option<&'a RawValue>;
+type Raw<'a> = Option<&'a str>;
 
-#[derive(Deserialize)]
-struct Outputs<'a> {
-    #[serde(borrow)]
-    usage_metadata: Raw<'a>,
-    #[serde(borrow)]
-    message: Raw<'a>,
-    #[serde(borrow)]
-    generations: Raw<'a>,
-    #[serde(borrow)]
-    llm_output: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow)]
-    usage_metadata: Raw<'a>,
-    #[serde(borrow)]
-    kwargs: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Generation<'a> {
-    #[serde(borrow)]
-    message: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct LlmOutput<'a> {
-    #[serde(borrow)]
-    token_usage: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Metadata<'a> {
-    #[serde(borrow)]
-    usage_metadata: Raw<'a>,
-}
-
-#[derive(Deserialize)]
-struct Counts<'a> {
-    #[serde(borrow, alias = "prompt_tokens")]
-    input_tokens: Raw<'a>,
-    #[serde(borrow, alias = "completion_tokens")]
-    output_tokens: Raw<'a>,
-    #[serde(borrow)]
-    total_tokens: Raw<'a>,
-    #[serde(borrow)]
-    input_cost: Raw<'a>,
-    #[serde(borrow)]
-    output_cost: Raw<'a>,
-    #[serde(borrow)]
-    total_cost: Raw<'a>,
-}
-
-pub fn of(fields: &Fields) -> Usage {
+/// Of what a row says; `metadata` is asked for its value in `extra` where it counts.
+pub fn of<'a>(fields: &Fields, metadata: impl FnOnce() -> Option<Cow<'a, str>>) -> Usage {
     let has = |text: &str, key: &str| memmem::find(text.as_bytes(), key.as_bytes()).is_some();
     let text = fields.outputs.as_deref().unwrap_or_default();
     let has_usage = has(text, "usage_metadata");
     let has_token_usage = has(text, "token_usage");
     let outputs = (has_usage || has_token_usage)
-        .then(|| parse::<Outputs<'_>>(text))
+        .then(|| members(text, ["usage_metadata", "message", "generations", "llm_output"]))
         .flatten();
     let own = outputs
-        .as_ref()
         .filter(|_| has_usage)
-        .map(in_outputs)
+        .map(|[usage, message, generations, _]| in_outputs(usage, message, generations))
         .unwrap_or_default();
     if !own.is_empty() {
         return own;
     }
-    let metadata = fields
-        .extra
-        .iter()
-        .flatten()
-        .find(|(key, _)| key == "metadata")
-        .map(|(_, value)| value.as_str());
-    let told = metadata
-        .filter(|text| has(text, "usage_metadata"))
-        .and_then(parse::<Metadata<'_>>)
-        .map(|metadata| counts(metadata.usage_metadata))
-        .unwrap_or_default();
+    let metadata = metadata();
+    let told = counts(
+        metadata
+            .as_deref()
+            .filter(|text| has(text, "usage_metadata"))
+            .and_then(|text| member(text, "usage_metadata")),
+    );
     if !told.is_empty() {
         return told;
     }
-    outputs
-        .filter(|_| has_token_usage)
-        .and_then(|outputs| parse::<LlmOutput<'_>>(outputs.llm_output?.get()))
-        .map(|output| counts(output.token_usage))
-        .unwrap_or_default()
+    let output = outputs.filter(|_| has_token_usage).and_then(|[.., output]| output);
+    counts(output.and_then(|output| member(output, "token_usage")))
 }
 
-fn in_outputs(outputs: &Outputs<'_>) -> Usage {
-    let direct = counts(outputs.usage_metadata);
+fn in_outputs(usage: Raw<'_>, message: Raw<'_>, generations: Raw<'_>) -> Usage {
+    let direct = counts(usage);
     if !direct.is_empty() {
         return direct;
     }
-    let mut sum = in_message(outputs.message);
+    let mut sum = in_message(message);
     // One list per prompt, or one list: both are about.
-    for item in list(outputs.generations) {
-        if item.get().starts_with('[') {
-            for generation in list(Some(item)) {
-                sum = sum.plus(in_generation(generation));
+    for item in generations.into_iter().flat_map(items) {
+        if item.starts_with('[') {
+            for generation in items(item) {
+                sum = sum.plus(in_message(member(generation, "message")));
             }
         } else {
-            sum = sum.plus(in_generation(item));
+            sum = sum.plus(in_message(member(item, "message")));
         }
     }
     sum
 }
 
-fn in_generation(raw: &RawValue) -> Usage {
-    parse::<Generation<'_>>(raw.get())
-        .map(|generation| in_message(generation.message))
-        .unwrap_or_default()
-}
-
 fn in_message(raw: Raw<'_>) -> Usage {
-    let Some(message) = raw.and_then(|raw| parse::<Message<'_>>(raw.get())) else {
+    let Some([usage, kwargs]) = raw.and_then(|raw| members(raw, ["usage_metadata", "kwargs"])) else {
         return Usage::default();
     };
-    let plain = counts(message.usage_metadata);
+    let plain = counts(usage);
     if !plain.is_empty() {
         return plain;
     }
-    message
-        .kwargs
-        .and_then(|raw| parse::<Metadata<'_>>(raw.get()))
-        .map(|kwargs| counts(kwargs.usage_metadata))
-        .unwrap_or_default()
+    counts(kwargs.and_then(|kwargs| member(kwargs, "usage_metadata")))
 }
 
 fn counts(raw: Raw<'_>) -> Usage {
-    let Some(counts) = raw.and_then(|raw| parse::<Counts<'_>>(raw.get())) else {
+    const NAMES: [&str; 8] = [
+        "input_tokens",
+        "prompt_tokens",
+        "output_tokens",
+        "completion_tokens",
+        "total_tokens",
+        "input_cost",
+        "output_cost",
+        "total_cost",
+    ];
+    // A JSON object of another shape than expected is no error: nobody promised one.
+    let Some(
+        [
+            input,
+            prompt,
+            output,
+            completion,
+            total,
+            input_cost,
+            output_cost,
+            total_cost,
+        ],
+    ) = raw.and_then(|raw| members(raw, NAMES))
+    else {
         return Usage::default();
     };
-    let (prompt_tokens, completion_tokens) = (tokens(counts.input_tokens), tokens(counts.output_tokens));
-    let (prompt_cost, completion_cost) = (cost(counts.input_cost), cost(counts.output_cost));
+    let (prompt_tokens, completion_tokens) = (tokens(input.or(prompt)), tokens(output.or(completion)));
+    let (prompt_cost, completion_cost) = (cost(input_cost), cost(output_cost));
     Usage {
-        total_tokens: tokens(counts.total_tokens).or(add(prompt_tokens, completion_tokens, i64::checked_add)),
+        total_tokens: tokens(total).or(add(prompt_tokens, completion_tokens, i64::saturating_add)),
         prompt_tokens,
         completion_tokens,
-        total_cost: cost(counts.total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
+        total_cost: cost(total_cost).or(add(prompt_cost, completion_cost, decimal::sum)),
         prompt_cost,
         completion_cost,
     }
@@ -184,9 +137,9 @@ impl Usage {
 
     fn plus(self, other: Self) -> Self {
         Self {
-            total_tokens: add(self.total_tokens, other.total_tokens, i64::checked_add),
-            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::checked_add),
-            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::checked_add),
+            total_tokens: add(self.total_tokens, other.total_tokens, i64::saturating_add),
+            prompt_tokens: add(self.prompt_tokens, other.prompt_tokens, i64::saturating_add),
+            completion_tokens: add(self.completion_tokens, other.completion_tokens, i64::saturating_add),
             total_cost: add(self.total_cost, other.total_cost, decimal::sum),
             prompt_cost: add(self.prompt_cost, other.prompt_cost, decimal::sum),
             completion_cost: add(self.completion_cost, other.completion_cost, decimal::sum),
@@ -194,18 +147,13 @@ impl Usage {
     }
 }
 
-/// A JSON object of another shape than expected is no error: nobody promised one.
-fn parse<'a, T: Deserialize<'a>>(text: &'a str) -> Option<T> {
-    serde_json::from_str(text).ok()
-}
-
-fn list(raw: Raw<'_>) -> Vec<&RawValue> {
-    raw.and_then(|raw| parse(raw.get())).unwrap_or_default()
+fn member<'a>(text: &'a str, name: &str) -> Raw<'a> {
+    members(text, [name]).and_then(|[member]| member)
 }
 
 /// A count; clients in JS may write `12.0`.
 fn tokens(raw: Raw<'_>) -> Option<i64> {
-    let text = raw?.get();
+    let text = raw?;
     text.parse().ok().or_else(|| {
         let number: f64 = text.parse().ok()?;
         (number.fract() == 0.0 && number.abs() < 9e15).then_some(number as i64)
@@ -214,12 +162,12 @@ fn tokens(raw: Raw<'_>) -> Option<i64> {
 
 /// An amount, as a number or as a text that holds one.
 fn cost(raw: Raw<'_>) -> Option<i128> {
-    decimal::parse(raw?.get().trim_matches('"'))
+    decimal::parse(raw?.trim_matches('"'))
 }
 
-fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> Option<T>) -> Option<T> {
+fn add<T>(a: Option<T>, b: Option<T>, plus: fn(T, T) -> T) -> Option<T> {
     match (a, b) {
-        (Some(a), Some(b)) => plus(a, b),
+        (Some(a), Some(b)) => Some(plus(a, b)),
         (a, b) => a.or(b),
     }
 }
@@ -242,10 +190,11 @@ mod tests {
     }
 
     fn outputs(text: &str) -> Usage {
-        of(&Fields {
+        let fields = Fields {
             outputs: Some(text.to_owned()),
             ..Fields::default()
-        })
+        };
+        of(&fields, || None)
     }
 
     #[test]
@@ -260,19 +209,24 @@ mod tests {
         ] {
             assert_eq!(outputs(&text), full(), "{text}");
         }
-        let extra = Some(vec![(
-            "metadata".to_owned(),
-            format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#),
-        )]);
+        let metadata = format!(r#"{{"a":1,"usage_metadata":{USAGE}}}"#);
         let text = r#"{"llm_output":{"token_usage":{"prompt_tokens":1}}}"#.to_owned();
-        assert_eq!(
-            of(&Fields {
-                extra,
-                outputs: Some(text),
-                ..Fields::default()
-            }),
-            full()
-        );
+        let fields = Fields {
+            outputs: Some(text),
+            ..Fields::default()
+        };
+        assert_eq!(of(&fields, || Some(Cow::Owned(metadata))), full());
+        for odd in [
+            r#""\ud83d":[],"text":"\ud83d""#,
+            r#""n":1e999,"usage_metadata":3"#,
+            r#""message":1,"message":2"#,
+        ] {
+            assert_eq!(
+                outputs(&format!(r#"{{{odd},"usage_metadata":{USAGE}}}"#)),
+                full(),
+                "{odd}"
+            );
+        }
         let old =
             outputs(r#"{"generations":[],"llm_output":{"token_usage":{"prompt_tokens":3,"completion_tokens":4.0}}}"#);
         assert_eq!(
@@ -286,6 +240,19 @@ mod tests {
         let message = format!(r#"{{"message":{{"usage_metadata":{USAGE}}}}}"#);
         let two = outputs(&format!(r#"{{"generations":[[{message},{{}}],[{message}]]}}"#));
         assert_eq!((two.total_tokens, two.total_cost), (Some(30), Some(60_000_000)));
+    }
+
+    #[test]
+    fn sums_end_at_what_a_column_can_hold() {
+        let usage = format!(
+            r#"{{"input_tokens":{},"output_tokens":1,"input_cost":9999999999}}"#,
+            i64::MAX
+        );
+        let message = format!(r#"{{"message":{{"usage_metadata":{usage}}}}}"#);
+        let three = outputs(&format!(r#"{{"generations":[{message},{message},{message}]}}"#));
+        let tokens = [three.total_tokens, three.prompt_tokens, three.completion_tokens];
+        assert_eq!(tokens, [Some(i64::MAX), Some(i64::MAX), Some(3)]);
+        assert_eq!(three.total_cost, Some(99_999_999_999_999_999_999));
     }
 
     #[test]

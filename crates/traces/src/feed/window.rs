@@ -140,11 +140,19 @@ impl Window {
         Scan::new(store.clone(), self.request(request)).with_open(self.open.values())
     }
 
+    /// What its rows are read by, and the segments that are open for that.
+    pub(super) fn by_row(self, request: &Request) -> (Request, Arc<HashMap<Path, Segment>>) {
+        (self.request(request), self.open)
+    }
+
     fn request(&self, of: &Request) -> Request {
         Request {
+            tenant: of.tenant,
+            project: of.project,
             parts: self.base.iter().chain(&self.late).cloned().collect(),
             range: self.range.clone(),
-            ..of.clone()
+            after: of.after,
+            selection: of.selection.clone(),
         }
     }
 
@@ -187,8 +195,11 @@ impl Window {
             }
         }
         let columns = request.selection.positions().iter().copied();
-        let changed =
-            |column: &usize| said.contains(column) || derived_from(*column).iter().any(|at| said.contains(at));
+        let changed = |column: &usize| {
+            // Where a row stands is decided; what patches say of its start is not shown.
+            *column != at::START_TIME
+                && (said.contains(column) || derived_from(*column).iter().any(|at| said.contains(at)))
+        };
         let columns: Vec<usize> = columns.filter(changed).collect();
         let anew = (!columns.is_empty()).then(|| Anew {
             columns,

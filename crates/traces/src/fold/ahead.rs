@@ -1,47 +1,49 @@
 //! Units decoded ahead of the fold that merges them: one thread unpacks and parses while another sorts.
 
-use bytes::Bytes;
-use object_store::path::Path;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
+use towpath_store::Store;
+use towpath_store::quarantine::Entry;
 use towpath_store::units::Unit;
 
-use super::Body;
-use crate::accept::{self, Contents};
+use super::source::{self, Names, NumberedFrame, Source};
+use super::{Body, InnerError, quarantine};
+use crate::accept;
 use crate::body::Limits;
-use crate::objects::{Objects, ObjectsError};
-use crate::wal::{self, Frame, unit};
+use crate::objects::Objects;
 
 /// Bodies that wait decoded. Each may be large, so there are few.
 const AHEAD: usize = 2;
+/// Units whose names are looked up at once. Each may have thousands.
+const NAMED_AT_ONCE: usize = 64;
 
 /// What comes of units, one after another.
 pub enum Piece {
     /// A body.
     Body(Body),
-    /// A part that cannot be read.
-    Damaged,
-    /// The end of a unit, with its bytes; without them where its object is not there.
-    End(Option<Bytes>),
+    /// A frame that cannot be read, as it was put into quarantine.
+    Quarantined(Entry),
+    /// The end of a unit.
+    End,
+    /// The end of a unit whose object is not there.
+    Missing(Entry),
 }
 
 /// Units being decoded. Dropping it ends that.
 pub struct Ahead {
-    pieces: mpsc::Receiver<Result<Piece, ObjectsError>>,
+    pieces: mpsc::Receiver<Result<Piece, InnerError>>,
     work: Option<JoinHandle<()>>,
 }
 
 impl Ahead {
-    pub fn start(objects: &Objects, units: &[Unit]) -> Self {
+    /// Of a single unit the frame of the number `only`, or all frames of all units.
+    pub fn start(store: &Store, objects: &Objects, units: &[Unit], only: Option<i64>) -> Self {
         let (send, pieces) = mpsc::channel(AHEAD);
-        let (objects, units) = (objects.clone(), units.to_vec());
+        let (store, objects, units) = (store.clone(), objects.clone(), units.to_vec());
         let work = tokio::spawn(async move {
-            for unit in units {
-                if let Err(error) = decode(&objects, &unit, &send).await {
-                    // Who is not listening any more needs no reason.
-                    let _ = send.send(Err(error)).await;
-                    return;
-                }
+            if let Err(error) = decode(&store, &objects, &units, only, &send).await {
+                // Who is not listening any more needs no reason.
+                let _ = send.send(Err(error)).await;
             }
         });
         Self {
@@ -53,8 +55,8 @@ impl Ahead {
     /// The next piece. There is one until every unit has ended.
     ///
     /// # Errors
-    /// A unit cannot be read.
-    pub async fn next(&mut self) -> Result<Piece, ObjectsError> {
+    /// A unit, or what its names mean, cannot be read.
+    pub async fn next(&mut self) -> Result<Piece, InnerError> {
         match self.pieces.recv().await {
             Some(piece) => piece,
             None => match self.work.take() {
@@ -69,58 +71,77 @@ impl Ahead {
     }
 }
 
-/// Sends what a unit holds. Says nothing when nobody listens: that ends at the next piece.
+/// Sends what units hold. Says nothing when nobody listens: that ends at the next piece.
 async fn decode(
+    store: &Store,
     objects: &Objects,
-    unit: &Unit,
-    send: &mpsc::Sender<Result<Piece, ObjectsError>>,
-) -> Result<(), ObjectsError> {
-    let path = Path::from(unit.path.as_str());
-    let bytes = match objects.get(&path).await {
-        Ok(bytes) => bytes,
-        Err(error) if error.is_not_found() => {
-            tracing::error!(wal.unit = %unit.id, wal.path = %path, "an accepted unit is not there; it stays open");
-            let _ = send.send(Ok(Piece::End(None))).await;
-            return Ok(());
+    units: &[Unit],
+    only: Option<i64>,
+    send: &mpsc::Sender<Result<Piece, InnerError>>,
+) -> Result<(), InnerError> {
+    let mut source = Source::new(objects, units);
+    let mut names = Names::default();
+    for (nth, unit) in units.iter().enumerate() {
+        if nth % NAMED_AT_ONCE == 0 {
+            let next = units.len().min(nth + NAMED_AT_ONCE);
+            names = Names::of(store, &units[nth..next]).await?;
         }
-        Err(error) => return Err(error),
-    };
-    let mut index = 0_u32;
-    for frame in unit::read(bytes.clone()) {
-        let base = index;
-        let contents = match frame {
-            Ok(frame) => {
-                index = index.saturating_add(frame.head.items);
-                contents(unit, &frame).map(|contents| (frame.head.tenant, contents))
+        let bytes = match source.bytes(nth, unit).await {
+            Ok(bytes) => bytes,
+            Err(error) if error.is_not_found() => {
+                tracing::error!(wal.unit = %unit.id, wal.path = %unit.path, "an accepted unit is not there");
+                let entry = quarantine::missing(unit, &names.of_unit(unit.id));
+                if send.send(Ok(Piece::Missing(entry))).await.is_err() {
+                    return Ok(());
+                }
+                continue;
             }
-            Err(damage) => {
-                index = index.saturating_add(damage.items.unwrap_or(0));
-                tracing::error!(wal.unit = %unit.id, error = %damage, "a part of an accepted unit is damaged");
-                None
-            }
+            Err(error) => return Err(error.into()),
         };
-        let piece = contents.map_or(Piece::Damaged, |(tenant, contents)| {
-            Piece::Body(Body {
-                tenant,
-                first: wal::seq(unit.seq, base),
-                contents,
-            })
-        });
-        if send.send(Ok(piece)).await.is_err() {
+        for frame in source::frames(unit, bytes) {
+            if only.is_some_and(|only| only != frame.number) {
+                continue;
+            }
+            let piece = match body(unit, &names, &frame) {
+                Ok(body) => Piece::Body(body),
+                Err(reason) => {
+                    let names = names.of_unit(unit.id);
+                    Piece::Quarantined(quarantine::put_aside(objects, unit, &names, &frame, &reason).await?)
+                }
+            };
+            if send.send(Ok(piece)).await.is_err() {
+                return Ok(());
+            }
+        }
+        if send.send(Ok(Piece::End)).await.is_err() {
             return Ok(());
         }
     }
-    let _ = send.send(Ok(Piece::End(Some(bytes)))).await;
     Ok(())
 }
 
-/// What a frame holds. It was checked when it was accepted, so an error here is a defect of ours or of the disk.
-pub fn contents(unit: &Unit, frame: &Frame) -> Option<Contents> {
-    match accept::read(frame, &Limits::NONE) {
-        Ok(contents) => Some(contents),
+/// What a frame holds, with projects in the places of their names. It was checked when it was accepted, so one that cannot
+/// be read is a defect of ours or of the disk.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn body(unit: &Unit, names: &Names, frame: &NumberedFrame) -> Result<Body, String> {
+    let known = frame.frame.as_ref().map_err(|damage| {
+        tracing::error!(wal.unit = %unit.id, error = %damage, "a part of an accepted unit is damaged");
+        damage.to_string()
+    })?;
+    match accept::read(known, &Limits::NONE) {
+        Ok(mut contents) => {
+            names.resolve(unit.id, &mut contents);
+            Ok(Body {
+                tenant: unit.tenant_id,
+                first: frame.first,
+                contents,
+            })
+        }
         Err(error) => {
-            tracing::error!(wal.unit = %unit.id, tenant.id = %frame.head.tenant, %error, "an accepted body cannot be read");
-            None
+            tracing::error!(wal.unit = %unit.id, tenant.id = %unit.tenant_id, %error, "an accepted body cannot be read");
+            Err("its body cannot be read".to_owned())
         }
     }
 }

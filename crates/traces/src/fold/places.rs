@@ -12,7 +12,7 @@ use towpath_domain::trace::ProjectRef;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_store::{Store, projects};
 
-use super::InnerError;
+use super::{Body, InnerError};
 use crate::objects::Objects;
 use crate::operation::{Operation, Verb};
 use crate::run_index;
@@ -41,10 +41,10 @@ pub enum Placement {
 pub struct Places<'a> {
     store: &'a Store,
     objects: &'a Objects,
-    /// Projects by name. `None` was deleted.
+    /// Projects by name, in units of builds that kept no ids. `None` was deleted.
     names: HashMap<(TenantId, String), Option<ProjectId>>,
-    /// Whether a project is there.
-    projects: HashMap<(TenantId, ProjectId), bool>,
+    /// Projects that were looked up, and whether they were deleted.
+    deleted: HashMap<(TenantId, ProjectId), bool>,
     /// Trace runs that were looked up or placed. `None` lies nowhere yet.
     known: HashMap<(TenantId, TraceRunId), Option<Place>>,
     /// Trace runs that this fold placed.
@@ -57,19 +57,36 @@ impl<'a> Places<'a> {
             store,
             objects,
             names: HashMap::new(),
-            projects: HashMap::new(),
+            deleted: HashMap::new(),
             known: HashMap::new(),
             placed: BTreeMap::new(),
         }
     }
 
-    /// Learns where earlier folds have placed these trace runs. Has to come before [`Places::place`] of any of them.
-    pub async fn look_up(&mut self, runs: impl IntoIterator<Item = (TenantId, TraceRunId)>) -> Result<(), InnerError> {
+    /// Learns where earlier folds have placed the trace runs of these bodies, and which of their projects were deleted.
+    /// Has to come before [`Places::place`] of any of their operations.
+    pub(super) async fn look_up(&mut self, bodies: &[Body]) -> Result<(), InnerError> {
         let mut wanted: BTreeMap<TenantId, BTreeSet<TraceRunId>> = BTreeMap::new();
-        for (tenant, run) in runs {
-            if let Entry::Vacant(free) = self.known.entry((tenant, run)) {
+        let mut projects: BTreeMap<TenantId, BTreeSet<ProjectId>> = BTreeMap::new();
+        for (tenant, operation) in bodies.iter().flat_map(Body::operations) {
+            if let Entry::Vacant(free) = self.known.entry((tenant, operation.id)) {
                 free.insert(None);
-                wanted.entry(tenant).or_default().insert(run);
+                wanted.entry(tenant).or_default().insert(operation.id);
+            }
+            if let Some(ProjectRef::Id(project)) = operation.project
+                && !self.deleted.contains_key(&(tenant, project))
+            {
+                projects.entry(tenant).or_default().insert(project);
+            }
+        }
+        for (tenant, named) in projects {
+            let named: Vec<ProjectId> = named.into_iter().collect();
+            let gone = self
+                .store
+                .read(async |tx| projects::deleted(tx, tenant, &named).await)
+                .await?;
+            for project in named {
+                self.deleted.insert((tenant, project), gone.contains(&project));
             }
         }
         for (tenant, runs) in wanted {
@@ -118,14 +135,17 @@ impl<'a> Places<'a> {
     /// The project that is meant, unless it was deleted.
     async fn project(&mut self, tenant: TenantId, named: &ProjectRef) -> Result<Option<ProjectId>, InnerError> {
         let name = match named {
-            ProjectRef::Id(id) => return Ok(self.is_there(tenant, *id).await?.then_some(*id)),
+            ProjectRef::Id(id) => {
+                let deleted = self.deleted.get(&(tenant, *id)).copied().unwrap_or_default();
+                return Ok((!deleted).then_some(*id));
+            }
             ProjectRef::Name(name) => name,
         };
         let key = (tenant, name.clone());
         if let Some(known) = self.names.get(&key) {
             return Ok(*known);
         }
-        // It was made when the unit was registered.
+        // It was made when the unit was registered, and had this name then.
         let found = self
             .store
             .read(async |tx| projects::by_name(tx, tenant, name).await)
@@ -133,23 +153,6 @@ impl<'a> Places<'a> {
             .map(|project| project.id);
         self.names.insert(key, found);
         Ok(found)
-    }
-
-    async fn is_there(&mut self, tenant: TenantId, project: ProjectId) -> Result<bool, InnerError> {
-        if let Some(&known) = self.projects.get(&(tenant, project)) {
-            return Ok(known);
-        }
-        let found = self
-            .store
-            .read(async |tx| projects::get(tx, tenant, project).await)
-            .await;
-        let there = match found {
-            Ok(_) => true,
-            Err(towpath_store::Error::NotFound) => false,
-            Err(error) => return Err(error.into()),
-        };
-        self.projects.insert((tenant, project), there);
-        Ok(there)
     }
 }
 

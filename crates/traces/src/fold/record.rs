@@ -4,7 +4,7 @@ use object_store::path::Path;
 use towpath_domain::JobId;
 use towpath_store::pending_patches::PendingPatch;
 use towpath_store::segments::Part;
-use towpath_store::{Error, Result, Tx, feedback, pending_patches, segments, units};
+use towpath_store::{Error, Result, Tx, feedback, pending_patches, quarantine, segments, units};
 
 use super::{Folded, NewSegment, Waiting, store_fills_in};
 
@@ -21,6 +21,11 @@ pub async fn record(tx: &mut Tx<'_>, job: JobId, folded: &Folded) -> Result<()> 
     pending_patches::remove_all(tx, &folded.taken_up).await?;
     feedback::put_all(tx, &folded.feedback).await?;
     feedback::attach_all(tx, &folded.attachments).await?;
+    quarantine::put_all(tx, &folded.quarantined).await?;
+    units::remove(tx, &folded.missing).await?;
+    if let Some((unit, frames)) = folded.progress {
+        units::advance(tx, job, unit, frames).await?;
+    }
     units::fold(tx, job, &folded.units).await
 }
 

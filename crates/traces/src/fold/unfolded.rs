@@ -12,11 +12,11 @@ use towpath_store::Store;
 use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
 
-use super::ahead::contents;
-use super::{Bodies, Body, FoldError, Merge, Options};
+use super::ahead::body;
+use super::source::{self, Names, Source};
+use super::{Bodies, FoldError, Merge, Options};
 use crate::objects::Objects;
 use crate::scan::PartRef;
-use crate::wal::{self, unit};
 
 /// Open units as readers want them.
 #[derive(Debug)]
@@ -31,43 +31,25 @@ pub struct Unfolded {
     pub attachments: Vec<Attachment>,
 }
 
-/// Folds what `units` hold of one workspace into memory. The caller bounds them. Nothing is recorded, and nothing that
-/// waits for its trace run is shown.
+/// Folds units of one workspace, in order of acceptance, into memory. The caller bounds them. Nothing is recorded, and
+/// nothing that waits for its trace run is shown.
 ///
 /// # Errors
 /// A unit, the catalog or a segment cannot be read. A unit that is gone was folded and swept since the list was read:
 /// the caller reads the list again.
-pub async fn unfolded(
-    store: &Store,
-    objects: &Objects,
-    tenant: TenantId,
-    units: &[Unit],
-) -> Result<Unfolded, FoldError<Infallible>> {
+pub async fn unfolded(store: &Store, objects: &Objects, units: &[Unit]) -> Result<Unfolded, FoldError<Infallible>> {
     let memory = Objects::memory();
     let mut merge = Merge::new(store, objects, &memory);
     let mut bodies = Bodies::default();
-    for unit in units {
-        let bytes = objects.get(&Path::from(unit.path.as_str())).await?;
-        let mut index = 0_u32;
-        for frame in unit::read(bytes) {
-            let base = index;
-            // Damage is reported by the fold itself.
-            let Ok(frame) = frame.map_err(|damage| index = index.saturating_add(damage.items.unwrap_or(0))) else {
-                continue;
-            };
-            index = index.saturating_add(frame.head.items);
-            if frame.head.tenant != tenant {
-                continue;
-            }
-            if let Some(contents) = contents(unit, &frame) {
-                bodies.push(Body {
-                    tenant,
-                    first: wal::seq(unit.seq, base),
-                    contents,
-                });
-                if bodies.are_enough(usize::MAX) {
-                    merge.take_in(bodies.take()).await?;
-                }
+    let names = Names::of(store, units).await?;
+    let mut source = Source::new(objects, units);
+    for (nth, unit) in units.iter().enumerate() {
+        let bytes = source.bytes(nth, unit).await?;
+        // What cannot be read is reported by the fold itself.
+        for body in source::frames(unit, bytes).filter_map(|frame| body(unit, &names, &frame).ok()) {
+            bodies.push(body);
+            if bodies.are_enough(usize::MAX) {
+                merge.take_in(bodies.take()).await?;
             }
         }
     }

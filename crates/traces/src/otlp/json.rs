@@ -1,9 +1,11 @@
 //! Requests in JSON: ids in hexadecimal, 64-bit numbers as text or as numbers, names in lower camel case.
 
 use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
+use towpath_domain::json::{check, mend};
 
-use super::{Event, Resource, Span};
+use super::{Event, Resource, Span, Unread};
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -31,8 +33,9 @@ struct Attributes {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct ScopeSpans {
+    /// Each is read by itself, so that one that cannot be read is the only one.
     #[serde(deserialize_with = "or_nothing")]
-    spans: Vec<JsonSpan>,
+    spans: Vec<Box<RawValue>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -86,17 +89,45 @@ struct Pair {
 }
 
 pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
-    let request: Request = serde_json::from_slice(body)?;
+    let request: Request = serde_json::from_slice(body).or_else(|error| {
+        // Texts that were cut inside an emoji: clients that write JSON send them as halves of surrogate pairs.
+        let text = check(body).map_err(|_| error)?;
+        serde_json::from_str(&mend(text))
+    })?;
     let resources = request.resource_spans.into_iter().map(|resource| Resource {
         attributes: attributes(resource.resource.attributes),
         spans: resource
             .scope_spans
             .into_iter()
             .flat_map(|scope| scope.spans)
-            .map(span)
+            .map(|raw| read_span(raw.get()))
             .collect(),
     });
     Ok(resources.collect())
+}
+
+fn read_span(text: &str) -> Result<Span, Unread> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Named {
+        span_id: String,
+    }
+    match serde_json::from_str::<JsonSpan>(text) {
+        // A struct may also be read from a list of its values, which nobody means.
+        Ok(read) if text.starts_with('{') => Ok(span(read)),
+        Ok(_) => Err(Unread {
+            id: super::shown(&[]),
+            why: "expected a JSON object".to_owned(),
+        }),
+        Err(error) => {
+            let named = serde_json::from_str::<Named>(text).ok();
+            let id = named.map(|named| named.span_id.chars().take(32).collect::<String>());
+            Err(Unread {
+                id: id.filter(|id| !id.is_empty()).unwrap_or_else(|| super::shown(&[])),
+                why: error.to_string(),
+            })
+        }
+    }
 }
 
 fn span(span: JsonSpan) -> Span {

@@ -1,10 +1,10 @@
 //! What attributes of a span mean: the conventions for generative AI, and those of the tracing clients.
 
 use serde_json::{Map, Value, json};
-use towpath_domain::Timestamp;
+use towpath_domain::{Timestamp, json};
 use uuid::Uuid;
 
-use super::{Event, OtlpError, Span};
+use super::{Event, Span};
 
 type Attributes = [(String, Value)];
 
@@ -45,13 +45,16 @@ const NUMBERED: [&str; 4] = [
     "llm.output_messages.",
 ];
 
+/// Why a span is no run.
+const IDS: &str = "it needs a trace id of 16 bytes and a span id of 8";
+
 /// A span as the JSON of a post.
-pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<Value, OtlpError> {
+pub fn run(span: &Span, resource: &Attributes, project: Option<&str>) -> Result<Value, &'static str> {
     let at = |name: &str| get(&span.attributes, name);
     let text = |name: &str| at(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let uuid = |name: &str| text(name).and_then(|text| text.parse::<Uuid>().ok());
-    let trace: [u8; 16] = span.trace_id.as_slice().try_into().map_err(|_| OtlpError::Ids)?;
-    let own = id(&trace, &span.span_id).ok_or(OtlpError::Ids)?;
+    let trace: [u8; 16] = span.trace_id.as_slice().try_into().map_err(|_| IDS)?;
+    let own = id(&trace, &span.span_id).ok_or(IDS)?;
     let parent = id(&trace, &span.parent_span_id);
 
     let mut run = Map::new();
@@ -203,14 +206,18 @@ fn shown(span: &Span, single: &[&str], messages: &str, numbered: &[&str], name: 
     listed.next().map(|messages| json!({ "messages": messages }))
 }
 
+/// Levels of JSON in a text that are meant as such: with the run and the batch around it, it must stay readable.
+const MOST_LEVELS: usize = json::MAX_DEPTH - 16;
+
 /// JSON in a text is meant as JSON.
 fn parsed(value: &Value) -> Value {
     let text = value
         .as_str()
         .map(str::trim_start)
         .filter(|text| text.starts_with(['{', '[']));
-    text.and_then(|text| serde_json::from_str(text).ok())
-        .unwrap_or_else(|| value.clone())
+    text.and_then(|text| json::Value::parse(text).ok())
+        .filter(|json| json.depth() <= MOST_LEVELS)
+        .map_or_else(|| value.clone(), Value::from)
 }
 
 fn object(value: &Value, name: &str) -> Value {
@@ -353,11 +360,11 @@ fn extra(span: &Span, resource: &Attributes) -> Value {
     ]);
     if input.is_some() || output.is_some() || total.is_some() {
         let number = |value: &Option<Value>| value.as_ref().and_then(Value::as_i64);
-        let sum =
-            number(&total).or_else(|| Some(number(&input).unwrap_or_default() + number(&output).unwrap_or_default()));
+        let sides = [&input, &output].map(|side| number(side).unwrap_or_default());
+        let sum = number(&total).unwrap_or_else(|| sides[0].saturating_add(sides[1]));
         let usage = json!({
-            "input_tokens": number(&input).unwrap_or_default(),
-            "output_tokens": number(&output).unwrap_or_default(),
+            "input_tokens": sides[0],
+            "output_tokens": sides[1],
             "total_tokens": sum,
         });
         metadata.entry("usage_metadata").or_insert(usage);

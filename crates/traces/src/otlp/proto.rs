@@ -22,27 +22,29 @@ pub fn read(body: &[u8]) -> Result<Vec<Resource>, prost::DecodeError> {
             .scope_spans
             .into_iter()
             .flat_map(|scope| scope.spans)
-            .map(|span| Span {
-                trace_id: span.trace_id,
-                span_id: span.span_id,
-                parent_span_id: span.parent_span_id,
-                name: span.name,
-                start_nanos: span.start_time_unix_nano,
-                end_nanos: span.end_time_unix_nano,
-                attributes: attributes(span.attributes),
-                events: span
-                    .events
-                    .into_iter()
-                    .map(|event| Event {
-                        nanos: event.time_unix_nano,
-                        name: event.name,
-                        attributes: attributes(event.attributes),
-                    })
-                    .collect(),
-                error: span
-                    .status
-                    .filter(|status| status.code == StatusCode::Error as i32)
-                    .map(|status| status.message),
+            .map(|span| {
+                Ok(Span {
+                    trace_id: span.trace_id,
+                    span_id: span.span_id,
+                    parent_span_id: span.parent_span_id,
+                    name: span.name,
+                    start_nanos: span.start_time_unix_nano,
+                    end_nanos: span.end_time_unix_nano,
+                    attributes: attributes(span.attributes),
+                    events: span
+                        .events
+                        .into_iter()
+                        .map(|event| Event {
+                            nanos: event.time_unix_nano,
+                            name: event.name,
+                            attributes: attributes(event.attributes),
+                        })
+                        .collect(),
+                    error: span
+                        .status
+                        .filter(|status| status.code == StatusCode::Error as i32)
+                        .map(|status| status.message),
+                })
             })
             .collect(),
     });

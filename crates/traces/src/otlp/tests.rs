@@ -31,11 +31,23 @@ fn number(key: &str, value: i64) -> KeyValue {
     }
 }
 
+fn taken(body: &[u8], format: Format, project: Option<&str>) -> Result<(Accepted, Rejected), OtlpError> {
+    let request = Request {
+        tenant: TenantId::nil(),
+        format,
+        body,
+        project,
+        received_at: Timestamp::from_micros(0),
+    };
+    accept(&request, &Limits::default())
+}
+
 fn posts(body: &[u8], format: Format, project: Option<&str>) -> Vec<Value> {
-    let (batch, count) = to_batch(body, format, project).unwrap();
-    let batch: Value = serde_json::from_slice(&batch).unwrap();
+    let (accepted, rejected) = taken(body, format, project).unwrap();
+    assert_eq!(rejected, Rejected::default());
+    let batch: Value = serde_json::from_slice(&accepted.frame.body).unwrap();
     let posts = batch["post"].as_array().unwrap().clone();
-    assert_eq!(posts.len(), count);
+    assert_eq!(posts.len(), accepted.operations);
     posts
 }
 
@@ -129,23 +141,124 @@ fn json_says_the_same_and_a_failure_is_told() {
     assert_eq!(run["extra"]["runtime"]["service.name"], "shop");
     assert_eq!(
         run["end_time"],
-        json!(towpath_domain::Timestamp::parse("2026-01-01T00:00:01Z").unwrap())
+        json!(Timestamp::parse("2026-01-01T00:00:01Z").unwrap())
     );
 }
 
 #[test]
 fn what_cannot_be_read_is_refused() {
     assert!(matches!(
-        to_batch(b"\xff\xff", Format::Protobuf, None),
+        taken(b"\xff\xff", Format::Protobuf, None),
         Err(OtlpError::Protobuf(_))
     ));
-    assert!(matches!(to_batch(b"{", Format::Json, None), Err(OtlpError::Json(_))));
-    let without = json!({"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "x", "traceId": "00"}]}]}]});
-    assert!(matches!(
-        to_batch(without.to_string().as_bytes(), Format::Json, None),
-        Err(OtlpError::Ids)
-    ));
-    assert_eq!(to_batch(b"", Format::Protobuf, None).unwrap().1, 0);
+    assert!(matches!(taken(b"{", Format::Json, None), Err(OtlpError::Json(_))));
+    let (accepted, rejected) = taken(b"", Format::Protobuf, None).unwrap();
+    assert_eq!((accepted.operations, rejected.count()), (0, 0));
+    assert!(response(Format::Protobuf, &rejected).is_empty());
+    // Where spans go is said for all of them.
+    let refused = taken(b"", Format::Protobuf, Some(&"x".repeat(10_000)));
+    assert!(matches!(&refused, Err(OtlpError::Refused(refusal)) if refusal.kind() == RefusalKind::Invalid));
+}
+
+fn spans(spans: &[Value]) -> Vec<u8> {
+    let body = json!({"resourceSpans": [{"scopeSpans": [{ "spans": spans }]}]});
+    body.to_string().into_bytes()
+}
+
+fn span(number: usize) -> Value {
+    json!({
+        "traceId": "5b8efff798038103d269b633813fc60c", "spanId": format!("{number:016x}"), "name": "x",
+        "startTimeUnixNano": "1767225600000000000", "endTimeUnixNano": "1767225601000000000",
+    })
+}
+
+fn attribute(key: &str, value: &Value) -> Value {
+    json!([{"key": key, "value": { "stringValue": value }}])
+}
+
+#[test]
+fn a_span_that_cannot_be_taken_is_the_only_one() {
+    let order = attribute("langsmith.span.dotted_order", &json!("nonsense"));
+    let project = attribute("langsmith.trace.session_name", &json!("x".repeat(10_000)));
+    let deep = (0..140).fold(
+        json!({"stringValue": "x"}),
+        |inner, _| json!({"arrayValue": {"values": [inner]}}),
+    );
+    let ends = u64::MAX.to_string();
+    let wrong: [(&str, Value, &str); 8] = [
+        ("endTimeUnixNano", json!(ends), "`end_time`: a time out of range"),
+        ("startTimeUnixNano", json!(ends), "`start_time`: a time out of range"),
+        ("startTimeUnixNano", json!("soon"), "expected nanoseconds since 1970"),
+        ("traceId", json!("00"), "it needs a trace id of 16 bytes"),
+        ("attributes", order, "`dotted_order`: expected <time>Z<id> links"),
+        ("attributes", project, "`session_name`: a project name"),
+        ("attributes", json!([{"key": "a", "value": deep}]), ""),
+        ("name", json!(["x"]), "invalid type: sequence, expected a string"),
+    ];
+    for (field, value, why) in wrong {
+        let mut all: Vec<Value> = (1..4).map(span).collect();
+        all[1][field] = value;
+        let (accepted, rejected) = taken(&spans(&all), Format::Json, None).unwrap();
+        let kept: Value = serde_json::from_slice(&accepted.frame.body).unwrap();
+        let ids: Vec<_> = kept["post"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|post| &post["id"])
+            .collect();
+        assert_eq!(
+            ids,
+            [
+                "5b8efff7-9803-8103-0000-000000000001",
+                "5b8efff7-9803-8103-0000-000000000003"
+            ],
+            "{field}"
+        );
+        assert_eq!(rejected.count(), 1);
+        let message = rejected.message();
+        assert!(message.contains("span 0000000000000002: "), "{message}");
+        assert!(message.contains(why), "{message}");
+    }
+    let (accepted, rejected) = taken(&spans(&[json!(null), json!(7), json!([])]), Format::Json, None).unwrap();
+    assert_eq!((accepted.operations, rejected.count()), (0, 3));
+}
+
+#[test]
+fn what_was_left_out_is_told_in_both_forms() {
+    let all: Vec<Value> = (1..9)
+        .map(|number| {
+            let mut span = span(number);
+            span["traceId"] = json!("");
+            span
+        })
+        .collect();
+    let (_, rejected) = taken(&spans(&all), Format::Json, None).unwrap();
+    let message = rejected.message();
+    assert!(message.starts_with("spans that were not taken: 8. span 0000000000000001: it needs"));
+    assert!(message.ends_with("; and 3 more"), "{message}");
+    let json: Value = serde_json::from_slice(&response(Format::Json, &rejected)).unwrap();
+    assert_eq!(
+        json,
+        json!({"partialSuccess": {"rejectedSpans": "8", "errorMessage": message}})
+    );
+    let protobuf = ExportTraceServiceResponse::decode(response(Format::Protobuf, &rejected).as_slice()).unwrap();
+    let partial = protobuf.partial_success.unwrap();
+    assert_eq!((partial.rejected_spans, partial.error_message), (8, message));
+    assert_eq!(response(Format::Json, &Rejected::default()), b"{}");
+}
+
+#[test]
+fn tokens_are_summed_up_to_what_a_number_can_say() {
+    let mut one = span(1);
+    one["attributes"] = json!([
+        {"key": "gen_ai.usage.input_tokens", "value": {"intValue": i64::MAX.to_string()}},
+        {"key": "gen_ai.usage.output_tokens", "value": {"intValue": "5"}},
+    ]);
+    let run = &posts(&spans(&[one]), Format::Json, None)[0];
+    assert_eq!(
+        run["extra"]["metadata"]["usage_metadata"],
+        json!({"input_tokens": i64::MAX, "output_tokens": 5, "total_tokens": i64::MAX})
+    );
 }
 
 #[test]
@@ -156,8 +269,42 @@ fn null_is_a_field_that_is_not_set() {
         "attributes": null, "events": null, "status": null,
     }]}, null]}]});
     // A list has no place for nothing.
-    assert!(to_batch(body.to_string().as_bytes(), Format::Json, None).is_err());
+    assert!(taken(body.to_string().as_bytes(), Format::Json, None).is_err());
     let body = body.to_string().replace(",null]", "]");
     let run = &posts(body.as_bytes(), Format::Json, None)[0];
     assert_eq!((run.get("parent_run_id"), run.get("end_time")), (None, None));
+}
+
+#[test]
+fn json_that_other_readers_refuse_is_taken() {
+    let deep = |levels: usize| format!("{}1{}", "[".repeat(levels), "]".repeat(levels));
+    let with = |input: &str| {
+        let span = json!({
+            "traceId": "5b8efff798038103d269b633813fc60c", "spanId": "0101010101010101", "name": "NAME",
+            "events": [{"name": "said", "attributes": [{"key": "value", "value": {"stringValue": input}}]}],
+            "attributes": [
+                {"key": "input.value", "value": {"stringValue": input}},
+                {"key": "langsmith.metadata.said", "value": {"stringValue": input}},
+            ],
+        });
+        let body = json!({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).to_string();
+        // A name that was cut inside an emoji.
+        let body = body.replace("NAME", "cut \\ud83d");
+        let (accepted, rejected) = taken(body.as_bytes(), Format::Json, None).unwrap();
+        assert_eq!((accepted.operations, rejected.count()), (1, 0));
+        posts(body.as_bytes(), Format::Json, None).remove(0)
+    };
+    let run = with(r#"{"text": "cut \ud83d", "n": 1e999}"#);
+    assert_eq!(run["name"], "cut \u{fffd}");
+    let meant = json!({"text": "cut \u{fffd}", "n": f64::MAX});
+    assert_eq!(run["inputs"], meant);
+    assert_eq!(run["extra"]["metadata"]["said"], meant);
+    assert_eq!(run["events"][0]["kwargs"]["value"], meant);
+    // One that is too deep to stand inside a batch stays a text.
+    for (levels, meant) in [
+        (100, serde_json::from_str(&deep(100)).unwrap()),
+        (120, json!(deep(120))),
+    ] {
+        assert_eq!(with(&deep(levels))["inputs"], json!({ "input": meant }), "{levels}");
+    }
 }

@@ -3,6 +3,8 @@
 //! Pages of a Parquet file end where they do by how rows were handed to the encoder. Handing over whole chunks makes
 //! that independent of the batches in which the rows came.
 
+use std::ops::Range;
+
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, SchemaRef};
@@ -84,6 +86,29 @@ pub fn weights(rows: &RecordBatch) -> Vec<usize> {
         }
     }
     weights
+}
+
+/// Bytes of values of some rows, of all columns that hold texts or bytes.
+pub fn bytes(rows: &RecordBatch, range: &Range<usize>) -> usize {
+    let between = |start: i32, end: i32| usize::try_from(end - start).unwrap_or(0);
+    let columns = rows.columns().iter().map(|column| match column.data_type() {
+        DataType::Utf8 => {
+            let ends = column.as_string::<i32>().value_offsets();
+            between(ends[range.start], ends[range.end])
+        }
+        DataType::Binary => {
+            let ends = column.as_binary::<i32>().value_offsets();
+            between(ends[range.start], ends[range.end])
+        }
+        DataType::List(_) => {
+            let list = column.as_list::<i32>();
+            let (start, end) = (list.value_offsets()[range.start], list.value_offsets()[range.end]);
+            let texts = list.values().as_string_opt::<i32>().map(|texts| texts.value_offsets());
+            texts.map_or(0, |ends| between(ends[start as usize], ends[end as usize]))
+        }
+        _ => 0,
+    });
+    columns.sum()
 }
 
 fn add(weights: &mut [usize], offsets: &[i32], position: impl Fn(i32) -> i32) {

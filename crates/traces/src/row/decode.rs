@@ -1,6 +1,7 @@
 //! Columns back to rows.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray,
@@ -10,8 +11,9 @@ use arrow::datatypes::{Int64Type, TimestampMicrosecondType, TimestampNanosecondT
 use towpath_domain::{Timestamp, TraceRunId};
 use uuid::Uuid;
 
+use super::extra::{self, Extra};
 use super::provenance::{COLUMNS, EXTRA, FIELDS, UNSET};
-use super::{Key, Provenance, Row, extra};
+use super::{Key, Provenance, Row};
 use crate::columnar::{Error, Result};
 use crate::operation::Fields;
 
@@ -118,20 +120,24 @@ impl<'a> RowReader<'a> {
             outputs: texts(self.outputs),
             events: texts(self.events),
             serialized: texts(self.serialized),
-            extra: value(self.extras, index)
-                .map(extra::parse)
-                .transpose()
-                .map_err(|error| Error::Columns(format!("extra of {id}: {error}")))?,
+            extra: None,
         };
-        let keys = fields.extra.as_ref().map_or(0, Vec::len);
+        let keys = value(self.extras, index)
+            .map(extra::parse)
+            .transpose()
+            .map_err(|error| Error::Columns(format!("extra of {id}: {error}")))?;
         let corrupt = || Error::Columns(format!("provenance of {id}"));
         let stored = self.provenances.value(index);
+        let (mut provenance, sources, overrides) =
+            Provenance::decode(stored, self.seqs.value(index)).ok_or_else(corrupt)?;
         // Where `extra` was not read, its keys are not known either.
-        let (mut provenance, overrides) = if self.extras.is_some() {
-            Provenance::decode(stored, self.seqs.value(index), keys).ok_or_else(corrupt)?
-        } else {
-            Provenance::decode_without_extra(stored, self.seqs.value(index)).ok_or_else(corrupt)?
+        let extra = match keys.filter(|_| provenance.is_set(EXTRA)) {
+            Some(keys) => Some(Extra::restore(keys, sources, provenance.sources[EXTRA]).ok_or_else(corrupt)?),
+            None => None,
         };
+        if extra.is_none() {
+            provenance.sources[EXTRA] = UNSET;
+        }
         for (at, bytes) in overrides {
             put_back(&mut fields, at, &bytes).ok_or_else(corrupt)?;
         }
@@ -140,6 +146,7 @@ impl<'a> RowReader<'a> {
             id: TraceRunId(id),
             sort_time: Some(Timestamp::from_micros(self.sort_times.value(index))),
             fields,
+            extra,
             provenance,
         })
     }
@@ -160,6 +167,16 @@ pub(crate) fn keys(batch: &RecordBatch) -> Result<Vec<Key>> {
         })
     };
     (0..batch.num_rows()).map(key).collect()
+}
+
+/// `start_time` of each row of a batch as it is shown: where the row stands. Null outside the years that the column holds.
+///
+/// # Errors
+/// `_tp_sort_time` is missing.
+pub(crate) fn starts(batch: &RecordBatch) -> Result<ArrayRef> {
+    let times = required("_tp_sort_time", sort_times(batch))?;
+    let nanos: TimestampNanosecondArray = times.unary_opt(|micros| micros.checked_mul(1000));
+    Ok(Arc::new(nanos))
 }
 
 /// The columns of which the rows of a batch say something themselves, by position. `None` where one of them has a post:
@@ -184,8 +201,8 @@ pub(crate) fn patched(batch: &RecordBatch) -> Result<Option<BTreeSet<usize>>> {
     let provenances = required("_tp_provenance", provenances)?;
     let mut columns = BTreeSet::new();
     for (newest, stored) in newest.values().iter().zip(provenances) {
-        let provenance = stored.and_then(|stored| Provenance::decode_without_extra(stored, *newest));
-        let (provenance, _) = provenance.ok_or_else(|| Error::Columns("a provenance".to_owned()))?;
+        let provenance = stored.and_then(|stored| Provenance::decode(stored, *newest));
+        let (provenance, ..) = provenance.ok_or_else(|| Error::Columns("a provenance".to_owned()))?;
         columns.extend((0..FIELDS).filter(|at| provenance.is_set(*at)).map(|at| COLUMNS[at]));
     }
     Ok(Some(columns))
@@ -239,10 +256,6 @@ fn drop_derived(fields: &mut Fields, provenance: &mut Provenance) {
         };
     }
     for_each_field!(agree);
-    if fields.extra.is_none() {
-        provenance.sources[EXTRA] = UNSET;
-        provenance.extra.clear();
-    }
 }
 
 fn required<T>(name: &str, column: Option<T>) -> Result<T> {

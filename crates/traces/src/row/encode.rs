@@ -10,17 +10,23 @@ use towpath_domain::{ProjectId, TenantId, Timestamp};
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
 
+use super::Row;
+use super::extra::Extra;
 use super::provenance::Overrides;
-use super::{Row, extra};
 use crate::columnar::{Error, Result};
 use crate::derive::{COST_PRECISION, COST_SCALE, Derived, derive};
 use crate::schema::{TRACE_TIER, list_element, segment_schema};
+
+/// Most bytes of a batch of several rows: the offsets in a column of texts have 32 bits.
+const MOST_BYTES: usize = i32::MAX as usize;
 
 /// Collects rows of one project into a batch of a segment's columns.
 pub struct RowsBuilder {
     tenant: TenantId,
     project: ProjectId,
     rows: usize,
+    bytes: usize,
+    most_bytes: usize,
     ids: StringBuilder,
     trace_ids: StringBuilder,
     parents: StringBuilder,
@@ -64,6 +70,8 @@ impl RowsBuilder {
             tenant,
             project,
             rows: 0,
+            bytes: 0,
+            most_bytes: MOST_BYTES,
             ids: StringBuilder::new(),
             trace_ids: StringBuilder::new(),
             parents: StringBuilder::new(),
@@ -94,6 +102,13 @@ impl RowsBuilder {
         }
     }
 
+    /// Refuses a row with which several have more than so many bytes.
+    #[must_use]
+    pub const fn with_most_bytes(mut self, bytes: usize) -> Self {
+        self.most_bytes = bytes;
+        self
+    }
+
     /// Rows collected so far.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -109,9 +124,18 @@ impl RowsBuilder {
     /// Adds a row.
     ///
     /// # Errors
-    /// Nobody knows where the row stands.
+    /// Nobody knows where the row stands, or it would make the batch too large: then finish that first.
     pub fn push(&mut self, row: &Row) -> Result<()> {
         let sort_time = row.sort_time.ok_or(Error::Unplaced(row.id))?;
+        let bytes = self.bytes.saturating_add(row.weight());
+        if self.rows > 0 && bytes > self.most_bytes {
+            let what = format!(
+                "trace run {} makes a batch larger than {} bytes",
+                row.id, self.most_bytes
+            );
+            return Err(Error::Columns(what));
+        }
+        self.bytes = bytes;
         let (fields, derived) = (row.fields(), derive(row));
         self.ids.append_value(text(row.id.0, &mut buffer()));
         append_id(&mut self.trace_ids, derived.trace_id);
@@ -133,7 +157,7 @@ impl RowsBuilder {
         self.inputs.append_option(fields.inputs.as_deref());
         self.outputs.append_option(fields.outputs.as_deref());
         self.errors.append_option(fields.error.as_deref());
-        self.extras.append_option(fields.extra.as_deref().map(extra::compose));
+        self.extras.append_option(row.extra.as_ref().map(Extra::text));
         self.events.append_option(fields.events.as_deref());
         if let Some(tags) = &fields.tags {
             for tag in tags {
@@ -159,7 +183,7 @@ impl RowsBuilder {
         self.have_post.append_value(row.has_post());
         self.have_patch.append_value(row.has_patch());
         self.provenances
-            .append_value(row.provenance.encode(&overrides(row, &derived)));
+            .append_value(row.provenance.encode(row.extra.as_ref(), &overrides(row, &derived)));
         self.serialized.append_option(fields.serialized.as_deref());
         self.rows += 1;
         Ok(())
@@ -171,6 +195,7 @@ impl RowsBuilder {
     /// The columns do not fit together, which would be a defect here.
     pub fn finish(&mut self) -> Result<RecordBatch> {
         let rows = std::mem::take(&mut self.rows);
+        self.bytes = 0;
         let same =
             |value: &str| -> ArrayRef { Arc::new(StringArray::from_iter_values(std::iter::repeat_n(value, rows))) };
         let [total_tokens, prompt_tokens, completion_tokens] = self.tokens.each_mut().map(Int64Builder::finish);
@@ -229,6 +254,7 @@ fn overrides(row: &Row, derived: &Derived<'_>) -> Overrides {
     let id = |id: Option<Uuid>| id.unwrap_or_default().as_bytes().to_vec();
     let time = |time: Option<Timestamp>| time.map_or(0, Timestamp::micros).to_le_bytes().to_vec();
     let unshown = |time: Option<Timestamp>| time.is_some_and(|time| nanos(time).is_none());
+    let start_differs = fields.start_time.is_some() && fields.start_time != derived.start_time;
     // Positions as in `for_each_field`, ascending.
     keep(
         0,
@@ -240,7 +266,9 @@ fn overrides(row: &Row, derived: &Derived<'_>) -> Overrides {
         fields.parent_run_id.is_some() && fields.parent_run_id != derived.parent_run_id,
         &|| id(fields.parent_run_id),
     );
-    keep(6, unshown(fields.start_time), &|| time(fields.start_time));
+    keep(6, start_differs || unshown(fields.start_time), &|| {
+        time(fields.start_time)
+    });
     keep(7, unshown(fields.end_time), &|| time(fields.end_time));
     let status = fields.status.as_deref();
     keep(8, status.is_some_and(|status| status != derived.status), &|| {

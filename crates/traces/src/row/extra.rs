@@ -1,57 +1,150 @@
-//! `extra` by the keys of its top level.
+//! `extra` of a row, by its keys.
+//!
+//! Of each key the newest value counts. The values of `metadata` and `runtime` merge by the keys inside of them, because
+//! clients send both with every update:
+//!
+//! - an object adds its keys to those of older objects; of each key the newest value counts, `null` included;
+//! - `null` in place of the object says nothing;
+//! - any other value takes the place of all that is older. A newer object takes its place in turn, with nothing but keys
+//!   that are newer than it.
+//!
+//! What the post alone said stays as it was sent, so rows without patches cost nothing. Once a patch says something, all
+//! of it is taken apart and put together by the order of its keys, whatever met first.
+//!
+//! Operations together may say more than a row can hold. Then the oldest values are left out and the key [`TRUNCATED`]
+//! says so: see [`merged`].
+
+mod merged;
+mod stored;
+
+use std::borrow::Cow;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
+use self::merged::Merged;
+pub use self::stored::Sources;
+use towpath_domain::json::decode;
+
+use super::provenance::POST;
+
 /// Keys with their raw JSON text.
 pub type Keys = Vec<(String, String)>;
 
+/// Keys whose values merge by the keys inside of them.
+const OBJECTS: [&str; 2] = ["metadata", "runtime"];
+
+/// Most bytes of keys and values that patches leave in a row.
+const LIMIT: u64 = 64 << 20;
+
+/// Stands in `extra` when older values were left out. What clients send under this name is not kept.
+const TRUNCATED: &str = "__truncated__";
+
+/// What was said of `extra`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Extra {
+    /// By the post alone: keys in order, each once.
+    Sent(Keys),
+    /// By a patch at least.
+    Merged(Box<Merged>),
+}
+
+impl Extra {
+    /// What one operation says.
+    pub fn sent(source: i64, mut keys: Keys) -> Self {
+        normalise(&mut keys);
+        keys.retain(|(key, text)| key != TRUNCATED && !says_nothing(key, text));
+        match source {
+            POST => Self::Sent(keys),
+            patch => Self::Merged(Box::new(Merged::of(patch, keys))),
+        }
+    }
+
+    /// What both say. They are not of two posts.
+    pub fn merge(mine: Option<Self>, theirs: Option<Self>) -> Option<Self> {
+        match (mine, theirs) {
+            // Both are what the one post says.
+            (Some(Self::Sent(keys)), Some(Self::Sent(_))) => Some(Self::Sent(keys)),
+            (Some(mine), Some(theirs)) => {
+                let merged = mine.into_merged().join(theirs.into_merged(), LIMIT);
+                Some(Self::Merged(merged))
+            }
+            (one, other) => one.or(other),
+        }
+    }
+
+    /// Forgets what a post said. A patch has said something, too.
+    pub fn drop_post(&mut self) {
+        if let Self::Merged(merged) = self {
+            merged.drop_post();
+        }
+    }
+
+    fn into_merged(self) -> Box<Merged> {
+        match self {
+            Self::Sent(keys) => Box::new(Merged::of(POST, keys)),
+            Self::Merged(merged) => merged,
+        }
+    }
+
+    /// Keys of the top level in order, as they are shown.
+    pub fn keys(&self) -> Cow<'_, [(String, String)]> {
+        match self {
+            Self::Sent(keys) => Cow::Borrowed(keys.as_slice()),
+            Self::Merged(merged) => Cow::Owned(merged.bounded(LIMIT).keys()),
+        }
+    }
+
+    /// The value of a key of the top level, as it is shown.
+    pub fn get(&self, key: &str) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Sent(keys) => keys
+                .binary_search_by(|(known, _)| known.as_str().cmp(key))
+                .ok()
+                .map(|at| Cow::Borrowed(keys[at].1.as_str())),
+            Self::Merged(merged) => merged.bounded(LIMIT).get(key).map(Cow::Owned),
+        }
+    }
+
+    /// As one JSON object.
+    pub fn text(&self) -> String {
+        compose(self.keys().iter())
+    }
+
+    /// About how many bytes it holds.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Sent(keys) => keys.iter().map(|(key, text)| key.len() + text.len()).sum(),
+            Self::Merged(merged) => merged.bytes(),
+        }
+    }
+}
+
+/// `null` in place of an object whose keys merge.
+fn says_nothing(key: &str, text: &str) -> bool {
+    OBJECTS.contains(&key) && text.trim() == "null"
+}
+
 /// Sorts by key, so that what was sent in any order gives one text. Of a key that stands twice the last counts, as
 /// JSON readers do it.
-pub fn normalise(keys: &mut Keys) {
+fn normalise(keys: &mut Keys) {
     keys.reverse();
     keys.sort_by(|a, b| a.0.cmp(&b.0)); // stable: the one sent last now comes first
     keys.dedup_by(|later, kept| later.0 == kept.0);
 }
 
-/// Merges two sorted lists; of a key in both, the value with the higher source stays.
-pub fn merge(
-    left: impl Iterator<Item = ((String, String), i64)>,
-    right: impl Iterator<Item = ((String, String), i64)>,
-) -> (Keys, Vec<i64>) {
-    let (mut left, mut right) = (left.peekable(), right.peekable());
-    std::iter::from_fn(|| {
-        let order = match (left.peek(), right.peek()) {
-            (Some((a, _)), Some((b, _))) => a.0.cmp(&b.0),
-            (Some(_), None) => std::cmp::Ordering::Less,
-            (None, _) => std::cmp::Ordering::Greater,
-        };
-        match order {
-            std::cmp::Ordering::Less => left.next(),
-            std::cmp::Ordering::Greater => right.next(),
-            std::cmp::Ordering::Equal => {
-                let (mine, theirs) = (left.next()?, right.next()?);
-                Some(if theirs.1 > mine.1 { theirs } else { mine })
-            }
-        }
-    })
-    .unzip()
+/// As one JSON object.
+fn compose<'a>(keys: impl IntoIterator<Item = &'a (String, String)>) -> String {
+    compose_pairs(keys.into_iter().map(|(key, text)| (key.as_str(), text.as_str())))
 }
 
-/// As one JSON object.
-pub fn compose(keys: &[(String, String)]) -> String {
-    let mut text = String::with_capacity(
-        2 + keys
-            .iter()
-            .map(|(key, value)| key.len() + value.len() + 4)
-            .sum::<usize>(),
-    );
-    text.push('{');
-    for (at, (key, value)) in keys.iter().enumerate() {
-        if at > 0 {
+fn compose_pairs<'a>(pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut text = String::from("{");
+    for (key, value) in pairs {
+        if text.len() > 1 {
             text.push(',');
         }
-        text.push_str(&serde_json::Value::from(key.as_str()).to_string());
+        text.push_str(&serde_json::Value::from(key).to_string());
         text.push(':');
         text.push_str(value.trim());
     }
@@ -59,7 +152,8 @@ pub fn compose(keys: &[(String, String)]) -> String {
     text
 }
 
-/// Takes apart what [`compose`] put together.
+/// Takes a JSON object apart, in the order of its text. Halves of surrogate pairs in keys are mended as those of the top
+/// level are when they come in.
 pub fn parse(text: &str) -> serde_json::Result<Keys> {
     serde_json::from_str::<Object>(text).map(|object| object.0)
 }
@@ -83,8 +177,9 @@ impl<'de> Visitor<'de> for ObjectVisitor {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object, A::Error> {
         let mut keys = Keys::new();
-        while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
-            keys.push((key, value.get().to_owned()));
+        while let Some((raw, value)) = map.next_entry::<&RawValue, &RawValue>()? {
+            let key = decode(raw.get()).ok_or_else(|| serde::de::Error::custom("a key that is no text"))?;
+            keys.push((key.into_owned(), value.get().to_owned()));
         }
         Ok(Object(keys))
     }
@@ -98,6 +193,13 @@ mod tests {
         list.iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect()
+    }
+
+    fn merged(operations: &[(i64, &[(&str, &str)])]) -> String {
+        let all = operations
+            .iter()
+            .map(|(source, keys)| Some(Extra::sent(*source, pairs(keys))));
+        all.reduce(Extra::merge).flatten().unwrap().text()
     }
 
     #[test]
@@ -115,5 +217,58 @@ mod tests {
         assert_eq!(parse(&text).unwrap(), keys);
         assert_eq!(parse(&compose(&[])).unwrap(), Keys::new());
         assert!(parse("[]").is_err());
+        assert_eq!(
+            parse(r#"{"\ud83d": 1e999, "\u0061":"\ud83d"}"#).unwrap(),
+            pairs(&[("\u{fffd}", "1e999"), ("a", r#""\ud83d""#)])
+        );
+    }
+
+    #[test]
+    fn what_the_post_alone_says_stays_as_it_was_sent() {
+        let text = r#"{ "b": 1, "a" :2.50, "b":3 }"#;
+        let keys = pairs(&[("runtime", "null"), ("metadata", text), ("__truncated__", "1")]);
+        let post = Extra::sent(POST, keys.clone());
+        assert_eq!(post.text(), format!(r#"{{"metadata":{text}}}"#));
+        assert_eq!(post.get("metadata").as_deref(), Some(text));
+        assert_eq!(post.get("runtime"), None);
+        assert_eq!(Extra::merge(Some(post.clone()), None), Some(post.clone()));
+        assert_eq!(Extra::merge(Some(post.clone()), Some(post.clone())), Some(post));
+        let patch = Extra::sent(4, keys);
+        assert_eq!(patch.text(), r#"{"metadata":{"a":2.50,"b":3}}"#);
+        assert_eq!(patch.get("runtime"), None);
+    }
+
+    #[test]
+    fn metadata_and_runtime_merge_by_key_and_nothing_else_does() {
+        let post: &[_] = &[
+            ("metadata", r#"{"user":"u1", "a": 1}"#),
+            ("runtime", r#"{"sdk":"x"}"#),
+            ("other", r#"{"a":1}"#),
+        ];
+        let patch: &[_] = &[
+            ("metadata", r#"{"revision":"r", "\u0061":null}"#),
+            ("other", r#"{"b":2}"#),
+        ];
+        let shown = r#"{"metadata":{"a":null,"revision":"r","user":"u1"},"other":{"b":2},"runtime":{"sdk":"x"}}"#;
+        assert_eq!(merged(&[(POST, post), (7, patch)]), shown);
+        assert_eq!(merged(&[(7, patch), (POST, post)]), shown);
+    }
+
+    #[test]
+    fn a_value_that_is_no_object_takes_the_place_of_older_ones_only() {
+        let object = |text: &'static str| [("metadata", text)];
+        let (old, whole, new) = (object(r#"{"a":1,"b":1}"#), object("[1, 2]"), object(r#"{"b":2}"#));
+        assert_eq!(merged(&[(5, &old), (7, &whole)]), r#"{"metadata":[1, 2]}"#);
+        assert_eq!(merged(&[(7, &whole), (5, &old)]), r#"{"metadata":[1, 2]}"#);
+        for order in [[0, 1, 2], [2, 1, 0], [0, 2, 1], [1, 2, 0]] {
+            let all: [(i64, &[_]); 3] = [(5, &old), (7, &whole), (9, &new)];
+            assert_eq!(merged(&order.map(|at: usize| all[at])), r#"{"metadata":{"b":2}}"#);
+        }
+        assert_eq!(merged(&[(7, &whole), (9, &object("null"))]), r#"{"metadata":[1, 2]}"#);
+        assert_eq!(
+            merged(&[(5, &old), (9, &object("{}"))]),
+            r#"{"metadata":{"a":1,"b":1}}"#
+        );
+        assert_eq!(merged(&[(7, &whole), (9, &object("{}"))]), r#"{"metadata":{}}"#);
     }
 }

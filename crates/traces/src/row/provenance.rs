@@ -3,16 +3,18 @@
 //! As stored in a segment, beside the column of the row's highest sequence (`newest`); integers are LEB128:
 //!
 //! ```text
-//! u8        version (high half) and flags: 1 = has its post, 2 = has a patch
+//! u8        version, 2 (high half), and flags: 1 = has its post, 2 = has a patch
 //! int       newest - oldest
 //! [int      newest - sequence of the post]                        with flag 1
 //! int       fields that come from the post, as bits
 //! int       fields that come from patches, as bits; of each:  int newest - sequence of the patch
-//! int       0 = every key of `extra` comes from the post, else their count; of each:
-//!             int 0 = post, else newest - sequence of the patch + 1
+//! …         where the keys of `extra` come from: see `extra/stored.rs`
 //! int       fields whose column holds a derived value instead, as bits; of each:  int length, bytes as sent
 //! ```
+//!
+//! Version 1, which is still read, differs in what it says of `extra`.
 
+use super::extra::{Extra, Sources};
 use crate::operation::Verb;
 use crate::schema::at;
 
@@ -44,7 +46,9 @@ pub const UNSET: i64 = -2;
 /// Source of a field that the post set. Patches have their sequence, which is never negative.
 pub const POST: i64 = -1;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// The first one.
+const OLDEST_VERSION: u8 = 1;
 const HAS_POST: u8 = 1;
 const HAS_PATCH: u8 = 2;
 
@@ -61,8 +65,6 @@ pub struct Provenance {
     pub newest: i64,
     /// Per field: `UNSET`, `POST`, or the sequence of the patch.
     pub sources: [i64; FIELDS],
-    /// The same for each key of `extra`, in the order of the keys.
-    pub extra: Vec<i64>,
 }
 
 /// Values as sent, for columns that hold something derived: position and bytes.
@@ -77,7 +79,6 @@ impl Provenance {
             oldest: seq,
             newest: seq,
             sources: [UNSET; FIELDS],
-            extra: Vec::new(),
         }
     }
 
@@ -86,8 +87,8 @@ impl Provenance {
         self.sources[at] != UNSET
     }
 
-    /// As stored.
-    pub fn encode(&self, overrides: &Overrides) -> Vec<u8> {
+    /// As stored. `extra` knows itself where its keys come from.
+    pub fn encode(&self, extra: Option<&Extra>, overrides: &Overrides) -> Vec<u8> {
         let mut out = Vec::with_capacity(16);
         let flags = if self.post.is_some() { HAS_POST } else { 0 } | if self.patched { HAS_PATCH } else { 0 };
         out.push(VERSION << 4 | flags);
@@ -105,13 +106,9 @@ impl Provenance {
         for source in self.sources.iter().filter(|source| **source >= 0) {
             put(&mut out, self.back(*source));
         }
-        if self.extra.iter().all(|source| *source == POST) {
-            put(&mut out, 0);
-        } else {
-            put(&mut out, self.extra.len() as u64);
-            for source in &self.extra {
-                put(&mut out, if *source == POST { 0 } else { self.back(*source) + 1 });
-            }
+        match extra {
+            Some(extra) => extra.write(&mut out, self.newest),
+            None => put(&mut out, 0),
         }
         put(&mut out, overrides.iter().fold(0, |bits, (at, _)| bits | 1 << at));
         for (_, bytes) in overrides {
@@ -121,29 +118,18 @@ impl Provenance {
         out
     }
 
-    /// Reads what [`Provenance::encode`] wrote. `keys` is how many keys `extra` has. `None` when it is not that.
-    pub fn decode(bytes: &[u8], newest: i64, keys: usize) -> Option<(Self, Overrides)> {
-        Self::read(bytes, newest, Some(keys))
-    }
-
-    /// The same where `extra` was not read: what is said of its keys is skipped.
-    pub fn decode_without_extra(bytes: &[u8], newest: i64) -> Option<(Self, Overrides)> {
-        Self::read(bytes, newest, None)
-    }
-
     /// The lowest sequence alone.
     pub fn oldest_of(bytes: &[u8], newest: i64) -> Option<i64> {
-        let (_, mut rest) = bytes.split_first().filter(|(head, _)| **head >> 4 == VERSION)?;
+        let (_, mut rest) = bytes.split_first().filter(|(head, _)| version(**head).is_some())?;
         newest
             .checked_sub(i64::try_from(get(&mut rest)?).ok()?)
             .filter(|seq| *seq >= 0)
     }
 
-    fn read(bytes: &[u8], newest: i64, keys: Option<usize>) -> Option<(Self, Overrides)> {
+    /// Reads what [`Provenance::encode`] wrote. `None` when it is not that.
+    pub fn decode(bytes: &[u8], newest: i64) -> Option<(Self, Sources, Overrides)> {
         let (head, mut rest) = bytes.split_first()?;
-        if head >> 4 != VERSION {
-            return None;
-        }
+        let version = version(*head)?;
         let from = &mut rest;
         let before = |back: u64| newest.checked_sub(i64::try_from(back).ok()?).filter(|seq| *seq >= 0);
         let oldest = before(get(from)?)?;
@@ -161,16 +147,7 @@ impl Provenance {
                 *source = POST;
             }
         }
-        let extra = match usize::try_from(get(from)?).ok()? {
-            0 => vec![POST; keys.unwrap_or(0)],
-            count if keys.is_none_or(|keys| keys == count) => (0..count)
-                .map(|_| match get(from)? {
-                    0 => Some(POST),
-                    back => before(back - 1),
-                })
-                .collect::<Option<_>>()?,
-            _ => return None,
-        };
+        let extra = Sources::read(from, newest, version)?;
         let overridden = get(from)?;
         let mut overrides = Overrides::new();
         for at in (0..FIELDS).filter(|at| overridden >> at & 1 == 1) {
@@ -187,8 +164,8 @@ impl Provenance {
                 oldest,
                 newest,
                 sources,
-                extra,
             },
+            extra,
             overrides,
         ))
     }
@@ -199,7 +176,11 @@ impl Provenance {
     }
 }
 
-fn put(out: &mut Vec<u8>, mut value: u64) {
+fn version(head: u8) -> Option<u8> {
+    Some(head >> 4).filter(|version| (OLDEST_VERSION..=VERSION).contains(version))
+}
+
+pub fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push((value & 0x7f) as u8 | 0x80);
         value >>= 7;
@@ -207,7 +188,7 @@ fn put(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-fn get(from: &mut &[u8]) -> Option<u64> {
+pub fn get(from: &mut &[u8]) -> Option<u64> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
         let (byte, rest) = from.split_first()?;
@@ -240,14 +221,14 @@ mod tests {
             patched: true,
             ..Provenance::of(Verb::Post, 1 << 40)
         };
-        let bytes = provenance.encode(&vec![(8, b"interrupted".to_vec())]);
+        let bytes = provenance.encode(None, &vec![(8, b"interrupted".to_vec())]);
         assert_eq!(
-            Provenance::decode(&bytes, 1 << 40, 0),
-            Some((provenance, vec![(8, b"interrupted".to_vec())]))
+            Provenance::decode(&bytes, 1 << 40),
+            Some((provenance, Sources::One(POST), vec![(8, b"interrupted".to_vec())]))
         );
         for cut in 0..bytes.len() {
-            assert_eq!(Provenance::decode(&bytes[..cut], 1 << 40, 0), None);
+            assert_eq!(Provenance::decode(&bytes[..cut], 1 << 40), None);
         }
-        assert_eq!(Provenance::decode(&[bytes, vec![0]].concat(), 1 << 40, 0), None);
+        assert_eq!(Provenance::decode(&[bytes, vec![0]].concat(), 1 << 40), None);
     }
 }

@@ -1,9 +1,12 @@
 //! What an export must hold of a run that [`Sample`] made. Written down apart from the code that derives columns, so
 //! that the one checks the other.
 
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
 use towpath_domain::{ProjectId, TenantId, Timestamp};
 
-use super::{Run, Sample};
+use super::{BEGUN, Run, Sample};
 
 /// Of the recorded model call.
 pub(super) const COMPLETION_TOKENS: i64 = 57;
@@ -84,6 +87,16 @@ impl Sample {
     }
 }
 
+/// Objects of several operations in order: of each key the last value as it was sent.
+fn merged(objects: &[&str]) -> String {
+    let mut keys: BTreeMap<String, Box<RawValue>> = BTreeMap::new();
+    for object in objects {
+        let more: BTreeMap<String, Box<RawValue>> = serde_json::from_str(object).expect("metadata is an object");
+        keys.extend(more);
+    }
+    serde_json::to_string(&keys).expect("JSON texts are JSON")
+}
+
 impl Run {
     fn expected(&self, tenant: TenantId, project: ProjectId) -> Expected {
         let fields = &self.template.fields;
@@ -91,7 +104,12 @@ impl Run {
         let total = self.prompt_tokens.map(|tokens| tokens + COMPLETION_TOKENS);
         let completion = self.prompt_tokens.map(|_| COMPLETION_TOKENS);
         let cost = |at: usize| self.prompt_tokens.map_or(Cell::Null, |_| Cell::Decimal(COSTS[at]));
-        let extra = format!(r#"{{"metadata":{},"runtime":{}}}"#, self.metadata, self.runtime);
+        let [metadata, runtime] = if self.patched {
+            [merged(&[BEGUN, &self.patched_metadata()]), merged(&[&self.runtime])]
+        } else {
+            [self.metadata.clone(), self.runtime.clone()]
+        };
+        let extra = format!(r#"{{"metadata":{metadata},"runtime":{runtime}}}"#);
         let columns = vec![
             ("id", self.id.to_string().into()),
             ("tenant_id", tenant.to_string().into()),

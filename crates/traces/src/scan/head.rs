@@ -6,11 +6,14 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::datatypes::Schema;
 use futures::TryStreamExt;
+use object_store::ObjectStore;
+use object_store::path::Path;
 use towpath_domain::Timestamp;
 
 use super::PartRef;
-use crate::columnar::Result;
+use crate::columnar::{Error, Result};
 use crate::row::{self, Key, Row, RowReader};
+use crate::schema::at;
 use crate::segment::{Batches, Segment};
 
 /// Which rows are wanted.
@@ -36,18 +39,78 @@ impl Window {
     }
 }
 
-/// The batch of a row group at which the merge stands.
+/// What a head of the other kind may hold at the moment.
+#[derive(Clone, Copy)]
+pub struct Share {
+    /// Bytes of rows.
+    pub bytes: usize,
+    /// Keys.
+    pub keys: usize,
+}
+
+/// A row group at which the merge stands.
 pub struct Head {
-    batches: Batches,
-    batch: RecordBatch,
+    source: Source,
+    /// Keys of the next rows.
     keys: Vec<Key>,
+    /// The one at which the merge stands.
     next: usize,
+    /// Rows of the keys from `first` on, as far as they lie in memory.
+    batch: RecordBatch,
+    first: usize,
     row_bytes: usize,
 }
 
-impl Head {
-    /// Opens a row group at its first wanted row; `None` when it has none.
-    pub async fn open(segment: &Segment, part: &PartRef, columns: &[usize], window: &Window) -> Result<Option<Self>> {
+enum Source {
+    /// The row group was fetched in one request and is decoded batch by batch.
+    Stream { batches: Batches, weight: usize },
+    /// Rows are fetched when the merge comes to them, some at a time.
+    Ranges(Ranges),
+}
+
+struct Ranges {
+    group: Group,
+    columns: Arc<[usize]>,
+    /// Position of the first of the keys in the row group.
+    position: usize,
+    /// Where the wanted rows end.
+    end: usize,
+}
+
+/// A row group, which is number 0 of what is read of its segment.
+enum Group {
+    Open(Segment),
+    /// There was no room for its footer.
+    Closed {
+        store: Arc<dyn ObjectStore>,
+        path: Path,
+        row_group: usize,
+    },
+}
+
+impl Group {
+    async fn open(&self) -> Result<Segment> {
+        match self {
+            Self::Open(segment) => Ok(segment.clone()),
+            Self::Closed { store, path, row_group } => {
+                Segment::open(store.clone(), path.clone()).await?.only(*row_group)
+            }
+        }
+    }
+}
+
+/// A row group that is about to be merged.
+pub struct Opening {
+    segment: Segment,
+    row_group: usize,
+    columns: Arc<[usize]>,
+    wanted: Option<Range<usize>>,
+    rows: usize,
+}
+
+impl Opening {
+    /// Looks which rows are wanted; `None` where there are none.
+    pub async fn of(segment: &Segment, part: &PartRef, columns: Arc<[usize]>, window: &Window) -> Result<Option<Self>> {
         let wanted = if window.covers(part) {
             None
         } else {
@@ -58,17 +121,71 @@ impl Head {
             }
             Some(wanted)
         };
-        let batches = segment.batches(part.row_group, columns, wanted)?;
-        let batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
-        let mut head = Self {
-            batches,
-            batch,
-            keys: Vec::new(),
-            next: 0,
-            row_bytes: 0,
-        };
+        // Its footer may speak of very many others.
+        let segment = segment.only(part.row_group)?;
+        Ok(Some(Self {
+            rows: segment.rows_of(0)?,
+            row_group: part.row_group,
+            segment,
+            columns,
+            wanted,
+        }))
+    }
+
+    /// About how many bytes lie in memory while all of it is streamed.
+    pub fn weight(&self) -> usize {
+        let wanted = self.wanted.as_ref().map_or(self.rows, ExactSizeIterator::len);
+        self.segment.stream_bytes(0, &self.columns, wanted) + self.footer_bytes()
+    }
+
+    /// Bytes of its footer.
+    pub fn footer_bytes(&self) -> usize {
+        self.segment.footer_bytes()
+    }
+
+    /// Fetches it in one go.
+    pub async fn stream(self) -> Result<Option<Head>> {
+        let weight = self.weight();
+        let batches = self.segment.batches(0, &self.columns, self.wanted)?;
+        let mut head = Head::of(Source::Stream { batches, weight }, 0);
         head.refill().await?;
         Ok(head.key().is_some().then_some(head))
+    }
+
+    /// Fetches it little by little, from a store where there is no room for its footer.
+    pub async fn ranges(self, share: Share, closed: Option<&Arc<dyn ObjectStore>>) -> Result<Option<Head>> {
+        let wanted = self.wanted.unwrap_or(0..self.rows);
+        let row_bytes = self.segment.row_bytes(0, &self.columns);
+        let group = match closed {
+            None => Group::Open(self.segment),
+            Some(store) => Group::Closed {
+                store: Arc::clone(store),
+                path: self.segment.path().clone(),
+                row_group: self.row_group,
+            },
+        };
+        let ranges = Ranges {
+            group,
+            columns: self.columns,
+            position: wanted.start,
+            end: wanted.end,
+        };
+        let mut head = Head::of(Source::Ranges(ranges), row_bytes);
+        head.read_keys(share).await?;
+        Ok(head.key().is_some().then_some(head))
+    }
+}
+
+impl Head {
+    fn of(source: Source, row_bytes: usize) -> Self {
+        Self {
+            source,
+            keys: Vec::new(),
+            next: 0,
+            batch: RecordBatch::new_empty(Arc::new(Schema::empty())),
+            first: 0,
+            row_bytes,
+        }
     }
 
     /// Where it stands; `None` when it is exhausted.
@@ -76,9 +193,9 @@ impl Head {
         self.keys.get(self.next).copied()
     }
 
-    /// How many rows from here on lie before `limit`, as far as the batch reaches.
+    /// How many rows from here on lie before `limit` and in memory.
     pub fn run(&self, limit: Option<Key>) -> usize {
-        let rest = &self.keys[self.next..];
+        let rest = &self.keys[self.next..self.first + self.batch.num_rows()];
         match limit {
             None => rest.len(),
             // Mostly either the whole batch or a few rows.
@@ -96,17 +213,12 @@ impl Head {
 
     /// The row at which it stands.
     pub fn row(&self) -> Result<Row> {
-        RowReader::new(&self.batch)?.row(self.next)
+        RowReader::new(&self.batch)?.row(self.next - self.first)
     }
 
     /// The batch, and the position in it.
     pub const fn batch(&self) -> (&RecordBatch, usize) {
-        (&self.batch, self.next)
-    }
-
-    /// Bytes of an average row of the batch.
-    pub const fn row_bytes(&self) -> usize {
-        self.row_bytes
+        (&self.batch, self.next - self.first)
     }
 
     /// Keys of the next `rows` rows.
@@ -114,27 +226,128 @@ impl Head {
         &self.keys[self.next..self.next + rows]
     }
 
+    /// Bytes of the keys that it keeps, where it keeps them apart from rows.
+    pub fn key_bytes(&self) -> usize {
+        match self.source {
+            Source::Stream { .. } => 0,
+            Source::Ranges(_) => self.keys.capacity() * size_of::<Key>(),
+        }
+    }
+
+    /// What it was given of the memory for streams; `None` for one that is fetched little by little.
+    pub const fn stream_weight(&self) -> Option<usize> {
+        match self.source {
+            Source::Stream { weight, .. } => Some(weight),
+            Source::Ranges(_) => None,
+        }
+    }
+
+    /// Bytes of the footer that it keeps apart from that.
+    pub fn footer_bytes(&self) -> usize {
+        match &self.source {
+            Source::Ranges(Ranges {
+                group: Group::Open(segment),
+                ..
+            }) => segment.footer_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of rows that were fetched little by little and lie in memory.
+    pub fn loaded(&self) -> usize {
+        match self.source {
+            Source::Stream { .. } => 0,
+            Source::Ranges(_) => self.batch.get_array_memory_size(),
+        }
+    }
+
+    /// Lets go of rows that can be fetched again.
+    pub fn unload(&mut self) {
+        if matches!(self.source, Source::Ranges(_)) {
+            self.drop_batch();
+        }
+    }
+
+    fn drop_batch(&mut self) {
+        self.batch = RecordBatch::new_empty(Arc::new(Schema::empty()));
+        self.first = self.next;
+    }
+
+    /// Sees to it that the row at which it stands lies in memory. True when that led to another batch.
+    pub async fn load(&mut self, share: Share) -> Result<bool> {
+        let Source::Ranges(ranges) = &self.source else {
+            return Ok(false);
+        };
+        if self.next < self.first + self.batch.num_rows() {
+            return Ok(false);
+        }
+        let rows = (share.bytes / self.row_bytes.max(1)).clamp(1, self.keys.len() - self.next);
+        let start = ranges.position + self.next;
+        let segment = ranges.group.open().await?;
+        let mut batches = segment.batches(0, &ranges.columns, Some(start..start + rows))?;
+        self.drop_batch();
+        while let Some(batch) = batches.try_next().await? {
+            if batch.num_rows() == 0 {
+                continue;
+            }
+            let keys = row::keys(&batch)?;
+            if self.keys.get(self.next..self.next + keys.len()) != Some(keys.as_slice()) {
+                return Err(Error::corrupt(segment.path(), "two reads of it gave different rows"));
+            }
+            self.row_bytes = batch.get_array_memory_size() / batch.num_rows();
+            self.batch = batch;
+            return Ok(true);
+        }
+        Err(Error::corrupt(segment.path(), "it has fewer rows than its footer says"))
+    }
+
     /// Moves on. True when that led to another batch, or to the end.
-    pub async fn advance(&mut self, rows: usize) -> Result<bool> {
+    pub async fn advance(&mut self, rows: usize, share: Share) -> Result<bool> {
         self.next += rows;
         if self.next < self.keys.len() {
             return Ok(false);
         }
-        self.refill().await?;
+        match self.source {
+            Source::Stream { .. } => self.refill().await?,
+            Source::Ranges(_) => self.read_keys(share).await?,
+        }
         Ok(true)
     }
 
     async fn refill(&mut self) -> Result<()> {
         self.keys.clear();
-        self.next = 0;
-        while let Some(batch) = self.batches.try_next().await? {
+        (self.next, self.first) = (0, 0);
+        let Source::Stream { batches, .. } = &mut self.source else {
+            return Ok(());
+        };
+        while let Some(batch) = batches.try_next().await? {
             if batch.num_rows() > 0 {
                 self.keys = row::keys(&batch)?;
-                self.row_bytes = batch.get_array_memory_size() / batch.num_rows();
                 self.batch = batch;
                 return Ok(());
             }
         }
+        Ok(())
+    }
+
+    /// Reads where the rows behind the known ones stand.
+    async fn read_keys(&mut self, share: Share) -> Result<()> {
+        let Source::Ranges(ranges) = &mut self.source else {
+            return Ok(());
+        };
+        ranges.position += self.keys.len();
+        self.keys = Vec::new();
+        if ranges.position < ranges.end {
+            let range = ranges.position..(ranges.position + share.keys).min(ranges.end);
+            let segment = ranges.group.open().await?;
+            let mut batches = segment.batches(0, &[at::ID, at::SORT_TIME], Some(range.clone()))?;
+            self.keys.reserve_exact(range.len());
+            while let Some(batch) = batches.try_next().await? {
+                self.keys.extend(row::keys(&batch)?);
+            }
+        }
+        self.next = 0;
+        self.drop_batch();
         Ok(())
     }
 }

@@ -17,12 +17,22 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 /// that opening one is one request.
 const FOOTER_GUESS: u64 = 64 << 10;
 
+/// What of an object stays in memory once its footer was fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keeps {
+    Nothing,
+    /// All of one that is so small that it comes whole along with its footer.
+    Whole,
+    /// What comes along with the footer.
+    End,
+}
+
 /// One object, read by ranges.
 #[derive(Clone, Debug)]
 pub struct Object {
     pub store: Arc<dyn ObjectStore>,
     pub path: Path,
-    keeps_whole: bool,
+    keeps: Keeps,
     /// Bytes in memory, each piece with where it begins.
     kept: Vec<(u64, Bytes)>,
 }
@@ -32,7 +42,7 @@ impl Object {
         Self {
             store,
             path,
-            keeps_whole: false,
+            keeps: Keeps::Nothing,
             kept: Vec::new(),
         }
     }
@@ -40,8 +50,20 @@ impl Object {
     /// An object so small that it comes whole along with its footer stays in memory, so that reading it asks for
     /// nothing more.
     pub const fn keeping_whole(mut self) -> Self {
-        self.keeps_whole = true;
+        self.keeps = Keeps::Whole;
         self
+    }
+
+    /// What comes along with its footer stays in memory: in a small segment the bloom filters lie in it.
+    pub const fn keeping_end(mut self) -> Self {
+        self.keeps = Keeps::End;
+        self
+    }
+
+    /// Lets go of what is in memory.
+    pub fn forget(&mut self) {
+        self.keeps = Keeps::Nothing;
+        self.kept = Vec::new();
     }
 
     /// Fetches ranges into memory, those that lie close together by one request.
@@ -96,8 +118,8 @@ impl AsyncFileReader for Object {
         let reader = ParquetMetaDataReader::new().with_arrow_reader_options(options);
         async move {
             let tail = Tail::fetch(self).await?;
-            if self.keeps_whole && tail.start == 0 {
-                self.kept = vec![(0, tail.bytes.clone())];
+            if self.keeps == Keeps::End || (self.keeps == Keeps::Whole && tail.start == 0) {
+                self.kept = vec![(tail.start, tail.bytes.clone())];
             }
             let size = tail.start + tail.bytes.len() as u64;
             reader.load_and_finish(tail, size).await.map(Arc::new)

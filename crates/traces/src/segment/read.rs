@@ -12,7 +12,7 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, RowSelection};
 use parquet::arrow::async_reader::ParquetRecordBatchStreamBuilder;
 use parquet::basic::Compression;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData};
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataBuilder};
 use towpath_domain::{ProjectId, TenantId};
 
 use super::object::Object;
@@ -26,11 +26,25 @@ use crate::upload::Copied;
 const BATCH_ROWS: usize = 4096;
 const BATCH_BYTES: usize = 2 << 20;
 
+/// About what the decoder's view of the columns takes.
+const SCHEMA_BYTES: usize = 16 << 10;
+
 /// A row group of so many bytes of values is worth copying whatever its number of rows.
 const LARGE_BYTES: i64 = 16 << 20;
 
 /// Decoded batches of one row group, in order.
 pub type Batches = Pin<Box<dyn Stream<Item = Result<RecordBatch>> + Send>>;
+
+/// What was read of a segment to open it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Footer(ArrowReaderMetadata);
+
+impl Footer {
+    /// Bytes in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.metadata().memory_size() + SCHEMA_BYTES
+    }
+}
 
 /// An open segment: its footer was read. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -46,6 +60,14 @@ impl Segment {
     /// The object can't be read or is no segment.
     pub async fn open(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
         Self::of(Object::new(store, path)).await
+    }
+
+    /// As [`Segment::open`]. Keeps what was fetched with the footer: in a small segment the bloom filters lie in it.
+    ///
+    /// # Errors
+    /// As [`Segment::open`].
+    pub(crate) async fn open_with_end(store: Arc<dyn ObjectStore>, path: Path) -> Result<Self> {
+        Self::of(Object::new(store, path).keeping_end()).await
     }
 
     /// As [`Segment::open`], for reading it again and again: a small one stays in memory.
@@ -72,6 +94,19 @@ impl Segment {
             return Err(Error::corrupt(&object.path, "its columns are not those of a segment"));
         }
         Ok(Self { object, footer })
+    }
+
+    /// As [`Segment::open`], of one whose footer was read before.
+    pub(crate) fn of(store: Arc<dyn ObjectStore>, path: Path, footer: &Footer) -> Self {
+        Self {
+            object: Object { store, path, end: None },
+            footer: footer.0.clone(),
+        }
+    }
+
+    /// What was read of it.
+    pub(crate) fn footer(&self) -> Footer {
+        Footer(self.footer.clone())
     }
 
     /// Its key.
@@ -152,6 +187,43 @@ impl Segment {
         Ok(stream
             .map(move |batch| batch.map_err(|error| Error::reading(&path, error)))
             .boxed())
+    }
+
+    /// As [`Segment::batches`] of whole rows, with `start_time` as it is shown.
+    ///
+    /// # Errors
+    /// There is no such row group, or the object can't be read.
+    pub(crate) fn shown(&self, row_group: usize, columns: &[usize]) -> Result<Batches> {
+        let Some(start) = columns.iter().position(|column| *column == at::START_TIME) else {
+            return self.batches(row_group, columns, None);
+        };
+        if self.starts_are_derived() {
+            return self.batches(row_group, columns, None);
+        }
+        let mut read = columns.to_vec();
+        read.push(at::SORT_TIME);
+        read.sort_unstable();
+        read.dedup();
+        let positions: Vec<usize> = columns
+            .iter()
+            .map(|column| read.binary_search(column).expect("every column is read"))
+            .collect();
+        let shown = move |batch: RecordBatch| -> Result<RecordBatch> {
+            let wanted = batch.project(&positions)?;
+            let mut columns = wanted.columns().to_vec();
+            columns[start] = row::starts(&batch)?;
+            Ok(RecordBatch::try_new(wanted.schema(), columns)?)
+        };
+        Ok(self
+            .batches(row_group, &read, None)?
+            .map(move |batch| batch.and_then(&shown))
+            .boxed())
+    }
+
+    /// Whether the column `start_time` holds where each row stands.
+    pub(crate) fn starts_are_derived(&self) -> bool {
+        let said = self.metadata().file_metadata().key_value_metadata();
+        said.is_some_and(|said| said.contains(&super::starts_derived()))
     }
 
     /// All rows of a row group, one after another.
@@ -272,6 +344,10 @@ impl Segment {
         }
     }
 
+    pub(super) fn object(&self) -> Object {
+        self.object.clone()
+    }
+
     pub(super) fn builder(&self) -> ParquetRecordBatchStreamBuilder<Object> {
         ParquetRecordBatchStreamBuilder::new_with_metadata(self.object.clone(), self.footer.clone())
     }
@@ -280,7 +356,56 @@ impl Segment {
         self.footer.metadata()
     }
 
-    fn rows_of(&self, row_group: usize) -> Result<usize> {
+    /// The segment as if this row group were all it had, as number 0: what is kept of it while many are read at once.
+    ///
+    /// # Errors
+    /// There is no such row group.
+    pub(crate) fn only(&self, row_group: usize) -> Result<Self> {
+        self.rows_of(row_group)?;
+        let whole = self.metadata();
+        let pages = whole.offset_index().and_then(|index| index.get(row_group));
+        let metadata = ParquetMetaDataBuilder::new(whole.file_metadata().clone())
+            .add_row_group(whole.row_group(row_group).clone())
+            .set_offset_index(pages.map(|pages| vec![pages.clone()]))
+            .build();
+        let footer = ArrowReaderMetadata::try_new(Arc::new(metadata), ArrowReaderOptions::new())
+            .map_err(|error| Error::reading(self.path(), error))?;
+        let mut object = self.object.clone();
+        object.forget();
+        Ok(Self { object, footer })
+    }
+
+    /// Bytes of the footer in memory.
+    pub(crate) fn footer_bytes(&self) -> usize {
+        self.metadata().memory_size() + SCHEMA_BYTES + self.object.kept_bytes()
+    }
+
+    /// About how many bytes lie in memory while `wanted` rows of these columns are streamed: what was fetched of them,
+    /// a page of each, and a batch.
+    pub(crate) fn stream_bytes(&self, row_group: usize, columns: &[usize], wanted: usize) -> usize {
+        let group = self.metadata().row_group(row_group);
+        let index = self.metadata().offset_index().and_then(|index| index.get(row_group));
+        let share = wanted as f64 / group.num_rows().max(1) as f64;
+        let bytes: f64 = columns
+            .iter()
+            .map(|leaf| {
+                let column = group.column(*leaf);
+                let pages = index.and_then(|index| index.get(*leaf));
+                let pages = pages.map_or(1, |pages| pages.page_locations().len().max(1));
+                column.compressed_size() as f64 * share + column.uncompressed_size() as f64 / pages as f64
+            })
+            .sum();
+        bytes as usize + BATCH_BYTES
+    }
+
+    /// Bytes of values that a row has in these columns on average.
+    pub(crate) fn row_bytes(&self, row_group: usize, columns: &[usize]) -> usize {
+        let group = self.metadata().row_group(row_group);
+        let bytes: i64 = columns.iter().map(|leaf| group.column(*leaf).uncompressed_size()).sum();
+        usize::try_from(bytes / group.num_rows().max(1)).unwrap_or(usize::MAX)
+    }
+
+    pub(crate) fn rows_of(&self, row_group: usize) -> Result<usize> {
         let group = self.metadata().row_groups().get(row_group);
         let rows = group.and_then(|group| usize::try_from(group.num_rows()).ok());
         rows.ok_or_else(|| Error::corrupt(self.path(), format!("it has no row group {row_group}")))

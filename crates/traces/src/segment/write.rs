@@ -8,17 +8,20 @@ use chrono::NaiveDate;
 use object_store::ObjectStore;
 use object_store::path::Path;
 use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{BloomFilterPosition, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinHandle};
 use towpath_domain::{ProjectId, TenantId};
 
-use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties};
+use super::{GROUP_BYTES, GROUP_ROWS, Part, Written, ZSTD, common_properties, starts_derived};
 use crate::columnar::{Error, Result};
 use crate::row::{Key, Row, RowsBuilder};
 use crate::schema::segment_schema;
 use crate::upload::{Blocks, Upload};
+
+/// Rows of a page at most. Pages of long values are smaller.
+const PAGE_ROWS: usize = 4096;
 
 /// Rows turned into columns at once. Small, since a batch doubles what its rows hold.
 const BATCH_ROWS: usize = 1024;
@@ -96,7 +99,8 @@ impl SegmentWriter {
     /// # Errors
     /// Never in practice: the schema is fixed.
     pub fn new(store: Arc<dyn ObjectStore>, path: Path, tenant: TenantId) -> Result<Self> {
-        let file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        let mut file = ArrowWriter::try_new(Blocks::default(), segment_schema(), Some(properties()))?;
+        file.append_key_value_metadata(starts_derived());
         let (tell, told) = mpsc::channel(BATCHES_AHEAD);
         Ok(Self {
             tenant,
@@ -130,13 +134,14 @@ impl SegmentWriter {
                 batch_bytes = 0;
                 self.close_group(project, std::mem::take(&mut group)).await?;
             }
-            batch.push(&row)?;
-            batch_bytes += weight;
-            group.add(key, &row, weight);
-            if batch.len() >= BATCH_ROWS || batch_bytes >= BATCH_BYTES {
+            // A row that is larger than a batch has one of its own.
+            if batch.len() >= BATCH_ROWS || !batch.is_empty() && batch_bytes + weight > BATCH_BYTES {
                 self.tell(Encode::Rows(batch.finish()?)).await?;
                 batch_bytes = 0;
             }
+            batch.push(&row)?;
+            batch_bytes += weight;
+            group.add(key, &row, weight);
         }
         self.tell(Encode::Rows(batch.finish()?)).await?;
         self.close_group(project, group).await
@@ -246,14 +251,21 @@ fn sorted(rows: impl IntoIterator<Item = Box<Row>>) -> Result<Vec<(Key, Box<Row>
 }
 
 pub(crate) fn properties() -> WriterProperties {
-    let id = ColumnPath::from("id");
-    common_properties()
+    let mut properties = common_properties()
         .set_compression(*ZSTD)
         // Row groups end where `close_group` says, at whatever number of rows.
         .set_max_row_group_row_count(None)
-        .set_column_bloom_filter_enabled(id.clone(), true)
-        .set_column_bloom_filter_fpp(id.clone(), 0.01)
-        // Sized for the largest group; what a small group doesn't need is folded away.
-        .set_column_bloom_filter_max_ndv(id, GROUP_ROWS as u64)
-        .build()
+        // Some rows can be read without decoding all of a column of ids.
+        .set_data_page_row_count_limit(PAGE_ROWS)
+        // One request then fetches those of all row groups.
+        .set_bloom_filter_position(BloomFilterPosition::End);
+    for column in ["id", "trace_id"] {
+        let column = ColumnPath::from(column);
+        properties = properties
+            .set_column_bloom_filter_enabled(column.clone(), true)
+            .set_column_bloom_filter_fpp(column.clone(), 0.01)
+            // Sized for the largest group; what a small group doesn't need is folded away.
+            .set_column_bloom_filter_max_ndv(column, GROUP_ROWS as u64);
+    }
+    properties.build()
 }

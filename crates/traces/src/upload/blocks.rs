@@ -208,6 +208,7 @@ mod tests {
             }
         }
         blocks.send(&mut upload).await.unwrap();
+        assert_eq!(upload.checksum(), crc32fast::hash(&expected));
         assert_eq!(upload.complete().await.unwrap(), expected.len() as u64);
         let made = store.get(&path).await.unwrap().bytes().await.unwrap();
         assert!(made == expected);

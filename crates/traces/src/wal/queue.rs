@@ -5,8 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
+use towpath_domain::TenantId;
 
-use super::{AppendError, MAX_ITEMS};
+use super::{AppendError, MAX_DECODED, MAX_ITEMS, MAX_NAMED};
 use crate::accept::Accepted;
 
 /// A request that waits for its answer.
@@ -18,6 +19,10 @@ pub struct Entry {
 impl Entry {
     pub fn bytes(&self) -> usize {
         self.accepted.frame.body.len()
+    }
+
+    pub const fn tenant(&self) -> TenantId {
+        self.accepted.frame.head.tenant
     }
 }
 
@@ -154,11 +159,15 @@ impl Queue {
 
 impl State {
     fn batch(&mut self, most: usize) -> Vec<Entry> {
-        let (mut bytes, mut items, mut count) = (0_usize, 0_u32, 0);
+        let (mut bytes, mut decoded, mut items, mut named, mut count) = (0_usize, 0_u64, 0_u32, 0_usize, 0);
         for entry in &self.waiting {
+            let head = &entry.accepted.frame.head;
             bytes = bytes.saturating_add(entry.bytes());
-            items = items.saturating_add(entry.accepted.frame.head.items);
-            if count > 0 && (bytes > most || items > MAX_ITEMS) {
+            decoded = decoded.saturating_add(head.decoded_bytes);
+            items = items.saturating_add(head.items);
+            named = named.saturating_add(entry.accepted.projects.len());
+            let full = bytes > most || decoded > MAX_DECODED || items > MAX_ITEMS || named > MAX_NAMED;
+            if count > 0 && full {
                 break;
             }
             count += 1;
@@ -178,7 +187,8 @@ impl State {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use towpath_domain::{TenantId, Timestamp};
+    use towpath_domain::Timestamp;
+    use towpath_domain::trace::ProjectRef;
 
     use super::*;
     use crate::accept::Route;
@@ -193,12 +203,12 @@ mod tests {
             encoding: Encoding::Identity,
             received_at: Timestamp::from_micros(0),
             items: 1,
+            decoded_bytes: bytes as u64,
         };
         let body = Bytes::from(vec![b' '; bytes]);
         Accepted {
             frame: Frame { head, body },
             projects: Vec::new(),
-            touches_any: false,
             operations: 1,
             feedback: 0,
             attachments: 0,
@@ -248,6 +258,30 @@ mod tests {
             assert_eq!(refused(&queue, 100), None);
         }
         assert_eq!(refused(&queue, 100), Some(5), "five units wait, a second each");
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_bounded_by_what_its_bodies_unpack_to() {
+        let queue = queue();
+        for _ in 0..3 {
+            let mut bomb = body(10);
+            bomb.frame.head.decoded_bytes = MAX_DECODED / 2;
+            queue.push(bomb).map(drop).unwrap();
+        }
+        assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 2);
+        assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_batch_is_bounded_by_the_projects_it_names() {
+        let queue = queue();
+        for _ in 0..3 {
+            let mut naming = body(10);
+            naming.projects = vec![ProjectRef::Name("canal".to_owned()); MAX_NAMED / 2];
+            queue.push(naming).map(drop).unwrap();
+        }
+        assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 2);
+        assert_eq!(queue.take(100, Duration::ZERO).await.unwrap().len(), 1);
     }
 
     #[tokio::test]

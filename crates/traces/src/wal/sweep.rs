@@ -1,15 +1,19 @@
 //! Removes objects of the log that nobody needs any more.
 
-use futures::TryStreamExt as _;
+use std::collections::BTreeSet;
+
+use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use towpath_domain::{Timestamp, UnitId};
-use towpath_store::units::Unit;
+use towpath_store::units::FoldedUnit;
 use towpath_store::{Store, units};
 
 use crate::objects::{Objects, ObjectsError};
 
-/// Where the units lie.
+/// Where the objects lie.
 pub const FOLDER: &str = "wal";
+/// Objects removed at the same time.
+const AT_ONCE: usize = 8;
 
 /// Why sweeping stopped; it goes on next time.
 #[derive(Debug, thiserror::Error)]
@@ -22,18 +26,23 @@ pub enum SweepError {
     Store(#[from] towpath_store::Error),
 }
 
-/// Removes the objects of folded units (from [`units::folded_before`]) and answers whose rows may now be forgotten
-/// (with [`units::forget`]). In this order a crash leaves rows without objects, which the next sweep meets again.
+/// Removes the objects of folded units (from [`units::folded_before`]) that no other unit needs, and answers whose rows may
+/// now be forgotten (with [`units::forget`]): all of them, since the last row of an object takes it along. In this order a
+/// crash leaves rows without objects, which the next sweep meets again.
 ///
 /// # Errors
 /// What the object store says.
-pub async fn folded(objects: &Objects, folded: &[Unit]) -> Result<Vec<UnitId>, ObjectsError> {
-    let mut gone = Vec::with_capacity(folded.len());
-    for unit in folded {
-        objects.delete(&Path::from(unit.path.as_str())).await?;
-        gone.push(unit.id);
-    }
-    Ok(gone)
+pub async fn folded(objects: &Objects, folded: &[FoldedUnit]) -> Result<Vec<UnitId>, ObjectsError> {
+    let done: BTreeSet<&str> = folded
+        .iter()
+        .filter(|unit| unit.object_done)
+        .map(|unit| unit.path.as_str())
+        .collect();
+    futures::stream::iter(done)
+        .map(Ok::<_, ObjectsError>)
+        .try_for_each_concurrent(AT_ONCE, |path| async move { objects.delete(&Path::from(path)).await })
+        .await?;
+    Ok(folded.iter().map(|unit| unit.id).collect())
 }
 
 /// Removes objects older than `before` that no row names: their transaction never committed. `before` must be longer
@@ -55,13 +64,14 @@ pub async fn orphans(store: &Store, objects: &Objects, before: Timestamp) -> Res
         .filter(|object| object.last_modified < before.to_utc())
     {
         let name = object.location.filename().and_then(|name| name.strip_suffix(".unit"));
-        // What does not carry a unit's name was not put there by us.
-        let Some(id) = name.and_then(|name| name.parse::<UnitId>().ok()) else {
+        // What does not carry such a name was not put there by us.
+        if name.and_then(|name| name.parse::<UnitId>().ok()).is_none() {
             continue;
-        };
-        if !store.read(async |tx| units::exists(tx, id).await).await? {
-            objects.delete(&object.location).await?;
-            tracing::info!(wal.unit = %id, "removed a unit that was never registered");
+        }
+        let path = &object.location;
+        if !store.read(async |tx| units::named(tx, path.as_ref()).await).await? {
+            objects.delete(path).await?;
+            tracing::info!(wal.path = %path, "removed an object of the log that was never registered");
             swept += 1;
         }
     }

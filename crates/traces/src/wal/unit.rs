@@ -1,16 +1,17 @@
-//! The file format of a unit of the write-ahead log.
+//! The file format of an object of the write-ahead log.
 //!
 //! ```text
-//! unit   := magic frame*            all numbers little-endian
+//! object := magic unit*             all numbers little-endian
 //! magic  := "TOWPWAL" 0x01          the last byte is the version
+//! unit   := frame*                  what one workspace sent
 //! frame  := "FRME" head_length:u32 body_length:u64 prefix_crc:u32 payload_crc:u32 head body
-//! head   := JSON of FrameHead       tenant, route, content type, encoding, received_at, items
+//! head   := JSON of FrameHead       tenant, route, content type, encoding, received_at, items, decoded_bytes
 //! body   := the request's body as sent, still compressed
 //! ```
 //!
 //! `prefix_crc` covers the 16 bytes before it, `payload_crc` head and body. With a good prefix and a bad payload only
-//! that frame is lost; with a bad prefix, everything behind it. Where a unit ends is known from its size in the
-//! catalog, so one that was cut off between two frames is noticed, too.
+//! that frame is lost; with a bad prefix, the rest of its unit. Where a unit begins and ends is known from the catalog, so
+//! one that was cut off between two frames is noticed, too.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
@@ -38,6 +39,9 @@ pub struct FrameHead {
     pub received_at: Timestamp,
     /// How many operations, feedback and attachments it holds; they are numbered through the unit.
     pub items: u32,
+    /// Size of the body after decoding. 0 in frames of earlier builds, which did not say it.
+    #[serde(default)]
+    pub decoded_bytes: u64,
 }
 
 /// One accepted body.
@@ -53,15 +57,20 @@ pub struct Frame {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("damaged at byte {at}: {what}")]
 pub struct Damage {
-    /// Offset in the unit.
-    pub at: usize,
+    /// Offset in the object.
+    pub at: u64,
     /// What does not fit.
     pub what: &'static str,
     /// Number of items that are lost with it, where that is still known.
     pub items: Option<u32>,
+    /// What lies there: the frame, or all that is behind it where the next one cannot be found.
+    pub bytes: Bytes,
 }
 
-/// The pieces of a unit, in order. Bodies are not copied.
+/// Where the first unit begins in an object.
+pub const FIRST: u64 = MAGIC.len() as u64;
+
+/// The pieces of an object, in order: the first is the magic, then two for each frame. Bodies are not copied.
 #[must_use]
 pub fn write<'a>(frames: impl Iterator<Item = &'a Frame>) -> Vec<Bytes> {
     let mut pieces = vec![Bytes::from_static(MAGIC)];
@@ -88,19 +97,43 @@ pub fn write<'a>(frames: impl Iterator<Item = &'a Frame>) -> Vec<Bytes> {
     pieces
 }
 
-/// Reads the frames of a unit. After damage to a frame's payload it goes on with the next frame.
+/// How many bytes each frame takes of what [`write`] has made.
+pub fn frame_lengths(pieces: &[Bytes]) -> impl Iterator<Item = u64> {
+    let frames = pieces.get(1..).unwrap_or_default().chunks(2);
+    frames.map(|frame| frame.iter().map(|piece| piece.len() as u64).sum())
+}
+
+/// The pieces of an object that holds these frames alone, as they are.
 #[must_use]
-pub fn read(unit: Bytes) -> Frames {
+pub fn alone(frames: Bytes) -> Vec<Bytes> {
+    vec![Bytes::from_static(MAGIC), frames]
+}
+
+/// Reads all frames of an object. After damage to a frame's payload it goes on with the next frame.
+#[must_use]
+pub fn read(object: Bytes) -> Frames {
+    let length = object.len() as u64;
+    read_unit(object, 0, length)
+}
+
+/// Reads the frames of a unit that begins at `byte_offset` of its object and should have `length` bytes. A unit at offset 0
+/// is the whole object.
+#[must_use]
+pub fn read_unit(unit: Bytes, byte_offset: u64, length: u64) -> Frames {
     Frames {
-        whole: unit.len(),
+        end: byte_offset + unit.len() as u64,
+        cut: (unit.len() as u64) < length,
         rest: unit,
-        state: State::Start,
+        state: if byte_offset == 0 { State::Start } else { State::Frames },
     }
 }
 
-/// Iterator over the frames of a unit.
+/// Iterator over frames.
 pub struct Frames {
-    whole: usize,
+    /// Where `rest` ends in the object.
+    end: u64,
+    /// There should be more.
+    cut: bool,
     rest: Bytes,
     state: State,
 }
@@ -119,20 +152,28 @@ impl Iterator for Frames {
         if self.state == State::Start {
             self.state = State::Frames;
             if !self.rest.starts_with(MAGIC) {
-                return Some(Err(self.lost("not a unit of this version")));
+                return Some(Err(self.lost("not an object of this version")));
             }
             self.rest.advance(MAGIC.len());
         }
-        if self.state == State::End || self.rest.is_empty() {
+        if self.state == State::End {
             return None;
+        }
+        if self.rest.is_empty() {
+            // Said once.
+            return std::mem::take(&mut self.cut).then(|| Err(self.lost("the end is cut off")));
         }
         Some(self.frame())
     }
 }
 
 impl Frames {
+    fn at(&self) -> u64 {
+        self.end - self.rest.len() as u64
+    }
+
     fn frame(&mut self) -> Result<Frame, Damage> {
-        let at = self.whole - self.rest.len();
+        let at = self.at();
         let Some(prefix) = self.rest.first_chunk::<PREFIX>() else {
             return Err(self.lost("a frame is cut off"));
         };
@@ -151,8 +192,8 @@ impl Frames {
         let Some(length) = length else {
             return Err(self.lost("a frame is cut off"));
         };
-        self.rest.advance(PREFIX);
-        let mut payload = self.rest.split_to(length);
+        let whole = self.rest.split_to(PREFIX + length);
+        let mut payload = whole.slice(PREFIX..);
         let matches = crc32fast::hash(&payload) == expected;
         let head = payload.split_to(head_length);
         let head: Option<FrameHead> = serde_json::from_slice(&head).ok();
@@ -163,6 +204,7 @@ impl Frames {
                 what: "a frame does not match its checksum",
                 // Without its number, the frames behind would be numbered wrongly; see `fold`.
                 items: head.map(|head| head.items),
+                bytes: whole,
             }),
         }
     }
@@ -171,9 +213,10 @@ impl Frames {
     fn lost(&mut self, what: &'static str) -> Damage {
         self.state = State::End;
         Damage {
-            at: self.whole - self.rest.len(),
+            at: self.at(),
             what,
             items: None,
+            bytes: self.rest.clone(),
         }
     }
 }
@@ -191,6 +234,7 @@ mod tests {
                 encoding: Encoding::Zstd,
                 received_at: Timestamp::from_micros(5),
                 items: 3,
+                decoded_bytes: 40,
             },
             body: Bytes::from_static(text.as_bytes()),
         }
@@ -234,6 +278,33 @@ mod tests {
         let read: Vec<_> = read(hurt.into()).collect();
         assert_eq!(read[0].as_ref().unwrap_err().items, Some(3));
         assert_eq!(read[1].as_ref().unwrap(), &frames[1]);
+    }
+
+    #[test]
+    fn a_unit_is_read_from_its_range() {
+        let frames = [frame("one"), frame("two"), frame("three")];
+        let pieces = write(frames.iter());
+        let lengths: Vec<u64> = frame_lengths(&pieces).collect();
+        let object = Bytes::from(pieces.concat());
+        assert_eq!(FIRST + lengths.iter().sum::<u64>(), object.len() as u64);
+        let from = FIRST + lengths[0];
+        let range = |length: u64| object.slice(usize::try_from(from).unwrap()..usize::try_from(from + length).unwrap());
+        let length = lengths[1] + lengths[2];
+        let read: Result<Vec<_>, _> = read_unit(range(length), from, length).collect();
+        assert_eq!(read.unwrap(), frames[1..]);
+        // Cut off between two frames.
+        let cut: Vec<_> = read_unit(range(lengths[1]), from, length).collect();
+        assert_eq!((cut.len(), cut[0].as_ref().unwrap()), (2, &frames[1]));
+        assert_eq!(cut[1].as_ref().unwrap_err().at, from + lengths[1]);
+        let whole = Bytes::from(alone(range(length)).concat());
+        assert_eq!(super::read(whole).collect::<Result<Vec<_>, _>>().unwrap(), frames[1..]);
+    }
+
+    #[test]
+    fn a_head_without_a_decoded_size_is_read() {
+        let mut head = serde_json::to_value(frame("one").head).unwrap();
+        head.as_object_mut().unwrap().remove("decoded_bytes");
+        assert_eq!(serde_json::from_value::<FrameHead>(head).unwrap().decoded_bytes, 0);
     }
 
     #[test]

@@ -3,9 +3,12 @@
 mod expected;
 mod files;
 pub mod generate;
+mod lookups;
+mod memory;
 mod rows;
 mod scans;
 mod segments;
 mod shown;
 mod splices;
+mod starts;
 mod world;

@@ -6,4 +6,6 @@ mod index;
 mod log;
 mod places;
 mod recorded;
+mod units;
+mod upgrade;
 mod world;

@@ -30,12 +30,30 @@ pub fn rows(tenant: TenantId, project: ProjectId, accepted: &[(i64, Operation)])
     rows
 }
 
-/// First post, then every patch over it in the order of acceptance.
-pub fn merged(mut operations: Vec<&(i64, Operation)>) -> Fields {
+/// What one operation says of `extra` over what was said before. Of `metadata` and `runtime`, an object says something
+/// of its keys alone, and null nothing.
+fn add(extra: &mut Option<Map<String, Value>>, said: Option<Vec<(String, String)>>) {
+    let Some(said) = said else { return };
+    let extra = extra.get_or_insert_default();
+    // Of a key that one operation says twice the last counts.
+    for (key, text) in said.into_iter().collect::<BTreeMap<_, _>>() {
+        let value: Value = serde_json::from_str(&text).unwrap();
+        let by_key = ["metadata", "runtime"].contains(&key.as_str());
+        match (extra.get_mut(&key), value) {
+            (_, Value::Null) if by_key => {}
+            (Some(Value::Object(known)), Value::Object(more)) if by_key => known.extend(more),
+            (_, value) => drop(extra.insert(key, value)),
+        }
+    }
+}
+
+/// First post, then every patch over it in the order of acceptance; `extra` apart.
+pub fn merged(mut operations: Vec<&(i64, Operation)>) -> (Fields, Option<Map<String, Value>>) {
     operations.sort_by_key(|(seq, _)| *seq);
     let mut posts = operations.iter().filter(|(_, operation)| operation.verb == Verb::Post);
     let mut all = posts.next().map(|(_, post)| post.fields.clone()).unwrap_or_default();
-    let mut extra: Option<BTreeMap<String, String>> = all.extra.take().map(|keys| keys.into_iter().collect());
+    let mut extra = None;
+    add(&mut extra, all.extra.take());
     for (_, patch) in operations.iter().filter(|(_, operation)| operation.verb == Verb::Patch) {
         let Fields {
             trace_id,
@@ -55,9 +73,7 @@ pub fn merged(mut operations: Vec<&(i64, Operation)>) -> Fields {
             serialized,
             extra: more,
         } = patch.fields.clone();
-        if let Some(more) = more {
-            extra.get_or_insert_default().extend(more);
-        }
+        add(&mut extra, more);
         all = Fields {
             trace_id: trace_id.or(all.trace_id),
             parent_run_id: parent_run_id.or(all.parent_run_id),
@@ -77,13 +93,16 @@ pub fn merged(mut operations: Vec<&(i64, Operation)>) -> Fields {
             extra: None,
         };
     }
-    Fields {
-        extra: extra.map(|keys| keys.into_iter().collect()),
-        ..all
-    }
+    (all, extra)
 }
 
-fn columns(tenant: TenantId, project: ProjectId, key: Key, has_post: bool, fields: &Fields) -> Map<String, Value> {
+fn columns(
+    tenant: TenantId,
+    project: ProjectId,
+    key: Key,
+    has_post: bool,
+    (fields, extra): &(Fields, Option<Map<String, Value>>),
+) -> Map<String, Value> {
     let ids: Option<Vec<String>> = fields
         .dotted_order
         .as_ref()
@@ -124,7 +143,7 @@ fn columns(tenant: TenantId, project: ProjectId, key: Key, has_post: bool, field
         "reference_example_id": fields.reference_example_id,
         "name": fields.name,
         "run_type": fields.run_type,
-        "start_time": nanos(fields.start_time.unwrap_or(key.sort_time)),
+        "start_time": nanos(key.sort_time),
         "end_time": fields.end_time.map(nanos),
         "status": status,
         "is_root": is_root,
@@ -133,9 +152,7 @@ fn columns(tenant: TenantId, project: ProjectId, key: Key, has_post: bool, field
         "inputs": fields.inputs,
         "outputs": fields.outputs,
         "error": fields.error,
-        "extra": fields.extra.as_ref().map(|keys| {
-            keys.iter().map(|(key, value)| (key.clone(), serde_json::from_str(value).unwrap())).collect::<Map<_, _>>()
-        }),
+        "extra": extra,
         "events": fields.events,
         "tags": fields.tags,
         "feedback_stats": null,

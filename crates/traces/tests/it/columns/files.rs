@@ -89,6 +89,7 @@ async fn files_hold_every_row_in_every_compression() {
         for file in &files {
             let bytes = world.bytes(&file.path).await;
             assert_eq!(bytes.len() as u64, file.bytes);
+            assert_eq!(crc32fast::hash(&bytes), file.checksum);
             let (metadata, batches) = read(bytes);
             let codec = metadata.row_group(0).column(0).compression();
             assert!(match compression {
@@ -415,6 +416,7 @@ async fn the_manifest_lists_what_was_written() {
         format_version: FormatVersion::V1,
         compression: Compression::Zstandard,
         filter: None,
+        missing_operations: 3,
         rows: 0,
         bytes: 0,
         partitions: Vec::new(),
@@ -428,6 +430,7 @@ async fn the_manifest_lists_what_was_written() {
     assert_eq!(serde_json::from_slice::<Manifest>(&text).unwrap(), manifest);
     let shape: serde_json::Value = serde_json::from_slice(&text).unwrap();
     assert_eq!(shape["compression"], "zstandard");
+    assert_eq!(shape["missing_operations"], 3);
     assert_eq!(shape["partitions"][0]["day"], "2026-05-01");
     assert!(path.as_ref().starts_with("a/b/export_id="));
 }

@@ -1,3 +1,5 @@
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::DataType;
 use serde_json::{Map, Value};
 use towpath_traces::columnar::Error;
 use towpath_traces::row::Key;
@@ -44,6 +46,63 @@ async fn a_scan_shows_what_a_merge_in_memory_shows_in_all_columns() {
         check(&expected, &batches);
         assert_eq!(expected.len(), 1500);
         assert_eq!(scan.merged() > 0, folds > 1, "merged {}", scan.merged());
+    }
+}
+
+/// Bytes of the largest column of texts.
+fn largest_column(rows: &RecordBatch) -> usize {
+    let columns = rows.columns().iter().map(|column| match column.data_type() {
+        DataType::Utf8 => column.as_string::<i32>().iter().flatten().map(str::len).sum(),
+        DataType::List(_) => {
+            let lists = column.as_list::<i32>().iter().flatten();
+            lists
+                .map(|list| list.as_string::<i32>().iter().flatten().map(str::len).sum::<usize>())
+                .sum()
+        }
+        _ => 0_usize,
+    });
+    columns.max().unwrap_or(0)
+}
+
+/// Rows of very different weight, some of them merged: a batch has what fits into it, or one row.
+#[tokio::test]
+async fn a_batch_never_exceeds_its_bytes() {
+    let mut random = Random::new(12);
+    let mut all = operations(12, 600, time("2026-05-01T20:00:00Z"), time("2026-05-02T04:00:00Z"));
+    for operation in &mut all {
+        let text = |length| Some(format!("\"{}\"", "x".repeat(length)));
+        match random.below(12) {
+            0 => operation.fields.inputs = text(5_000 + random.below(20_000)),
+            1 => operation.fields.error = text(random.below(9_000)),
+            2 => operation.fields.tags = Some(vec!["t".repeat(random.below(9_000)); 2]),
+            3 => operation.fields.name = text(random.below(9_000)),
+            _ => {}
+        }
+    }
+    for folds in [1, 6] {
+        let world = World::of(all.clone(), folds, 12).await;
+        let expected = keys(&world.read(world.request()).await);
+        for most in [1_usize, 700, 8_000, 100_000] {
+            for selection in [Selection::all(), Selection::of(&["tags", "name"]).unwrap()] {
+                let request = Request {
+                    selection,
+                    ..world.request()
+                };
+                let batches = drain(world.scan(request).with_batch_bytes(most)).await;
+                assert_eq!(keys(&batches), expected);
+                for batch in &batches {
+                    let bytes = largest_column(&batch.rows);
+                    assert!(batch.keys.len() == 1 || bytes <= most, "{bytes} of {most}");
+                }
+                assert!(most > 1 || batches.len() == expected.len());
+                // Not one row at a time where more fit in.
+                assert!(
+                    most < 100_000 || batches.len() < expected.len() / 10,
+                    "{} batches",
+                    batches.len()
+                );
+            }
+        }
     }
 }
 

@@ -56,23 +56,39 @@ pub fn multipart(data: &[u8]) {
     accepted(Route::Feedback, "application/json", None, data);
 }
 
-/// Spans that are read become posts that are accepted, each of them.
+/// Spans that are taken become posts that can be read again; the others are told of.
 pub fn otlp(data: &[u8]) {
     for format in [Format::Protobuf, Format::Json] {
-        if let Ok((batch, spans)) = otlp::to_batch(data, format, Some("spans"))
-            && let Some(operations) = accepted(Route::Batch, "application/json", None, &batch)
-        {
-            assert_eq!(operations, spans);
-        }
+        spans(format, data);
+    }
+}
+
+/// Spans of a request that are taken, and those that are not.
+pub fn spans(format: Format, data: &[u8]) -> Option<(usize, u64)> {
+    let request = otlp::Request {
+        tenant: TenantId::nil(),
+        format,
+        body: data,
+        project: Some("spans"),
+        received_at: Timestamp::from_micros(0),
+    };
+    let (accepted, rejected) = otlp::accept(&request, &limits()).ok()?;
+    let contents = accept::read(&accepted.frame, &Limits::NONE).expect("what was accepted can be read");
+    assert_eq!(contents.operations.len(), accepted.operations);
+    assert_eq!(rejected == otlp::Rejected::default(), rejected.count() == 0);
+    assert!(!otlp::response(format, &rejected).is_empty() || rejected.count() == 0);
+    Some((accepted.operations, rejected.count()))
+}
+
+fn limits() -> Limits {
+    Limits {
+        decoded_bytes: 1 << 22,
+        ..Limits::default()
     }
 }
 
 /// Operations of a body that is accepted.
 pub fn accepted(route: Route, content_type: &str, content_encoding: Option<&str>, data: &[u8]) -> Option<usize> {
-    let limits = Limits {
-        decoded_bytes: 1 << 22,
-        ..Limits::default()
-    };
     let request = Request {
         tenant: TenantId::nil(),
         route,
@@ -81,7 +97,7 @@ pub fn accepted(route: Route, content_type: &str, content_encoding: Option<&str>
         body: Bytes::copy_from_slice(data),
         received_at: Timestamp::from_micros(0),
     };
-    let accepted = accept::accept(request, &limits).ok()?;
+    let accepted = accept::accept(request, &limits()).ok()?;
     let contents = accept::read(&accepted.frame, &Limits::NONE).expect("what was accepted can be read");
     assert_eq!(contents.operations.len(), accepted.operations);
     assert_eq!(contents.feedback.len(), accepted.feedback);

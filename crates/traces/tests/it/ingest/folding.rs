@@ -3,8 +3,9 @@
 use object_store::path::Path;
 use proptest::prelude::*;
 use towpath_domain::TraceRunId;
+use towpath_store::quarantine::Kind;
 use towpath_store::{feedback, pending_patches, units};
-use towpath_traces::accept::Route;
+use towpath_traces::accept::{RefusalKind, Route};
 use towpath_traces::body::Encoding;
 use towpath_traces::fold::Options;
 use towpath_traces::sample::{Cell, Sample, Which};
@@ -20,8 +21,10 @@ on_both_databases!(
     a_bare_patch_waits_for_its_run,
     a_run_sent_again_into_another_project_changes_nothing_there,
     a_damaged_frame_is_set_aside_and_the_others_are_folded,
-    a_unit_that_is_not_there_stays_open_and_holds_nobody_up,
+    a_unit_that_is_not_there_is_quarantined_and_holds_nobody_up,
     feedback_and_attachments_are_kept,
+    odd_characters_are_refused_or_folded,
+    a_content_type_that_was_acknowledged_with_a_nul_is_folded,
     a_fold_that_comes_second_counts_for_nothing,
 );
 
@@ -270,34 +273,32 @@ async fn a_damaged_frame_is_set_aside_and_the_others_are_folded(world: World) {
     bytes[1000] ^= 1;
     std::fs::write(&path, &bytes).unwrap();
     let folded = world.fold().await;
-    assert_eq!((folded.damaged, world.open_units().await), (1, 0));
+    assert_eq!((folded.quarantined.len(), world.open_units().await), (1, 0));
     check(&world, &sample, 5).await;
-    let kept = world
-        .objects
-        .get(&Path::from(format!("quarantine/{id}.unit")))
-        .await
-        .unwrap();
-    assert_eq!(kept, bytes);
+    let entry = world.quarantined().await.remove(0);
+    assert_eq!(
+        (entry.kind, entry.items),
+        (Kind::Damaged, i64::from(bad.frame.head.items))
+    );
+    let kept = world.objects.get(&Path::from(entry.path.as_str())).await.unwrap();
+    let range = entry.byte_offset as usize..(entry.byte_offset + entry.bytes) as usize;
+    assert_eq!(kept[range], bytes[8..8 + entry.bytes as usize], "it is kept as it is");
 }
 
-async fn a_unit_that_is_not_there_stays_open_and_holds_nobody_up(world: World) {
+async fn a_unit_that_is_not_there_is_quarantined_and_holds_nobody_up(world: World) {
     let sample = sample(17);
     let body = |range| world.accept(&sample.body(range, Which::Both, Encoding::Identity));
-    let lost = world.unit(&[body(5..10)]).await;
+    let lost = body(5..10);
+    let id = world.unit(std::slice::from_ref(&lost)).await;
     world.unit(&[body(0..5)]).await;
-    let path = towpath_traces::wal::unit_path(lost);
-    let bytes = world.objects.get(&path).await.unwrap();
+    let path = towpath_traces::wal::unit_path(id);
     world.objects.delete(&path).await.unwrap();
     let folded = world.fold().await;
-    assert_eq!(
-        (folded.missing.as_slice(), world.open_units().await),
-        ([lost].as_slice(), 1)
-    );
+    assert_eq!(folded.missing, [id]);
+    assert_eq!(world.open_units().await, 0);
     check(&world, &sample, 5).await;
-    // The disk is mounted again.
-    world.objects.put(&path, vec![bytes]).await.unwrap();
-    world.fold().await;
-    check(&world, &sample, 10).await;
+    let entry = world.quarantined().await.remove(0);
+    assert_eq!((entry.kind, entry.path), (Kind::Missing, path.to_string()));
 }
 
 async fn feedback_and_attachments_are_kept(world: World) {
@@ -323,6 +324,131 @@ async fn feedback_and_attachments_are_kept(world: World) {
     assert_eq!((files.len(), files[0].name.as_str(), files[0].bytes), (1, "boat", 28));
     let bytes = world.objects.get(&Path::from(files[0].path.as_str())).await.unwrap();
     assert!(bytes.starts_with(b"\x89PNG"));
+}
+
+/// A multipart body of one part, its head as given.
+fn part(head: &[u8], data: &[u8]) -> bytes::Bytes {
+    [b"--b\r\n".as_slice(), head, b"\r\n\r\n", data, b"\r\n--b--\r\n"]
+        .concat()
+        .into()
+}
+
+async fn odd_characters_are_refused_or_folded(world: World) {
+    let run = TraceRunId::new();
+    let attachment = format!("attachment.{run}.boat");
+    let head = |name: &[u8], kind: &[u8], more: &[u8]| {
+        [
+            b"Content-Disposition: form-data; name=\"".as_slice(),
+            name,
+            b"\"\r\nContent-Type: ",
+            kind,
+            more,
+        ]
+        .concat()
+    };
+    // The head of each part, and whether it may be kept.
+    let mut heads: Vec<(Vec<u8>, bool)> = Vec::new();
+    for odd in [
+        b"\0".as_slice(),
+        b"\x01",
+        b"\x1f",
+        b"\x7f",
+        "\u{e9}".as_bytes(),
+        b"\xff",
+    ] {
+        let with = |text: &[u8]| [text, odd, b"x"].concat();
+        let name = with(attachment.as_bytes());
+        let stored_name = std::str::from_utf8(odd).is_ok_and(|text| !text.chars().any(char::is_control));
+        heads.extend([
+            (head(attachment.as_bytes(), &with(b"image/png"), b""), false),
+            (head(&name, b"image/png", b""), stored_name),
+            (head(&with(b"attachment"), b"image/png", b""), false),
+            (
+                head(attachment.as_bytes(), b"image/png", &with(b"\r\nContent-Length: 1")),
+                false,
+            ),
+        ]);
+        // What nobody keeps may say anything, as long as it is text.
+        let is_text = std::str::from_utf8(odd).is_ok();
+        for more in [&b"; filename=\""[..], b"; charset=", b"\r\nX-Other: ", b"\r\nX-Other"] {
+            let end: &[u8] = if more.ends_with(b"\"") { b"\"" } else { b": y" };
+            let more = [with(more).as_slice(), end].concat();
+            heads.push((head(attachment.as_bytes(), b"image/png", &more), is_text));
+        }
+    }
+    let mut kept = 0;
+    for (head, keeps) in heads {
+        let shown = head.escape_ascii().to_string();
+        let accepted = world.try_accept(
+            Route::Multipart,
+            "multipart/form-data; boundary=b",
+            None,
+            part(&head, b"y"),
+        );
+        match accepted {
+            Ok(accepted) => {
+                assert!(keeps, "accepted: {shown}");
+                world.unit(&[accepted]).await;
+                assert_eq!(world.fold().await.attachments.len(), 1, "{shown}");
+                kept += 1;
+            }
+            Err(refusal) => {
+                assert!(!keeps, "{shown}: {refusal}");
+                assert_eq!(refusal.kind(), RefusalKind::Invalid, "{shown}: {refusal}");
+                assert!(!refusal.to_string().contains('\0'), "{refusal:?}");
+            }
+        }
+    }
+    assert!(kept > 0);
+    // Escaped in JSON it is a text like any other.
+    let feedback = format!(
+        r#"{{"id":"{run}","run_id":"{run}","key":"a\u0000b","comment":"\u0000","feedback_source":{{"type":"\u0000"}}}}"#
+    );
+    let fields = r#""name":"\u0000","tags":["\u0000"],"status":"\u0000","error":"\u0000","extra":{"\u0000":"\u0000"}"#;
+    let post = format!(r#"{{"id":"{run}","session_name":"canal","start_time":"2026-03-01T10:00:00Z",{fields}}}"#);
+    let patch = format!("{{{fields}}}");
+    world
+        .unit(&[
+            world.accept_json(Route::Feedback, &feedback),
+            world.accept_json(Route::Run, &post),
+            world.accept_json(Route::Patch(run), &patch),
+            world.accept_json(Route::Patch(TraceRunId::new()), &patch),
+        ])
+        .await;
+    let folded = world.fold().await;
+    assert_eq!(
+        (folded.feedback.len(), folded.waiting.len(), folded.quarantined.len()),
+        (1, 1, 0)
+    );
+    let row = world.row(world.project("canal").await, run).await.unwrap();
+    assert_eq!(row[column("name")], "\0".into());
+}
+
+/// Older servers took any content type; what they acknowledged has to be kept.
+async fn a_content_type_that_was_acknowledged_with_a_nul_is_folded(world: World) {
+    let run = TraceRunId::new();
+    let body = |kind: &str| {
+        let head = format!("Content-Disposition: form-data; name=\"attachment.{run}.boat\"\r\nContent-Type: {kind}");
+        part(head.as_bytes(), b"y")
+    };
+    let mut accepted = world
+        .try_accept(
+            Route::Multipart,
+            "multipart/form-data; boundary=b",
+            None,
+            body("image/png"),
+        )
+        .unwrap();
+    accepted.frame.body = body("image\0png");
+    world.unit(&[accepted]).await;
+    let folded = world.fold().await;
+    assert_eq!((folded.quarantined.len(), world.open_units().await), (0, 0));
+    let files = world
+        .store
+        .read(async |tx| feedback::attachments(tx, world.tenant, run).await)
+        .await
+        .unwrap();
+    assert_eq!(files[0].content_type, "image\u{fffd}png");
 }
 
 async fn a_fold_that_comes_second_counts_for_nothing(world: World) {

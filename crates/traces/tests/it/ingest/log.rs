@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::TryStreamExt as _;
 use object_store::path::Path;
-use towpath_domain::Timestamp;
+use towpath_domain::{TenantId, Timestamp};
 use towpath_store::units;
 use towpath_traces::accept::Route;
 use towpath_traces::body::Encoding;
@@ -50,16 +50,26 @@ async fn what_is_acknowledged_is_registered_and_reads_back(world: World) {
     assert_eq!(open.len(), 1);
     assert_eq!(open[0].operations, i64::from(accepted.frame.head.items));
     let bytes = world.objects.get(&Path::from(open[0].path.as_str())).await.unwrap();
-    assert_eq!(bytes.len() as i64, open[0].bytes);
+    // The magic of the object, and the unit behind it.
+    assert_eq!((open[0].byte_offset, open[0].bytes), (8, bytes.len() as i64 - 8));
+    assert_eq!(open[0].decoded_bytes, accepted.decoded_bytes as i64);
     let frames = unit::read(bytes).collect::<Result<Vec<_>, _>>().unwrap();
     assert_eq!(frames, [accepted.frame]);
     let project = world.project("canal").await;
-    let touching = world
+    let (own, names, others) = world
         .store
-        .read(async |tx| units::open_touching(tx, world.tenant, project).await)
+        .read(async |tx| {
+            Ok((
+                units::open_of(tx, world.tenant).await?,
+                units::names(tx, &[open[0].id]).await?,
+                units::open_of(tx, TenantId::new()).await?,
+            ))
+        })
         .await
         .unwrap();
-    assert_eq!(touching, open);
+    assert_eq!((own, others), (open, Vec::new()));
+    assert_eq!(names.len(), 1);
+    assert_eq!((names[0].name.as_str(), names[0].project_id), ("canal", project));
 }
 
 async fn callers_share_units(world: World) {
@@ -87,7 +97,7 @@ async fn callers_share_units(world: World) {
 async fn a_failed_registration_fails_its_callers_and_leaves_nothing(world: World) {
     let broken = Arc::new(AtomicBool::new(true));
     let flag = broken.clone();
-    let sometimes: OnRegistered = Arc::new(move |_tx| {
+    let sometimes: OnRegistered = Arc::new(move |_tx, _| {
         let broken = flag.load(Ordering::SeqCst);
         Box::pin(async move {
             if broken {
@@ -133,7 +143,7 @@ async fn a_full_queue_refuses_and_says_when_to_come_back(world: World) {
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let (held, signal) = (gate.clone(), entered);
     // The first unit stays in its transaction until it is let go, so the queue behind it fills.
-    let slow: OnRegistered = Arc::new(move |_tx| {
+    let slow: OnRegistered = Arc::new(move |_tx, _| {
         let (held, signal) = (held.clone(), signal.clone());
         Box::pin(async move {
             signal.send(()).unwrap();
@@ -162,7 +172,7 @@ async fn more_than_may_wait_comes_in_once_it_is_folded(world: World) {
         backlog_bytes: 1000,
         ..Options::for_store(&world.objects)
     };
-    let registered: OnRegistered = Arc::new(|_tx| Box::pin(async { Ok(()) }));
+    let registered: OnRegistered = Arc::new(|_tx, _| Box::pin(async { Ok(()) }));
     let wal = Wal::new(world.store.clone(), world.objects.clone(), options, registered);
     assert_eq!(wal.admit(1 << 20), Ok(()), "nothing waits");
     wal.append(accepted).await.unwrap();

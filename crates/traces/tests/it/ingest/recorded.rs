@@ -48,7 +48,6 @@ fn python_multipart_plain() {
     let (body, about) = recorded!("python-identity");
     let accepted = accept(Route::Multipart, (body, about));
     assert_eq!(accepted.projects, canal());
-    assert!(accepted.touches_any, "its feedback and its attachment name no project");
     let contents = read(&accepted);
     assert_eq!(
         (
@@ -161,7 +160,7 @@ fn python_batch_and_single() {
 
     let (body, about) = recorded!("python-patch");
     let accepted = accept(Route::Patch(post.id), (body, about));
-    assert!(accepted.touches_any && accepted.projects.is_empty());
+    assert!(accepted.projects.is_empty());
     let patch = read(&accepted).operations.remove(0);
     assert_eq!(
         (patch.id, patch.project.as_ref(), patch.sort_time()),
@@ -285,6 +284,78 @@ fn refusals_name_the_place() {
         "patch[1] `id`: expected a UUID"
     );
     assert!(json(Route::Patch(other), &run("\"name\":null")).is_err());
+}
+
+#[test]
+fn a_field_has_a_limit() {
+    let id = TraceRunId::new();
+    let limits = Limits {
+        field_bytes: 20,
+        ..Limits::default()
+    };
+    let accept = |route, content_type: &str, body: String| {
+        let request = Request {
+            tenant: TenantId::nil(),
+            route,
+            content_type,
+            content_encoding: None,
+            body: Bytes::from(body),
+            received_at: Timestamp::from_micros(7),
+        };
+        accept::accept(request, &limits)
+    };
+    let json = |route, body: String| accept(route, "application/json", body);
+    for field in [
+        "inputs",
+        "outputs",
+        "events",
+        "extra",
+        "error",
+        "serialized",
+        "name",
+        "run_type",
+        "status",
+        "tags",
+        "dotted_order",
+    ] {
+        let value = |length: usize| match field {
+            "extra" => format!(r#"{{"a":"{}"}}"#, "x".repeat(length - 8)),
+            "tags" => format!(r#"["{}"]"#, "x".repeat(length - 4)),
+            _ => format!(r#""{}""#, "x".repeat(length - 2)),
+        };
+        let large = format!(
+            "post.{id} `{field}`: larger than 20 bytes, the most that one field may have; send files as attachments"
+        );
+        let body = |length| format!(r#"{{"id":"{id}","{field}":{}}}"#, value(length));
+        let refused = json(Route::Run, body(21)).unwrap_err();
+        assert_eq!(
+            (refused.kind(), refused.to_string()),
+            (RefusalKind::TooLarge, large.clone())
+        );
+        let batch = format!(r#"{{"post":[{{"id":"{}"}},{}]}}"#, TraceRunId::new(), body(21));
+        assert_eq!(json(Route::Batch, batch).unwrap_err().to_string(), large);
+        let patched = json(Route::Patch(id), body(21)).unwrap_err().to_string();
+        assert_eq!(patched, large.replace("post", "patch"));
+        // Such an order is refused for what it says.
+        assert!(field == "dotted_order" || json(Route::Run, body(20)).is_ok());
+        let part = |length| {
+            format!(
+                "--b\r\nContent-Disposition: form-data; name=\"post.{id}\"\r\n\r\n{{}}\r\n\
+                 --b\r\nContent-Disposition: form-data; name=\"post.{id}.{field}\"\r\n\r\n{}\r\n--b--\r\n",
+                value(length)
+            )
+        };
+        if !["name", "run_type", "status", "tags", "dotted_order"].contains(&field) {
+            let multipart = |length| accept(Route::Multipart, "multipart/form-data; boundary=b", part(length));
+            assert_eq!(multipart(21).unwrap_err().to_string(), large);
+            // What was acknowledged when there was no limit is read.
+            let accepted = multipart(20).unwrap();
+            assert_eq!(
+                accept::read(&accepted.frame, &Limits::NONE).unwrap().operations.len(),
+                1
+            );
+        }
+    }
 }
 
 fn multipart(parts: &[(&str, &str)]) -> Result<Accepted, Refusal> {

@@ -1,15 +1,19 @@
 //! A store and a folder of objects for one test.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Decimal128Type, Int64Type, TimestampNanosecondType};
 use bytes::Bytes;
 use chrono::NaiveDate;
-use towpath_domain::{JobId, ProjectId, TenantId, Timestamp, TraceRunId, UnitId};
-use towpath_store::{Store, projects, segments, units};
+use object_store::path::Path;
+use towpath_domain::trace::ProjectRef;
+use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, TraceRunId, UnitId};
+use towpath_store::units::{Bounds, NewUnit, UnitName};
+use towpath_store::{Store, projects, quarantine, segments, units};
 use towpath_testing::Database;
-use towpath_traces::accept::{self, Accepted, Request, Route};
+use towpath_traces::accept::{self, Accepted, Refusal, Request, Route};
 use towpath_traces::body::Limits;
 use towpath_traces::fold::{self, Folded, Options};
 use towpath_traces::objects::Objects;
@@ -49,11 +53,13 @@ pub struct World {
     _database: Database,
 }
 
-pub const DAY: NaiveDate = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap();
+/// As much as there is.
+pub const ALL: Bounds = Bounds {
+    bytes: i64::MAX,
+    decoded_bytes: i64::MAX,
+};
 
-/// Days between which all tests play.
-const FIRST: NaiveDate = NaiveDate::from_ymd_opt(1970, 1, 1).unwrap();
-const LAST: NaiveDate = NaiveDate::from_ymd_opt(2100, 1, 1).unwrap();
+pub const DAY: NaiveDate = NaiveDate::from_ymd_opt(2026, 3, 1).unwrap();
 
 async fn migrate(uri: &str) {
     let store = Store::open(uri, towpath_store::Options::default()).await.unwrap();
@@ -69,6 +75,11 @@ impl World {
     /// On a database of its own in the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
         Some(Self::on(Database::postgres(migrate).await?).await)
+    }
+
+    /// On a database without tables.
+    pub async fn empty(database: Database) -> Self {
+        Self::on(database).await
     }
 
     async fn on(database: Database) -> Self {
@@ -87,7 +98,7 @@ impl World {
     }
 
     pub fn wal(&self) -> Wal {
-        let nothing: OnRegistered = Arc::new(|_tx| Box::pin(async { Ok(()) }));
+        let nothing: OnRegistered = Arc::new(|_tx, _| Box::pin(async { Ok(()) }));
         Wal::new(
             self.store.clone(),
             self.objects.clone(),
@@ -121,7 +132,23 @@ impl World {
         accept::accept(request, &Limits::default()).unwrap()
     }
 
+    /// As if another workspace had sent it.
+    pub fn from_tenant(&self, tenant: TenantId, mut accepted: Accepted) -> Accepted {
+        accepted.frame.head.tenant = tenant;
+        accepted
+    }
+
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
+        self.try_accept(route, content_type, content_encoding, body).unwrap()
+    }
+
+    pub fn try_accept(
+        &self,
+        route: Route,
+        content_type: &str,
+        content_encoding: Option<&str>,
+        body: Bytes,
+    ) -> Result<Accepted, Refusal> {
         let request = Request {
             tenant: self.tenant,
             route,
@@ -130,7 +157,7 @@ impl World {
             body,
             received_at: Timestamp::parse("2026-03-01T12:00:00Z").unwrap(),
         };
-        accept::accept(request, &Limits::default()).unwrap()
+        accept::accept(request, &Limits::default())
     }
 
     /// Writes one unit, as the log does it.
@@ -138,21 +165,73 @@ impl World {
         let id = UnitId::new();
         let path = wal::unit_path(id);
         let pieces = unit::write(accepted.iter().map(|accepted| &accepted.frame));
-        let bytes: usize = pieces.iter().map(Bytes::len).sum();
+        let bytes: u64 = unit::frame_lengths(&pieces).sum();
         self.objects.put(&path, pieces).await.unwrap();
         let tenant = self.tenant;
+        let named: BTreeSet<&str> = accepted
+            .iter()
+            .flat_map(|accepted| &accepted.projects)
+            .filter_map(|project| match project {
+                ProjectRef::Name(name) => Some(name.as_str()),
+                ProjectRef::Id(_) => None,
+            })
+            .collect();
+        let named: Vec<_> = named.into_iter().map(|name| (tenant, name)).collect();
+        let unit = NewUnit {
+            id,
+            tenant,
+            byte_offset: unit::FIRST as i64,
+            bytes: bytes as i64,
+            decoded_bytes: accepted.iter().map(|accepted| accepted.decoded_bytes as i64).sum(),
+            operations: 1,
+        };
         self.store
             .write(async |tx| {
-                for project in accepted.iter().flat_map(|accepted| &accepted.projects) {
-                    if let towpath_domain::trace::ProjectRef::Name(name) = project {
-                        projects::ensure(tx, tenant, name).await?;
-                    }
-                }
-                units::register(tx, id, path.as_ref(), bytes as i64, 1, &[]).await
+                let projects = projects::ensure_all(tx, &named).await?;
+                let names = named.iter().zip(projects).map(|((_, name), project_id)| UnitName {
+                    unit_id: id,
+                    name: (*name).to_owned(),
+                    project_id,
+                });
+                units::register(tx, path.as_ref(), &[unit], &names.collect::<Vec<_>>()).await
             })
             .await
             .unwrap();
         id
+    }
+
+    /// Writes one object with a unit of each of these workspaces, as the log does it. They name their projects by ids.
+    pub async fn shared_unit(&self, sent: &[(TenantId, Vec<Accepted>)]) -> (Path, Vec<UnitId>) {
+        let path = wal::unit_path(UnitId::new());
+        let pieces = unit::write(sent.iter().flat_map(|(_, own)| own).map(|accepted| &accepted.frame));
+        let mut lengths = unit::frame_lengths(&pieces);
+        let mut byte_offset = unit::FIRST;
+        let mut new = Vec::new();
+        for (tenant, own) in sent {
+            let bytes: u64 = lengths.by_ref().take(own.len()).sum();
+            new.push(NewUnit {
+                id: UnitId::new(),
+                tenant: *tenant,
+                byte_offset: byte_offset as i64,
+                bytes: bytes as i64,
+                decoded_bytes: own.iter().map(|accepted| accepted.decoded_bytes as i64).sum(),
+                operations: 1,
+            });
+            byte_offset += bytes;
+        }
+        drop(lengths);
+        self.objects.put(&path, pieces).await.unwrap();
+        let registered = self
+            .store
+            .write(async |tx| units::register(tx, path.as_ref(), &new, &[]).await);
+        registered.await.unwrap();
+        (path, new.iter().map(|unit| unit.id).collect())
+    }
+
+    /// A project of another workspace.
+    pub async fn project_of(&self, tenant: TenantId, name: &str) -> ProjectId {
+        let made = self.store.write(async |tx| projects::ensure(tx, tenant, name).await);
+        made.await.unwrap()
     }
 
     /// Folds all open units and records it.
@@ -162,12 +241,15 @@ impl World {
 
     pub async fn fold_with(&self, options: &Options) -> Folded {
         let job = JobId::new();
-        let open = self
-            .store
-            .read(async |tx| units::open(tx, i64::MAX).await)
-            .await
-            .unwrap();
-        let folded = fold::fold(&self.store, &self.objects, &open, options, async |tenant, id, path| {
+        let taken = self.store.write(async |tx| {
+            let mut taken = Vec::new();
+            for shard in Shard::all() {
+                taken.extend(units::take(tx, job, shard, ALL, &[]).await?);
+            }
+            Ok(taken)
+        });
+        let taken = taken.await.unwrap();
+        let folded = fold::fold(&self.store, &self.objects, &taken, options, async |tenant, id, path| {
             self.store
                 .write(async |tx| segments::intend(tx, tenant, id, path.as_ref(), Some(job)).await)
                 .await
@@ -193,22 +275,27 @@ impl World {
             .map(|project| project.id)
     }
 
-    /// Every live row group of a project.
-    pub async fn parts(&self, project: ProjectId) -> Vec<segments::PlacedPart> {
-        self.store
-            .read(async |tx| segments::live_parts(tx, self.tenant, project, FIRST, LAST).await)
-            .await
-            .unwrap()
-    }
-
     /// Every row of a project, all 29 columns, in order.
     pub async fn rows(&self, project: ProjectId) -> Vec<Vec<Cell>> {
-        let parts = self.parts(project).await;
+        self.rows_of(self.tenant, project).await
+    }
+
+    /// Those of another workspace.
+    pub async fn rows_of(&self, tenant: TenantId, project: ProjectId) -> Vec<Vec<Cell>> {
+        let (first, last) = (
+            NaiveDate::from_ymd_opt(1970, 1, 1).unwrap(),
+            NaiveDate::from_ymd_opt(2100, 1, 1).unwrap(),
+        );
+        let parts = self
+            .store
+            .read(async |tx| segments::live_parts(tx, tenant, project, first, last).await)
+            .await
+            .unwrap();
         let request = scan::Request {
-            tenant: self.tenant,
+            tenant,
             project,
             parts: parts.iter().map(fold::part_ref).collect(),
-            range: Timestamp::start_of(FIRST)..Timestamp::start_of(LAST),
+            range: Timestamp::start_of(first)..Timestamp::start_of(last),
             after: None,
             selection: Selection::all(),
         };
@@ -225,6 +312,13 @@ impl World {
         rows.retain(|row| row[0] == Cell::Text(id.to_string()));
         assert!(rows.len() < 2, "a trace run twice");
         rows.pop()
+    }
+
+    pub async fn quarantined(&self) -> Vec<quarantine::Entry> {
+        self.store
+            .read(async |tx| quarantine::list(tx, None, 100, 0).await)
+            .await
+            .unwrap()
     }
 
     pub async fn open_units(&self) -> usize {

@@ -1,0 +1,92 @@
+//! Destinations of exports, and the button that deletes one.
+
+use askama::Template;
+use axum::extract::{Path, Query, State};
+use axum::response::Response;
+use serde::Deserialize;
+use towpath_domain::export::DestinationKind;
+use towpath_domain::{DestinationId, Timestamp};
+use towpath_store::destinations::{self, Overview};
+use towpath_workflows::delete_destination;
+
+use super::{Asked, Shown, Trouble, back, exports, show};
+use crate::app::App;
+use crate::errors::ApiError;
+
+const HERE: &str = "/ui/exports/destinations";
+const LIMIT: i64 = 50;
+
+/// Which page of the list.
+#[derive(Deserialize)]
+pub(super) struct Before {
+    before: Option<DestinationId>,
+}
+
+#[derive(Template)]
+#[template(path = "ui/destinations.html")]
+struct List {
+    rows: Vec<Row>,
+    next: Option<String>,
+}
+
+struct Row {
+    id: String,
+    short: String,
+    name: String,
+    kind: &'static str,
+    exports: i64,
+    schedules: i64,
+    tenant: String,
+    created: String,
+    age: String,
+}
+
+/// The list.
+pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Query<Before>) -> Shown {
+    let found = app
+        .store
+        .read(async |tx| destinations::overview(tx, page.before, LIMIT).await)
+        .await?;
+    let now = app.clock.now();
+    let next = found
+        .last()
+        .filter(|_| found.len() as i64 == LIMIT)
+        .map(|last| last.id.to_string());
+    let rows = found.into_iter().map(|destination| row(destination, now)).collect();
+    Ok(asked.page("Destinations", exports::HERE, &List { rows, next }))
+}
+
+fn row(destination: Overview, now: Timestamp) -> Row {
+    Row {
+        id: destination.id.to_string(),
+        short: show::short(&destination.id),
+        name: destination.display_name,
+        kind: match destination.destination_type {
+            DestinationKind::S3 => "s3",
+            DestinationKind::File => "file",
+        },
+        exports: destination.exports,
+        schedules: destination.schedules,
+        tenant: show::short(&destination.tenant_id),
+        created: show::moment(destination.created_at),
+        age: show::relative(destination.created_at, now),
+    }
+}
+
+/// Deletes a destination.
+pub(super) async fn delete(State(app): State<App>, Path(id): Path<String>) -> Result<Response, Trouble> {
+    let missing = || Trouble::from(ApiError::not_found("destination"));
+    let id: DestinationId = id.parse().map_err(|_| missing())?;
+    let owner = app.store.read(async |tx| destinations::owner(tx, id).await);
+    let tenant = owner.await?.ok_or_else(missing)?;
+    let deleted = app
+        .store
+        .write(async |tx| delete_destination::delete(tx, tenant, id).await);
+    match deleted.await {
+        Err(towpath_store::Error::NotFound) => Err(missing()),
+        deleted => {
+            deleted?;
+            Ok(back(HERE))
+        }
+    }
+}

@@ -1,0 +1,792 @@
+//! Steps from a seed: what is sent, by which route, and what is read in between. The oracle is told of each as it is
+//! made, so a step that reads knows what it has to see.
+
+mod fields;
+mod mass;
+mod odd;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use towpath_tests::Dice;
+use uuid::Uuid;
+
+use super::derived::stats;
+use super::json::{Json, quoted};
+use super::operation::{Attachment, Feedback, Handle, Link, Naming, Operation, Run, Tenant, Verb};
+use super::oracle::{Oracle, Outcome};
+use super::spans::{Attribute, Span};
+use super::step::{Key, Keys, Mode, Shown, Step, Work};
+use super::wire::{Encoding, Layout, Request, Route};
+use super::{Features, values};
+
+/// 2026-02-26, in days since 1970: a few days later another month has begun.
+const FIRST_DAY: i64 = 20_510;
+const DAYS: u64 = 6;
+/// Trace runs that operations go on with.
+const POOL: usize = 2_000;
+/// Larger projects are only read when all is over.
+const LARGEST_WALK: usize = 3_000;
+const KINDS: [&str; 4] = [
+    "image/png",
+    "text/plain",
+    "application/octet-stream",
+    "application/json",
+];
+
+/// How much there is of what takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Short,
+    Long,
+}
+
+/// A project that was made.
+#[derive(Clone, Debug)]
+pub struct Project {
+    pub tenant: Tenant,
+    pub name: String,
+    pub deleted: bool,
+    /// Whether operations choose it by themselves.
+    pub common: bool,
+}
+
+/// What operations go on with in a workspace.
+#[derive(Default)]
+struct Workspace {
+    /// Projects that are there, by name.
+    names: BTreeMap<String, Handle>,
+    runs: Vec<Uuid>,
+    /// Patched, and not posted yet.
+    awaited: Vec<Uuid>,
+    /// `dotted_order`s that others can go on from.
+    trees: Vec<Vec<Link>>,
+    spans: Vec<Span>,
+    feedback: Vec<Uuid>,
+}
+
+/// Makes steps.
+pub struct Generator {
+    pub oracle: Oracle,
+    pub projects: Vec<Project>,
+    /// Operations, feedback and files that were sent.
+    pub sent: usize,
+    dice: Dice,
+    features: Features,
+    form: Form,
+    step: usize,
+    workspaces: Vec<Workspace>,
+    /// What is done once, each with when.
+    once: Vec<(usize, Once)>,
+}
+
+/// What takes long and is done once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Once {
+    ManyDays,
+    ManyProjects,
+    TooManyProjects,
+    LargeField,
+    LargestField,
+    TooLargeField,
+    Bomb,
+}
+
+/// A request that is being put together.
+struct Draft {
+    request: Request,
+    keys: Keys,
+}
+
+impl Generator {
+    pub fn new(seed: u64, tenants: usize, features: Features, form: Form, operations: usize) -> Self {
+        use Once::{Bomb, LargeField, LargestField, ManyDays, ManyProjects, TooLargeField, TooManyProjects};
+        let part = |n: usize| operations * n / 10;
+        let mut once = vec![
+            (part(1), ManyDays),
+            (part(2), LargeField),
+            (part(3), TooManyProjects),
+            (part(4), ManyProjects),
+        ];
+        if form == Form::Long {
+            once.extend([(part(5), LargestField), (part(6), TooLargeField), (part(7), Bomb)]);
+        }
+        Self {
+            oracle: Oracle::new(features),
+            projects: Vec::new(),
+            sent: 0,
+            dice: Dice::new(seed),
+            features,
+            form,
+            step: 0,
+            workspaces: (0..tenants).map(|_| Workspace::default()).collect(),
+            once,
+        }
+    }
+
+    /// The next step.
+    pub fn next_step(&mut self) -> Step {
+        self.step += 1;
+        if let Some(at) = self.once.iter().position(|(when, _)| *when <= self.sent) {
+            let (_, once) = self.once.swap_remove(at);
+            if let Some(step) = self.once(once) {
+                return step;
+            }
+        }
+        let step = match self.dice.below(100) {
+            0..8 => Some(self.odd()),
+            8..20 => self.read(),
+            20..23 => self.walk(),
+            23..27 => self.administer(),
+            27..33 => self.feedback_step(),
+            33..35 => self.show_file(),
+            35 if self.dice.one_in(3) => self.export(),
+            _ => None,
+        };
+        step.unwrap_or_else(|| self.ingest())
+    }
+
+    fn tenant(&mut self) -> Tenant {
+        if self.dice.one_in(4) {
+            self.dice.index(self.workspaces.len())
+        } else {
+            0
+        }
+    }
+
+    fn finish(&self, keys: Keys, work: Work) -> Step {
+        Step {
+            number: self.step,
+            keys,
+            work,
+        }
+    }
+
+    // ---- sending ----
+
+    fn ingest(&mut self) -> Step {
+        let tenant = self.tenant();
+        let routes = [
+            Route::Run,
+            Route::Run,
+            Route::Patch,
+            Route::Patch,
+            Route::Batch,
+            Route::Batch,
+            Route::Batch,
+            Route::Multipart,
+            Route::Multipart,
+            Route::Multipart,
+            Route::Multipart,
+            Route::OtlpJson,
+            Route::OtlpProtobuf,
+            Route::Feedback,
+        ];
+        let route = *self.dice.pick(&routes);
+        let mut draft = self.draft(tenant, route);
+        match route {
+            Route::Run => {
+                let post = self.post(&mut draft);
+                self.say(&mut draft, post);
+            }
+            Route::Patch => {
+                let mut patch = self.patch(&mut draft);
+                if self.dice.one_in(2) {
+                    patch.id_text = None;
+                }
+                self.say(&mut draft, patch);
+            }
+            Route::Batch => self.batch(&mut draft),
+            Route::Multipart => self.multipart(&mut draft),
+            Route::OtlpJson | Route::OtlpProtobuf => self.spans(&mut draft),
+            Route::Feedback => self.judge(&mut draft),
+        }
+        self.send(draft)
+    }
+
+    fn draft(&mut self, tenant: Tenant, route: Route) -> Draft {
+        let mut request = Request::new(tenant, route);
+        request.below_api = self.dice.one_in(3);
+        request.encoding = *self
+            .dice
+            .pick(&[Encoding::Identity, Encoding::Identity, Encoding::Gzip, Encoding::Zstd]);
+        request.layout = *self
+            .dice
+            .pick(&[Layout::Together, Layout::Scattered, Layout::Boundaries]);
+        Draft {
+            request,
+            keys: Keys::default(),
+        }
+    }
+
+    fn send(&mut self, draft: Draft) -> Step {
+        self.sent += draft.request.items();
+        self.finish(draft.keys, Work::Send(Box::new(draft.request)))
+    }
+
+    /// How many operations a body has: mostly few.
+    fn size(&mut self) -> usize {
+        let most = *self.dice.pick(&[2, 10, 30, 60]);
+        1 + self.dice.index(most)
+    }
+
+    fn batch(&mut self, draft: &mut Draft) {
+        let size = self.size();
+        let mut patches = 0;
+        for _ in 0..size {
+            if self.dice.one_in(2) {
+                let post = self.post(draft);
+                self.say(draft, post);
+            } else {
+                patches += 1;
+            }
+        }
+        // Of a body the posts are accepted first, whatever stands first in it.
+        for _ in 0..patches {
+            let patch = self.patch(draft);
+            self.say(draft, patch);
+        }
+    }
+
+    fn multipart(&mut self, draft: &mut Draft) {
+        for _ in 0..self.size() {
+            let operation = if self.dice.one_in(2) {
+                self.post(draft)
+            } else {
+                self.patch(draft)
+            };
+            // Where parts are scattered, one of them must not be able to belong to two operations.
+            let same = |other: &Arc<Operation>| (other.verb, other.id) == (operation.verb, operation.id);
+            if draft.request.layout == Layout::Scattered && draft.request.operations.iter().any(same) {
+                draft.request.layout = Layout::Together;
+            }
+            self.say(draft, operation);
+        }
+        for _ in 0..self.dice.below(3) {
+            self.judge(draft);
+        }
+        for _ in 0..self.dice.below(3) {
+            self.attach(draft);
+        }
+    }
+
+    /// Puts an operation into the body, and tells the oracle.
+    fn say(&mut self, draft: &mut Draft, operation: Operation) {
+        let run = (draft.request.tenant, operation.id);
+        self.touch(&mut draft.keys, run, Mode::Exclusive);
+        let operation = Arc::new(operation);
+        self.oracle.say(run.0, &operation);
+        let workspace = &mut self.workspaces[run.0];
+        if let Some(order) = operation.order.as_ref().filter(|order| order.links.len() < 6) {
+            workspace.trees.push(order.links.clone());
+            keep_last(&mut workspace.trees, 200);
+        }
+        if operation.verb == Verb::Post {
+            workspace.awaited.retain(|id| *id != run.1);
+        }
+        if !workspace.runs.contains(&run.1) {
+            workspace.runs.push(run.1);
+            keep_last(&mut workspace.runs, POOL);
+        }
+        draft.request.operations.push(operation);
+    }
+
+    /// What is done with a run is done in order, and while its projects stay what they are.
+    fn touch(&self, keys: &mut Keys, run: Run, mode: Mode) {
+        keys.add(Key::Run(run), mode);
+        for project in self.oracle.projects_of(run) {
+            keys.add(Key::Project(project), Mode::Shared);
+        }
+    }
+
+    /// A run that was spoken of, mostly not long ago.
+    fn known(&mut self, tenant: Tenant) -> Option<Uuid> {
+        let runs = &self.workspaces[tenant].runs;
+        if runs.is_empty() {
+            return None;
+        }
+        let recent = if self.dice.one_in(3) {
+            runs.len()
+        } else {
+            runs.len().min(60)
+        };
+        Some(runs[runs.len() - 1 - self.dice.index(recent)])
+    }
+
+    // ---- projects ----
+
+    /// The project that a naming means, made where there is none of its name. `None` where it names none.
+    fn address(&mut self, draft: &mut Draft, naming: &Naming, verb: Verb) -> Option<Handle> {
+        if let Some(handle) = naming.id {
+            draft.keys.add(Key::Project(handle), Mode::Shared);
+            return Some(handle);
+        }
+        let said = naming.name.as_deref().map(|raw| Json::parse(raw).expect("JSON"));
+        let name = match said.as_ref().and_then(Json::as_text).filter(|name| !name.is_empty()) {
+            Some(name) => name.to_owned(),
+            None if verb == Verb::Post => "default".to_owned(),
+            None => return None,
+        };
+        Some(self.named(draft, name))
+    }
+
+    /// The project of that name, made where there is none.
+    fn named(&mut self, draft: &mut Draft, name: String) -> Handle {
+        let tenant = draft.request.tenant;
+        draft.keys.add(Key::Name(tenant, name.clone()), Mode::Shared);
+        if let Some(handle) = self.workspaces[tenant].names.get(&name) {
+            draft.keys.add(Key::Project(*handle), Mode::Shared);
+            return *handle;
+        }
+        let handle = self.new_project(tenant, &name);
+        // Whoever comes next must find it made.
+        draft.keys.add(Key::Project(handle), Mode::Exclusive);
+        draft.request.makes.push((handle, name));
+        handle
+    }
+
+    fn new_project(&mut self, tenant: Tenant, name: &str) -> Handle {
+        let handle = self.projects.len();
+        self.projects.push(Project {
+            tenant,
+            name: name.to_owned(),
+            deleted: false,
+            common: true,
+        });
+        self.workspaces[tenant].names.insert(name.to_owned(), handle);
+        handle
+    }
+
+    /// A name that no project has.
+    fn new_name(&mut self) -> String {
+        let number = self.step * 10 + self.dice.index(10);
+        match self.dice.below(12) {
+            0 => format!("été – ✓ {number}"),
+            1 => format!("cut \u{fffd} {number}"),
+            2 => format!("100%_\\ {number}"),
+            3 => format!("{number} {}", "x".repeat(400)),
+            4 => format!("'\"; -- {number}"),
+            _ => format!("project {number}"),
+        }
+    }
+
+    /// The projects that operations go to by themselves.
+    fn common_projects(&self, tenant: Tenant) -> Vec<Handle> {
+        let there = self.workspaces[tenant].names.values().copied();
+        there.filter(|handle| self.projects[*handle].common).collect()
+    }
+
+    fn common_project(&mut self, tenant: Tenant) -> Option<Handle> {
+        let there = self.common_projects(tenant);
+        (!there.is_empty()).then(|| *self.dice.pick(&there))
+    }
+
+    /// How an operation names its project.
+    fn naming(&mut self, draft: &Draft) -> Naming {
+        let common = self.common_projects(draft.request.tenant);
+        let choice = self.dice.below(20);
+        let new = if common.len() < 5 { 3 } else { 60 };
+        if common.is_empty() || self.dice.one_in(new) {
+            let name = self.new_name();
+            return Naming {
+                id: None,
+                name: Some(self.written(&name)),
+            };
+        }
+        let handle = *self.dice.pick(&common);
+        // Nobody can know the id of one that this very request makes.
+        let made = draft.request.makes.iter().any(|(made, _)| *made == handle);
+        match choice {
+            0 => Naming::default(),
+            1 => Naming {
+                id: None,
+                name: Some((*self.dice.pick(&["null", "\"\""])).to_owned()),
+            },
+            2..7 if !made => Naming {
+                id: Some(handle),
+                // A name beside the id says nothing, and makes nothing.
+                name: self.dice.one_in(4).then(|| "\"somebody else's\"".to_owned()),
+            },
+            _ => {
+                let name = self.projects[handle].name.clone();
+                Naming {
+                    id: None,
+                    name: Some(self.written(&name)),
+                }
+            }
+        }
+    }
+
+    /// A name as JSON; U+FFFD as half of a surrogate pair now and then, which means the same.
+    fn written(&mut self, name: &str) -> String {
+        let half = *self.dice.pick(&["\u{fffd}", "\\ud83d", "\\uDE00", "\\ufffd"]);
+        quoted(name).replace('\u{fffd}', half)
+    }
+
+    fn administer(&mut self) -> Option<Step> {
+        let tenant = self.tenant();
+        let changes = self.features.names_at_registration;
+        match self.dice.below(10) {
+            0..2 => Some(self.make(tenant)),
+            2..6 if changes => self.rename(tenant),
+            6.. if changes => self.delete(tenant),
+            _ => None,
+        }
+    }
+
+    fn make(&mut self, tenant: Tenant) -> Step {
+        let name = self.new_name();
+        let project = self.new_project(tenant, &name);
+        let mut keys = Keys::default();
+        keys.add(Key::Name(tenant, name.clone()), Mode::Exclusive);
+        keys.add(Key::Project(project), Mode::Exclusive);
+        let id = values::id(&mut self.dice);
+        let work = Work::Make {
+            tenant,
+            project,
+            name,
+            id,
+        };
+        self.finish(keys, work)
+    }
+
+    fn rename(&mut self, tenant: Tenant) -> Option<Step> {
+        let project = self.common_project(tenant)?;
+        let old = self.projects[project].name.clone();
+        let other = self.common_project(tenant).filter(|other| *other != project);
+        let mut keys = Keys::default();
+        let taken = other.filter(|_| self.dice.one_in(5));
+        let name = match taken {
+            Some(other) => self.projects[other].name.clone(),
+            None => self.new_name(),
+        };
+        if let Some(other) = taken {
+            keys.add(Key::Project(other), Mode::Shared);
+            keys.add(Key::Name(tenant, name.clone()), Mode::Shared);
+            keys.add(Key::Project(project), Mode::Shared);
+        } else {
+            keys.add(Key::Project(project), Mode::Exclusive);
+            keys.add(Key::Name(tenant, old.clone()), Mode::Exclusive);
+            keys.add(Key::Name(tenant, name.clone()), Mode::Exclusive);
+            let names = &mut self.workspaces[tenant].names;
+            names.remove(&old);
+            names.insert(name.clone(), project);
+            self.projects[project].name.clone_from(&name);
+        }
+        let work = Work::Rename {
+            tenant,
+            project,
+            name,
+            taken: taken.is_some(),
+        };
+        Some(self.finish(keys, work))
+    }
+
+    fn delete(&mut self, tenant: Tenant) -> Option<Step> {
+        if self.common_projects(tenant).len() < 4 {
+            return None;
+        }
+        let project = self.common_project(tenant)?;
+        let name = self.projects[project].name.clone();
+        let mut keys = Keys::default();
+        keys.add(Key::Project(project), Mode::Exclusive);
+        keys.add(Key::Name(tenant, name.clone()), Mode::Exclusive);
+        self.oracle.delete_project(project);
+        self.workspaces[tenant].names.remove(&name);
+        self.projects[project].deleted = true;
+        Some(self.finish(keys, Work::Delete { tenant, project }))
+    }
+
+    // ---- reading ----
+
+    fn read(&mut self) -> Option<Step> {
+        let tenant = self.tenant();
+        let mut ids = Vec::new();
+        for _ in 0..1 + self.dice.below(12) {
+            ids.push(self.known(tenant)?);
+        }
+        if self.dice.one_in(4) {
+            ids.push(values::id(&mut self.dice));
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        let mut keys = Keys::default();
+        for id in &ids {
+            self.touch(&mut keys, (tenant, *id), Mode::Shared);
+        }
+        let one_by_one = self.dice.one_in(2);
+        ids.truncate(if one_by_one { 4 } else { ids.len() });
+        let runs = ids.iter().map(|id| self.shown((tenant, *id), None)).collect();
+        let work = if one_by_one {
+            Work::Get { tenant, runs }
+        } else {
+            Work::Query { tenant, runs }
+        };
+        Some(self.finish(keys, work))
+    }
+
+    /// What may be shown of a run; where a project is given, in that.
+    pub fn shown(&self, run: Run, project: Option<Handle>) -> Shown {
+        let mut outcomes = self.oracle.outcomes(run);
+        if let Some(project) = project {
+            for outcome in &mut outcomes {
+                *outcome = outcome.take().filter(|row| row.project == project);
+            }
+        }
+        let certain = !self.oracle.lost_a_project(run);
+        let given = self.oracle.feedback_on(run);
+        let given = given
+            .iter()
+            .map(|given| (given.feedback.key.as_str(), given.feedback.members.as_slice()));
+        let files = self.oracle.files_of(run).into_iter();
+        Shown {
+            id: run.1,
+            outcomes,
+            stats: certain.then(|| stats(given)),
+            files: certain.then(|| files.map(|file| (file.name, file.content_type)).collect()),
+        }
+    }
+
+    /// All runs that may be shown in a project.
+    pub fn all_shown(&self, project: Handle) -> Vec<Shown> {
+        let runs = self.oracle.runs_of(project);
+        let shown = runs.map(|run| self.shown(run, Some(project)));
+        shown.filter(|run| run.outcomes.iter().any(Outcome::is_some)).collect()
+    }
+
+    fn quiet_project(&mut self) -> Option<(Tenant, Handle, Keys)> {
+        let tenant = self.tenant();
+        let project = self.common_project(tenant)?;
+        if self.oracle.runs_of(project).count() > LARGEST_WALK {
+            return None;
+        }
+        let mut keys = Keys::default();
+        keys.add(Key::Project(project), Mode::Exclusive);
+        Some((tenant, project, keys))
+    }
+
+    fn walk(&mut self) -> Option<Step> {
+        let (tenant, project, keys) = self.quiet_project()?;
+        let work = Work::Walk {
+            tenant,
+            project,
+            newest: self.dice.one_in(2),
+            limit: 7 + self.dice.index(94),
+            runs: self.all_shown(project),
+        };
+        Some(self.finish(keys, work))
+    }
+
+    fn export(&mut self) -> Option<Step> {
+        let (tenant, project, keys) = self.quiet_project()?;
+        let runs = self.all_shown(project);
+        Some(self.finish(keys, Work::Export { tenant, project, runs }))
+    }
+
+    fn show_file(&mut self) -> Option<Step> {
+        let tenant = self.tenant();
+        let run = (tenant, self.known(tenant)?);
+        self.oracle.whereabouts(run)?;
+        let files = self.oracle.files_of(run);
+        if files.is_empty() || self.oracle.lost_a_project(run) {
+            return None;
+        }
+        let file = self.dice.pick(&files).clone();
+        let mut keys = Keys::default();
+        self.touch(&mut keys, run, Mode::Shared);
+        Some(self.finish(keys, Work::ShowFile { tenant, file }))
+    }
+
+    // ---- beside runs ----
+
+    fn judge(&mut self, draft: &mut Draft) {
+        let tenant = draft.request.tenant;
+        let known = &self.workspaces[tenant].feedback;
+        let again = !known.is_empty() && self.dice.one_in(6);
+        let id = if again {
+            *self.dice.pick(known)
+        } else {
+            values::id(&mut self.dice)
+        };
+        let run = if self.dice.one_in(12) { None } else { self.known(tenant) };
+        if draft.request.feedback.iter().any(|other| other.id == id) {
+            return;
+        }
+        let feedback = Feedback {
+            id,
+            run,
+            key: (*self.dice.pick(&["good", "user_score", "ünï ✓", "a.b"])).to_owned(),
+            members: fields::judgement(&mut self.dice, self.features),
+        };
+        // What it was given on before changes as well.
+        let before = self.oracle.feedback(tenant, id).and_then(|given| given.feedback.run);
+        for run in [run, before].into_iter().flatten() {
+            self.touch(&mut draft.keys, (tenant, run), Mode::Exclusive);
+        }
+        draft.keys.add(Key::Feedback(tenant, id), Mode::Exclusive);
+        self.oracle.judge(tenant, &feedback);
+        if !again {
+            self.workspaces[tenant].feedback.push(id);
+        }
+        draft.request.feedback.push(feedback);
+    }
+
+    fn feedback_step(&mut self) -> Option<Step> {
+        let tenant = self.tenant();
+        let known = &self.workspaces[tenant].feedback;
+        if known.is_empty() {
+            return None;
+        }
+        let at = self.dice.index(known.len());
+        let id = known[at];
+        let given = self.oracle.feedback(tenant, id)?.clone();
+        let run = given.feedback.run.map(|run| (tenant, run));
+        // It goes with its run, some time after the project of that was deleted.
+        if run.is_some_and(|run| self.oracle.lost_a_project(run)) {
+            return None;
+        }
+        let choice = self.dice.below(10);
+        let mode = if choice < 6 { Mode::Shared } else { Mode::Exclusive };
+        let mut keys = Keys::default();
+        keys.add(Key::Feedback(tenant, id), mode);
+        if let Some(run) = run {
+            self.touch(&mut keys, run, mode);
+        }
+        let work = match choice {
+            0..6 => Work::ShowFeedback {
+                tenant,
+                given: Box::new(given),
+            },
+            6..9 => {
+                let change = vec![("comment", values::plain_text(&mut self.dice))];
+                self.oracle.change_feedback(tenant, id, |given| {
+                    let members = &mut given.feedback.members;
+                    members.retain(|(name, _)| *name != "comment");
+                    members.extend(change.iter().cloned());
+                });
+                Work::ChangeFeedback { tenant, id, change }
+            }
+            _ => {
+                self.workspaces[tenant].feedback.swap_remove(at);
+                self.oracle.change_feedback(tenant, id, |given| given.deleted = true);
+                Work::DeleteFeedback { tenant, id }
+            }
+        };
+        Some(self.finish(keys, work))
+    }
+
+    fn attach(&mut self, draft: &mut Draft) {
+        let tenant = draft.request.tenant;
+        let Some(run) = self.known(tenant) else { return };
+        let long = "n".repeat(255);
+        let names = ["boat", "a b.c", "ünï ✓", "../../up", "..", "a/b", "%2e%2e", &long];
+        let name = (*self.dice.pick(&names)).to_owned();
+        if draft
+            .request
+            .files
+            .iter()
+            .any(|other| (other.run, &other.name) == (run, &name))
+        {
+            return;
+        }
+        let size = self.dice.below(2_000);
+        let mut data: Vec<u8> = (0..size).map(|_| self.dice.roll().to_le_bytes()[0]).collect();
+        if draft.request.layout != Layout::Boundaries {
+            data.extend_from_slice(b"\r\n--fuzz-boundary-1f0c--\r\n");
+        }
+        let file = Attachment {
+            run,
+            name,
+            content_type: (*self.dice.pick(&KINDS)).to_owned(),
+            data: Bytes::from(data),
+        };
+        self.touch(&mut draft.keys, (tenant, run), Mode::Exclusive);
+        self.oracle.attach(tenant, &file);
+        draft.request.files.push(file);
+    }
+
+    // ---- spans ----
+
+    fn spans(&mut self, draft: &mut Draft) {
+        let tenant = draft.request.tenant;
+        let header = self.dice.one_in(3).then(|| "from the header".to_owned());
+        draft.request.project_header.clone_from(&header);
+        let trace = values::id(&mut self.dice);
+        for _ in 0..self.size().min(20) {
+            let earlier = &self.workspaces[tenant].spans;
+            let span = if !earlier.is_empty() && self.dice.one_in(5) {
+                // Sent again, it changes nothing.
+                self.dice.pick(earlier).clone()
+            } else {
+                self.new_span(draft, trace)
+            };
+            let name = span.attributes.iter().find_map(|(name, value)| match value {
+                Attribute::Text(text) if name == "langsmith.trace.session_name" => Some(text.clone()),
+                _ => None,
+            });
+            let name = name.or_else(|| header.clone()).unwrap_or_else(|| "default".to_owned());
+            let project = self.named(draft, name);
+            let post = span.operation(self.step, project, &draft.request.acceptance);
+            draft.request.spans.push(span.clone());
+            self.say(draft, post);
+            let spans = &mut self.workspaces[tenant].spans;
+            spans.push(span);
+            keep_last(spans, 100);
+        }
+    }
+
+    fn new_span(&mut self, draft: &Draft, trace: Uuid) -> Span {
+        let above = draft.request.spans.iter().filter(|span| span.trace == trace.as_bytes());
+        let above: Vec<[u8; 8]> = above.filter_map(|span| span.span.clone().try_into().ok()).collect();
+        let parent = match self.dice.below(3) {
+            0 if !above.is_empty() => Some(*self.dice.pick(&above)),
+            // One that has not come, or never will.
+            1 => Some(self.dice.roll().to_be_bytes()),
+            _ => None,
+        };
+        let start = match self.dice.below(20) {
+            0 => 0,
+            _ => values::start(&mut self.dice, FIRST_DAY, DAYS),
+        };
+        let mut span = Span::new(&mut self.dice, trace, parent, start);
+        if let Some(project) = self
+            .common_project(draft.request.tenant)
+            .filter(|_| self.dice.one_in(2))
+        {
+            let name = self.projects[project].name.clone();
+            let attribute = ("langsmith.trace.session_name".to_owned(), Attribute::Text(name));
+            span.attributes.push(attribute);
+        }
+        span
+    }
+
+    // ---- rounds ----
+
+    /// Forgets runs, except for the last ones of each workspace, with which later rounds go on.
+    pub fn retire(&mut self, keep: usize) {
+        for workspace in &mut self.workspaces {
+            keep_last(&mut workspace.runs, keep);
+            keep_last(&mut workspace.trees, keep);
+            keep_last(&mut workspace.spans, 0);
+            workspace.awaited.clear();
+            workspace.feedback.clear();
+        }
+        let kept: Vec<std::collections::HashSet<Uuid>> = self
+            .workspaces
+            .iter()
+            .map(|workspace| workspace.runs.iter().copied().collect())
+            .collect();
+        self.oracle.retire(|(tenant, run)| !kept[tenant].contains(&run));
+        // Later rounds make their own.
+        for project in &mut self.projects {
+            project.common = false;
+        }
+    }
+}
+
+/// Drops the first ones, so that at most `count` are left.
+fn keep_last<T>(list: &mut Vec<T>, count: usize) {
+    let more = list.len().saturating_sub(count);
+    list.drain(..more);
+}
