@@ -109,6 +109,11 @@ async fn open_of(world: &World, tenant: TenantId) -> Vec<units::Unit> {
         .unwrap()
 }
 
+async fn unfolded(world: &World, open: &[units::Unit]) -> fold::Unfolded {
+    let read = fold::unfolded(&world.store, &world.objects, open, 1 << 20).await;
+    read.unwrap().unwrap()
+}
+
 async fn what_comes_together_lies_in_one_object(world: World) {
     let other = neighbour(world.tenant);
     let held = Held::new(&world, None).await;
@@ -287,7 +292,7 @@ async fn each_workspace_has_its_rows(world: World) {
     world.shared_unit(&sent(&twins)).await;
     for (tenant, ..) in &twins {
         let open = open_of(&world, *tenant).await;
-        let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
+        let read = unfolded(&world, &open).await;
         assert_eq!(read.parts.iter().map(|(.., rows)| rows).sum::<u64>(), 1);
     }
     let folded = world.fold().await;
@@ -390,7 +395,7 @@ async fn what_was_sent_to_a_deleted_project_does_not_appear_in_another(world: Wo
     let new = world.project("canal").await;
     assert_ne!(gone, new);
     let open = open_of(&world, world.tenant).await;
-    let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
+    let read = unfolded(&world, &open).await;
     assert!(read.parts.iter().all(|(project, ..)| *project == new));
     let folded = world.fold().await;
     assert_eq!(folded.dropped, sample.operations(0..10, Which::Both));
@@ -410,7 +415,7 @@ async fn feedback_changed_before_its_fold_stays_changed(world: World) {
     };
     give(1).await;
     let open = open_of(&world, world.tenant).await;
-    let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
+    let read = unfolded(&world, &open).await;
     let mut row = read.feedback[0].clone();
     row.body = row.body.replace(":1}", ":2}");
     world
