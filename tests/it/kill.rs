@@ -9,6 +9,7 @@
 //! `TOWPATH_TEST_KILLS` is the number of kills that each layout has to survive at least (default 25; the suite
 //! `kill` of `scripts/test` asks for 110, so 220 in all). Several worlds of a layout share them: a round mostly waits.
 
+mod acknowledged;
 mod rounds;
 mod upkeep;
 
