@@ -30,6 +30,9 @@ LIMIT_SECONDS = 2400
 # A million operations on both databases.
 LONG_LIMIT_SECONDS = 12 * 3600
 LONG_INGEST = bool(os.environ.get("TOWPATH_TEST_INGEST_OPERATIONS"))
+# 500 exports in each layout.
+LONG_KILL_SECONDS = 4 * 3600
+LONG_KILL = bool(os.environ.get("TOWPATH_TEST_EXPORT_ROUNDS"))
 
 # Figures that drills print.
 TABLE = re.compile(r"^\|.*", re.MULTILINE)
@@ -228,14 +231,15 @@ SUITES = (
         "kill",
         "the kill drill: processes die at every named point and at random; nothing acknowledged is lost",
         WAITING,
-        rust_tests("kill"),
+        rust_tests("kill", LONG_KILL_SECONDS if LONG_KILL else LIMIT_SECONDS),
         SERVED,
         venvs=(PYTHON,),
         commits=True,
         arguments=NAMES,
         environment=(("TOWPATH_TEST_KILLS", os.environ.get("TOWPATH_TEST_KILLS") or "110"),),
         typical_seconds=700,
-        shown=re.compile(r"^(?:kill drill, |\|).*", re.MULTILINE),
+        limit_seconds=LONG_KILL_SECONDS if LONG_KILL else LIMIT_SECONDS,
+        shown=re.compile(r"^(?:kill drill, |export drill, |\|).*", re.MULTILINE),
     ),
     Suite(
         "python",

@@ -145,6 +145,7 @@ impl Settings {
     }
 }
 
+#[expect(clippy::print_stdout, reason = "what was done is read")]
 async fn fuzz(layout: Layout) {
     let settings = Settings::read();
     let fold_delay = ["0", "100", "700", "2000"];

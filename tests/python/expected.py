@@ -23,7 +23,13 @@ TEXTS = ("inputs", "outputs", "events", "extra", "error", "serialized")
 
 def exact(text):
     """Parses JSON so that 1 and 1.0, and all digits of a number, stay apart."""
-    return json.loads(text, parse_float=lambda digits: ("float", digits), parse_int=lambda digits: ("int", digits))
+    return json.loads(text, parse_float=lambda digits: ("float", plain_exponent(digits)), parse_int=lambda digits: ("int", digits))
+
+
+def plain_exponent(digits):
+    """Python writes 5.96e-06 and 1e+16 where the SDK's encoder writes 5.96e-6 and 1e16. Digits before the exponent stay as they are."""
+    mantissa, e, exponent = digits.lower().partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else digits
 
 
 def operations(exchanges):

@@ -31,7 +31,9 @@ pub enum Layout {
 pub struct World {
     /// Access as the first key of the first workspace.
     pub api: Api,
-    /// The running processes, by role: `dev`, or `api`, `worker-0`…, `scheduler`.
+    /// The same access to each process that serves the API; `api` is the first of them.
+    pub apis: Vec<Api>,
+    /// The running processes, by role: `dev`, or `api`, `api-1`…, `worker-0`…, `scheduler`.
     pub processes: Vec<Process>,
     /// The cluster's Redis.
     pub redis: Option<RedisServer>,
@@ -58,6 +60,7 @@ pub struct World {
 #[derive(Debug)]
 pub struct Plan {
     layout: Layout,
+    api_processes: usize,
     env: Vec<(String, String)>,
     proxied: bool,
     postgres: bool,
@@ -91,6 +94,7 @@ impl World {
     pub fn plan(layout: Layout) -> Plan {
         Plan {
             layout,
+            api_processes: 1,
             env: Vec::new(),
             proxied: false,
             postgres: false,
@@ -150,7 +154,7 @@ impl World {
     /// If one does not.
     pub async fn stop(mut self) {
         for process in &mut self.processes {
-            let exit = process.terminate(Duration::from_secs(30)).await;
+            let exit = process.terminate(Duration::from_secs(90)).await;
             assert_eq!(
                 exit,
                 Exit::Code(0),
@@ -167,6 +171,13 @@ impl Plan {
     #[must_use]
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.env.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// Serves the API by this many processes of a cluster.
+    #[must_use]
+    pub fn api_processes(mut self, count: usize) -> Self {
+        self.api_processes = count;
         self
     }
 
@@ -273,8 +284,11 @@ impl Plan {
             bucket_proxy = Some(proxy);
         }
         env.extend(self.env);
-        let programs = programs(self.layout, folder.path(), &data, &env);
-        let address = programs[0].address.expect("the first program serves the API");
+        let serving = match self.layout {
+            Layout::Embedded => 1,
+            Layout::Cluster { .. } => self.api_processes,
+        };
+        let programs = programs(self.layout, serving, folder.path(), &data, &env);
         if let Some((backup, _)) = &self.backup {
             let command = Program {
                 name: "restore".to_owned(),
@@ -288,9 +302,15 @@ impl Plan {
         for process in &mut processes {
             process.ready().await;
         }
-        let api = Api::new(address, KEY, &tenant.to_string());
+        let address = |program: &Program| program.address.expect("a program that serves the API listens");
+        let api = Api::new(address(&programs[0]), KEY, &tenant.to_string());
+        let apis = programs[..serving]
+            .iter()
+            .map(|program| api.at(address(program)))
+            .collect();
         Some(World {
             api,
+            apis,
             processes,
             redis,
             redis_proxy,
@@ -324,7 +344,7 @@ async fn migrate(uri: &str, folder: &Path) {
 
 async fn succeeds(command: &Program) {
     let mut process = Process::spawn(command);
-    let exit = process.wait(Duration::from_secs(60)).await;
+    let exit = process.wait(Duration::from_secs(180)).await;
     assert_eq!(exit, Exit::Code(0), "{} failed:\n{}", command.name, process.log_text());
 }
 
@@ -353,8 +373,8 @@ fn common_env(data: &Path, tenant: Uuid) -> Vec<(String, String)> {
     ]
 }
 
-/// The first one serves the API.
-fn programs(layout: Layout, folder: &Path, data: &Path, env: &[(String, String)]) -> Vec<Program> {
+/// The first ones serve the API, `serving` of them.
+fn programs(layout: Layout, serving: usize, folder: &Path, data: &Path, env: &[(String, String)]) -> Vec<Program> {
     let program = |name: &str, args: &[&str]| {
         let address = free_address();
         let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
@@ -383,6 +403,7 @@ fn programs(layout: Layout, folder: &Path, data: &Path, env: &[(String, String)]
         }
         Layout::Cluster { workers } => {
             let mut programs = vec![program("api", &["serve", "--role", "api"])];
+            programs.extend((1..serving).map(|n| program(&format!("api-{n}"), &["serve", "--role", "api"])));
             programs.extend((0..workers).map(|n| program(&format!("worker-{n}"), &["serve", "--role", "worker"])));
             programs.push(program("scheduler", &["serve", "--role", "scheduler"]));
             programs

@@ -209,17 +209,16 @@ pub async fn missing(tx: &mut Tx<'_>, ids: &[(TenantId, ProjectId)]) -> Result<V
         return Ok(Vec::new());
     }
     let text = sql!(tx,
-        sqlite: "SELECT (SELECT p.tenant_id FROM project p WHERE p.id = unhex(replace(given.value ->> 1, '-', '')))
+        sqlite: "SELECT EXISTS (SELECT 1 FROM project p WHERE p.id = unhex(replace(given.value ->> 1, '-', ''))
+                                   AND p.tenant_id = unhex(replace(given.value ->> 0, '-', '')))
                  FROM json_each($1) AS given ORDER BY given.key",
         // Looked up one by one, because plans for joins read the table.
-        postgres: "SELECT (SELECT p.tenant_id FROM project p WHERE p.id = (given.value ->> 1)::uuid)
+        postgres: "SELECT EXISTS (SELECT 1 FROM project p WHERE p.id = (given.value ->> 1)::uuid
+                                     AND p.tenant_id = (given.value ->> 0)::uuid)
                    FROM json_array_elements($1::json) WITH ORDINALITY AS given(value, nth) ORDER BY given.nth");
     let list = serde_json::to_string(ids).expect("ids are always JSON");
-    let owners: Vec<Option<TenantId>> = on!(tx, |conn| sqlx::query_scalar(text).bind(list).fetch_all(conn).await)?;
-    let missing = ids
-        .iter()
-        .zip(owners)
-        .filter(|((tenant, _), owner)| *owner != Some(*tenant));
+    let there: Vec<bool> = on!(tx, |conn| sqlx::query_scalar(text).bind(list).fetch_all(conn).await)?;
+    let missing = ids.iter().zip(there).filter(|(_, there)| !there);
     Ok(missing.map(|(id, _)| *id).collect())
 }
 

@@ -252,10 +252,10 @@ pub async fn live_parts_of(
 ) -> Result<Vec<PlacedPart>> {
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+        sqlite: "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
                  WHERE p.tenant_id = $1 AND p.project_id IN (SELECT unhex(value, '-') FROM json_each($2))
                    AND p.day BETWEEN $3 AND $4 AND s.state = 'live'",
-        postgres: "SELECT p.*, s.path, s.bytes, s.compacted, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+        postgres: "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
                    WHERE p.tenant_id = $1
                      AND p.project_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))
                      AND p.day BETWEEN $3 AND $4 AND s.state = 'live'");

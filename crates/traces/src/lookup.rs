@@ -121,7 +121,7 @@ impl Footers {
     /// The object can't be read or is no segment.
     pub async fn open(&self, store: Arc<dyn ObjectStore>, path: &Path) -> Result<Segment> {
         if let Some(known) = self.find(path) {
-            return Ok(Segment::of(store, path.clone(), &known.footer));
+            return Ok(Segment::with_footer(store, path.clone(), &known.footer));
         }
         let segment = Segment::open(store, path.clone()).await?;
         self.keep(
@@ -292,7 +292,7 @@ impl Texts {
 /// A segment, and what is known of its filters. What was fetched with the footer is at hand as long as it is asked.
 async fn open(store: Arc<dyn ObjectStore>, footers: &Footers, path: &Path) -> Result<(Segment, Known)> {
     if let Some(known) = footers.find(path) {
-        return Ok((Segment::of(store, path.clone(), &known.footer), known));
+        return Ok((Segment::with_footer(store, path.clone(), &known.footer), known));
     }
     let segment = Segment::open_with_end(store, path.clone()).await?;
     let known = Known {

@@ -83,10 +83,6 @@ impl Json {
         }
     }
 
-    pub const fn is_null(&self) -> bool {
-        matches!(self, Self::Null)
-    }
-
     /// Whether both say the same, numbers by their value.
     pub fn says(&self, other: &Self) -> bool {
         match (self, other) {

@@ -52,22 +52,6 @@ pub enum Field {
 }
 
 impl Field {
-    pub const ALL: [Self; 13] = [
-        Self::TraceId,
-        Self::Parent,
-        Self::Example,
-        Self::Name,
-        Self::RunType,
-        Self::Status,
-        Self::Tags,
-        Self::Error,
-        Self::Inputs,
-        Self::Outputs,
-        Self::Events,
-        Self::Serialized,
-        Self::Extra,
-    ];
-
     pub const fn name(self) -> &'static str {
         match self {
             Self::TraceId => "trace_id",

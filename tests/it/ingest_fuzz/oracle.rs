@@ -346,12 +346,11 @@ impl State {
     fn fold(&mut self, operation: &Arc<Operation>) {
         if self.place.is_none() {
             match (operation.project, sort(operation)) {
-                (Some(project), Some(start)) if !self.deleted.contains(&project) => {
+                (Some(project), Some(_)) if self.deleted.contains(&project) => return,
+                (Some(project), Some(start)) => {
                     self.place = Some((project, start));
                     self.applied = std::mem::take(&mut self.waiting);
                 }
-                // A post says all it will ever say.
-                _ if operation.verb == Verb::Post => return,
                 _ => {
                     self.waiting.push(Arc::clone(operation));
                     return;

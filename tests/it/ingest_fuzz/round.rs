@@ -73,6 +73,7 @@ impl<'a> Rounds<'a> {
     }
 
     /// Does all of it, and says what was done, or what is wrong.
+    #[expect(clippy::print_stdout, reason = "a long one shows how far it is")]
     pub async fn run(&mut self) -> Result<String, String> {
         let began = Instant::now();
         while self.generator.sent < self.settings.operations {

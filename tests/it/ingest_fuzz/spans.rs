@@ -49,13 +49,16 @@ impl Span {
         let mut add = |name: &str, value: Attribute| attributes.push((name.to_owned(), value));
         let text = |text: &str| Attribute::Text(text.to_owned());
         if dice.one_in(2) {
-            add("langsmith.span.kind", text(dice.pick(&["llm", "tool", "CHAIN"])));
+            add(
+                "langsmith.span.kind",
+                text(dice.pick::<&str>(&["llm", "tool", "CHAIN"])),
+            );
         }
         if !dice.one_in(3) {
-            add("input.value", text(dice.pick(&VALUES)));
+            add("input.value", text(dice.pick::<&str>(&VALUES)));
         }
         if !dice.one_in(3) {
-            add("output.value", text(dice.pick(&VALUES)));
+            add("output.value", text(dice.pick::<&str>(&VALUES)));
         }
         if dice.one_in(3) {
             add("langsmith.span.tags", text("one, two,, three "));

@@ -117,7 +117,7 @@ fn name(dice: &mut Dice) -> String {
 }
 
 fn blank(dice: &mut Dice) -> &'static str {
-    dice.pick(&["", "", "", " ", "\n", "\t ", "\r\n"])
+    dice.pick::<&str>(&["", "", "", " ", "\n", "\t ", "\r\n"])
 }
 
 /// Lists in lists, so many levels.

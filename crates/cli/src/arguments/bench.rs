@@ -135,9 +135,31 @@ pub struct BenchIngest {
     /// A Python that has `duckdb`: the same rows into a file of it, in the same run [default: none]
     #[arg(long, value_name = "PYTHON")]
     pub peer: Option<PathBuf>,
-    /// A PostgreSQL server: the same rows by its COPY, in the same run; a database of its own is made there and dropped again [default: none]
+    /// A PostgreSQL server: the same rows by its COPY, in the same run, or those of --workers; a database of its own is made there and
+    /// dropped again [default: none]
     #[arg(long, value_name = "URI")]
     pub database: Option<String>,
+    /// Numbers of worker processes of a cluster, with commas between them: the same rows with each, in place of all else
+    ///
+    /// For each number, an API, a scheduler and so many workers are started on a database of their own.
+    #[arg(
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        requires = "database",
+        conflicts_with = "peer",
+        value_parser = clap::value_parser!(u64).range(1..=64)
+    )]
+    pub workers: Vec<u64>,
+    /// How much longer a round trip of the cluster to its database takes, in milliseconds [default: as it is]
+    #[arg(long = "latency", value_name = "MS", requires = "workers", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub latency_ms: Option<u64>,
+    /// Workspaces of the cluster that the rows are spread over.
+    #[arg(long, value_name = "N", requires = "workers", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub workspaces: u64,
+    /// Folds that one worker of the cluster performs at a time: few, so that another worker finds work.
+    #[arg(long, value_name = "N", requires = "workers", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=16))]
+    pub folds: u64,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

@@ -2,19 +2,23 @@
 //! same time; beside it the same trace runs by DuckDB and by PostgreSQL's COPY, where they are at hand.
 //!
 //! Bodies are made before the clock runs. The client shares the machine with the server; its CPU time is told apart.
+//!
+//! With `--workers` it measures a cluster on PostgreSQL in place of all this, see [`workers`].
 
 mod bodies;
+mod cluster;
 mod copy;
 mod duckdb;
+mod latency;
+mod sending;
+mod workers;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
-use tokio::task::JoinSet;
 use towpath_domain::Timestamp;
 
 use super::process::{cpu_seconds, peak_memory_mb};
@@ -23,6 +27,7 @@ use super::runs::Runs;
 use super::server::Child;
 use crate::arguments::BenchIngest;
 use bodies::{BODY, BOUNDARY};
+use sending::Target;
 
 /// The longest the server may take to fold what it has accepted.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -31,6 +36,9 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const REST: Duration = Duration::from_secs(30);
 
 pub async fn run(options: &BenchIngest) -> anyhow::Result<()> {
+    if let (Some(server), false) = (&options.database, options.workers.is_empty()) {
+        return workers::run(options, server).await;
+    }
     let mut report = Report::default();
     let runs = runs(options.rows);
     // Nothing else is at work while one of them is.
@@ -47,7 +55,7 @@ pub async fn run(options: &BenchIngest) -> anyhow::Result<()> {
     let sent: usize = made.packed.iter().map(Bytes::len).sum();
     report.note("a body, as sent (zstd)", sent as f64 / rows as f64, "bytes/run");
     let child = Child::dev(None).await.context("starting a server of its own")?;
-    let measured = measure(options, &child, Arc::new(made.packed), rows, &mut report).await;
+    let measured = measure(options, &child, &Arc::new(made.packed), rows, &mut report).await;
     child.stop().await?;
     measured?;
     report.print(options.output)
@@ -63,41 +71,20 @@ fn runs(rows: u64) -> Runs {
 async fn measure(
     options: &BenchIngest,
     child: &Child,
-    bodies: Arc<Vec<Bytes>>,
+    bodies: &Arc<Vec<Bytes>>,
     rows: u64,
     report: &mut Report,
 ) -> anyhow::Result<()> {
     let http = client(&child.key().await?)?;
-    let url = format!("{}/runs/multipart", child.base());
+    let target = Target {
+        http: http.clone(),
+        url: format!("{}/runs/multipart", child.base()),
+        workspaces: Vec::new(),
+    };
     let pid = child.pid().context("the server is gone")?.to_string();
     let (own, servers) = (cpu_seconds("self"), cpu_seconds(&pid));
     let began = Instant::now();
-    let next = Arc::new(AtomicUsize::new(0));
-    let mut senders = JoinSet::new();
-    for _ in 0..options.senders {
-        let (http, url) = (http.clone(), url.clone());
-        let (bodies, next) = (Arc::clone(&bodies), Arc::clone(&next));
-        senders.spawn(async move {
-            let mut again = 0_u64;
-            while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
-                // Refused for a moment is no failure: the client sends it again.
-                loop {
-                    let answer = http.post(&url).body(body.clone()).send().await?;
-                    match answer.status().as_u16() {
-                        202 => break,
-                        429 | 503 => again += 1,
-                        status => anyhow::bail!("{status}: {}", answer.text().await?),
-                    }
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            }
-            Ok(again)
-        });
-    }
-    let mut refused = 0;
-    while let Some(done) = senders.join_next().await {
-        refused += done??;
-    }
+    let refused = sending::send(target, bodies, options.senders).await?;
     let acknowledged = began.elapsed();
     let (own_after, servers_after) = (cpu_seconds("self"), cpu_seconds(&pid));
     let folded = folded(&http, &child.base(), rows, began).await?;

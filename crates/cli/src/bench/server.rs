@@ -59,6 +59,11 @@ impl Child {
         Self::start(&["agent"], folder, &environment, None).await
     }
 
+    /// `towpath serve` of one role in a temporary folder, ready.
+    pub(super) async fn serve(role: &str, environment: &[(&str, String)]) -> anyhow::Result<Self> {
+        Self::start(&["serve", "--role", role], folder()?, environment, None).await
+    }
+
     async fn start(
         command: &[&str],
         folder: TempDir,

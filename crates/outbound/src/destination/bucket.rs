@@ -14,6 +14,8 @@ use object_store::{
     BackoffConfig, ClientOptions, CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, RetryConfig, UploadPart,
 };
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 use towpath_domain::export::{AddressingStyle, Credentials, DestinationConfig};
 
 use super::begun::{Begun, Uploads};
@@ -125,6 +127,22 @@ impl Bucket {
         }
     }
 
+    async fn begin(self, path: Path) -> Result<Parts> {
+        let id = self.store.create_multipart(&path).await?;
+        let upload = Begun {
+            path: path.to_string(),
+            id,
+        };
+        self.uploads.add(upload.clone());
+        Ok(Parts {
+            bucket: self,
+            path,
+            upload,
+            begun: 0,
+            done: Arc::default(),
+        })
+    }
+
     pub(super) async fn abort(&self, upload: &Begun) -> Result<()> {
         self.uploads.remove(upload);
         match self
@@ -145,19 +163,18 @@ impl ObjectStore for Bucket {
     }
 
     async fn put_multipart_opts(&self, path: &Path, _: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
-        let id = self.store.create_multipart(path).await?;
-        let upload = Begun {
-            path: path.to_string(),
-            id,
-        };
-        self.uploads.add(upload.clone());
-        let parts = Parts {
-            bucket: self.clone(),
-            path: path.clone(),
-            upload,
-            begun: 0,
-            done: Arc::default(),
-        };
+        let (answer, answered) = oneshot::channel();
+        let (bucket, path) = (self.clone(), path.clone());
+        // A task of its own: an id whose answer nobody waits for any more is needed to abort the upload.
+        tokio::spawn(async move {
+            let begun = bucket.begin(path).await;
+            let _ = answer.send(begun.map(|parts| Unclaimed(Some(parts), Handle::current())));
+        });
+        let begun = answered.await.map_err(|source| object_store::Error::Generic {
+            store: "S3",
+            source: source.into(),
+        })?;
+        let parts = begun?.claim().expect("it is claimed once");
         Ok(Box::new(parts))
     }
 
@@ -179,6 +196,30 @@ impl ObjectStore for Bucket {
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
         self.store.copy_opts(from, to, options).await
+    }
+}
+
+/// An upload in parts that nobody uses yet. Dropped, it is aborted.
+#[derive(Debug)]
+struct Unclaimed(Option<Parts>, Handle);
+
+impl Unclaimed {
+    fn claim(mut self) -> Option<Parts> {
+        self.0.take()
+    }
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        let Some(mut parts) = self.0.take() else { return };
+        self.1.spawn(async move {
+            if let Err(error) = parts.abort().await {
+                tracing::info!(
+                    error = &error as &dyn std::error::Error,
+                    "an upload in parts cannot be aborted"
+                );
+            }
+        });
     }
 }
 

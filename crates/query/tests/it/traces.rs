@@ -121,9 +121,14 @@ impl World {
 
     /// Segments of other traces, of the same time.
     async fn others(&self, segments: u64) {
+        self.others_from(0, segments).await;
+    }
+
+    /// Segments of other traces, each of three seconds from second `first` on.
+    async fn others_from(&self, first: u64, segments: u64) {
         for number in 0..segments {
             let other = 1_000_000 + number;
-            let posts = (0..3).map(|run| (self.project, run, post(other * 10 + run, None, Some(other))));
+            let posts = (first..first + 3).map(|run| (self.project, run, post(other * 10 + run, None, Some(other))));
             let posts = posts.map(|(project, run, mut post)| {
                 post.fields.start_time = Some(place(run));
                 (project, run, post)
@@ -284,7 +289,8 @@ async fn a_way_that_is_not_complete_is_looked_for_once() {
 #[tokio::test]
 async fn a_way_whose_newest_runs_are_known_looks_no_further() {
     let world = World::new().await;
-    world.others(60).await;
+    // Of another time: what is known of a run is merged out of all segments of its time.
+    world.others_from(100, 60).await;
     for number in 1..=3 {
         let parent = (number > 1).then(|| number - 1);
         world.one(number, post(number, parent, Some(77))).await;

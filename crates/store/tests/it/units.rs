@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use towpath_domain::json::Object;
 use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
 use towpath_store::projects::{self, NewProject};
 use towpath_store::units::{self, Bounds, NewUnit, Unit, UnitName};
@@ -230,7 +231,11 @@ async fn what_is_read_early_is_kept_under_its_lasting_number(database: Database)
         let found = store.read(async |tx| feedback::find(tx, tenant, id).await);
         found.await.unwrap().unwrap()
     };
-    store.write(async |tx| feedback::change(tx, &row).await).await.unwrap();
+    let nothing = Object::default();
+    store
+        .write(async |tx| feedback::amend(tx, tenant, id, Some(&row), &nothing).await)
+        .await
+        .unwrap();
     let changed = stored().await;
     let taken = take(&store, ALL).await;
     assert_eq!(ids(&taken), ids(&open), "in the order they came");

@@ -14,7 +14,7 @@ use towpath_store::{Store, projects};
 
 use super::{Body, InnerError};
 use crate::objects::Objects;
-use crate::operation::{Operation, Verb};
+use crate::operation::Operation;
 use crate::run_index;
 
 /// Where a trace run lies. Of several places of one id the smallest counts, in this order of fields.
@@ -110,11 +110,7 @@ impl<'a> Places<'a> {
             return Ok(Placement::Unknown);
         };
         let Some(project) = self.project(tenant, project).await? else {
-            // A post says all it will ever say. A patch may belong to a trace run that is still to come.
-            return Ok(match operation.verb {
-                Verb::Post => Placement::Deleted,
-                Verb::Patch => Placement::Unknown,
-            });
+            return Ok(Placement::Deleted);
         };
         let place = Place { project, sort_time };
         self.known.insert(key, Some(place));

@@ -1,5 +1,6 @@
 //! Requests in JSON: ids in hexadecimal, 64-bit numbers as text or as numbers, names in lower camel case.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -89,11 +90,7 @@ struct Pair {
 }
 
 pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
-    let request: Request = serde_json::from_slice(body).or_else(|error| {
-        // Texts that were cut inside an emoji: clients that write JSON send them as halves of surrogate pairs.
-        let text = check(body).map_err(|_| error)?;
-        serde_json::from_str(&mend(text))
-    })?;
+    let request: Request = parse(body)?;
     let resources = request.resource_spans.into_iter().map(|resource| Resource {
         attributes: attributes(resource.resource.attributes),
         spans: resource
@@ -106,13 +103,21 @@ pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
     Ok(resources.collect())
 }
 
+fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
+    serde_json::from_slice(json).or_else(|error| {
+        // Texts that were cut inside an emoji: clients that write JSON send them as halves of surrogate pairs.
+        let text = check(json).map_err(|_| error)?;
+        serde_json::from_str(&mend(text))
+    })
+}
+
 fn read_span(text: &str) -> Result<Span, Unread> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
     struct Named {
         span_id: String,
     }
-    match serde_json::from_str::<JsonSpan>(text) {
+    match parse::<JsonSpan>(text.as_bytes()) {
         // A struct may also be read from a list of its values, which nobody means.
         Ok(read) if text.starts_with('{') => Ok(span(read)),
         Ok(_) => Err(Unread {
@@ -120,7 +125,7 @@ fn read_span(text: &str) -> Result<Span, Unread> {
             why: "expected a JSON object".to_owned(),
         }),
         Err(error) => {
-            let named = serde_json::from_str::<Named>(text).ok();
+            let named = parse::<Named>(text.as_bytes()).ok();
             let id = named.map(|named| named.span_id.chars().take(32).collect::<String>());
             Err(Unread {
                 id: id.filter(|id| !id.is_empty()).unwrap_or_else(|| super::shown(&[])),

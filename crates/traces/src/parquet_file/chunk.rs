@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{Array, AsArray, RecordBatch, StringArray};
 use arrow::compute::concat_batches;
 use arrow::datatypes::{DataType, SchemaRef};
 
@@ -103,7 +103,7 @@ pub fn bytes(rows: &RecordBatch, range: &Range<usize>) -> usize {
         DataType::List(_) => {
             let list = column.as_list::<i32>();
             let (start, end) = (list.value_offsets()[range.start], list.value_offsets()[range.end]);
-            let texts = list.values().as_string_opt::<i32>().map(|texts| texts.value_offsets());
+            let texts = list.values().as_string_opt::<i32>().map(StringArray::value_offsets);
             texts.map_or(0, |ends| between(ends[start as usize], ends[end as usize]))
         }
         _ => 0,

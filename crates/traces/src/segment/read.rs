@@ -97,9 +97,9 @@ impl Segment {
     }
 
     /// As [`Segment::open`], of one whose footer was read before.
-    pub(crate) fn of(store: Arc<dyn ObjectStore>, path: Path, footer: &Footer) -> Self {
+    pub(crate) fn with_footer(store: Arc<dyn ObjectStore>, path: Path, footer: &Footer) -> Self {
         Self {
-            object: Object { store, path, end: None },
+            object: Object::new(store, path),
             footer: footer.0.clone(),
         }
     }

@@ -206,7 +206,7 @@ async fn requests_do_not_grow_with_row_groups_that_hold_nothing() {
     let (none_of_more, some_of_more) = requests(800, 0).await;
     assert_eq!((none, some), (none_of_more, some_of_more));
     // The rest of the footer takes a request or two, the filters take one.
-    assert!(none <= 5 && some <= none + 2, "{none}, {some}");
+    assert!(none <= 5 && some <= none + 3, "{none}, {some}");
 }
 
 #[tokio::test]

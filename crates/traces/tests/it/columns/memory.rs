@@ -165,9 +165,9 @@ async fn parts_of_one_trace_run_are_merged_one_after_another() {
             ..Fields::default()
         };
         let verb = if number == 0 { Verb::Post } else { Verb::Patch };
-        world
-            .write(PROJECT, vec![(number, operation(verb, 7, 0, fields))])
-            .await;
+        let said = (number, operation(verb, 7, 0, fields));
+        world.accepted.push(said.clone());
+        world.write(PROJECT, vec![said]).await;
     }
     let memory = 8 * MIB;
     let bounded = scan(&world, memory).await;

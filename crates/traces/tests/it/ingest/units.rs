@@ -6,6 +6,7 @@ use std::sync::Arc;
 use object_store::path::Path;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinHandle;
+use towpath_domain::json::Object;
 use towpath_domain::{ProjectId, Shard, TenantId, TraceRunId, UnitId};
 use towpath_store::projects::{self, ProjectChange};
 use towpath_store::{Error, feedback, on, units};
@@ -416,11 +417,10 @@ async fn feedback_changed_before_its_fold_stays_changed(world: World) {
     give(1).await;
     let open = open_of(&world, world.tenant).await;
     let read = unfolded(&world, &open).await;
-    let mut row = read.feedback[0].clone();
-    row.body = row.body.replace(":1}", ":2}");
+    let (row, changed) = (&read.feedback[0], Object::parse(r#"{"score":2}"#).unwrap());
     world
         .store
-        .write(async |tx| feedback::change(tx, &row).await)
+        .write(async |tx| feedback::amend(tx, world.tenant, id, Some(row), &changed).await)
         .await
         .unwrap();
     world.fold().await;
