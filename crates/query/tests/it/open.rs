@@ -207,3 +207,25 @@ async fn queries_share_what_they_may_hold() {
         assert_eq!(snapshot.unwrap().locate(&[run]).await.unwrap().len(), 1);
     }
 }
+
+#[tokio::test]
+async fn feedback_that_is_sent_again_is_on_its_newest_run_alone() {
+    let world = World::new().await;
+    let [one, two] = [TraceRunId::new(), TraceRunId::new()];
+    let id = TraceRunId::new();
+    let give = async |run: TraceRunId| {
+        let body = format!(r#"{{"id":"{id}","run_id":"{run}","key":"good"}}"#);
+        world.send(Route::Feedback, body).await;
+    };
+    let on = async |run: TraceRunId| {
+        let snapshot = world.reader(Bounds::default()).snapshot(world.tenant).await.unwrap();
+        snapshot.feedback(&[run]).await.unwrap().len()
+    };
+    give(one).await;
+    give(two).await;
+    assert_eq!((on(one).await, on(two).await), (0, 1), "both are open");
+    world.fold().await;
+    assert_eq!((on(one).await, on(two).await), (0, 1), "both are folded");
+    give(one).await;
+    assert_eq!((on(one).await, on(two).await), (1, 0), "one is open, on another run");
+}

@@ -6,7 +6,7 @@ use towpath_store::{pending_patches, units};
 use towpath_traces::accept::{Accepted, Route};
 use towpath_traces::fold::{self, Folded, Options, Unfolded};
 
-use super::world::{World, column, on_both_databases};
+use super::world::{World, column, on_both_databases, sent_by};
 
 on_both_databases!(
     a_fold_that_is_full_leaves_the_rest_to_another,
@@ -143,7 +143,7 @@ async fn what_was_put_aside_is_taken_up_in_pages(world: World) {
 /// Objects of earlier builds hold what several workspaces sent.
 async fn one_frame_is_the_next_of_its_workspace(world: World) {
     let mut bodies = world.posts(3);
-    bodies[0] = world.from_tenant(TenantId::new(), bodies[0].clone());
+    bodies[0] = sent_by(TenantId::new(), bodies[0].clone());
     let unit = world.unit(&bodies).await;
     let mut frame = 0;
     for next in [2, 3] {
