@@ -128,17 +128,11 @@ impl FeedbackConfig {
     /// # Errors
     /// A rule across the fields, naming `feedback_config`.
     pub fn check(&self) -> Result<(), Rejection> {
-        let refuse = |field: &str, text: &str| Err(Rejection::rule(format!("feedback_config.{field}"), text));
-        match self.kind {
-            FeedbackKind::Continuous => match (self.min, self.max) {
-                (Some(min), Some(max)) if min >= max => refuse("min", "min must be less than max"),
-                _ => Ok(()),
-            },
-            FeedbackKind::Categorical if self.categories.as_ref().is_none_or(Vec::is_empty) => {
-                refuse("categories", "categorical feedback needs categories")
-            }
-            FeedbackKind::Categorical | FeedbackKind::Freeform => Ok(()),
+        if self.kind == FeedbackKind::Categorical && self.categories.as_ref().is_none_or(Vec::is_empty) {
+            let text = "categorical feedback needs categories";
+            return Err(Rejection::rule("feedback_config.categories", text));
         }
+        Ok(())
     }
 
     /// Judges a score that somebody gives.
@@ -148,12 +142,14 @@ impl FeedbackConfig {
     pub fn admit(&self, score: f64) -> Result<(), Rejection> {
         match self.kind {
             FeedbackKind::Continuous => {
-                let (min, max) = (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
+                let (one, other) = (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
+                // In either order: a link is not refused over it.
+                let (min, max) = (one.min(other), one.max(other));
                 if (min..=max).contains(&score) {
                     return Ok(());
                 }
                 let text = match (self.min, self.max) {
-                    (Some(min), Some(max)) => format!("expected a number from {min} to {max}"),
+                    (Some(_), Some(_)) => format!("expected a number from {min} to {max}"),
                     (Some(min), None) => format!("expected a number of at least {min}"),
                     _ => format!("expected a number of at most {max}"),
                 };
@@ -222,8 +218,10 @@ mod tests {
         assert!(named.admit(1.0).is_ok());
         assert_eq!(named.admit(0.5).unwrap_err().message, "expected one of 0, 1");
         assert!(config(json!({"type": "freeform"})).admit(-7.0).is_ok());
+        let turned = config(json!({"type": "continuous", "min": 5, "max": 1}));
+        turned.check().unwrap();
+        assert!(turned.admit(2.0).is_ok() && turned.admit(6.0).is_err());
         for wrong in [
-            json!({"type": "continuous", "min": 1, "max": 1}),
             json!({"type": "categorical"}),
             json!({"type": "categorical", "categories": []}),
         ] {
