@@ -10,7 +10,7 @@ use crate::{Rejection, Timestamp};
 
 /// How long a link lasts whose maker does not say.
 pub const DEFAULT_LIFE: Duration = Duration::from_secs(3 * 60 * 60);
-/// The longest life of a link.
+/// The longest life of a link; a longer span is cut to it.
 const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 /// The most characters a key may have.
 pub const LONGEST_KEY: usize = 200;
@@ -71,16 +71,14 @@ pub fn expires(now: Timestamp, at: Option<Timestamp>, within: Option<Span>) -> R
     }
 }
 
-/// `None` where no clock goes so far.
+/// `None` where a part of the span is less than 0. No schema says how long several parts are together, so what is too long
+/// is cut: whoever makes the link is told when it ends.
 fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
-    let minutes = span
-        .days
-        .checked_mul(24)?
-        .checked_add(span.hours)?
-        .checked_mul(60)?
-        .checked_add(span.minutes)?;
-    let seconds = u64::try_from(minutes.checked_mul(60)?).ok()?;
-    Some(now.plus(Duration::from_secs(seconds)))
+    let part = |count: i64, seconds: u64| Some(u64::try_from(count).ok()?.saturating_mul(seconds));
+    let seconds = part(span.days, 86_400)?
+        .saturating_add(part(span.hours, 3_600)?)
+        .saturating_add(part(span.minutes, 60)?);
+    Some(now.plus(Duration::from_secs(seconds).min(LONGEST_LIFE)))
 }
 
 /// How the scores of a key are meant.
@@ -186,20 +184,16 @@ mod tests {
         let span = |days, hours, minutes| Some(Span { days, hours, minutes });
         assert_eq!(expires(now, None, None).unwrap(), at("2026-03-01T15:00:00Z"));
         assert_eq!(expires(now, None, span(1, 2, 3)).unwrap(), at("2026-03-02T14:03:00Z"));
-        assert_eq!(expires(now, None, span(1, -1, 0)).unwrap(), at("2026-03-02T11:00:00Z"));
+        let longest = now.plus(LONGEST_LIFE);
+        assert_eq!(expires(now, None, span(3651, 0, 0)).unwrap(), longest);
+        assert_eq!(expires(now, None, span(i64::MAX, 1, 0)).unwrap(), longest);
         let said = at("2026-03-05T00:00:00Z");
         assert_eq!(expires(now, Some(said), None).unwrap(), said);
         let refused = |at, within| expires(now, at, within).unwrap_err().field;
         assert_eq!(refused(Some(said), span(1, 0, 0)), "expires_at");
         assert_eq!(refused(Some(now), None), "expires_at");
         assert_eq!(refused(Some(at("2046-01-01T00:00:00Z")), None), "expires_at");
-        for wrong in [
-            span(0, 0, 0),
-            span(0, 0, -1),
-            span(3651, 0, 0),
-            span(i64::MAX, 0, 0),
-            span(0, i64::MIN, 0),
-        ] {
+        for wrong in [span(0, 0, 0), span(0, 0, -1), span(1, -1, 0), span(0, i64::MIN, 0)] {
             assert_eq!(refused(None, wrong), "expires_in", "{wrong:?}");
         }
     }
