@@ -12,7 +12,8 @@
 //!
 //! `further` names properties that are accepted, but whose values follow rules that no JSON Schema says: a filter has a
 //! grammar, and a `dotted_order` ends with the id beside it. As a property each would promise that every text is taken. They
-//! are described under `x-further-properties`; an object that has some is open, so that it admits them.
+//! are described under `x-further-properties`; an object that has some is open, so that it admits them. `after_seconds` of
+//! a run is among them, too: one that waits for years is legal, but nobody who tries requests at random should wait with it.
 
 use serde_json::{Map, Value};
 
