@@ -331,9 +331,7 @@ pub fn check_config(config: &mut Object) -> Result<(), Rejection> {
             Value::is_object as fn(&Value) -> bool,
         ),
         ("metadata", "expected an object", Value::is_object),
-        ("recursion_limit", "expected an integer", |limit| {
-            limit.is_i64() || limit.is_u64()
-        }),
+        ("recursion_limit", "expected an integer", Value::is_i64),
         ("tags", "expected a list of strings", |tags| {
             tags.as_array().is_some_and(|tags| tags.iter().all(Value::is_string))
         }),
