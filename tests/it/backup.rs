@@ -118,7 +118,7 @@ async fn comes_back(layout: Layout) -> Option<String> {
     // It goes on where it was.
     let more = generate(22, 10, DAYS);
     load::send(&world.api, &more.bodies).await;
-    tokio::time::timeout(Duration::from_secs(60), world.stop())
+    tokio::time::timeout(Duration::from_secs(300), world.stop())
         .await
         .expect("it drains");
     Some(seen)

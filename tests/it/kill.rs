@@ -265,9 +265,15 @@ impl<'r> Drill<'r> {
 
 /// Starts all processes anew, armed or not, and waits until they are ready. One that dies of its point before that is
 /// for the round to bury.
+///
+/// What earlier rounds killed is forgiven: a job that lies in the way of each of them, such as a fold or the index of a
+/// workspace, would come to its sixth lost lease without a step in between, and be given up.
 async fn restart(world: &mut World, armed: Option<String>) {
     for process in &mut world.processes {
         process.kill().await;
+    }
+    Tables::of(world).await.forgive().await;
+    for process in &mut world.processes {
         let mut program = process.program().clone();
         program.env.retain(|(name, _)| name != "TOWPATH_FAILPOINT");
         if let Some(spec) = &armed {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use towpath_tests::{Api, Body, Generated, differences, parquet_files, read_rows, until};
 
 /// How long one thing may take while processes are being killed.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Sends every body until it is acknowledged, a few at a time. A body whose answer was lost is sent again, as an SDK
 /// would: it may be there twice and must count once.

@@ -11,7 +11,7 @@ use crate::{aftermath, load};
 /// Exports at the same time, each of three days.
 const EXPORTS: usize = 6;
 const DAYS: i64 = 3;
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 #[tokio::test]
 async fn an_operator_runs_a_cluster() {

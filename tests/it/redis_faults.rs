@@ -11,7 +11,7 @@ use towpath_tests::fault_proxy::{FaultProxy, Mode, Way};
 use towpath_tests::{RedisServer, until};
 
 /// How long a test waits for what has to happen. Not a bar: those are printed.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(180);
 
 /// A Redis, a process with a good line to it that records work, and one behind the proxy that performs it.
 struct Rig {

@@ -30,7 +30,11 @@ def binary() -> str:
     return path
 
 
-def until(what, ask, limit_s=60.0):
+# How long anything is waited for that has to come. No expectation of speed: what is fast costs nothing.
+PATIENCE_S = 180.0
+
+
+def until(what, ask, limit_s=PATIENCE_S):
     """Asks until there is an answer that is not None; fails when `limit_s` is over. `what` is a text, or gives one then."""
     pause = threading.Event()
     deadline = time.monotonic() + limit_s
@@ -93,7 +97,7 @@ class Process:
     def log_tail(self) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-60:])
 
-    def ready(self, limit_s=60.0):
+    def ready(self, limit_s=PATIENCE_S):
         def ask():
             code = self.child.poll()
             assert code is None, f"{self.name} ended with {code} before it was ready:\n{self.log_tail()}"
@@ -105,7 +109,7 @@ class Process:
         return self
 
     def succeed(self):
-        code = self.child.wait(timeout=60)
+        code = self.child.wait(timeout=PATIENCE_S)
         assert code == 0, f"{self.name} ended with {code}:\n{self.log_tail()}"
 
     def kill(self):
@@ -115,7 +119,7 @@ class Process:
     def terminate(self):
         """SIGTERM; the process has to drain and end with 0."""
         self.child.send_signal(signal.SIGTERM)
-        code = self.child.wait(timeout=30)
+        code = self.child.wait(timeout=90)
         assert code == 0, f"{self.name} did not drain, ended with {code}:\n{self.log_tail()}"
 
 
@@ -195,7 +199,7 @@ class World:
         send = {name: value for name, value in send.items() if value is not None}
         request = urllib.request.Request(f"http://{self.api}{path}", data=data, headers=send, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 status, text = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             status, text = error.code, error.read()
@@ -222,7 +226,7 @@ class World:
         body = {"bulk_export_destination_id": destination, "session_id": project, "start_time": start, "end_time": end}
         return self.call("POST", "/api/v1/bulk-exports", body | more)["id"]
 
-    def ended(self, export, limit_s=120) -> dict:
+    def ended(self, export, limit_s=PATIENCE_S) -> dict:
         """The record of an export that is over."""
 
         def ask():
@@ -247,7 +251,7 @@ class World:
         for what, statement in questions:
             if self.database:
                 command = ["psql", self.database, "--no-psqlrc", "-Atc", statement]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+                done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
                 assert done.returncode == 0, done.stderr
                 left += [what] * (int(done.stdout) > 0)
                 continue
@@ -299,7 +303,7 @@ def psql(statement, database=None) -> str:
     """What a statement answers, in the test server or in a database of it."""
     database = database or os.environ["TOWPATH_TEST_POSTGRES"]
     command = ["psql", database, "--no-psqlrc", "--quiet", "-At", "-v", "ON_ERROR_STOP=1", "-c", statement]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -326,7 +330,7 @@ def start_redis(folder, address=None):
             return True if stream.recv(16).startswith(b"+PONG") else None
         return None
 
-    until("redis to answer", ask, 10)
+    until("redis to answer", ask)
     return child, address
 
 

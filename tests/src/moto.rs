@@ -56,7 +56,7 @@ impl Moto {
             _child: child,
         };
         let bucket = moto.url("");
-        until("moto to make a bucket", Duration::from_secs(30), async || {
+        until("moto to make a bucket", Duration::from_secs(180), async || {
             let made = moto
                 .http
                 .put(&bucket)

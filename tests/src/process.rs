@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use crate::{environment, towpath, until};
 
 /// How a start may take at most. Debug builds on a busy machine are slow; a start that hangs is still seen.
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_secs(180);
 
 /// What to run: kept, so that the same command can be started again after a kill.
 #[derive(Clone, Debug)]
@@ -223,7 +223,7 @@ fn exit(status: std::process::ExitStatus) -> Exit {
 /// Runs `towpath` with `args` to its end and gives its exit and what it printed (both streams).
 ///
 /// # Panics
-/// If it does not end within a minute.
+/// If it does not end within three minutes.
 pub async fn run_to_end(program: &Program) -> (Exit, String) {
     let file = program.folder.join(format!("{}.log", program.name));
     let _ = File::create(&file);

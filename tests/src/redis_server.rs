@@ -60,7 +60,7 @@ impl RedisServer {
             .spawn();
         let Ok(child) = spawned else { return false };
         self.child = Some(child);
-        until("redis to answer", Duration::from_secs(10), async || {
+        until("redis to answer", Duration::from_secs(180), async || {
             self.command("PING").await.ok()
         })
         .await;

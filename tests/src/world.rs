@@ -154,7 +154,7 @@ impl World {
     /// If one does not.
     pub async fn stop(mut self) {
         for process in &mut self.processes {
-            let exit = process.terminate(Duration::from_secs(30)).await;
+            let exit = process.terminate(Duration::from_secs(90)).await;
             assert_eq!(
                 exit,
                 Exit::Code(0),
@@ -344,7 +344,7 @@ async fn migrate(uri: &str, folder: &Path) {
 
 async fn succeeds(command: &Program) {
     let mut process = Process::spawn(command);
-    let exit = process.wait(Duration::from_secs(60)).await;
+    let exit = process.wait(Duration::from_secs(180)).await;
     assert_eq!(exit, Exit::Code(0), "{} failed:\n{}", command.name, process.log_text());
 }
 

@@ -165,7 +165,7 @@ impl Workflow for FoldUnits {
             bytes: world.sizes.fold_bytes / less,
             decoded_bytes: world.sizes.fold_decoded_bytes / less,
         };
-        let mut apart = Apart::new(mark, ctx.cursor()?.unwrap_or_default());
+        let mut apart = Apart::new(mark, ctx.cursor()?.unwrap_or_default(), bounds);
         for round in 0.. {
             let waited_for = match self.barrier {
                 Some(barrier) => Some(waited_for(world, barrier).await?),

@@ -130,8 +130,7 @@ pub(crate) async fn requeue(tx: &mut Tx<'_>, entry: &Entry, delay: Duration) -> 
         tenant: entry.tenant_id,
         byte_offset: entry.byte_offset,
         bytes: entry.bytes,
-        // Where it is not known, it is at least what lies there.
-        decoded_bytes: entry.decoded_bytes.max(entry.bytes),
+        decoded_bytes: entry.decoded_bytes,
         operations: entry.items,
     };
     let names: BTreeMap<String, ProjectId> =

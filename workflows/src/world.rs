@@ -82,7 +82,7 @@ impl Default for Keeping {
 pub struct Sizes {
     /// Bytes of units that one round of folding takes.
     pub fold_bytes: i64,
-    /// The same of their bodies after decoding.
+    /// The same of their bodies after decoding. A larger unit is folded in parts.
     pub fold_decoded_bytes: i64,
     /// How long a unit waits for others that are folded with it.
     pub fold_delay: Duration,

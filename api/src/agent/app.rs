@@ -53,6 +53,7 @@ pub struct Inner {
     pub(in crate::agent) remembered: super::auth::Remembered,
     pub(in crate::agent) recorder: Recorder,
     pub(in crate::agent) assistants: Assistants,
+    pub(in crate::agent) looks: super::live::Looks,
 }
 
 /// Limits and defaults of the surface.
@@ -143,6 +144,7 @@ impl AgentApp {
         Self(Arc::new(Inner {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: Assistants::new(parts.store.clone(), parts.tenant),
+            looks: super::live::Looks::default(),
             parts,
             known: Keys::default(),
             remembered: super::auth::Remembered::default(),

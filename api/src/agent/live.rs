@@ -4,18 +4,21 @@
 //! are numbered: a gap is filled from the log. Once a second the run's row is read, so an end arrives without any hint.
 
 mod heard;
+mod looks;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_domain::agent::frame::{self, End};
 use towpath_domain::agent::{EventId, Frame, RunStatus, Since};
 use towpath_domain::{RunId, ThreadId};
 use towpath_queue::{Event, Events, State};
-use towpath_store::{self as store, Dialect, run_events, runs};
+use towpath_store::{self as store, Dialect, run_events};
 
 use self::heard::Heard;
+pub(crate) use self::looks::Looks;
+use self::looks::{Look, Standing};
 use super::app::AgentApp;
 use super::errors::AgentError;
 
@@ -47,6 +50,8 @@ pub(crate) struct Reader {
     app: AgentApp,
     thread: ThreadId,
     run: Option<RunId>,
+    /// Where the row of the run is looked at.
+    row: Option<Arc<Look>>,
     events: Events,
     /// Whether the run's frames are in the log.
     logged: bool,
@@ -85,8 +90,8 @@ impl Reader {
     ) -> Result<Self, AgentError> {
         let mut reader = Self::subscribe(app, thread, Some(run), logged).await;
         reader.begin(since).await?;
-        // It may be over already.
-        reader.look().await?;
+        // It may be over already. The log was read just now.
+        reader.look_at_row(Instant::now()).await?;
         Ok(reader)
     }
 
@@ -102,6 +107,7 @@ impl Reader {
             app: app.clone(),
             thread,
             run,
+            row: run.map(|run| app.looks.of(run)),
             events: app.queue.subscribe(thread).await,
             logged,
             ready: VecDeque::new(),
@@ -250,7 +256,7 @@ impl Reader {
     }
 
     /// Reads the log from where this reader is.
-    async fn refill(&mut self) -> Result<(), AgentError> {
+    async fn refill(&mut self) -> store::Result<()> {
         let (tenant, thread, run) = (self.app.tenant, self.thread, self.run);
         loop {
             // With the frame the reader came back with, while its place is not known.
@@ -288,30 +294,67 @@ impl Reader {
         Ok(())
     }
 
-    /// Looks whether the run is over, for when nobody says so.
+    /// Looks into the log where that has to be, and whether the run is over, for when nobody says so.
     async fn look(&mut self) -> Result<(), AgentError> {
         if self.tails() || self.looks > 0 {
-            self.looks = self.looks.saturating_sub(1);
-            self.refill().await?;
+            match self.refill().await {
+                Ok(()) => self.looks = self.looks.saturating_sub(1),
+                // The database is away: this look was for nothing.
+                Err(error) if error.is_transient() => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
         }
-        let Some(run) = self.run.filter(|_| !self.over) else {
+        let now = Instant::now();
+        // Somebody else may have looked a moment ago.
+        let then = now.checked_sub(LOOK / 2).unwrap_or(now);
+        if self.run.is_none() {
+            return self.look_at_heard(then).await;
+        }
+        self.look_at_row(then).await
+    }
+
+    /// Whether runs of the thread are over that were heard, and whose end was not: what was published may be lost, and what
+    /// is in no log is lost for good. A thread on which nothing goes on costs no look.
+    async fn look_at_heard(&mut self, then: Instant) -> Result<(), AgentError> {
+        for run in self.heard.open() {
+            let row = self.app.looks.of(run);
+            let Standing::Over(status) = row.since(&self.app, run, then).await? else {
+                continue;
+            };
+            if self.heard.is_over(run) {
+                let end = End {
+                    status,
+                    ..unknown_end()
+                };
+                self.ready.push_back(Item::End(run, end));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the run is over, by a look at its row that began then or later.
+    async fn look_at_row(&mut self, then: Instant) -> Result<(), AgentError> {
+        let Some((run, row)) = self.run.zip(self.row.clone()).filter(|_| !self.over) else {
             return Ok(());
         };
-        let tenant = self.app.tenant;
-        let status = match self.app.store.read(async |tx| runs::get(tx, tenant, run).await).await {
-            Ok(row) if !row.status.is_final() => return Ok(()),
-            Ok(row) => Some(row.status),
-            Err(store::Error::NotFound) => None,
-            // The database is away: this look was for nothing.
-            Err(error) if error.is_transient() => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let status = match row.since(&self.app, run, then).await? {
+            // Of nothing that was not known the next look may know.
+            Standing::Open | Standing::Unknown => return Ok(()),
+            Standing::Over(status) => status,
         };
         // What was published before the end was committed is here by now, or never.
         while let Some(Event::Frame(text)) = self.events.try_next() {
             Box::pin(self.take(text)).await?;
         }
-        if !self.over {
-            self.refill().await?;
+        if !self.over
+            && let Err(error) = self.refill().await
+        {
+            // The database is away: the next look comes to the same.
+            return if error.is_transient() {
+                Ok(())
+            } else {
+                Err(error.into())
+            };
         }
         if !self.over {
             self.over = true;

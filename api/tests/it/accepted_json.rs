@@ -269,7 +269,14 @@ async fn changes_at_once_are_all_kept(world: World) {
         let change = |member: usize| {
             let body = json!({ format!("m{member}"): member });
             let change = Call::new(Method::PATCH, &path).in_workspace(world.tenant).json(&body);
-            call(if member % 2 == 0 { &world.router } else { &other }, change)
+            call(
+                if member.is_multiple_of(2) {
+                    &world.router
+                } else {
+                    &other
+                },
+                change,
+            )
         };
         for answer in join_all((0..12).map(change)).await {
             answer.expect(200);

@@ -1,5 +1,6 @@
 //! The operators' routes and pages of the quarantine. How entries are folded again is the matter of `workflows`.
 
+use bytes::Bytes;
 use http::Method;
 use object_store::path::Path;
 use serde_json::{Value, json};
@@ -45,7 +46,7 @@ impl World {
         if kind == Kind::Damaged {
             pieces[2] = BODY.replace("canal", "fanal").into();
         }
-        let frames: usize = pieces.iter().skip(1).map(|piece| piece.len()).sum();
+        let frames: usize = pieces.iter().skip(1).map(Bytes::len).sum();
         let entry = Entry {
             id,
             tenant_id: tenant,

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::Method;
 use serde_json::{Value, json};
 use towpath_api::Settings;
+use towpath_domain::Timestamp;
 use towpath_store::{projects, units};
 use towpath_traces::accept::{self, Contents};
 use towpath_traces::body::Limits;
@@ -257,6 +258,27 @@ async fn a_body_names_a_thousand_projects_and_no_more() {
     world.post("/runs/batch", &named(1000)).await.expect(202);
     let offset = world.get("/sessions?limit=1&offset=999").await.expect(200);
     assert_eq!(offset.as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn the_runs_of_a_body_start_on_so_many_days_and_no_more() {
+    let world = World::new().await;
+    let sent = |days: i64| {
+        // The last one is of no other day.
+        let runs = (0..=days).map(|number| {
+            let start = Timestamp::from_micros(number.min(days - 1) * 86_400_000_000);
+            json!({"id": Uuid::from_u128(number.unsigned_abs().into()), "session_name": "canal",
+                   "start_time": start.to_string()})
+        });
+        json!({"post": runs.collect::<Vec<_>>()})
+    };
+    let refused = world.post("/runs/batch", &sent(4097)).await.expect(422);
+    assert_eq!(
+        refused["details"],
+        "start_time: the trace runs of a body start on at most 4096 days; send those of others in another one"
+    );
+    assert!(world.accepted().await.is_empty());
+    world.post("/runs/batch", &sent(4096)).await.expect(202);
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Feedback on trace runs, from its table and from what is not folded yet.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
 use towpath_domain::TraceRunId;
@@ -28,14 +28,31 @@ impl Snapshot {
                 .await?;
             given.extend(stored.into_iter().map(|row| (row.id, row)));
         }
-        let open = self.open_feedback().iter();
-        let wanted: std::collections::HashSet<&TraceRunId> = runs.iter().collect();
-        for row in open {
-            if row.run_id.as_ref().is_some_and(|run| wanted.contains(run)) {
+        let wanted: HashSet<&TraceRunId> = runs.iter().collect();
+        let is_wanted = |row: &Feedback| row.run_id.as_ref().is_some_and(|run| wanted.contains(run));
+        let mut open: HashMap<uuid::Uuid, Feedback> = HashMap::new();
+        for row in self.open_feedback() {
+            later(&mut open, row);
+        }
+        // Feedback that is sent again under its id may be on another run then: what is stored of it there counts, too.
+        let elsewhere = open
+            .values()
+            .filter(|row| is_wanted(row) && !given.contains_key(&row.id));
+        let elsewhere: Vec<uuid::Uuid> = elsewhere.map(|row| row.id).collect();
+        for ids in elsewhere.chunks(AT_ONCE) {
+            let stored = self
+                .store()
+                .read(async |tx| feedback::find_all(tx, tenant, ids).await)
+                .await?;
+            given.extend(stored.into_iter().map(|row| (row.id, row)));
+        }
+        for row in open.values() {
+            if is_wanted(row) || given.contains_key(&row.id) {
                 later(&mut given, row);
             }
         }
-        let mut given: Vec<Feedback> = given.into_values().filter(|row| !row.deleted).collect();
+        let given = given.into_values().filter(|row| is_wanted(row) && !row.deleted);
+        let mut given: Vec<Feedback> = given.collect();
         given.sort_unstable_by_key(|row| (row.seq, row.id));
         Ok(given)
     }

@@ -1,8 +1,10 @@
 //! Reading traces back: filters over columns, pages of rows, statistics.
 //!
 //! Promises: a query sees everything that was acknowledged before it began, folded or not, each trace run once and
-//! with all that was said about it; memory is bounded by a page and what a scan may keep, however many row groups overlap;
-//! the runs of a trace are found wherever they lie, without reading row groups that hold none; filters are compiled with their keys and values as values, never as text. Leaves to others: HTTP, and who may ask.
+//! with all that was said about it; memory is bounded by a page and what a scan may keep, however many row groups overlap
+//! and whatever open units unpack to; the runs of a trace are found wherever they lie, without reading row groups that
+//! hold none; filters are compiled with their keys and values as values, never as text. Leaves to others: HTTP, and who
+//! may ask.
 
 mod ancestry;
 pub mod extent;
@@ -17,7 +19,7 @@ pub mod statistics;
 pub use extent::Extent;
 pub use page::{Direction, Page, Position, Question};
 pub use predicate::Predicate;
-pub use snapshot::{Reader, Snapshot};
+pub use snapshot::{Bounds, Reader, Snapshot};
 
 /// What can go wrong while reading.
 #[derive(Debug, thiserror::Error)]

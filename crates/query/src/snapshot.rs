@@ -10,6 +10,8 @@ use std::time::Duration;
 use chrono::NaiveDate;
 use object_store::ObjectStore;
 use object_store::path::Path;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use towpath_domain::{ProjectId, TenantId, Timestamp, TraceRunId};
 use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
@@ -20,27 +22,51 @@ use towpath_traces::objects::Objects;
 use towpath_traces::scan::PartRef;
 use towpath_traces::segment::Segment;
 
-use recent::Recent;
+use recent::{Placed, Recent};
 
 use crate::overlay::Overlay;
 use crate::{Error, Result};
 
-/// Bytes of a workspace's open units that are folded into memory for one query; with more of them it waits for the fold.
-const OPEN_BYTES: i64 = 8 << 20;
-/// The same of their bodies after decoding.
-const OPEN_DECODED_BYTES: i64 = 64 << 20;
-/// How long it waits.
-const PATIENCE: Duration = Duration::from_secs(8);
 /// Projects of one statement.
 const PROJECTS: usize = 1000;
 /// How often it looks meanwhile.
 const PACE: Duration = Duration::from_millis(50);
+
+/// How much of what is not folded yet readers take into memory. Whoever would need more waits for the fold.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes of a workspace's open units for one query, as they were sent.
+    pub bytes: i64,
+    /// The same after decoding.
+    pub decoded_bytes: i64,
+    /// Bytes after decoding of what all queries together fold into memory at one time.
+    pub together_bytes: i64,
+    /// Bytes of what is kept for the queries that come next.
+    pub recent_bytes: usize,
+    /// How long a query waits.
+    pub patience: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            bytes: 8 << 20,
+            decoded_bytes: 64 << 20,
+            together_bytes: 256 << 20,
+            recent_bytes: 128 << 20,
+            patience: Duration::from_secs(8),
+        }
+    }
+}
 
 /// Reads traces. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
     store: Store,
     objects: Objects,
+    bounds: Bounds,
+    /// For what is being folded into memory, in KiB.
+    room: Arc<Semaphore>,
     recent: Arc<Mutex<Recent>>,
     footers: Footers,
 }
@@ -73,10 +99,18 @@ impl Reader {
     /// Reads what is in these.
     #[must_use]
     pub fn new(store: Store, objects: Objects) -> Self {
+        Self::bounded(store, objects, Bounds::default())
+    }
+
+    /// Reads what is in these, with other bounds than usual.
+    #[must_use]
+    pub fn bounded(store: Store, objects: Objects, bounds: Bounds) -> Self {
         Self {
             store,
             objects,
-            recent: Arc::default(),
+            bounds,
+            room: Arc::new(Semaphore::new(kib(bounds.together_bytes) as usize)),
+            recent: Arc::new(Mutex::new(Recent::new(bounds.recent_bytes))),
             footers: Footers::default(),
         }
     }
@@ -93,44 +127,74 @@ impl Reader {
     /// [`Error::Behind`] when too much of it waits to be folded for too long; else what the database and the object
     /// store say.
     pub async fn snapshot(&self, tenant: TenantId) -> Result<Snapshot> {
-        let began = tokio::time::Instant::now();
+        let until = Instant::now() + self.bounds.patience;
         let mut last = None;
+        // Units that turned out to be too large; as long as there are no others it is no use to look again.
+        let mut too_large: Option<Vec<Placed>> = None;
         loop {
             let mut open = self.store.read(async |tx| units::open_of(tx, tenant).await).await?;
             // What comes in while we wait is not ours to wait for.
             let registered = || open.iter().map(|unit| unit.seq).max();
             let last = *last.get_or_insert_with(|| registered().unwrap_or(0));
             open.retain(|unit| unit.seq <= last);
-            let late = began.elapsed() > PATIENCE;
-            let bytes: i64 = open.iter().map(|unit| unit.bytes).sum();
-            let decoded_bytes: i64 = open.iter().map(|unit| unit.decoded_bytes).sum();
-            if bytes <= OPEN_BYTES && decoded_bytes <= OPEN_DECODED_BYTES {
-                match self.unfolded(tenant, &open).await {
+            let late = Instant::now() >= until;
+            let placed = open.iter().map(|unit| (unit.id, unit.order(), unit.frames_done));
+            let placed: Vec<Placed> = placed.collect();
+            if self.may_hold(&open) && too_large.as_ref() != Some(&placed) {
+                match self.unfolded(tenant, &open, &placed, until).await {
                     // Folded and swept since the list was read: then it is in a segment.
                     Err(Error::Unfolded(FoldError::Objects(error))) if error.is_not_found() && !late => {}
-                    done => return done,
+                    Ok(None) => too_large = Some(placed),
+                    Ok(Some(open)) => return Ok(self.over(tenant, open)),
+                    Err(error) => return Err(error),
                 }
-            } else if late {
+            }
+            if late {
                 return Err(Error::Behind);
             }
             tokio::time::sleep(PACE).await;
         }
     }
 
-    async fn unfolded(&self, tenant: TenantId, open: &[Unit]) -> Result<Snapshot> {
-        let units: Vec<_> = open.iter().map(|unit| (unit.id, unit.order())).collect();
-        let known = self.recent().find(tenant, &units);
-        let open = match known {
-            Some(known) => known,
-            None => {
-                // Earlier builds did not count what bodies come to after decoding.
-                let bytes = open.iter().map(|unit| unit.bytes.max(unit.decoded_bytes)).sum();
-                let folded = Arc::new(fold::unfolded(&self.store, &self.objects, open).await?);
-                self.recent().keep(tenant, units, bytes, Arc::clone(&folded));
-                folded
-            }
-        };
-        Ok(Snapshot {
+    /// Whether units are within the bounds, as far as the catalog knows.
+    fn may_hold(&self, open: &[Unit]) -> bool {
+        let bytes = open.iter().map(|unit| unit.bytes).fold(0, i64::saturating_add);
+        bytes <= self.bounds.bytes && decoded_bytes(open) <= self.bounds.decoded_bytes
+    }
+
+    /// What units come to; `None` where they do not fit into the bounds.
+    ///
+    /// # Errors
+    /// [`Error::Behind`] when other queries have all the memory until the end.
+    async fn unfolded(
+        &self,
+        tenant: TenantId,
+        open: &[Unit],
+        placed: &[Placed],
+        until: Instant,
+    ) -> Result<Option<Arc<Unfolded>>> {
+        if let Some(known) = self.recent().find(tenant, placed) {
+            return Ok(Some(known));
+        }
+        let wanted = kib(decoded_bytes(open)).min(kib(self.bounds.together_bytes));
+        let room = tokio::time::timeout_at(until, self.room.acquire_many(wanted)).await;
+        // Nobody closes it, so only time can end it without a permit.
+        let Ok(Ok(_room)) = room else { return Err(Error::Behind) };
+        // Whoever had the room may have folded the same units.
+        if let Some(known) = self.recent().find(tenant, placed) {
+            return Ok(Some(known));
+        }
+        let most = usize::try_from(self.bounds.decoded_bytes).unwrap_or_default();
+        let folded = fold::unfolded(&self.store, &self.objects, open, most).await?;
+        let folded = folded.map(Arc::new);
+        if let Some(folded) = &folded {
+            self.recent().keep(tenant, placed.to_vec(), Arc::clone(folded));
+        }
+        Ok(folded)
+    }
+
+    fn over(&self, tenant: TenantId, open: Arc<Unfolded>) -> Snapshot {
+        Snapshot {
             tenant,
             objects: Arc::new(Overlay {
                 above: Arc::clone(open.objects.store()),
@@ -138,13 +202,22 @@ impl Reader {
             }),
             reader: self.clone(),
             open,
-        })
+        }
     }
 
     fn recent(&self) -> MutexGuard<'_, Recent> {
         // A panic between two of its steps leaves it whole.
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn decoded_bytes(units: &[Unit]) -> i64 {
+    units.iter().map(Unit::decoded_size).fold(0, i64::saturating_add)
+}
+
+/// In KiB, as a semaphore counts them; some, however little it is.
+fn kib(bytes: i64) -> u32 {
+    u32::try_from((bytes >> 10).saturating_add(1)).unwrap_or(u32::MAX >> 1)
 }
 
 impl Snapshot {

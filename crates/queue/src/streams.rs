@@ -161,8 +161,9 @@ impl Streams {
     /// Follows the events of a thread, and returns when it does; at once while Redis is away.
     pub async fn follow(&self, thread: ThreadId) {
         if let Some(followed) = self.shared.wishes.follow(thread) {
-            // A reader that was not followed in time finds its gap in the log.
-            let _ = tokio::time::timeout(FIRST_ATTEMPT, followed).await;
+            // As long as the session may take to answer or to be given up: what is said to a thread that is not followed yet
+            // is lost to its readers, where no log is kept.
+            let _ = tokio::time::timeout(DEADLINE * 2, followed).await;
         }
     }
 

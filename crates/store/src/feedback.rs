@@ -226,6 +226,25 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<Option<
     .await)?)
 }
 
+/// Those of these ids that are there, also what was taken back.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn find_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[Uuid]) -> Result<Vec<Feedback>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to ids differs.
+        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1
+                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
+        postgres: "SELECT * FROM feedback WHERE tenant_id = $1
+                   AND id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
+    let ids = id_list(ids.iter().copied());
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(ids)
+        .fetch_all(conn)
+        .await)?)
+}
+
 /// Which feedback is listed. Empty lists ask for nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {

@@ -29,6 +29,17 @@ pub struct PendingPatch {
     pub created_at: Timestamp,
 }
 
+/// A waiting operation without its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct PatchSize {
+    /// The trace run it is about.
+    pub run_id: TraceRunId,
+    /// Its place in the order of acceptance.
+    pub seq: i64,
+    /// Bytes of the operation as JSON.
+    pub bytes: i64,
+}
+
 /// How many operations wait in a workspace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct Usage {
@@ -140,11 +151,12 @@ pub async fn put_all(tx: &mut Tx<'_>, patches: &[PendingPatch]) -> Result<()> {
     Ok(())
 }
 
-/// What waits for any of `runs`, in order of acceptance.
+/// What waits for any of `runs`, in order of acceptance: how large each operation is. Their texts may not fit into memory
+/// together; [`read`] brings those of a [page](pages).
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn for_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<PendingPatch>> {
+pub async fn for_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> Result<Vec<PatchSize>> {
     // Nearly always nothing waits at all; then a long list of ids need not travel.
     let any: Option<i64> = on!(tx, |conn| sqlx::query_scalar(
         "SELECT seq FROM pending_patch WHERE tenant_id = $1 LIMIT 1"
@@ -157,16 +169,63 @@ pub async fn for_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) ->
     }
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT * FROM pending_patch WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY seq",
-        postgres: "SELECT * FROM pending_patch WHERE tenant_id = $1
-                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY seq");
+        sqlite: "SELECT run_id, seq, CAST(octet_length(operation) AS bigint) AS bytes FROM pending_patch
+                 WHERE tenant_id = $1 AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))
+                 ORDER BY seq",
+        postgres: "SELECT run_id, seq, CAST(octet_length(operation) AS bigint) AS bytes FROM pending_patch
+                   WHERE tenant_id = $1 AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))
+                   ORDER BY seq");
     let ids = id_list(runs.iter().map(|id| id.0));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(ids)
         .fetch_all(conn)
         .await)?)
+}
+
+/// Cuts a list into pages of at most `bytes` of operations. A larger operation has a page of its own.
+pub fn pages(patches: &[PatchSize], bytes: usize) -> impl Iterator<Item = &[PatchSize]> {
+    let most = i64::try_from(bytes).unwrap_or(i64::MAX);
+    let mut rest = patches;
+    std::iter::from_fn(move || {
+        let mut sum = 0_i64;
+        let fit = rest.iter().take_while(|patch| {
+            sum = sum.saturating_add(patch.bytes);
+            sum <= most
+        });
+        let count = fit.count().max(1).min(rest.len());
+        let (page, later) = rest.split_at(count);
+        rest = later;
+        (!page.is_empty()).then_some(page)
+    })
+}
+
+/// The operations of a page. Those that were removed meanwhile are left out.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn read(tx: &mut Tx<'_>, tenant: TenantId, page: &[PatchSize]) -> Result<Vec<PendingPatch>> {
+    let text = sql!(tx,
+        // Lists travel as JSON text in both; only the way back to rows differs.
+        sqlite: "SELECT * FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
+                     SELECT $1, unhex(value ->> 0, '-'), value ->> 1 FROM json_each($2))",
+        postgres: "SELECT found.*
+                   FROM (SELECT (value ->> 0)::uuid AS run_id, (value ->> 1)::bigint AS seq
+                         FROM json_array_elements($2::json)) listed
+                   CROSS JOIN LATERAL (SELECT p.* FROM pending_patch p
+                                       WHERE p.tenant_id = $1 AND p.run_id = listed.run_id AND p.seq = listed.seq
+                                       LIMIT 1) found");
+    let keys: Vec<(TraceRunId, i64)> = page.iter().map(|patch| (patch.run_id, patch.seq)).collect();
+    let mut found = Vec::with_capacity(keys.len());
+    for list in bulk::lists(keys) {
+        let rows: Vec<PendingPatch> = on!(tx, |conn| sqlx::query_as(text)
+            .bind(tenant)
+            .bind(list)
+            .fetch_all(conn)
+            .await)?;
+        found.extend(rows);
+    }
+    Ok(found)
 }
 
 /// Removes an operation that has found its trace run.
@@ -216,8 +275,12 @@ pub async fn remove_all(tx: &mut Tx<'_>, patches: &[(TenantId, TraceRunId, i64)]
     Ok(removed)
 }
 
-/// Locks what waits in these workspaces until the transaction ends.
-async fn lock(tx: &mut Tx<'_>, tenants: impl Iterator<Item = TenantId>) -> Result<()> {
+/// Locks what waits in these workspaces until the transaction ends. Whoever adds or removes some in several statements
+/// locks all of their workspaces first, so that two that do so never wait for each other in a circle.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn lock(tx: &mut Tx<'_>, tenants: impl Iterator<Item = TenantId>) -> Result<()> {
     // SQLite has one writer.
     if tx.dialect() == Dialect::Sqlite {
         return Ok(());

@@ -10,6 +10,7 @@
 //! `seq` is the order of registration. On PostgreSQL a unit may become visible after a higher one was folded, so it is
 //! not the order of acceptance: that is `ordinal`, which a unit gets when a fold takes it.
 
+mod folded;
 mod shared;
 
 use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
@@ -17,6 +18,7 @@ use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
 use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
+pub use folded::{FoldedUnit, folded_before, folded_bytes_since, forget};
 pub use shared::split;
 
 /// Where a unit stands.
@@ -78,7 +80,21 @@ impl Unit {
             None => UNORDERED + self.seq,
         }
     }
+
+    /// Size of its bodies after decoding. Where it was not counted it is taken to be large, so that whoever bounds what
+    /// lies in memory takes little at once.
+    #[must_use]
+    pub const fn decoded_size(&self) -> i64 {
+        if self.decoded_bytes > 0 {
+            self.decoded_bytes
+        } else {
+            self.bytes.saturating_mul(UNCOUNTED_RATIO)
+        }
+    }
 }
+
+/// What each byte of a body that was not counted is taken to unpack to. Trace runs pack about eightfold.
+const UNCOUNTED_RATIO: i64 = 16;
 
 /// Above every ordinal.
 const UNORDERED: i64 = 1 << 42;
@@ -106,7 +122,7 @@ pub struct NewUnit {
     pub byte_offset: i64,
     /// How many bytes they take.
     pub bytes: i64,
-    /// Size of its bodies after decoding.
+    /// Size of its bodies after decoding; 0 where that is not known.
     pub decoded_bytes: i64,
     /// Operations on trace runs, feedback and attachments in it.
     pub operations: i64,
@@ -312,19 +328,6 @@ pub async fn backlog(tx: &mut Tx<'_>) -> Result<(i64, i64)> {
     .await)?)
 }
 
-/// Bytes of the units that were folded since then and are not forgotten yet.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn folded_bytes_since(tx: &mut Tx<'_>, since: Timestamp) -> Result<i64> {
-    Ok(on!(tx, |conn| sqlx::query_scalar(
-        "SELECT CAST(COALESCE(SUM(bytes), 0) AS bigint) FROM wal_unit WHERE state = 'folded' AND folded_at > $1",
-    )
-    .bind(since)
-    .fetch_one(conn)
-    .await)?)
-}
-
 /// How much a fold takes at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
@@ -340,7 +343,7 @@ impl Bounds {
         let (mut bytes, mut decoded) = (0_i64, 0_i64);
         let fit = units.iter().take_while(|unit| {
             bytes = bytes.saturating_add(unit.bytes);
-            decoded = decoded.saturating_add(unit.decoded_bytes);
+            decoded = decoded.saturating_add(unit.decoded_size());
             bytes <= self.bytes && decoded <= self.decoded_bytes
         });
         fit.count().max(1).min(units.len())
@@ -569,53 +572,6 @@ async fn lock_shard(tx: &mut Tx<'_>, shard: Shard) -> Result<i64> {
         .bind(shard)
         .fetch_one(conn)
         .await)?)
-}
-
-/// A unit that was folded a while ago.
-#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
-pub struct FoldedUnit {
-    /// The unit.
-    pub id: UnitId,
-    /// The object it lies in.
-    pub path: String,
-    /// Whether every unit of the object was folded before that time and none is in quarantine, so that the object may go.
-    pub object_done: bool,
-}
-
-/// Units folded before this time, oldest first.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<FoldedUnit>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        // Not EXISTS, for which PostgreSQL may read the whole table once.
-        "SELECT id, path, (SELECT o.seq FROM wal_unit o WHERE o.path = u.path
-                           AND (o.state <> 'folded' OR o.folded_at >= $1) LIMIT 1) IS NULL
-                 AND (SELECT q.bytes FROM quarantine q WHERE q.path = u.path LIMIT 1) IS NULL AS object_done
-         FROM wal_unit u WHERE state = 'folded' AND folded_at < $1 ORDER BY folded_at LIMIT $2 + 0",
-    )
-    .bind(before)
-    .bind(limit)
-    .fetch_all(conn)
-    .await)?)
-}
-
-/// Forgets folded units. Those that are the last of their object are forgotten after it is gone. Open ones stay.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn forget(tx: &mut Tx<'_>, units: &[UnitId]) -> Result<u64> {
-    let text = sql!(tx,
-        sqlite: "DELETE FROM wal_unit WHERE state = 'folded'
-                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1))",
-        postgres: "DELETE FROM wal_unit WHERE state = 'folded'
-                   AND id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($1::json)))");
-    let ids = id_list(units.iter().map(|id| id.0));
-    Ok(on!(tx, |conn| sqlx::query(text)
-        .bind(ids)
-        .execute(conn)
-        .await
-        .map(|done| done.rows_affected()))?)
 }
 
 /// A list as it travels to the database.

@@ -41,6 +41,9 @@ pub enum Route {
 
 /// Projects that one body may name. Each that is not there is made when the body is registered.
 pub const MAX_PROJECTS: usize = 1000;
+/// Days on which the trace runs of one body may start. Each is a row group of its own once it is folded.
+pub const MAX_DAYS: usize = 4096;
+
 impl fmt::Display for Route {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -152,6 +155,12 @@ pub enum Refusal {
         /// What is accepted.
         limit: usize,
     },
+    /// Its trace runs start on too many days.
+    #[error("start_time: the trace runs of a body start on at most {limit} days; send those of others in another one")]
+    TooManyDays {
+        /// What is accepted.
+        limit: usize,
+    },
     /// A field of a trace run.
     #[error("{place}: larger than {limit} bytes, the most that one field may have; send files as attachments")]
     FieldTooLarge {
@@ -225,7 +234,9 @@ impl Refusal {
             }
             Self::Body(BodyError::Broken { .. })
             | Self::Multipart(MultipartError::Start | MultipartError::Truncated { .. }) => RefusalKind::Malformed,
-            Self::Multipart(MultipartError::Part { .. }) | Self::Invalid { .. } => RefusalKind::Invalid,
+            Self::Multipart(MultipartError::Part { .. }) | Self::TooManyDays { .. } | Self::Invalid { .. } => {
+                RefusalKind::Invalid
+            }
             Self::Rule { .. } => RefusalKind::Rule,
         }
     }
@@ -240,12 +251,17 @@ pub fn accept(request: Request<'_>, limits: &Limits) -> Result<Accepted, Refusal
     let encoding = Encoding::parse(request.content_encoding)?;
     let plain = body::decode(encoding, &request.body, limits)?;
     let drafts = Drafts::of(request.route, request.content_type, &plain, limits, json::check)?;
-    let mut projects = BTreeSet::new();
+    let (mut projects, mut days) = (BTreeSet::new(), BTreeSet::new());
     for attachment in &drafts.attachments {
         attachment.check()?;
     }
     for run in &drafts.runs {
-        run.check(limits)?;
+        // A post that states no start has the time at which it came.
+        let received = (run.verb == Verb::Post).then_some(request.received_at);
+        days.extend(run.check(limits)?.or(received).map(Timestamp::day));
+        if days.len() > MAX_DAYS {
+            return Err(Refusal::TooManyDays { limit: MAX_DAYS });
+        }
         let default = || (run.verb == Verb::Post).then(|| run::NamedProject::Name(DEFAULT_PROJECT.into()));
         projects.extend(run.project()?.or_else(default));
         if projects.len() > MAX_PROJECTS {

@@ -7,12 +7,16 @@
 //! An id names one trace run, which lies in one place: see [`places`]. Operations on a trace run that no operation has
 //! placed yet wait, in SQL where the fold ends before one does. The operation that places it takes them up.
 //!
-//! Memory is bounded by [`Options::flush_bytes`] of rows plus a few decoded bodies, what waits, and a small entry per
-//! trace run of the batch, so the caller bounds the batch. Folds of one workspace must not overlap, and take its units in
-//! order of acceptance; their lane sees to that.
+//! Memory is bounded, whatever bodies unpack to. Rows are written once they come to [`Options::flush_bytes`]. What stays
+//! until the record (operations that wait, feedback, an entry for each trace run) is bounded by [`Options::decoded_bytes`]:
+//! a fold that has taken so much leaves the rest to another, also in the middle of a unit. Beside that lie some decoded
+//! bodies, or one that is larger.
+//!
+//! Folds of one workspace must not overlap, and take its units in order of acceptance; their lane sees to that.
 
 mod ahead;
 mod groups;
+mod merge;
 mod places;
 mod quarantine;
 mod record;
@@ -27,7 +31,6 @@ use towpath_store::units::Unit;
 use towpath_store::{Store, pending_patches};
 use uuid::Uuid;
 
-use crate::accept::{self, Contents};
 use crate::columnar;
 use crate::compact::SEGMENT_GROUPS;
 use crate::metric;
@@ -35,9 +38,8 @@ use crate::objects::{Objects, ObjectsError};
 use crate::operation::Operation;
 use crate::segment::Written;
 use ahead::{Ahead, Piece};
-use groups::Groups;
+use merge::{Bodies, Body, Merge};
 pub use places::{Place, locate};
-use places::{Placement, Places};
 pub use quarantine::{quarantine_frame, quarantine_path};
 pub use record::{catalog_parts, part_ref, record};
 pub use unfolded::{Unfolded, unfolded};
@@ -49,8 +51,20 @@ pub struct Options {
     pub flush_bytes: usize,
     /// Row groups of one segment.
     pub segment_groups: usize,
-    /// Folds only the frame of this number of a single unit, to find the one that cannot be folded.
+    /// Bytes of decoded bodies that are folded. A fold that would pass this leaves the rest as it is; it takes one body at
+    /// least.
+    pub decoded_bytes: usize,
+    /// Folds only one frame of a single unit: the first that is left from this number on. Shows which cannot be folded.
     pub frame: Option<i64>,
+}
+
+impl Options {
+    /// Bytes of operations that are read at once of those that were put aside.
+    const PAGE_BYTES: usize = 8 << 20;
+
+    fn page_bytes(&self) -> usize {
+        self.flush_bytes.min(Self::PAGE_BYTES)
+    }
 }
 
 impl Default for Options {
@@ -58,6 +72,7 @@ impl Default for Options {
         Self {
             flush_bytes: 64 * 1024 * 1024,
             segment_groups: SEGMENT_GROUPS,
+            decoded_bytes: 256 * 1024 * 1024,
             frame: None,
         }
     }
@@ -85,6 +100,13 @@ pub struct Waiting {
     pub operation: Operation,
 }
 
+impl Waiting {
+    /// About how many bytes it holds.
+    fn weight(&self) -> usize {
+        self.operation.weight() + size_of::<Self>() - size_of::<Operation>()
+    }
+}
+
 /// What a fold did; [`record`] makes it true.
 #[derive(Clone, Debug, Default)]
 pub struct Folded {
@@ -92,7 +114,7 @@ pub struct Folded {
     pub units: Vec<UnitId>,
     /// Units whose objects are not there.
     pub missing: Vec<UnitId>,
-    /// A unit that is folded frame by frame, and how many of its frames are done with.
+    /// The unit in the middle of which the fold ended, and how many of its frames are done with.
     pub progress: Option<(UnitId, i64)>,
     /// What cannot be read, and what is not there.
     pub quarantined: Vec<Entry>,
@@ -161,8 +183,9 @@ pub const fn refuses_data(error: &towpath_store::Error) -> bool {
     )
 }
 
-/// Folds `units`, which must be in order of acceptance. `intend` is called before each segment is written and must
-/// have committed [`segments::intend`](towpath_store::segments::intend) when it returns.
+/// Folds `units`, which must be in order of acceptance: all of them, or the first as far as `options` let it. `intend` is
+/// called before each segment is written and must have committed
+/// [`segments::intend`](towpath_store::segments::intend) when it returns.
 ///
 /// Decoding and encoding is hard work: call it where that disturbs nobody.
 ///
@@ -178,20 +201,30 @@ pub async fn fold<E>(
     let mut merge = Merge::new(store, objects, objects);
     let mut bodies = Bodies::default();
     let mut decoded = Ahead::start(store, objects, units, options.frame);
-    for unit in units {
-        let mut frames = 0;
+    let mut decoded_bytes = 0;
+    'units: for unit in units {
+        // The number behind the last frame that was taken of this unit.
+        let mut next = None;
         loop {
             match decoded.next().await.map_err(FoldError::from_inner)? {
-                Piece::Body(body) => {
-                    frames += 1;
+                Piece::Body(number, body) => {
+                    let with_it = body.contents.decoded_bytes.saturating_add(decoded_bytes);
+                    let most = options.decoded_bytes;
+                    if decoded_bytes > 0 && (with_it > most || merge.held() > most) {
+                        // Another fold goes on here. Of a unit of which nothing was taken there is nothing to write down.
+                        merge.folded.progress = next.map(|next| (unit.id, next));
+                        break 'units;
+                    }
+                    decoded_bytes = with_it;
+                    next = Some(number + 1);
                     bodies.push(body);
                     if bodies.are_enough(options.flush_bytes) {
                         merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
                         merge.flush(options, &mut intend).await?;
                     }
                 }
-                Piece::Quarantined(entry) => {
-                    frames += 1;
+                Piece::Quarantined(number, entry) => {
+                    next = Some(number + 1);
                     merge.folded.quarantined.push(entry);
                     metrics::counter!(metric::WAL_DAMAGED).increment(1);
                 }
@@ -202,8 +235,8 @@ pub async fn fold<E>(
                     break;
                 }
                 Piece::End => {
-                    match options.frame {
-                        Some(number) if frames > 0 => merge.folded.progress = Some((unit.id, number + 1)),
+                    match (options.frame, next) {
+                        (Some(_), Some(next)) => merge.folded.progress = Some((unit.id, next)),
                         _ => merge.folded.units.push(unit.id),
                     }
                     break;
@@ -211,11 +244,17 @@ pub async fn fold<E>(
             }
         }
     }
+    // What was decoded beyond that is of no use.
+    drop(decoded);
     merge.take_in(bodies.take()).await.map_err(FoldError::from_inner)?;
     merge.apply_waiting();
+    merge.flush(options, &mut intend).await?;
     for (tenant, runs) in merge.placed() {
-        merge.flush(options, &mut intend).await?;
-        merge.take_up(tenant, &runs).await.map_err(FoldError::from_inner)?;
+        let waiting = merge.put_aside(tenant, &runs).await.map_err(FoldError::from_inner)?;
+        for page in pending_patches::pages(&waiting, options.page_bytes()) {
+            merge.take_up(tenant, page).await.map_err(FoldError::from_inner)?;
+            merge.flush(options, &mut intend).await?;
+        }
     }
     merge.flush_all(options, &mut intend).await?;
     let folded = merge.folded;
@@ -230,202 +269,6 @@ pub async fn fold<E>(
         metrics::counter!(metric::DROPPED_OPERATIONS).increment(folded.dropped);
     }
     Ok(folded)
-}
-
-/// A body as it was accepted.
-#[derive(Debug)]
-struct Body {
-    /// Its sender's workspace.
-    tenant: TenantId,
-    /// The number of its first item in the order of acceptance. Items are numbered in the order of the fields of
-    /// [`Contents`].
-    first: i64,
-    /// What it holds.
-    contents: Contents,
-}
-
-impl Body {
-    fn operations(&self) -> impl Iterator<Item = (TenantId, &Operation)> {
-        let operations = self.contents.operations.iter();
-        operations.map(|operation| (self.tenant, operation))
-    }
-}
-
-/// Bodies that are merged together, so that the places of their trace runs are looked up at once.
-#[derive(Default)]
-struct Bodies {
-    bodies: Vec<Body>,
-    operations: usize,
-    bytes: usize,
-}
-
-impl Bodies {
-    /// Operations whose places are looked up at once.
-    const OPERATIONS: usize = 4096;
-    /// Decoded bytes that wait for that at most.
-    const BYTES: usize = 8 << 20;
-
-    fn push(&mut self, body: Body) {
-        self.operations += body.contents.operations.len();
-        self.bytes += body.contents.decoded_bytes;
-        self.bodies.push(body);
-    }
-
-    /// With at most `bytes` of rows in memory.
-    fn are_enough(&self, bytes: usize) -> bool {
-        self.operations >= Self::OPERATIONS || self.bytes >= bytes.min(Self::BYTES)
-    }
-
-    fn take(&mut self) -> Vec<Body> {
-        std::mem::take(self).bodies
-    }
-}
-
-/// A fold under way.
-struct Merge<'a> {
-    store: &'a Store,
-    /// Where segments and attachments go.
-    objects: &'a Objects,
-    places: Places<'a>,
-    groups: Groups,
-    folded: Folded,
-}
-
-impl<'a> Merge<'a> {
-    /// `segments` holds the segments of earlier folds, `objects` takes those of this one.
-    fn new(store: &'a Store, segments: &'a Objects, objects: &'a Objects) -> Self {
-        Self {
-            store,
-            objects,
-            places: Places::new(store, segments),
-            groups: Groups::default(),
-            folded: Folded::default(),
-        }
-    }
-
-    /// Sorts what bodies hold to where it goes. Bodies come in order of acceptance.
-    async fn take_in(&mut self, bodies: Vec<Body>) -> Result<(), InnerError> {
-        self.places.look_up(&bodies).await?;
-        for Body {
-            tenant,
-            first,
-            contents,
-        } in bodies
-        {
-            let mut seq = first;
-            for operation in contents.operations {
-                self.folded.operations += 1;
-                match self.places.place(tenant, &operation).await? {
-                    Placement::At(place) => self.groups.add(tenant, place, operation, seq),
-                    Placement::Unknown => self.folded.waiting.push(Waiting { tenant, seq, operation }),
-                    Placement::Deleted => self.folded.dropped += 1,
-                }
-                seq += 1;
-            }
-            for feedback in contents.feedback {
-                self.folded.feedback.push(Feedback {
-                    tenant_id: tenant,
-                    id: feedback.id,
-                    run_id: feedback.run,
-                    key: storable(feedback.key),
-                    body: storable(feedback.body),
-                    seq,
-                    created_at: store_fills_in(),
-                    modified_at: None,
-                    deleted: false,
-                });
-                seq += 1;
-            }
-            for attachment in contents.attachments {
-                self.keep_attachment(tenant, attachment, seq).await?;
-                seq += 1;
-            }
-        }
-        Ok(())
-    }
-
-    async fn keep_attachment(
-        &mut self,
-        tenant: TenantId,
-        attachment: accept::Attachment,
-        seq: i64,
-    ) -> Result<(), InnerError> {
-        let path = attachment_path(tenant, attachment.run, &attachment.name, seq);
-        let bytes = attachment.data.len();
-        self.objects.put(&path, vec![attachment.data]).await?;
-        self.folded.attachments.push(Attachment {
-            tenant_id: tenant,
-            run_id: attachment.run,
-            name: storable(attachment.name),
-            content_type: storable(attachment.content_type),
-            path: path.into(),
-            bytes: i64::try_from(bytes).unwrap_or(i64::MAX),
-            seq,
-            created_at: store_fills_in(),
-        });
-        Ok(())
-    }
-
-    /// Applies what came before the operation that placed its trace run.
-    fn apply_waiting(&mut self) {
-        for waiting in std::mem::take(&mut self.folded.waiting) {
-            match self.places.of(waiting.tenant, waiting.operation.id) {
-                Some(place) => self.groups.add(waiting.tenant, place, waiting.operation, waiting.seq),
-                None => self.folded.waiting.push(waiting),
-            }
-        }
-    }
-
-    /// The trace runs that this fold placed, in lists that are looked up at once.
-    fn placed(&mut self) -> Vec<(TenantId, Vec<TraceRunId>)> {
-        let placed = self.places.take_placed().into_iter();
-        let lists = placed.flat_map(|(tenant, runs)| {
-            let lists: Vec<_> = runs.chunks(4096).map(|runs| (tenant, runs.to_vec())).collect();
-            lists
-        });
-        lists.collect()
-    }
-
-    /// Applies what earlier folds have put aside for these trace runs.
-    async fn take_up(&mut self, tenant: TenantId, runs: &[TraceRunId]) -> Result<(), InnerError> {
-        let found = self
-            .store
-            .read(async |tx| pending_patches::for_runs(tx, tenant, runs).await)
-            .await?;
-        for patch in found {
-            let operation: Operation = serde_json::from_str(&patch.operation)
-                .map_err(|_| towpath_store::Error::corrupt("pending_patch", "operation", patch.seq))?;
-            if let Some(place) = self.places.of(tenant, patch.run_id) {
-                self.folded.taken_up.push((tenant, patch.run_id, patch.seq));
-                self.groups.add(tenant, place, operation, patch.seq);
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes segments, once as much lies here as `options` say.
-    async fn flush<E>(
-        &mut self,
-        options: &Options,
-        intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
-    ) -> Result<(), FoldError<E>> {
-        if self.groups.bytes() > options.flush_bytes || self.groups.count() > options.segment_groups {
-            self.flush_all(options, intend).await?;
-        }
-        Ok(())
-    }
-
-    /// Writes segments of all that lies here.
-    async fn flush_all<E>(
-        &mut self,
-        options: &Options,
-        intend: &mut impl AsyncFnMut(TenantId, SegmentId, &Path) -> Result<(), E>,
-    ) -> Result<(), FoldError<E>> {
-        let groups = std::mem::take(&mut self.groups);
-        groups
-            .write(self.objects, options.segment_groups, intend, &mut self.folded)
-            .await
-    }
 }
 
 /// What goes wrong inside, where no intent is involved.
@@ -460,14 +303,6 @@ pub fn attachment_path(tenant: TenantId, run: TraceRunId, name: &str, seq: i64) 
         format!("{}.named", Uuid::new_v5(&run.0, name.as_bytes()))
     };
     Path::from_iter(folder.into_iter().chain([format!("{file}.{seq}")]))
-}
-
-/// Text that PostgreSQL can keep. Every text from a body passes through here before a statement binds it.
-fn storable(text: String) -> String {
-    match memchr::memchr(0, text.as_bytes()) {
-        None => text,
-        Some(_) => text.replace('\0', "\u{fffd}"),
-    }
 }
 
 /// The store sets `created_at` itself when it writes a row.

@@ -45,16 +45,27 @@ impl Operation {
     /// differs from `start_time` by microseconds, and both must land in the same place.
     #[must_use]
     pub fn sort_time(&self) -> Option<Timestamp> {
-        let own = self
-            .fields
-            .dotted_order
-            .as_deref()
-            .and_then(trace::own_link)
-            .map(|link| link.start);
-        match self.verb {
-            Verb::Post => own.or(self.fields.start_time),
-            Verb::Patch => own,
-        }
+        let Fields {
+            dotted_order,
+            start_time,
+            ..
+        } = &self.fields;
+        stated_start(self.verb, dotted_order.as_deref(), *start_time)
+    }
+
+    /// About how many bytes it holds; to bound what lies in memory.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.fields.weight() + size_of::<Self>()
+    }
+}
+
+/// The rule of [`Operation::sort_time`].
+pub(crate) fn stated_start(verb: Verb, dotted_order: Option<&str>, start_time: Option<Timestamp>) -> Option<Timestamp> {
+    let own = dotted_order.and_then(trace::own_link).map(|link| link.start);
+    match verb {
+        Verb::Post => own.or(start_time),
+        Verb::Patch => own,
     }
 }
 
@@ -111,4 +122,27 @@ pub struct Fields {
     /// of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra: Option<Vec<(String, String)>>,
+}
+
+impl Fields {
+    /// About how many bytes lie behind the fields.
+    pub(crate) fn weight(&self) -> usize {
+        let text = |field: &Option<String>| field.as_ref().map_or(0, String::len);
+        let texts = [
+            &self.inputs,
+            &self.outputs,
+            &self.events,
+            &self.serialized,
+            &self.error,
+            &self.dotted_order,
+            &self.name,
+            &self.run_type,
+            &self.status,
+        ];
+        // Short ones take more room than their letters.
+        let tags = self.tags.iter().flatten().map(|tag| tag.len() + size_of::<String>());
+        let keys = self.extra.iter().flatten();
+        let keys = keys.map(|(key, text)| key.len() + text.len() + 2 * size_of::<String>());
+        texts.into_iter().map(text).sum::<usize>() + tags.sum::<usize>() + keys.sum::<usize>()
+    }
 }

@@ -192,8 +192,12 @@ pub fn accept(request: &Request<'_>, limits: &Limits) -> Result<(Accepted, Rejec
 
 /// Whether another batch without that run may be taken.
 const fn is_of_a_run(refusal: &Refusal) -> bool {
-    matches!(refusal.kind(), RefusalKind::Invalid | RefusalKind::Rule)
-        || matches!(refusal, Refusal::FieldTooLarge { .. })
+    match refusal {
+        // Said of all runs together.
+        Refusal::TooManyDays { .. } => false,
+        Refusal::FieldTooLarge { .. } => true,
+        _ => matches!(refusal.kind(), RefusalKind::Invalid | RefusalKind::Rule),
+    }
 }
 
 fn take(request: &Request<'_>, posts: &[(String, Vec<u8>)], limits: &Limits) -> Result<Accepted, Refusal> {

@@ -229,26 +229,7 @@ impl Row {
     /// About how many bytes it holds; to bound what lies in memory.
     #[must_use]
     pub fn weight(&self) -> usize {
-        let text = |field: &Option<String>| field.as_ref().map_or(0, String::len);
-        let f = &self.fields;
         let extra = self.extra.as_ref().map_or(0, Extra::bytes);
-        let tags: usize = f.tags.iter().flatten().map(String::len).sum();
-        [
-            &f.inputs,
-            &f.outputs,
-            &f.events,
-            &f.serialized,
-            &f.error,
-            &f.dotted_order,
-            &f.name,
-            &f.run_type,
-            &f.status,
-        ]
-        .into_iter()
-        .map(text)
-        .sum::<usize>()
-            + extra
-            + tags
-            + size_of::<Self>()
+        self.fields.weight() + extra + size_of::<Self>()
     }
 }

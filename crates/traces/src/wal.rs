@@ -45,8 +45,8 @@ pub use unit::{Damage, Frame, FrameHead};
 pub type OnRegistered =
     Arc<dyn for<'a, 'c> Fn(&'a mut Tx<'c>, &'a [Shard]) -> BoxFuture<'a, towpath_store::Result<()>> + Send + Sync>;
 
-/// Bodies of one flush, but for one alone, come to no more than this after decoding: whoever folds or reads a unit has all
-/// of it in memory.
+/// Bodies of one flush, but for one alone, come to no more than this after decoding: a reader has all of a unit in memory
+/// or waits until it is folded.
 const MAX_DECODED: u64 = 256 << 20;
 /// Nor do they name more projects: all of them are found or made in the transaction that registers the units.
 const MAX_NAMED: usize = 8 * MAX_PROJECTS;

@@ -22,7 +22,7 @@ const UNDER_WAY: usize = 2 * SENDERS;
 /// An answer that took longer is none.
 const LIMIT: Duration = Duration::from_secs(60);
 /// How long everything may take to come right after a fault. Not a bar: the figures are printed.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What a fault is and what has to be seen of it.
 pub struct Fault {

@@ -151,13 +151,13 @@ impl Usage {
             prompt_tokens,
             completion_tokens,
             total_tokens: count("total_tokens").or_else(|| match (prompt_tokens, completion_tokens) {
-                (Some(one), Some(two)) => one.checked_add(two),
+                (Some(one), Some(two)) => Some(one.saturating_add(two)),
                 (one, two) => one.or(two),
             }),
             prompt_cost,
             completion_cost,
             total_cost: amount("total_cost").or_else(|| match (prompt_cost, completion_cost) {
-                (Some(one), Some(two)) => Some(one + two).filter(|sum| sum.abs() < COST_LIMIT),
+                (Some(one), Some(two)) => Some((one + two).clamp(1 - COST_LIMIT, COST_LIMIT - 1)),
                 (one, two) => one.or(two),
             }),
         }

@@ -85,6 +85,7 @@ pub struct Generator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Once {
     ManyDays,
+    TooManyDays,
     ManyProjects,
     TooManyProjects,
     LargeField,
@@ -101,10 +102,13 @@ struct Draft {
 
 impl Generator {
     pub fn new(seed: u64, tenants: usize, features: Features, form: Form, operations: usize) -> Self {
-        use Once::{Bomb, LargeField, LargestField, ManyDays, ManyProjects, TooLargeField, TooManyProjects};
+        use Once::{
+            Bomb, LargeField, LargestField, ManyDays, ManyProjects, TooLargeField, TooManyDays, TooManyProjects,
+        };
         let part = |n: usize| operations * n / 10;
         let mut once = vec![
             (part(1), ManyDays),
+            (part(1), TooManyDays),
             (part(2), LargeField),
             (part(3), TooManyProjects),
             (part(4), ManyProjects),

@@ -234,8 +234,7 @@ impl Drill {
             if died.sum::<u32>() > 0 {
                 self.deaths.extend(armed);
                 armed = left.next();
-                // One sweep meets all its points, and each death takes the other worker along.
-                self.tables.forgive().await;
+                // One sweep meets all its points, and each death takes the other worker along: it is forgiven there.
                 restart(&mut self.world, armed.map(str::to_owned)).await;
             }
             let answer = over(&mut self.tables, &self.world.api).await;

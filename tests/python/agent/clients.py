@@ -44,8 +44,9 @@ async def collect(stream):
     return [part async for part in stream]
 
 
-async def eventually(what, ask, limit_s=30.0):
-    """Asks until the answer is true, and gives it; fails when `limit_s` is over."""
+async def eventually(what, ask, limit_s=50.0):
+    """Asks until the answer is true, and gives it; fails when `limit_s` is over. The graph `slow` lasts longer than that: what
+    is cancelled and what ends by itself must not look the same."""
     deadline = time.monotonic() + limit_s
     while not (answer := await ask()):
         assert time.monotonic() < deadline, f"waited {limit_s} s in vain: {what}; the last answer: {answer!r}"

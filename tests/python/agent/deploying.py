@@ -87,7 +87,7 @@ def create(world, repository, name, secrets=(), **source):
     return world.call("POST", "/v2/deployments", body, status=201)
 
 
-def ended(world, deployment, revision, limit_s=120):
+def ended(world, deployment, revision, limit_s=harness.PATIENCE_S):
     def ask():
         found = world.call("GET", f"/v2/deployments/{deployment}/revisions/{revision}")
         return found if found["status"] in FINAL else None
@@ -175,7 +175,7 @@ class Load:
     async def until(self, answer):
         await self.see(f"a run to be answered with {answer!r}", lambda: self.answers and self.answers[-1] == answer)
 
-    async def see(self, what, is_so, limit_s=120):
+    async def see(self, what, is_so, limit_s=harness.PATIENCE_S):
         deadline = time.monotonic() + limit_s
         while not is_so():
             assert not self.failures, self.failures[:5]

@@ -13,7 +13,7 @@ import uuid
 import httpx
 
 import harness
-from harness import FaultProxy, until
+from harness import PATIENCE_S, FaultProxy, until
 from world import Server
 
 LEASE_S = 2
@@ -70,7 +70,8 @@ class Receiver:
             answers = self.answers.get((step, name))
             status = answers.pop(0) if answers else 200
         if gate is not None:
-            gate.wait(240)
+            # Longer than whoever waits for something before it opens this gate.
+            gate.wait(3 * PATIENCE_S)
         if then is not None:
             then()
         return status, json.dumps({"did": step}).encode()
@@ -92,7 +93,7 @@ class Receiver:
             names = [step for step, called, *_ in self.calls if called == name and step in SUPERSTEP]
         return {step: names.count(step) for step in dict.fromkeys(names)}
 
-    def until_made(self, step, name, count=1, limit_s=30):
+    def until_made(self, step, name, count=1, limit_s=PATIENCE_S):
         """When the call of that number came."""
 
         def ask():
@@ -158,7 +159,7 @@ class Fleet(Server):
 
     def __init__(self, layout, receiver, redis_behind_proxy=False, **env):
         self.receiver, self.redis_behind_proxy, self.proxy = receiver, redis_behind_proxy, None
-        self.http = httpx.Client(timeout=30)
+        self.http = httpx.Client(timeout=60)
         env = {"TOWPATH_ENGINE_LEASE_SECONDS": str(LEASE_S), "TOWPATH_AGENT_WEBHOOK_SECRET": SECRET} | env
         super().__init__(layout, env=env)
 
@@ -221,7 +222,7 @@ class Fleet(Server):
         }
         return self.call("POST", f"/threads/{thread}/runs", body | more)["run_id"]
 
-    def over(self, thread, run, limit_s=30, at=-1):
+    def over(self, thread, run, limit_s=PATIENCE_S, at=-1):
         """The status of a run once it is final, and when that was seen."""
 
         def ask():

@@ -6,6 +6,8 @@ import time
 
 import httpx
 
+from harness import PATIENCE_S
+
 
 def events(lines):
     """(id, event, data) of each event in the lines of a stream."""
@@ -23,7 +25,7 @@ def events(lines):
 class Returning(threading.Thread):
     """Something that is asked for again, of the next server, when the one that was asked goes away."""
 
-    def __init__(self, urls, thread, run, limit_s=60):
+    def __init__(self, urls, thread, run, limit_s=PATIENCE_S):
         super().__init__(daemon=True)
         self.urls, self.thread, self.run_id, self.limit_s = urls, thread, run, limit_s
         self.came_back = 0

@@ -129,7 +129,7 @@ class Row:
             return None if left else True
 
         with contextlib.suppress(AssertionError):
-            until("the tables to come to rest", at_rest, 10)
+            until("the tables to come to rest", at_rest, 60)
         assert not left, "left behind"
         return max(moment for _, moment in ended) - self.at, compared
 

@@ -11,7 +11,7 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 import harness
-from harness import Process, binary, free_address, until
+from harness import PATIENCE_S, Process, binary, free_address, until
 
 HERE = pathlib.Path(__file__).resolve().parent
 # The graphs of the suite: as data, and under names that begin with `python-` the same in Python.
@@ -40,7 +40,7 @@ MOVED_CLOCK = """
 class Server:
     """An agent server with everything it stands on. `url` is one of its API processes, `urls` are all."""
 
-    def __init__(self, layout, env=None, graphs=GRAPHS, args=(), ready_s=60.0):
+    def __init__(self, layout, env=None, graphs=GRAPHS, args=(), ready_s=PATIENCE_S):
         self.layout, self.graphs, self.args = layout, graphs, args
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="towpath-agent."))
         self.processes, self.apis, self.workers = [], [], []

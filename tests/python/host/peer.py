@@ -484,7 +484,7 @@ class Forked:
         return self.returncode
 
 
-async def until(ask, limit_s=20.0):
+async def until(ask, limit_s=180.0):
     """Waits for something true, asking when the loop has turned."""
     async with asyncio.timeout(limit_s):
         while not (answer := ask()):

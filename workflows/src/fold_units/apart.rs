@@ -11,7 +11,7 @@ use futures::FutureExt as _;
 use object_store::path::Path;
 use towpath_domain::{JobId, TenantId, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
-use towpath_store::units::{self, Unit};
+use towpath_store::units::{self, Bounds, Unit};
 use towpath_store::{pending_patches, quarantine, segments};
 use towpath_traces::fold::{self, FoldError, Options};
 
@@ -22,6 +22,8 @@ use crate::{index_runs, intents};
 /// One attempt of a fold.
 pub(super) struct Apart {
     mark: JobId,
+    /// Decoded bytes that are folded at once.
+    decoded_bytes: usize,
     /// Operations folded so far, by all attempts.
     operations: u64,
     /// Workspaces whose units wait for the next attempt.
@@ -32,17 +34,19 @@ pub(super) struct Apart {
 
 /// How folding some units went.
 enum Folded {
-    /// It is recorded. Whether the units are done with, or one frame of a unit.
-    Recorded { whole: bool },
+    /// It is recorded. Of a single unit that is not done with, the number of the frame to go on with. Of several units
+    /// the last ones may be left for another round.
+    Recorded { next: Option<i64> },
     /// Something among them cannot be folded, for this reason.
     Spoilt(String),
 }
 
 impl Apart {
-    /// Of a job whose units and segments bear `mark`.
-    pub(super) const fn new(mark: JobId, operations: u64) -> Self {
+    /// Of a job whose units and segments bear `mark`. It folds as much at once as `bounds` say.
+    pub(super) fn new(mark: JobId, operations: u64, bounds: Bounds) -> Self {
         Self {
             mark,
+            decoded_bytes: usize::try_from(bounds.decoded_bytes).unwrap_or_default(),
             operations,
             left_out: Vec::new(),
             failure: None,
@@ -87,11 +91,20 @@ impl Apart {
             return Ok(());
         }
         for unit in units {
-            if let Folded::Spoilt(_) = self.attempt(ctx, world, vec![unit.clone()], None).await? {
-                self.fold_frames(ctx, world, unit).await?;
-            }
+            self.fold_unit(ctx, world, unit).await?;
         }
         Ok(())
+    }
+
+    /// Folds all of a unit: the next one of its workspace has to come after it.
+    async fn fold_unit(&mut self, ctx: &mut Ctx, world: &World, mut unit: Unit) -> Result<(), Failure> {
+        loop {
+            match self.attempt(ctx, world, vec![unit.clone()], None).await? {
+                Folded::Recorded { next: None } => return Ok(()),
+                Folded::Recorded { next: Some(next) } => unit.frames_done = next,
+                Folded::Spoilt(_) => return self.fold_frames(ctx, world, unit).await,
+            }
+        }
     }
 
     /// Folds a unit frame by frame, each recorded by itself.
@@ -99,11 +112,13 @@ impl Apart {
         loop {
             let number = unit.frames_done;
             match self.attempt(ctx, world, vec![unit.clone()], Some(number)).await? {
-                Folded::Recorded { whole: true } => return Ok(()),
-                Folded::Recorded { whole: false } => {}
-                Folded::Spoilt(reason) => self.quarantine(ctx, world, &unit, number, &reason).await?,
+                Folded::Recorded { next: None } => return Ok(()),
+                Folded::Recorded { next: Some(next) } => unit.frames_done = next,
+                Folded::Spoilt(reason) => {
+                    self.quarantine(ctx, world, &unit, number, &reason).await?;
+                    unit.frames_done = number + 1;
+                }
             }
-            unit.frames_done = number + 1;
         }
     }
 
@@ -174,7 +189,7 @@ impl Apart {
         let tenants = folded.segments.iter().map(|segment| segment.tenant).collect();
         index_runs::ensure_due(ctx, world, tenants).await?;
         Ok(Folded::Recorded {
-            whole: folded.progress.is_none(),
+            next: folded.progress.map(|(_, next)| next),
         })
     }
 
@@ -188,6 +203,7 @@ impl Apart {
     ) -> Result<Result<fold::Folded, FoldError<intents::Interrupted>>, Failure> {
         let (store, objects) = (world.store.clone(), world.objects.clone());
         let options = Options {
+            decoded_bytes: self.decoded_bytes,
             frame,
             ..Options::default()
         };

@@ -39,7 +39,7 @@ impl RunExport {
             return Ok(Vec::new());
         };
         // They follow one another.
-        let last = whole.last().unwrap_or(first);
+        let last = whole.next_back().unwrap_or(first);
         let read = world.store.read(async |tx| {
             segments::scattered_days(tx, tenant, project, (first, last), WORTH_ROWS, WORTH_DAYS).await
         });

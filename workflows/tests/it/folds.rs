@@ -141,10 +141,34 @@ async fn a_unit_that_is_not_there_is_quarantined_and_the_others_are_folded() {
     assert!(home.in_quarantine().await.is_empty());
 }
 
-/// What earlier folds have put aside for one of the trace runs cannot be read, so none of its operations can be folded.
+/// Each body by itself is more than a fold takes at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_unpacks_to_much_is_folded_in_parts() {
+    let mut home = Home::empty(1).await;
+    home.world.sizes.fold_decoded_bytes = 1;
+    futures::future::join_all((0..10).map(|nth| home.send(nth..nth + 1, Which::Both))).await;
+    assert!(home.count(OPEN_UNITS).await < 10, "units of several bodies");
+    home.drain().await;
+    assert_eq!((home.count(OPEN_UNITS).await, home.count(LIVE_ROWS).await), (0, 10));
+    let segments = home.count("SELECT count(*) FROM segment WHERE state = 'live'").await;
+    assert_eq!(segments, 10, "a fold for each body");
+    assert!(home.in_quarantine().await.is_empty());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_folded_is_quarantined_alone() {
-    let home = Home::empty(1).await;
+    one_of_five_cannot_be_folded(Home::empty(1).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_folded_is_quarantined_alone_of_a_unit_in_parts() {
+    let mut home = Home::empty(1).await;
+    home.world.sizes.fold_decoded_bytes = 1;
+    one_of_five_cannot_be_folded(home).await;
+}
+
+/// What earlier folds have put aside for one of the trace runs cannot be read, so none of its operations can be folded.
+async fn one_of_five_cannot_be_folded(home: Home) {
     let runs: Vec<TraceRunId> = (0..5).map(|_| TraceRunId::new()).collect();
     let spoilt = runs[2];
     let put = home

@@ -33,7 +33,7 @@ impl Home {
     async fn until_there_is_a_manifest(&self, export: ExportId) {
         let patience = Instant::now();
         while self.manifest(export).is_none() {
-            assert!(patience.elapsed() < Duration::from_secs(30), "no manifest appears");
+            assert!(patience.elapsed() < Duration::from_secs(180), "no manifest appears");
             tokio::task::yield_now().await;
         }
     }

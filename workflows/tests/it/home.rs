@@ -488,13 +488,25 @@ impl Home {
 
     /// Claims one job that is ready, of whatever pool.
     pub async fn claim(&self) -> Option<Claimed> {
-        while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}
-        for pool in self.registry.pools() {
-            if let Some(job) = self.claim_from(pool).await {
-                return Some(job);
+        let patience = std::time::Instant::now();
+        loop {
+            while towpath_durable::ready_due(self.store()).await.unwrap() > 0 {}
+            for pool in self.registry.pools() {
+                if let Some(job) = self.claim_from(pool).await {
+                    return Some(job);
+                }
             }
+            // On PostgreSQL a claim passes over a row that is locked. The session of work that was dropped in the middle may be
+            // at its last statement still, and hold the row until it finds that nobody listens.
+            if self.count("SELECT count(*) FROM job WHERE state = 'ready'").await == 0 {
+                return None;
+            }
+            assert!(
+                patience.elapsed() < Duration::from_secs(60),
+                "a job is ready, and nobody can claim it: {}",
+                self.jobs().await
+            );
         }
-        None
     }
 
     pub async fn claim_from(&self, pool: &str) -> Option<Claimed> {
@@ -691,7 +703,7 @@ impl Home {
         let patience = std::time::Instant::now();
         while self.s3.open_uploads() > 0 {
             assert!(
-                patience.elapsed() < Duration::from_secs(30),
+                patience.elapsed() < Duration::from_secs(180),
                 "an upload in parts is left"
             );
             tokio::task::yield_now().await;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use object_store::ObjectStoreExt as _;
 use object_store::path::Path;
 use towpath_domain::export::ExportStatus;
@@ -50,7 +51,7 @@ impl Home {
             Kind::Damaged | Kind::Rejected => Path::from(format!("quarantine/{}/{id}.unit", self.tenant)),
         };
         let pieces = unit::write(std::iter::once(&self.accept(runs.clone(), Which::Posts).frame));
-        let frames: usize = pieces.iter().skip(1).map(|piece| piece.len()).sum();
+        let frames: usize = pieces.iter().skip(1).map(Bytes::len).sum();
         let entry = Entry {
             id,
             tenant_id: self.tenant,
@@ -69,7 +70,7 @@ impl Home {
             created_at: self.clock.now(),
         };
         self.world.objects.put(&path, pieces).await.unwrap();
-        self.put(&[entry.clone()]).await;
+        self.put(std::slice::from_ref(&entry)).await;
         entry
     }
 
@@ -81,7 +82,7 @@ impl Home {
     }
 
     /// Takes the object of an entry away, and answers how to bring it back.
-    async fn lose(&self, entry: &Entry) -> axum::body::Bytes {
+    async fn lose(&self, entry: &Entry) -> Bytes {
         let path = Path::from(entry.path.as_str());
         let bytes = self.world.objects.get(&path).await.unwrap();
         self.world.objects.delete(&path).await.unwrap();
@@ -174,7 +175,7 @@ async fn a_dropped_entry_takes_its_object_along_unless_something_needs_it(on: Da
         id: QuarantineId::new(),
         ..entry.clone()
     };
-    home.put(&[twin.clone()]).await;
+    home.put(std::slice::from_ref(&twin)).await;
     home.discard(&entry).await;
     assert!(home.has(&entry.path).await, "another entry names it");
     home.discard(&twin).await;
@@ -189,7 +190,7 @@ async fn a_dropped_entry_takes_its_object_along_unless_something_needs_it(on: Da
         id: QuarantineId::new(),
         ..needed.clone()
     };
-    home.put(&[twin.clone()]).await;
+    home.put(std::slice::from_ref(&twin)).await;
     home.retry(&needed).await.unwrap();
     home.discard(&twin).await;
     assert!(home.has(&needed.path).await, "a unit names it");

@@ -182,7 +182,7 @@ impl Server {
                     && frame.contains(text)
                 {
                     // The event comes before what it tells of is saved.
-                    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+                    let deadline = std::time::Instant::now() + Duration::from_secs(180);
                     while !self.saved(thread, step).await {
                         assert!(
                             std::time::Instant::now() < deadline,

@@ -1,6 +1,6 @@
 //! What the reader of a thread has been handed, so that a frame that is published and logged comes once.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use towpath_domain::RunId;
 use towpath_domain::agent::{EventId, Frame};
@@ -18,6 +18,8 @@ pub(super) struct Heard {
     runs: VecDeque<(RunId, Place)>,
     /// Id of the last event of the thread itself.
     own: EventId,
+    /// Runs whose rows said at the last look that they are over, while nobody had told their end.
+    untold: BTreeSet<RunId>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,6 +28,10 @@ struct Place {
     numbered: (i64, i64),
     /// Id of the last frame outside of that order.
     loose: EventId,
+    /// Something of it was handed out.
+    heard: bool,
+    /// Its end was told.
+    ended: bool,
 }
 
 impl Heard {
@@ -57,14 +63,41 @@ impl Heard {
         // The first frame of a run is never one from before the reader came back, whatever its worker's clock says.
         let old = known.is_none() && frame.number != 1 && frame.id <= self.since;
         if frame.number == 0 {
-            let new = !old && frame.id > place.loose;
+            let new = !old && frame.id > place.loose && !(frame.is_end() && place.ended);
             place.loose = place.loose.max(frame.id);
+            place.heard |= new;
+            if frame.is_end() {
+                place.ended = true;
+                self.untold.remove(&run);
+            }
             return new;
         }
         let numbered = (frame.attempt, frame.number);
         let new = !old && numbered > place.numbered;
+        // A run that is tried again ends again.
+        place.ended &= !(new && frame.attempt > place.numbered.0);
         place.numbered = place.numbered.max(numbered);
+        place.heard |= new;
         new
+    }
+
+    /// Runs that were heard, and whose end was not.
+    pub(super) fn open(&self) -> Vec<RunId> {
+        let open = self.runs.iter().filter(|(_, place)| place.heard && !place.ended);
+        open.map(|(run, _)| *run).collect()
+    }
+
+    /// The row of a run says that it is over. Answers whether its end is to be handed out now: it was to be at the last look
+    /// already, so nobody will tell it. What was told just before may be on its way.
+    pub(super) fn is_over(&mut self, run: RunId) -> bool {
+        if self.untold.insert(run) {
+            return false;
+        }
+        self.untold.remove(&run);
+        if let Some((_, place)) = self.runs.iter_mut().find(|(other, _)| *other == run) {
+            place.ended = true;
+        }
+        true
     }
 }
 
@@ -118,6 +151,22 @@ mod tests {
         for at in [frame(one, 1, 1), frame(two, 1, 9), frame(one, 0, 2)] {
             assert!(heard.is_new(&at));
         }
+    }
+
+    #[test]
+    fn an_end_that_nobody_tells_is_seen_at_the_second_look_and_told_once() {
+        let run = RunId::new();
+        let mut heard = Heard::default();
+        assert!(heard.is_new(&frame(Some(run), 1, 1)));
+        assert_eq!(heard.open(), [run]);
+        assert!(!heard.is_over(run), "it may be on its way");
+        assert!(heard.is_over(run));
+        assert_eq!(heard.open(), []);
+        let end = Frame {
+            event: "",
+            ..frame(Some(run), 0, 2)
+        };
+        assert!(!heard.is_new(&end), "it came late");
     }
 
     #[test]

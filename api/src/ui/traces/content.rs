@@ -110,7 +110,7 @@ fn message(value: &Value<'_>) -> Option<Message> {
     if let Some(inner) = value.get("message").or_else(|| value.get("kwargs")) {
         return message(inner);
     }
-    let role = ["role", "type"].iter().find_map(|key| value.get(*key)?.as_str())?;
+    let role = ["role", "type"].iter().find_map(|key| value.get(key)?.as_str())?;
     let side = match role {
         "user" | "human" => "person",
         "assistant" | "ai" | "AIMessageChunk" => "model",

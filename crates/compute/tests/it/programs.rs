@@ -13,7 +13,7 @@ use towpath_compute::{Error, Log, Root, orphans};
 use crate::place::{lines, path};
 
 /// The longest a test waits for a program.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn shell(script: &str) -> Program {
     Program::new("test", "sh", Duration::from_secs(20))

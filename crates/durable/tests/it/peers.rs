@@ -51,23 +51,30 @@ on_each! {
     }
 }
 
+/// Of workers that are healthy and stay so, on a machine that stands still for seconds now and then. The handlers of workers
+/// that cannot renew for nine tenths of a lease are stopped, and rightly: with [`LEASE`] that was seen.
+const LONG_LEASE: Duration = Duration::from_secs(8);
+
 on_each! {
     async fn r2_two_healthy_workers_run_each_job_once(world) {
+        let world = world.leasing(LONG_LEASE);
         let _scheduler = world.scheduler().await;
-        for nth in 0..10 {
-            world.start(Script::new(&format!("job {nth}"), [Op::Lasts(LEASE * 6 / 5)])).await;
+        for nth in 0..8 {
+            world.start(Script::new(&format!("job {nth}"), [Op::Lasts(LONG_LEASE * 6 / 5)])).await;
         }
-        let workers = [world.workers(1), world.workers(1)];
+        // Two rounds of what both do at once.
+        let workers = [world.workers(2), world.workers(2)];
         world.until_drained().await;
         // Whoever wrote the last end may still be about to hear of it.
         for workers in workers {
             workers.drain(PATIENCE).await;
         }
-        for nth in 0..10 {
+        // First: it says why a job was begun twice, if one was.
+        assert_eq!(world.attempts().await, [""; 0], "no lease was lost, and nothing failed");
+        for nth in 0..8 {
             assert_eq!(world.shared.count(&format!("job {nth} starts")), 1);
             assert_eq!(world.shared.count(&format!("job {nth} settled")), 1);
         }
-        assert_eq!(world.count("SELECT count(*) FROM attempt").await, 0, "no lease was lost");
     }
 }
 

@@ -25,7 +25,7 @@ pub use script::{Op, Script};
 pub const LEASE: Duration = Duration::from_millis(1500);
 
 /// The longest a test waits for anything.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(180);
 
 /// Runs one body on each database that is there.
 #[macro_export]
@@ -200,6 +200,16 @@ impl World {
             tenant: TenantId::new(),
             _database: database,
         }
+    }
+
+    /// With leases of this length from now on.
+    pub fn leasing(mut self, lease: Duration) -> Self {
+        let settings = Settings {
+            lease,
+            ..self.engine.settings()
+        };
+        self.engine = Engine::new(self.store.clone(), settings);
+        self
     }
 
     /// Workers with so many slots.
@@ -380,6 +390,20 @@ impl World {
     pub async fn until_noted(&self, event: &str, times: usize) {
         let noted = tokio::time::timeout(PATIENCE, self.shared.until_noted(event, times)).await;
         assert!(noted.is_ok(), "waited too long for {event}: {:?}", self.shared.log());
+    }
+
+    /// How attempts ended that did not end well, as `outcome: error`.
+    pub async fn attempts(&self) -> Vec<String> {
+        self.store
+            .read(async |tx| {
+                Ok(on!(tx, |conn| sqlx::query_scalar(
+                    "SELECT outcome || ': ' || error FROM attempt ORDER BY at"
+                )
+                .fetch_all(conn)
+                .await)?)
+            })
+            .await
+            .unwrap()
     }
 
     /// Names of the effects that were committed, in order.

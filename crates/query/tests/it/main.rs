@@ -2,4 +2,5 @@
 
 mod filters;
 mod naive;
+mod open;
 mod traces;

@@ -73,7 +73,7 @@ impl Processes {
 
 /// Fails the test when a hint that has to come does not. The limit is no expectation of speed.
 pub async fn soon<T>(what: &str, wait: impl Future<Output = T>) -> T {
-    let Ok(value) = tokio::time::timeout(Duration::from_secs(20), wait).await else {
+    let Ok(value) = tokio::time::timeout(Duration::from_secs(180), wait).await else {
         panic!("waited for {what}")
     };
     value

@@ -295,7 +295,7 @@ async fn a_cancel_ends_a_wait_at_once_and_keeps_what_is_done() {
         }));
         let mut execution = thread.execution(Some(json!({})));
         execution.durability = durability;
-        let error = tokio::time::timeout(Duration::from_secs(20), cancelled(&thread, &execution))
+        let error = tokio::time::timeout(Duration::from_secs(180), cancelled(&thread, &execution))
             .await
             .unwrap();
         assert!(error.is_cancelled(), "{error}");

@@ -307,6 +307,48 @@ async fn patches_of_lists(twins: Twins) {
     assert_eq!(rows, twins.patches(twins.listed).await);
 }
 
+/// However much waits for some runs, it is read a page at a time.
+async fn what_waits_is_read_in_pages(twins: Twins) {
+    let tenant = twins.listed;
+    let sizes = [10, 20, 30, 500, 40];
+    let mut put: Vec<PendingPatch> = sizes
+        .iter()
+        .zip(0_i64..)
+        .map(|(size, seq)| patch(tenant, 1 + seq.unsigned_abs() as u128 % 2, seq, &"x".repeat(*size)))
+        .collect();
+    put.push(patch(tenant, 9, 9, "of another run"));
+    put.push(patch(twins.single, 1, 1, "of another workspace"));
+    twins
+        .store
+        .write(async |tx| pending_patches::put_all(tx, &put).await)
+        .await
+        .unwrap();
+    let waiting = twins
+        .store
+        .read(async |tx| pending_patches::for_runs(tx, tenant, &[run(1), run(2), run(3)]).await)
+        .await
+        .unwrap();
+    let listed: Vec<_> = waiting.iter().map(|patch| (patch.seq, patch.bytes)).collect();
+    assert_eq!(listed, [(0, 10), (1, 20), (2, 30), (3, 500), (4, 40)]);
+    let pages: Vec<_> = pending_patches::pages(&waiting, 60).collect();
+    assert_eq!(pages.iter().map(|page| page.len()).collect::<Vec<_>>(), [3, 1, 1]);
+    let page = twins
+        .store
+        .read(async |tx| {
+            let first = pages[0];
+            pending_patches::read(tx, tenant, &[first[0], first[2], pages[2][0]]).await
+        })
+        .await
+        .unwrap();
+    let mut read: Vec<_> = page
+        .iter()
+        .map(|patch| (patch.run_id, patch.seq, patch.operation.len()))
+        .collect();
+    read.sort_unstable_by_key(|(_, seq, _)| *seq);
+    assert_eq!(read, [(run(1), 0, 10), (run(1), 2, 30), (run(1), 4, 40)]);
+    assert_eq!(pending_patches::pages(&[], 60).count(), 0);
+}
+
 /// What waits is counted whoever adds and removes it, and of too much the oldest goes.
 async fn usage_is_counted_and_bounded(twins: Twins) {
     let usage = async |tenant: TenantId| {
@@ -532,6 +574,7 @@ on_both! {
     attachments_of_lists,
     patches_of_lists,
     lists_hold_any_text,
+    what_waits_is_read_in_pages,
     usage_is_counted_and_bounded,
     replaced_files_are_waste,
     a_walk_meets_every_file,

@@ -126,6 +126,26 @@ async fn workspaces_take_turns_and_each_keeps_its_order(database: Database) {
     assert!(elsewhere.await.unwrap().is_empty(), "another shard");
 }
 
+async fn a_unit_that_was_not_counted_is_taken_to_be_large(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let uncounted = NewUnit {
+        decoded_bytes: 0,
+        ..unit(tenant(1), 8, 100)
+    };
+    for path in ["wal/one", "wal/two"] {
+        let id = UnitId::new();
+        add(&store, path, &[NewUnit { id, ..uncounted }]).await;
+    }
+    let bounds = |decoded_bytes| Bounds {
+        bytes: i64::MAX,
+        decoded_bytes,
+    };
+    let taken = take(&store, bounds(2000)).await;
+    assert_eq!((taken.len(), taken[0].decoded_size()), (1, 1600));
+    assert_eq!(take(&store, bounds(3200)).await.len(), 2);
+}
+
 /// On PostgreSQL a unit may be seen after one that was registered later.
 async fn the_order_is_that_of_folding(database: Database) {
     let store = database.store;
@@ -475,6 +495,7 @@ macro_rules! on_both_databases {
 on_both_databases!(
     a_flush_becomes_units_of_its_workspaces,
     workspaces_take_turns_and_each_keeps_its_order,
+    a_unit_that_was_not_counted_is_taken_to_be_large,
     the_order_is_that_of_folding,
     what_is_read_early_is_kept_under_its_lasting_number,
     an_object_goes_with_the_last_of_its_units,

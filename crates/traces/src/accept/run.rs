@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Refusal;
 use super::parts::shown;
 use crate::body::Limits;
-use crate::operation::{Fields, Operation, Verb};
+use crate::operation::{Fields, Operation, Verb, stated_start};
 
 /// Earliest and latest point in time that fits the nanosecond columns of a segment.
 const TIMES: (Timestamp, Timestamp) = (
@@ -180,16 +180,17 @@ impl<'a> Draft<'a> {
         Ok(None)
     }
 
-    /// Checks all that [`Draft::to_operation`] relies on, and builds nothing.
-    pub fn check(&self, limits: &Limits) -> Result<(), Refusal> {
+    /// Checks all that [`Draft::to_operation`] relies on, and builds nothing. Answers the start that it states, if it
+    /// does.
+    pub fn check(&self, limits: &Limits) -> Result<Option<Timestamp>, Refusal> {
         self.check_sizes(limits.field_bytes)?;
-        self.small().map(drop)?;
+        let small = self.small()?;
         if let Some(tags) = self.head.as_ref().and_then(|head| head.tags) {
             serde_json::from_str::<Strings>(tags.get()).map_err(|_| self.bad("tags", "expected a list of strings"))?;
         }
         match self.extra() {
             Some(extra) if !extra.trim_start().starts_with('{') => Err(self.bad("extra", "expected a JSON object")),
-            _ => Ok(()),
+            _ => Ok(stated_start(self.verb, small.dotted_order.as_deref(), small.start_time)),
         }
     }
 

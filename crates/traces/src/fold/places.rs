@@ -65,7 +65,7 @@ impl<'a> Places<'a> {
 
     /// Learns where earlier folds have placed the trace runs of these bodies, and which of their projects were deleted.
     /// Has to come before [`Places::place`] of any of their operations.
-    pub(super) async fn look_up(&mut self, bodies: &[Body]) -> Result<(), InnerError> {
+    pub async fn look_up(&mut self, bodies: &[Body]) -> Result<(), InnerError> {
         let mut wanted: BTreeMap<TenantId, BTreeSet<TraceRunId>> = BTreeMap::new();
         let mut projects: BTreeMap<TenantId, BTreeSet<ProjectId>> = BTreeMap::new();
         for (tenant, operation) in bodies.iter().flat_map(Body::operations) {
@@ -121,6 +121,12 @@ impl<'a> Places<'a> {
     /// Where a trace run lies, if that is known.
     pub fn of(&self, tenant: TenantId, run: TraceRunId) -> Option<Place> {
         self.known.get(&(tenant, run)).copied().flatten()
+    }
+
+    /// About how many bytes of memory the entries take. Tables of this sort are half empty.
+    pub fn bytes(&self) -> usize {
+        let known = size_of::<((TenantId, TraceRunId), Option<Place>)>() * 2;
+        self.known.len() * (known + size_of::<TraceRunId>())
     }
 
     /// The trace runs that this fold placed since it was last asked, by workspace.

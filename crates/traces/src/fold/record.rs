@@ -1,7 +1,9 @@
 //! Making a fold true.
 
+use std::collections::BTreeSet;
+
 use object_store::path::Path;
-use towpath_domain::JobId;
+use towpath_domain::{JobId, TenantId};
 use towpath_store::pending_patches::PendingPatch;
 use towpath_store::segments::Part;
 use towpath_store::{Error, Result, Tx, feedback, pending_patches, quarantine, segments, units};
@@ -17,7 +19,16 @@ pub async fn record(tx: &mut Tx<'_>, job: JobId, folded: &Folded) -> Result<()> 
     for segment in &folded.segments {
         publish(tx, segment).await?;
     }
-    pending_patches::put_all(tx, &pending(&folded.waiting)?).await?;
+    let waiting = folded.waiting.iter().map(|waiting| waiting.tenant);
+    let taken_up = folded.taken_up.iter().map(|(tenant, ..)| *tenant);
+    let tenants: BTreeSet<TenantId> = waiting.chain(taken_up).collect();
+    pending_patches::lock(tx, tenants.into_iter()).await?;
+    let mut rest = folded.waiting.as_slice();
+    while !rest.is_empty() {
+        let (some, later) = rest.split_at(at_once(rest));
+        pending_patches::put_all(tx, &pending(some)?).await?;
+        rest = later;
+    }
     pending_patches::remove_all(tx, &folded.taken_up).await?;
     feedback::put_all(tx, &folded.feedback).await?;
     feedback::attach_all(tx, &folded.attachments).await?;
@@ -27,6 +38,20 @@ pub async fn record(tx: &mut Tx<'_>, job: JobId, folded: &Folded) -> Result<()> 
         units::advance(tx, job, unit, frames).await?;
     }
     units::fold(tx, job, &folded.units).await
+}
+
+/// Bytes of operations that are turned into JSON at once.
+const AT_ONCE: usize = 8 << 20;
+
+/// How many of the first operations are put aside at once; at least one if there is one.
+fn at_once(waiting: &[Waiting]) -> usize {
+    let mut bytes = 0;
+    let fit = waiting.iter().take_while(|waiting| {
+        let fits = bytes < AT_ONCE;
+        bytes += waiting.weight();
+        fits
+    });
+    fit.count()
 }
 
 fn pending(waiting: &[Waiting]) -> Result<Vec<PendingPatch>> {

@@ -11,6 +11,7 @@ use towpath_store::units::Unit;
 use towpath_store::{Store, units};
 
 use crate::accept::Contents;
+use crate::body::{self, BodyError, Limits};
 use crate::objects::{Objects, ObjectsError};
 use crate::wal::{self, Damage, Frame, unit};
 
@@ -117,6 +118,25 @@ pub fn frames(unit: &Unit, bytes: Bytes) -> impl Iterator<Item = NumberedFrame> 
         index = index.saturating_add(items);
         (own && number >= done).then_some(NumberedFrame { number, first, frame })
     })
+}
+
+/// Size of a frame's body after decoding; `None` where that is more than `most`. Earlier builds did not write it down, so
+/// their bodies are decoded to learn it.
+pub fn decoded_size(frame: &Frame, most: usize) -> Option<usize> {
+    if frame.head.decoded_bytes > 0 {
+        let known = usize::try_from(frame.head.decoded_bytes).unwrap_or(usize::MAX);
+        return (known <= most).then_some(known);
+    }
+    let limits = Limits {
+        decoded_bytes: most,
+        ..Limits::NONE
+    };
+    match body::decode(frame.head.encoding, &frame.body, &limits) {
+        Ok(plain) => Some(plain.len()),
+        Err(BodyError::TooLarge { .. }) => None,
+        // Nothing of it can be read.
+        Err(_) => Some(0),
+    }
 }
 
 /// What the names of projects meant when units were registered.

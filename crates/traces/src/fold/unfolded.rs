@@ -8,9 +8,9 @@ use std::convert::Infallible;
 
 use object_store::path::Path;
 use towpath_domain::{ProjectId, SegmentId, TenantId};
-use towpath_store::Store;
 use towpath_store::feedback::{Attachment, Feedback};
 use towpath_store::units::Unit;
+use towpath_store::{Store, pending_patches};
 
 use super::ahead::body;
 use super::source::{self, Names, Source};
@@ -29,41 +29,81 @@ pub struct Unfolded {
     pub feedback: Vec<Feedback>,
     /// Attachments; their bytes are in `objects`.
     pub attachments: Vec<Attachment>,
+    /// About how many bytes of memory it takes at most.
+    pub bytes: usize,
 }
 
-/// Folds units of one workspace, in order of acceptance, into memory. The caller bounds them. Nothing is recorded, and
-/// nothing that waits for its trace run is shown.
+/// Folds units of one workspace, in order of acceptance, into memory. Nothing is recorded, and nothing that waits for its
+/// trace run is shown. `None` where bodies and what waits for their trace runs unpack to more than `most` bytes: it
+/// stops there.
 ///
 /// # Errors
 /// A unit, the catalog or a segment cannot be read. A unit that is gone was folded and swept since the list was read:
 /// the caller reads the list again.
-pub async fn unfolded(store: &Store, objects: &Objects, units: &[Unit]) -> Result<Unfolded, FoldError<Infallible>> {
+pub async fn unfolded(
+    store: &Store,
+    objects: &Objects,
+    units: &[Unit],
+    most: usize,
+) -> Result<Option<Unfolded>, FoldError<Infallible>> {
     let memory = Objects::memory();
     let mut merge = Merge::new(store, objects, &memory);
     let mut bodies = Bodies::default();
+    let mut decoded_bytes = 0_usize;
+    let options = Options::default();
+    let options = Options {
+        flush_bytes: options.flush_bytes.min(most),
+        ..options
+    };
+    let mut intend = async |_: TenantId, _: SegmentId, _: &Path| Ok::<(), Infallible>(());
     let names = Names::of(store, units).await?;
     let mut source = Source::new(objects, units);
     for (nth, unit) in units.iter().enumerate() {
         let bytes = source.bytes(nth, unit).await?;
-        // What cannot be read is reported by the fold itself.
-        for body in source::frames(unit, bytes).filter_map(|frame| body(unit, &names, &frame).ok()) {
+        for frame in source::frames(unit, bytes) {
+            // What cannot be read is reported by the fold itself.
+            let Ok(known) = &frame.frame else { continue };
+            // Before it is decoded, however small it is as it was sent.
+            match source::decoded_size(known, most.saturating_sub(decoded_bytes)) {
+                Some(size) => decoded_bytes += size,
+                None => return Ok(None),
+            }
+            let Ok(body) = body(unit, &names, &frame) else { continue };
             bodies.push(body);
-            if bodies.are_enough(usize::MAX) {
+            if bodies.are_enough(options.flush_bytes) {
                 merge.take_in(bodies.take()).await?;
+                merge.flush(&options, &mut intend).await?;
+                if merge.held() > most {
+                    return Ok(None);
+                }
             }
         }
     }
     merge.take_in(bodies.take()).await?;
     merge.apply_waiting();
+    merge.flush(&options, &mut intend).await?;
     for (tenant, runs) in merge.placed() {
-        merge.take_up(tenant, &runs).await?;
+        let waiting = merge.put_aside(tenant, &runs).await?;
+        let sizes = waiting
+            .iter()
+            .map(|patch| usize::try_from(patch.bytes).unwrap_or_default());
+        decoded_bytes = decoded_bytes.saturating_add(sizes.sum::<usize>());
+        if decoded_bytes > most {
+            return Ok(None);
+        }
+        for page in pending_patches::pages(&waiting, options.page_bytes()) {
+            merge.take_up(tenant, page).await?;
+            merge.flush(&options, &mut intend).await?;
+        }
     }
-    merge
-        .flush_all(&Options::default(), &mut async |_: TenantId, _: SegmentId, _: &Path| {
-            Ok::<(), Infallible>(())
-        })
-        .await?;
+    merge.flush_all(&options, &mut intend).await?;
+    let held = merge.held();
+    if held > most {
+        return Ok(None);
+    }
     let folded = merge.folded;
+    let segments = folded.segments.iter().map(|segment| segment.written.bytes);
+    let segments = usize::try_from(segments.sum::<u64>()).unwrap_or(usize::MAX);
     let parts = folded.segments.into_iter().flat_map(|segment| {
         let path = segment.written.path;
         segment.written.parts.into_iter().map(move |part| {
@@ -76,10 +116,12 @@ pub async fn unfolded(store: &Store, objects: &Objects, units: &[Unit]) -> Resul
             (part.project, at, part.rows)
         })
     });
-    Ok(Unfolded {
+    Ok(Some(Unfolded {
         parts: parts.collect(),
         objects: memory,
         feedback: folded.feedback,
         attachments: folded.attachments,
-    })
+        // An attachment keeps the body alive in which it came.
+        bytes: decoded_bytes.max(segments.saturating_add(held)),
+    }))
 }

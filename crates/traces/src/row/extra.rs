@@ -114,7 +114,10 @@ impl Extra {
     /// About how many bytes it holds.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Sent(keys) => keys.iter().map(|(key, text)| key.len() + text.len()).sum(),
+            Self::Sent(keys) => {
+                let bytes = |(key, text): &(String, String)| key.len() + text.len() + 2 * size_of::<String>();
+                keys.iter().map(bytes).sum()
+            }
             Self::Merged(merged) => merged.bytes(),
         }
     }

@@ -1,5 +1,6 @@
 //! From recorded and generated bodies through the write-ahead log to folded rows.
 
+mod bounds;
 mod catalog;
 mod folding;
 mod index;

@@ -16,6 +16,8 @@ const DAY: i64 = 86_400_000_000;
 const FIELD_BYTES: usize = 64 << 20;
 /// The most projects that a body may name.
 const PROJECTS: usize = 1_000;
+/// The most days on which the runs of a body may start.
+const DAYS: i64 = 4_096;
 /// The most bytes of a body as it is sent.
 const BODY_BYTES: usize = 24 << 20;
 
@@ -24,7 +26,8 @@ impl Generator {
     pub(super) fn once(&mut self, once: Once) -> Option<Step> {
         let (long, features) = (self.form == Form::Long, self.features);
         match once {
-            Once::ManyDays => Some(self.many_days(if long { 33_000 } else { 1_100 })),
+            Once::ManyDays => Some(self.many_days(if long { DAYS } else { 1_100 })),
+            Once::TooManyDays => Some(self.too_many_days()),
             Once::ManyProjects if features.names_at_registration => Some(self.many_projects()),
             Once::TooManyProjects if features.names_at_registration => {
                 Some(self.too_many_projects(if long { 100_000 } else { PROJECTS + 1 }))
@@ -87,6 +90,19 @@ impl Generator {
             let post = self.small_post(&draft, project, naming.clone(), (day - days / 2) * DAY + day);
             self.say_alone(&mut draft, post);
         }
+        self.send(draft)
+    }
+
+    /// Runs on more days than those of a body may start on.
+    fn too_many_days(&mut self) -> Step {
+        let mut draft = self.mass_draft(Route::Batch, Encoding::Identity);
+        let dice = &mut self.dice;
+        let posts = (0..=DAYS).map(|day| {
+            let (id, start) = (values::id(dice), towpath_tests::rfc3339(day * DAY));
+            format!("{{\"id\":\"{id}\",\"start_time\":\"{start}\"}}")
+        });
+        let body = format!("{{\"post\":[{}]}}", posts.collect::<Vec<_>>().join(","));
+        refused(&mut draft.request, body.into_bytes(), &[422]);
         self.send(draft)
     }
 

@@ -257,7 +257,9 @@ impl Merged {
     /// About how many bytes it holds.
     pub fn bytes(&self) -> usize {
         let values = self.values.iter().flatten();
-        values.map(|(key, value)| key.len() + value.text.len()).sum()
+        values
+            .map(|(key, value)| key.len() + value.text.len() + 2 * size_of::<String>())
+            .sum()
     }
 
     /// The one operation that said all of it, where there is one and nothing else has to be remembered.

@@ -184,7 +184,7 @@ async fn more_than_may_wait_comes_in_once_it_is_folded(world: World) {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(20), room)
+    tokio::time::timeout(std::time::Duration::from_secs(180), room)
         .await
         .unwrap();
 }

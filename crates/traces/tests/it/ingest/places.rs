@@ -254,6 +254,7 @@ struct Said {
 const SMALL: Options = Options {
     flush_bytes: 1,
     segment_groups: 1024,
+    decoded_bytes: usize::MAX,
     frame: None,
 };
 const PROJECTS: [&str; 2] = ["p", "q"];

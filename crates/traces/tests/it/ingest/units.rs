@@ -17,7 +17,7 @@ use towpath_traces::sample::{Cell, Which};
 use towpath_traces::wal::{AppendError, Frame, OnRegistered, Options, Wal, unit};
 use uuid::Uuid;
 
-use super::world::{World, column, on_both_databases, sample};
+use super::world::{World, column, on_both_databases, sample, sent_by};
 
 on_both_databases!(
     what_comes_together_lies_in_one_object,
@@ -110,6 +110,11 @@ async fn open_of(world: &World, tenant: TenantId) -> Vec<units::Unit> {
         .unwrap()
 }
 
+async fn unfolded(world: &World, open: &[units::Unit]) -> fold::Unfolded {
+    let read = fold::unfolded(&world.store, &world.objects, open, 1 << 20).await;
+    read.unwrap().unwrap()
+}
+
 async fn what_comes_together_lies_in_one_object(world: World) {
     let other = neighbour(world.tenant);
     let held = Held::new(&world, None).await;
@@ -117,7 +122,7 @@ async fn what_comes_together_lies_in_one_object(world: World) {
         world.accept_json(Route::Run, &run(name, &format!(r#""session_name":"{project}""#)))
     };
     let (one, two, three) = (named("one", "canal"), named("two", "harbour"), named("three", "canal"));
-    let two = world.from_tenant(other, two);
+    let two = sent_by(other, two);
     for answer in held.send(vec![one.clone(), two.clone(), three.clone()]).await {
         answer.unwrap();
     }
@@ -160,9 +165,9 @@ async fn an_unknown_project_refuses_its_request_alone(world: World) {
     let sent = vec![
         to(unknown),
         to(own),
-        world.from_tenant(other, to(own)),
+        sent_by(other, to(own)),
         to(gone),
-        world.from_tenant(other, by_name),
+        sent_by(other, by_name),
     ];
     let answers = held.send(sent.clone()).await;
     let refused: Vec<_> = answers
@@ -244,7 +249,7 @@ async fn a_workspace_that_cannot_be_written_keeps_no_other_out(world: World) {
     let other = neighbour(world.tenant);
     let held = Held::new(&world, Some(other)).await;
     let good = world.accept_json(Route::Run, &run("good", r#""session_name":"canal""#));
-    let bad = world.from_tenant(other, good.clone());
+    let bad = sent_by(other, good.clone());
     let answers = held.send(vec![bad.clone(), good.clone(), bad]).await;
     assert!(matches!(answers[0], Err(AppendError::Unavailable(_))));
     assert!(answers[1].is_ok());
@@ -270,7 +275,7 @@ async fn twins(world: &World) -> [(TenantId, ProjectId, Vec<Accepted>); 2] {
             world.accept_json(Route::Run, &post),
             world.accept_json(Route::Patch(id), patch),
         ];
-        let bodies = bodies.map(|body| world.from_tenant(tenant, body));
+        let bodies = bodies.map(|body| sent_by(tenant, body));
         twins.push((tenant, project, bodies.to_vec()));
     }
     twins.try_into().unwrap_or_else(|_| panic!("two"))
@@ -288,7 +293,7 @@ async fn each_workspace_has_its_rows(world: World) {
     world.shared_unit(&sent(&twins)).await;
     for (tenant, ..) in &twins {
         let open = open_of(&world, *tenant).await;
-        let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
+        let read = unfolded(&world, &open).await;
         assert_eq!(read.parts.iter().map(|(.., rows)| rows).sum::<u64>(), 1);
     }
     let folded = world.fold().await;
@@ -391,7 +396,7 @@ async fn what_was_sent_to_a_deleted_project_does_not_appear_in_another(world: Wo
     let new = world.project("canal").await;
     assert_ne!(gone, new);
     let open = open_of(&world, world.tenant).await;
-    let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
+    let read = unfolded(&world, &open).await;
     assert!(read.parts.iter().all(|(project, ..)| *project == new));
     let folded = world.fold().await;
     assert_eq!(folded.dropped, sample.operations(0..10, Which::Both));
@@ -411,7 +416,7 @@ async fn feedback_changed_before_its_fold_stays_changed(world: World) {
     };
     give(1).await;
     let open = open_of(&world, world.tenant).await;
-    let read = fold::unfolded(&world.store, &world.objects, &open).await.unwrap();
+    let read = unfolded(&world, &open).await;
     let (row, changed) = (&read.feedback[0], Object::parse(r#"{"score":2}"#).unwrap());
     world
         .store

@@ -11,7 +11,7 @@ use towpath_traces::accept::{Accepted, Route};
 use towpath_traces::sample::Cell;
 use towpath_traces::wal::{self, unit};
 
-use super::world::{World, column};
+use super::world::{World, column, sent_by};
 
 static SQLITE: Migrator = sqlx::migrate!("../store/migrations/sqlite");
 static POSTGRES: Migrator = sqlx::migrate!("../store/migrations/postgres");
@@ -84,7 +84,7 @@ async fn open_units_of_two_workspaces_are_folded_once(database: Database) {
         world.accept_json(Route::Run, &body)
     };
     let patch = |id: TraceRunId, name: &str| world.accept_json(Route::Patch(id), &format!(r#"{{"name":"{name}"}}"#));
-    let of_other = |accepted| world.from_tenant(other, accepted);
+    let of_other = |accepted| sent_by(other, accepted);
     // One object, in which both took turns; then one with what was said later of each.
     let first = [
         of_other(post(theirs, "their first", "harbour")),

@@ -67,6 +67,12 @@ async fn migrate(uri: &str) {
     store.close().await;
 }
 
+/// As if another workspace had sent it.
+pub fn sent_by(tenant: TenantId, mut accepted: Accepted) -> Accepted {
+    accepted.frame.head.tenant = tenant;
+    accepted
+}
+
 impl World {
     pub async fn new() -> Self {
         Self::on(Database::sqlite(migrate).await).await
@@ -130,12 +136,6 @@ impl World {
             received_at,
         };
         accept::accept(request, &Limits::default()).unwrap()
-    }
-
-    /// As if another workspace had sent it.
-    pub fn from_tenant(&self, tenant: TenantId, mut accepted: Accepted) -> Accepted {
-        accepted.frame.head.tenant = tenant;
-        accepted
     }
 
     fn accept_on(&self, route: Route, content_type: &str, content_encoding: Option<&str>, body: Bytes) -> Accepted {
