@@ -49,7 +49,9 @@ pub fn agent_router(app: AgentApp) -> Router {
         let probes = system::probes().with_state(app.clone());
         (probes.clone(), probes)
     } else {
-        let open = system.clone().merge(docs::routes(|| put_together(Purpose::Describe).2));
+        let open = system
+            .clone()
+            .merge(docs::routes(|| put_together(Purpose::Describe).2, app.graphs.clone()));
         (system, open)
     };
     // In its description they would look like a part of the agent protocol.

@@ -3,6 +3,7 @@
 
 mod complete;
 mod page;
+pub(crate) mod rules;
 
 use std::sync::{Arc, LazyLock};
 

@@ -2,16 +2,18 @@
 
     run.py [--cases N] [--seed N] [--surface platform|agent]… [--layout embedded|cluster]… [--at-once N]
 
-The platform and the agent server have a document each. `--cases` is how many requests are generated for each operation
-in the fuzzing and stateful phases; the coverage phase adds what the schemas suggest. Each surface on each layout has a server
-and a generator of its own, `--at-once` of them side by side. Prints one line for each with the number of cases and the
-seconds it took; any failure ends with 1.
+The platform and the agent server have a document each, and objects of each kind when it begins (`seeds.py`). The phases are
+the tool's default ones: examples, coverage, fuzzing, stateful. `--cases` is how many requests are generated for each
+operation in the last two; the coverage phase adds what the schemas suggest. Each surface on each layout has a server and a
+generator of its own, `--at-once` of them side by side. Prints one line for each with the number of cases and the seconds it
+took; any failure ends with 1.
 """
 
 import argparse
 import concurrent.futures
 import contextlib
 import http.server
+import json
 import os
 import pathlib
 import re
@@ -20,11 +22,13 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "python"), str(HERE.parent / "python" / "agent")]
 
 import harness  # noqa: E402
+import seeds  # noqa: E402
 import world as agent  # noqa: E402
 
 
@@ -32,7 +36,7 @@ CASES = {"platform": 10, "agent": 3}
 
 
 class Everything(http.server.BaseHTTPRequestHandler):
-    """An S3, and a webhook, that takes everything: what is under test is the API in front of it."""
+    """An S3, a webhook and a host of no repositories, which takes everything: what is under test is the API in front."""
 
     protocol_version = "HTTP/1.1"
 
@@ -40,8 +44,10 @@ class Everything(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(200)
         self.send_header("ETag", '"d41d8cd98f00b204e9800998ecf8427e"')
-        self.send_header("Content-Length", "0")
+        repositories = b"[]" if "/user/repos" in self.path else b""
+        self.send_header("Content-Length", str(len(repositories)))
         self.end_headers()
+        self.wfile.write(repositories)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
 
@@ -49,9 +55,19 @@ class Everything(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def ask(url, method, path, body=None):
+    """What an agent server answers."""
+    headers = {"X-API-Key": harness.KEY, "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data=data, headers=headers, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read() or b"null")
+
+
 @contextlib.contextmanager
-def serving(surface, layout):
-    """A server of that surface and its address. One that did not survive the requests says so by how it ends."""
+def serving(surface, layout, stand_in):
+    """A server of that surface, its address, and ids of what is on it. One that did not survive the requests says so by how
+    it ends."""
     with tempfile.TemporaryDirectory(prefix="towpath-contract.") as folder:
         if surface == "platform":
             world = harness.World(layout)
@@ -62,7 +78,11 @@ def serving(surface, layout):
             world = agent.Server(layout, env={"TOWPATH_API_KEY": harness.KEY}, graphs=graphs, args=("--agent-auth",))
             url = world.url
         try:
-            yield world, url
+            if surface == "platform":
+                ids = seeds.plant(world, stand_in)
+            else:
+                ids = seeds.plant_on_agent(lambda *asked: ask(url, *asked))
+            yield world, url, ids
             world.stop()
         finally:
             world.drop()
@@ -70,7 +90,7 @@ def serving(surface, layout):
 
 def check(surface, layout, endpoint, cases, seed) -> bool:
     began = time.monotonic()
-    with serving(surface, layout) as (world, url):
+    with serving(surface, layout, endpoint) as (world, url, ids):
         command = [
             str(pathlib.Path(sys.executable).parent / "schemathesis"),
             *("--config-file", str(HERE / f"{surface}.toml")),
@@ -78,7 +98,12 @@ def check(surface, layout, endpoint, cases, seed) -> bool:
             *("--header", f"X-API-Key: {harness.KEY}", "--header", f"X-Tenant-Id: {world.tenant}"),
             *("--seed", str(seed), "--max-examples", str(cases)),
         ]
-        environment = os.environ | {"TOWPATH_CONTRACT_STAND_IN": endpoint, "PYTHONPATH": str(HERE), "NO_COLOR": "1"}
+        environment = os.environ | {
+            "TOWPATH_CONTRACT_STAND_IN": endpoint,
+            "TOWPATH_CONTRACT_SEEDS": json.dumps(ids),
+            "PYTHONPATH": str(HERE),
+            "NO_COLOR": "1",
+        }
         done = subprocess.run(command, cwd=world.folder, env=environment, capture_output=True, text=True)
         output = done.stdout + done.stderr
         generated = re.search(r"(\d+) generated", output)

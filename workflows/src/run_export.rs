@@ -20,7 +20,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use towpath_domain::export::{Content, ExportStatus, Limits};
 use towpath_domain::job::{Ended, JobState, RetryPolicy};
-use towpath_domain::{ExportId, Rejection, Shard, TenantId, Timestamp, failpoint};
+use towpath_domain::{DestinationId, ExportId, ProjectId, Rejection, Shard, TenantId, Timestamp, failpoint};
 use towpath_durable::{Again, Child, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::exports::{self, Export, NewExport, runs};
 use towpath_store::{self as store, Tx, destinations, jobs, projects, quarantine, units};
@@ -84,14 +84,24 @@ pub(crate) async fn keep_destination(tx: &mut Tx<'_>, tenant: TenantId, content:
 ///
 /// # Errors
 /// A rejection that says which is missing; those of the database.
-pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
-    destinations::get(tx, tenant, content.destination)
+pub async fn check_references(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    destination: DestinationId,
+    project: ProjectId,
+) -> store::Result<()> {
+    destinations::get(tx, tenant, destination)
         .await
         .map_err(missing("destination"))?;
-    projects::get(tx, tenant, content.project)
+    projects::get(tx, tenant, project)
         .await
         .map(drop)
         .map_err(missing("tracing project"))
+}
+
+/// As [`check_references`].
+pub(crate) async fn check(tx: &mut Tx<'_>, tenant: TenantId, content: &Content) -> store::Result<()> {
+    check_references(tx, tenant, content.destination, content.project).await
 }
 
 /// Records an export and its job; `source` is the schedule that spawns it.

@@ -566,7 +566,7 @@ type Context = Map<String, Value>;
 /// Checks the settings of an assistant. Context and `configurable` mirror each other, so that graphs written for
 /// either find what they look for; both at once would leave open which is meant.
 fn settings(mut config: Config, mut context: Context) -> Result<(Config, Context), AgentError> {
-    check_config(&config)?;
+    check_config(&mut config)?;
     if let Some(Value::Object(configurable)) = config.get_mut("configurable") {
         configurable.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
     }

@@ -337,10 +337,10 @@ pub(crate) async fn update(
             "At least one field must be provided for update.",
         ));
     }
+    let asked: Asked = read_value(Value::Object(body.clone()))?;
     let mut body = body;
     // It stays what it was: the payload names it.
     body.remove("assistant_id");
-    let asked: Asked = read_value(Value::Object(body.clone()))?;
     let changed = app
         .store
         .write(async |tx| {

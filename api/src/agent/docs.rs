@@ -1,17 +1,20 @@
 //! The description of the agent surface, and the same as a page.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use axum::Router;
 use axum::routing::get;
 use http::HeaderMap;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use serde_json::{Value, json};
+use towpath_domain::agent::cron;
+use towpath_runtime::GraphSet;
 use utoipa::OpenApi as _;
 use utoipa::openapi::OpenApi;
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme};
 
-use crate::docs::Document;
-
 use super::{assistants, crons, runs, threads};
+use crate::docs::{Document, rules};
 
 /// Gives the collected paths their head.
 fn complete(mut document: OpenApi) -> OpenApi {
@@ -53,17 +56,53 @@ fn name_operations(document: &mut OpenApi) {
     }
 }
 
-/// The two routes, of what `collected` gives.
-pub(super) fn routes(collected: impl FnOnce() -> OpenApi + Send + 'static) -> Router {
-    let document = Document::new(move || {
+/// The description, which names the graphs there are. In `dev` those may be replaced while it is served.
+struct Described {
+    collected: fn() -> OpenApi,
+    graphs: GraphSet,
+    last: Mutex<(Vec<String>, Document)>,
+}
+
+impl Described {
+    fn new(collected: fn() -> OpenApi, graphs: GraphSet) -> Self {
+        let named = names(&graphs);
+        Self {
+            collected,
+            graphs,
+            last: Mutex::new((named.clone(), document(collected, named))),
+        }
+    }
+
+    /// Of the graphs that are there now.
+    fn document(&self) -> Document {
+        let named = names(&self.graphs);
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.0 != named {
+            *last = (named.clone(), document(self.collected, named));
+        }
+        last.1.clone()
+    }
+}
+
+fn names(graphs: &GraphSet) -> Vec<String> {
+    graphs.current().ids().map(str::to_owned).collect()
+}
+
+fn document(collected: fn() -> OpenApi, graphs: Vec<String>) -> Document {
+    Document::new(move || {
         let document = complete(collected());
         let mut json = serde_json::to_value(document).expect("the document is plain data with text keys");
-        finish(&mut json);
+        finish(&mut json, &graphs);
         json
-    });
-    let as_page = document.clone();
-    let described = async move |headers: HeaderMap| {
-        let json = document.json().await;
+    })
+}
+
+/// The two routes, of what `collected` gives.
+pub(super) fn routes(collected: fn() -> OpenApi, graphs: GraphSet) -> Router {
+    let described = Arc::new(Described::new(collected, graphs));
+    let as_page = Arc::clone(&described);
+    let json = async move |headers: HeaderMap| {
+        let json = described.document().json().await;
         let text = match prefix(&headers) {
             None => json,
             Some(prefix) => below(&json, prefix).into(),
@@ -71,12 +110,12 @@ pub(super) fn routes(collected: impl FnOnce() -> OpenApi + Send + 'static) -> Ro
         ([(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")], text)
     };
     Router::new()
-        .route("/openapi.json", get(described))
-        .route("/docs", get(async move || as_page.page().await))
+        .route("/openapi.json", get(json))
+        .route("/docs", get(async move || as_page.document().page().await))
 }
 
 /// Says what the types of the code cannot.
-fn finish(document: &mut Value) {
+fn finish(document: &mut Value, graphs: &[String]) {
     for (schema, fields) in [
         ("AssistantSearch", &assistants::FIELDS[..]),
         ("CronSearch", &crons::FIELDS),
@@ -121,6 +160,16 @@ fn finish(document: &mut Value) {
             body["required"] = json!(!optional);
         }
     }
+    let schemas = &mut document["components"]["schemas"];
+    schemas["AssistantName"] = json!({
+        "description": "An assistant's id, or the name of a graph.",
+        "anyOf": [{"type": "string", "format": "uuid"}, {"type": "string", "enum": graphs}],
+    });
+    let asked = &mut schemas["CronRequest"]["properties"];
+    asked["schedule"]["pattern"] = cron::pattern().into();
+    asked["schedule"]["maxLength"] = cron::LONGEST.into();
+    asked["timezone"]["enum"] = cron::zones().collect();
+    rules::apply(document, rules::AGENT);
     crate::docs::plain_nullables(document);
 }
 

@@ -179,6 +179,12 @@ impl IntoResponses for AgentError {
     fn responses() -> BTreeMap<String, RefOr<utoipa::openapi::Response>> {
         let answers = [
             ("400", "A rule across fields"),
+            (
+                "401",
+                "No key, or one that opens nothing, where the server asks for one",
+            ),
+            ("403", "Not for this key, or the auth of the graphs' author refuses it"),
+            ("408", "The body came too slowly"),
             ("413", "The body is too large"),
             ("422", "A value is missing, of the wrong type, or out of its range"),
             (

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
+use super::rules;
 use crate::layers::{has_problems, is_tracing};
 use crate::platform::ingest;
 
@@ -50,6 +51,10 @@ pub(crate) fn complete(document: &OpenApi) -> Value {
     for (name, schema) in ingest::schemas() {
         document["components"]["schemas"][name] = schema;
     }
+    // First: the statuses they add get the shapes that all have.
+    for file in [rules::PLATFORM, rules::DEPLOYMENTS] {
+        rules::apply(&mut document, file);
+    }
     let paths = document["paths"].as_object_mut().expect("a document has paths");
     for (path, item) in paths {
         let item = item.as_object_mut().expect("a path item is an object");
@@ -75,8 +80,13 @@ fn complete_operation(path: &str, operation: &mut Value) {
         .as_array()
         .is_some_and(|all| all.iter().any(|one| one == &json!({})));
     let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
-    for parameter in parameters.into_iter().flatten() {
-        not_null(&mut parameter["schema"]);
+    // One that is written as JSON has a `content` in its place.
+    for schema in parameters
+        .into_iter()
+        .flatten()
+        .filter_map(|parameter| parameter.get_mut("schema"))
+    {
+        not_null(schema);
     }
     let body = operation.get_mut("requestBody");
     let has_body = body.is_some();

@@ -117,6 +117,10 @@ async fn queue(store: &Store, name: &str) -> Result<Queue, ApiError> {
 }
 
 async fn find(store: &Store, name: &str) -> Result<(Overview, towpath_domain::Timestamp), ApiError> {
+    if name.contains('\0') {
+        // No pool is called so, and PostgreSQL cannot even be asked.
+        return Err(ApiError::not_found("pool"));
+    }
     let found = store
         .read(async |tx| {
             let pool = match pools::overview(tx, name, workers::SEEN).await? {

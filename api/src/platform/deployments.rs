@@ -131,11 +131,11 @@ fn ids(field: &str, text: &str) -> Result<Vec<DeploymentId>, ApiError> {
         .map(str::parse)
         .collect();
     let mut ids = ids.map_err(|_| wrong("expected UUIDs with commas between them"))?;
-    ids.sort();
-    ids.dedup();
     if ids.len() > MOST_AT_ONCE {
         return Err(wrong("expected at most 100 UUIDs"));
     }
+    ids.sort();
+    ids.dedup();
     Ok(ids)
 }
 

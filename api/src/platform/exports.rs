@@ -356,6 +356,15 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
         interval_hours: new.interval_hours,
         export_fields: new.export_fields,
     };
+    // Sent again, it is answered as the first time, whatever has gone since.
+    if let Some(answer) = idempotency::answered(&app.store, tenant.id, keyed.as_ref()).await? {
+        return Ok(answer);
+    }
+    // What it names comes before what it says of it: 404 where there is nothing to export, or nowhere to.
+    let (destination, project) = (asked.destination, asked.project);
+    app.store
+        .read(async |tx| run_export::check_references(tx, tenant.id, destination, project).await)
+        .await?;
     let asked = asked.admit()?;
     let limits = app.settings.exports;
     idempotency::once(&app.store, tenant.id, keyed.as_ref(), Export::try_from, async |tx| {

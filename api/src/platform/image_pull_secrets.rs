@@ -165,6 +165,10 @@ pub async fn put(
     responses((status = 204, description = "Deleted"),
               (status = 404, description = "No such image-pull secret in this workspace"), ApiError))]
 pub async fn delete(State(app): State<App>, tenant: Tenant, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
+    if check_name(&name).is_err() {
+        // None has such a name, and PostgreSQL cannot be asked for all of them.
+        return Err(ApiError::not_found("image-pull secret"));
+    }
     let gone = app
         .store
         .write(async |tx| image_pull_secrets::delete(tx, tenant.id, &name).await);

@@ -208,6 +208,7 @@ pub struct Repository {
     params(("integration_id" = Uuid, Path, description = "The integration")),
     responses((status = 200, description = "Repositories", body = Vec<Repository>),
               (status = 404, description = "No such integration in this workspace"),
+              (status = 409, description = "The integration has no token, or the host refuses it, or its address is not allowed"),
               (status = 502, description = "The host of the repositories does not answer as it should"), ApiError))]
 pub async fn repos(
     State(app): State<App>,
@@ -221,7 +222,7 @@ pub async fn repos(
         .map_err(missing)?;
     let token = row.token(&app.sealer).map_err(|error| ApiError::internal(&error))?;
     let Some(token) = token else {
-        return Err(ApiError::bad_request(
+        return Err(ApiError::conflict(
             "the integration has no token, and so no repositories of its own",
         ));
     };
@@ -271,13 +272,13 @@ async fn ask(app: &App, url: String, token: &Secret) -> Result<Vec<Value>, ApiEr
         limit: PATIENCE,
     };
     let reply = app.destinations.guard.call(call).await.map_err(|error| match error {
-        CallError::Refused(refused) => Rejection::rule("api_url", refused.to_string()).into(),
+        CallError::Refused(refused) => Rejection::conflict("api_url", refused.to_string()).into(),
         error => odd(format!("does not answer: {error}")),
     })?;
     match reply.status() {
         StatusCode::OK => {}
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-            return Err(ApiError::bad_request(
+            return Err(ApiError::conflict(
                 "the host of the repositories refuses the integration's token",
             ));
         }

@@ -228,7 +228,8 @@ pub async fn get(
 #[utoipa::path(patch, path = "/v2/listeners/{listener_id}", tag = "listeners",
     params(("listener_id" = Uuid, Path, description = "The listener")), request_body = Change,
     responses((status = 200, description = "Changed", body = Listener),
-              (status = 404, description = "No such listener in this workspace"), ApiError))]
+              (status = 404, description = "No such listener in this workspace"),
+              (status = 409, description = "It is the built-in one"), ApiError))]
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
@@ -248,7 +249,8 @@ pub async fn update(
 #[utoipa::path(delete, path = "/v2/listeners/{listener_id}", tag = "listeners",
     params(("listener_id" = Uuid, Path, description = "The listener")),
     responses((status = 204, description = "Deleted"),
-              (status = 404, description = "No such listener in this workspace"), ApiError))]
+              (status = 404, description = "No such listener in this workspace"),
+              (status = 409, description = "It is the built-in one"), ApiError))]
 pub async fn delete(
     State(app): State<App>,
     tenant: Tenant,
@@ -264,7 +266,7 @@ pub async fn delete(
 
 fn refuse_built_in(id: ListenerId) -> Result<(), Rejection> {
     if id == BUILT_IN_LISTENER {
-        return Err(Rejection::rule(
+        return Err(Rejection::conflict(
             "listener_id",
             "the built-in listener cannot be changed or deleted",
         ));

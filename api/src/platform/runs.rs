@@ -369,6 +369,9 @@ pub async fn statistics(
     Json(mut asked): Json<Query>,
 ) -> Result<Json<Value>, ApiError> {
     asked.admit()?;
+    // They choose nothing here, but what a query refuses is no better in a count.
+    cursor(asked.cursor.as_deref())?;
+    limit(asked.limit, PAGE, "limit", PAGE)?;
     let criteria = asked.criteria();
     criteria.admit()?;
     let read = app.reading.run(move |reader| async move {

@@ -10,7 +10,7 @@ use crate::{Rejection, Timestamp};
 
 /// How long a link lasts whose maker does not say.
 pub const DEFAULT_LIFE: Duration = Duration::from_secs(3 * 60 * 60);
-/// The longest life of a link.
+/// The longest life of a link; a longer span is cut to it.
 const LONGEST_LIFE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 /// The most characters a key may have.
 pub const LONGEST_KEY: usize = 200;
@@ -71,16 +71,14 @@ pub fn expires(now: Timestamp, at: Option<Timestamp>, within: Option<Span>) -> R
     }
 }
 
-/// `None` where no clock goes so far.
+/// `None` where a part of the span is less than 0. No schema says how long several parts are together, so what is too long
+/// is cut: whoever makes the link is told when it ends.
 fn after(now: Timestamp, span: Span) -> Option<Timestamp> {
-    let minutes = span
-        .days
-        .checked_mul(24)?
-        .checked_add(span.hours)?
-        .checked_mul(60)?
-        .checked_add(span.minutes)?;
-    let seconds = u64::try_from(minutes.checked_mul(60)?).ok()?;
-    Some(now.plus(Duration::from_secs(seconds)))
+    let part = |count: i64, seconds: u64| Some(u64::try_from(count).ok()?.saturating_mul(seconds));
+    let seconds = part(span.days, 86_400)?
+        .saturating_add(part(span.hours, 3_600)?)
+        .saturating_add(part(span.minutes, 60)?);
+    Some(now.plus(Duration::from_secs(seconds).min(LONGEST_LIFE)))
 }
 
 /// How the scores of a key are meant.
@@ -128,17 +126,11 @@ impl FeedbackConfig {
     /// # Errors
     /// A rule across the fields, naming `feedback_config`.
     pub fn check(&self) -> Result<(), Rejection> {
-        let refuse = |field: &str, text: &str| Err(Rejection::rule(format!("feedback_config.{field}"), text));
-        match self.kind {
-            FeedbackKind::Continuous => match (self.min, self.max) {
-                (Some(min), Some(max)) if min >= max => refuse("min", "min must be less than max"),
-                _ => Ok(()),
-            },
-            FeedbackKind::Categorical if self.categories.as_ref().is_none_or(Vec::is_empty) => {
-                refuse("categories", "categorical feedback needs categories")
-            }
-            FeedbackKind::Categorical | FeedbackKind::Freeform => Ok(()),
+        if self.kind == FeedbackKind::Categorical && self.categories.as_ref().is_none_or(Vec::is_empty) {
+            let text = "categorical feedback needs categories";
+            return Err(Rejection::rule("feedback_config.categories", text));
         }
+        Ok(())
     }
 
     /// Judges a score that somebody gives.
@@ -148,12 +140,14 @@ impl FeedbackConfig {
     pub fn admit(&self, score: f64) -> Result<(), Rejection> {
         match self.kind {
             FeedbackKind::Continuous => {
-                let (min, max) = (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
+                let (one, other) = (self.min.unwrap_or(f64::NEG_INFINITY), self.max.unwrap_or(f64::INFINITY));
+                // In either order: a link is not refused over it.
+                let (min, max) = (one.min(other), one.max(other));
                 if (min..=max).contains(&score) {
                     return Ok(());
                 }
                 let text = match (self.min, self.max) {
-                    (Some(min), Some(max)) => format!("expected a number from {min} to {max}"),
+                    (Some(_), Some(_)) => format!("expected a number from {min} to {max}"),
                     (Some(min), None) => format!("expected a number of at least {min}"),
                     _ => format!("expected a number of at most {max}"),
                 };
@@ -190,20 +184,16 @@ mod tests {
         let span = |days, hours, minutes| Some(Span { days, hours, minutes });
         assert_eq!(expires(now, None, None).unwrap(), at("2026-03-01T15:00:00Z"));
         assert_eq!(expires(now, None, span(1, 2, 3)).unwrap(), at("2026-03-02T14:03:00Z"));
-        assert_eq!(expires(now, None, span(1, -1, 0)).unwrap(), at("2026-03-02T11:00:00Z"));
+        let longest = now.plus(LONGEST_LIFE);
+        assert_eq!(expires(now, None, span(3651, 0, 0)).unwrap(), longest);
+        assert_eq!(expires(now, None, span(i64::MAX, 1, 0)).unwrap(), longest);
         let said = at("2026-03-05T00:00:00Z");
         assert_eq!(expires(now, Some(said), None).unwrap(), said);
         let refused = |at, within| expires(now, at, within).unwrap_err().field;
         assert_eq!(refused(Some(said), span(1, 0, 0)), "expires_at");
         assert_eq!(refused(Some(now), None), "expires_at");
         assert_eq!(refused(Some(at("2046-01-01T00:00:00Z")), None), "expires_at");
-        for wrong in [
-            span(0, 0, 0),
-            span(0, 0, -1),
-            span(3651, 0, 0),
-            span(i64::MAX, 0, 0),
-            span(0, i64::MIN, 0),
-        ] {
+        for wrong in [span(0, 0, 0), span(0, 0, -1), span(1, -1, 0), span(0, i64::MIN, 0)] {
             assert_eq!(refused(None, wrong), "expires_in", "{wrong:?}");
         }
     }
@@ -222,8 +212,10 @@ mod tests {
         assert!(named.admit(1.0).is_ok());
         assert_eq!(named.admit(0.5).unwrap_err().message, "expected one of 0, 1");
         assert!(config(json!({"type": "freeform"})).admit(-7.0).is_ok());
+        let turned = config(json!({"type": "continuous", "min": 5, "max": 1}));
+        turned.check().unwrap();
+        assert!(turned.admit(2.0).is_ok() && turned.admit(6.0).is_err());
         for wrong in [
-            json!({"type": "continuous", "min": 1, "max": 1}),
             json!({"type": "categorical"}),
             json!({"type": "categorical", "categories": []}),
         ] {

@@ -40,7 +40,7 @@ pub struct NewToken {
     id: Option<Uuid>,
 }
 
-/// How long a link lasts.
+/// How long a link lasts: at most 3650 days, to which more is cut.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub struct ExpiresIn {
     #[serde(default, deserialize_with = "whole")]
@@ -61,7 +61,7 @@ struct ScoreConfig {
     #[serde(rename = "type")]
     #[schema(value_type = ScoreKind)]
     kind: FeedbackKind,
-    /// The least score of continuous ones.
+    /// The least score of continuous ones. The two bounds may come in either order.
     #[serde(default)]
     min: Option<f64>,
     /// The highest.

@@ -13,7 +13,9 @@ pub(crate) fn schemas() -> Vec<(&'static str, Value)> {
         "type": "object", "properties": run, "required": ["id"],
     });
     let mut change = run_fields();
-    change["id"] = or_null(id("If said, the id of the path; another one is refused with 400."));
+    change["id"] = or_null(id(
+        "If said, the id of the path or of the part; another one is refused with 400.",
+    ));
     let change = json!({
         "description": "Changes of a trace run: what is named replaces what was there. `extra` is replaced key by key, and \
                         `metadata` and `runtime` in it by the keys inside of them.",
@@ -51,6 +53,10 @@ pub(crate) fn schemas() -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// Years whose every moment fits the nanoseconds of a column.
+const YEARS: &str = "^(1679|16[89][0-9]|1[7-9][0-9]{2}|2[01][0-9]{2}|22[0-5][0-9]|2260)-";
+/// The last moment that does, and before 1970 the first one.
+const LATEST_MILLIS: i64 = 9_200_000_000_000;
 /// PostgreSQL keeps no NUL in a text.
 const NO_NUL: &str = r"^[^\u0000]*$";
 
@@ -94,10 +100,14 @@ fn or_null(mut schema: Value) -> Value {
 }
 
 fn time(more: &str) -> Value {
-    let known = "ISO 8601, or whole milliseconds since 1970. Before 1679 or after 2261: refused with 400.";
+    let known = "ISO 8601, or whole milliseconds since 1970, from 1679 to 2260.";
     json!({
         "description": format!("{known} {more}").trim_end(),
-        "anyOf": [{"type": "string", "format": "date-time"}, {"type": "integer"}, {"type": "null"}],
+        "anyOf": [
+            {"type": "string", "format": "date-time", "pattern": YEARS},
+            {"type": "integer", "minimum": -LATEST_MILLIS, "maximum": LATEST_MILLIS},
+            {"type": "null"},
+        ],
     })
 }
 

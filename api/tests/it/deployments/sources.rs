@@ -145,7 +145,7 @@ async fn listeners_are_kept(world: World) {
     world
         .act(Method::DELETE, &format!("/v2/listeners/{built_in}"))
         .await
-        .expect(400);
+        .expect(409);
     let body = with(image(), "/source_config/listener_id", json!(built_in));
     world.post("/v2/deployments", &body).await.expect(201);
 }
@@ -287,12 +287,12 @@ async fn an_integration_shows_its_own_secret_once_and_lists_repositories() {
         "url": "https://github.com/acme/agent", "default_branch": "trunk",
     }]);
     assert_eq!(repos(&good).await.expect(200), expected);
-    let refused = repos(&made(Some("ghp_bad")).await).await.expect(400);
+    let refused = repos(&made(Some("ghp_bad")).await).await.expect(409);
     assert_eq!(
         refused["detail"],
         "the host of the repositories refuses the integration's token"
     );
-    repos(&made(None).await).await.expect(400);
+    repos(&made(None).await).await.expect(409);
     for wrong in [
         json!({"name": ""}),
         json!({"name": "a", "token": "a b"}),

@@ -10,19 +10,22 @@
 //! does not exist fires when the clock has jumped; where it is set back, a time that comes twice fires the first
 //! time. A cron of every hour (its hour field has a `*`) follows real time instead: it neither catches up nor skips.
 
+mod pattern;
+
 use std::str::FromStr;
 
 use chrono::{
     DateTime, Datelike as _, Days, LocalResult, NaiveDate, NaiveDateTime, TimeDelta, TimeZone as _, Timelike as _,
 };
-use chrono_tz::Tz;
+use chrono_tz::{TZ_VARIANTS, Tz};
 
 use crate::{Rejection, Timestamp};
+pub use pattern::pattern;
 
 /// A day that does not come within so many years never comes (29 February of a given weekday comes within 40).
 const YEARS: i32 = 50;
 /// Longer texts are no schedule.
-const LONGEST: usize = 1024;
+pub const LONGEST: usize = 1024;
 
 /// When something recurs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +62,11 @@ pub fn zone(name: Option<&str>) -> Result<Tz, Rejection> {
     let Some(name) = name else { return Ok(Tz::UTC) };
     name.parse()
         .map_err(|_| Rejection::invalid("timezone", "timezone: expected an IANA name such as Europe/Berlin"))
+}
+
+/// The names that [`zone`] reads.
+pub fn zones() -> impl Iterator<Item = &'static str> {
+    TZ_VARIANTS.iter().map(|zone| zone.name())
 }
 
 impl Schedule {

@@ -237,7 +237,7 @@ impl RunRequest {
     /// The first rule that is broken, naming its field.
     pub fn admit(self, stateless: bool) -> Result<AdmittedRun, Rejection> {
         let mut config = self.config.unwrap_or_default();
-        check_config(&config)?;
+        check_config(&mut config)?;
         if let Some(command) = &self.command {
             check_command(command, stateless)?;
         }
@@ -316,11 +316,14 @@ impl RunRequest {
     }
 }
 
-/// Checks the parts of a `config` whose shape is known.
+/// Checks the parts of a `config` whose shape is known, and writes whole numbers as such.
 ///
 /// # Errors
 /// A rejection that names the part.
-pub fn check_config(config: &Object) -> Result<(), Rejection> {
+pub fn check_config(config: &mut Object) -> Result<(), Rejection> {
+    if let Some(limit) = config.get_mut("recursion_limit") {
+        write_whole(limit);
+    }
     for (key, wanted, fits) in [
         (
             "configurable",
@@ -328,9 +331,7 @@ pub fn check_config(config: &Object) -> Result<(), Rejection> {
             Value::is_object as fn(&Value) -> bool,
         ),
         ("metadata", "expected an object", Value::is_object),
-        ("recursion_limit", "expected an integer", |limit| {
-            limit.is_i64() || limit.is_u64()
-        }),
+        ("recursion_limit", "expected an integer", Value::is_i64),
         ("tags", "expected a list of strings", |tags| {
             tags.as_array().is_some_and(|tags| tags.iter().all(Value::is_string))
         }),
@@ -340,6 +341,14 @@ pub fn check_config(config: &Object) -> Result<(), Rejection> {
         }
     }
     Ok(())
+}
+
+/// JSON calls `25.0` an integer, too; graphs do not.
+fn write_whole(number: &mut Value) {
+    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0);
+    if let Some(whole) = float.and_then(|float| format!("{float:.0}").parse::<i64>().ok()) {
+        *number = json!(whole);
+    }
 }
 
 /// Checks the modes a request names; `values` when it names none.
@@ -505,6 +514,18 @@ mod tests {
         assert_eq!(Value::Object(run.kwargs.context.unwrap()), json!({"user": "u"}));
         let both = json!({"assistant_id": "a", "context": {"x": 1}, "config": {"configurable": {"user": "u"}}});
         assert_eq!(request(both).admit(false).unwrap_err().why, Why::Rule);
+    }
+
+    #[test]
+    fn a_whole_limit_is_one_however_it_is_written() {
+        for (sent, kept) in [
+            (json!(25), json!(25)),
+            (json!(25.0), json!(25)),
+            (json!(null), json!(null)),
+        ] {
+            let run = admitted(json!({"assistant_id": "a", "config": {"recursion_limit": sent}}));
+            assert_eq!(run.kwargs.config["recursion_limit"], kept);
+        }
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! Requests in JSON: ids in hexadecimal, 64-bit numbers as text or as numbers, names in lower camel case.
 
-use serde::de::DeserializeOwned;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -12,23 +16,23 @@ use super::{Event, Resource, Span, Unread};
 #[serde(rename_all = "camelCase", default)]
 struct Request {
     #[serde(deserialize_with = "or_nothing")]
-    resource_spans: Vec<ResourceSpans>,
+    resource_spans: Vec<Fields<ResourceSpans>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 struct ResourceSpans {
     #[serde(deserialize_with = "or_nothing")]
-    resource: Attributes,
+    resource: Fields<Attributes>,
     #[serde(deserialize_with = "or_nothing")]
-    scope_spans: Vec<ScopeSpans>,
+    scope_spans: Vec<Fields<ScopeSpans>>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct Attributes {
     #[serde(deserialize_with = "or_nothing")]
-    attributes: Vec<Pair>,
+    attributes: Vec<Fields<Pair>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -90,13 +94,13 @@ struct Pair {
 }
 
 pub fn read(body: &[u8]) -> Result<Vec<Resource>, serde_json::Error> {
-    let request: Request = parse(body)?;
-    let resources = request.resource_spans.into_iter().map(|resource| Resource {
-        attributes: attributes(resource.resource.attributes),
-        spans: resource
+    let Fields(request): Fields<Request> = parse(body)?;
+    let resources = request.resource_spans.into_iter().map(|Fields(of)| Resource {
+        attributes: attributes(of.resource.0.attributes.into_iter().map(|Fields(pair)| pair).collect()),
+        spans: of
             .scope_spans
             .into_iter()
-            .flat_map(|scope| scope.spans)
+            .flat_map(|Fields(scope)| scope.spans)
             .map(|raw| read_span(raw.get()))
             .collect(),
     });
@@ -201,6 +205,28 @@ fn unsigned<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         _ => None,
     }
     .ok_or_else(|| serde::de::Error::custom("expected nanoseconds since 1970"))
+}
+
+/// What stands as an object in the body. A struct may also be read from a list of its values, which nobody means.
+#[derive(Default)]
+struct Fields<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Fields<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Look<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Look<T> {
+            type Value = Fields<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Fields<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Fields)
+            }
+        }
+        from.deserialize_map(Look(PhantomData))
+    }
 }
 
 /// Protobuf's JSON has `null` for any field that is not set.
