@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use super::merge::{Object, RESERVED_CONFIGURABLE};
@@ -86,11 +87,18 @@ pub struct RunRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_during: Option<bool>,
     /// Where it is traced to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "from_object")]
     pub langsmith_tracer: Option<TracerChoice>,
     /// Whether a resume that answers no waiting interrupt fails, in place of being ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strict_resume: Option<bool>,
+}
+
+/// Serde reads a struct also from a list of its values, which nobody means.
+fn from_object<'de, D: Deserializer<'de>, T: DeserializeOwned>(from: D) -> Result<Option<T>, D::Error> {
+    let object = Option::<Object>::deserialize(from)?;
+    let read = object.map(|object| serde_json::from_value(Value::Object(object)));
+    read.transpose().map_err(D::Error::custom)
 }
 
 /// Where a run is traced to, in place of where its server traces to.
@@ -345,7 +353,9 @@ pub fn check_config(config: &mut Object) -> Result<(), Rejection> {
 
 /// JSON calls `25.0` an integer, too; graphs do not.
 fn write_whole(number: &mut Value) {
-    let float = number.as_f64().filter(|float| number.is_f64() && float.fract() == 0.0);
+    // The ends of the range are what integers beyond it are read as.
+    let fits = |float: f64| float.fract() == 0.0 && float.abs() < -(i64::MIN as f64);
+    let float = number.as_f64().filter(|float| number.is_f64() && fits(*float));
     if let Some(whole) = float.and_then(|float| format!("{float:.0}").parse::<i64>().ok()) {
         *number = json!(whole);
     }
@@ -555,6 +565,10 @@ mod tests {
             (json!({"config": {"tags": "x"}}), "config.tags"),
             (json!({"config": {"recursion_limit": 1.5}}), "config.recursion_limit"),
             (json!({"command": {"goto": 5}}), "command.goto"),
+            (
+                json!({"config": {"recursion_limit": -9_223_372_036_854_775_809_i128 as f64}}),
+                "config.recursion_limit",
+            ),
             (json!({"command": {"update": [["a"]]}}), "command.update"),
             (json!({"checkpoint_id": "x"}), "checkpoint_id"),
             (json!({"webhook": "/relative"}), "webhook"),

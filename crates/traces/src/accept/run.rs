@@ -166,18 +166,24 @@ impl<'a> Draft<'a> {
     /// The project it names.
     pub fn project(&self) -> Result<Option<NamedProject<'a>>, Refusal> {
         let Some(head) = &self.head else { return Ok(None) };
+        let session_name = self.project_name("session_name", head.session_name)?;
         // Where both are sent the id is the exact one.
         if let Some(id) = uuid(self.place(), "session_id", raw(head.session_id))? {
             return Ok(Some(NamedProject::Id(id.into())));
         }
-        for (field, sent) in [("session_name", head.session_name), ("address", head.address)] {
-            let name = text(self.place(), field, raw(sent))?.filter(|name| !name.is_empty());
-            if let Some(name) = name {
-                check_project_name(&name).map_err(|error| self.bad(field, error))?;
-                return Ok(Some(NamedProject::Name(name)));
-            }
+        let name = match session_name {
+            Some(name) => Some(name),
+            None => self.project_name("address", head.address)?,
+        };
+        Ok(name.map(NamedProject::Name))
+    }
+
+    fn project_name(&self, field: &'static str, sent: Option<&'a RawValue>) -> Result<Option<Cow<'a, str>>, Refusal> {
+        let name = text(self.place(), field, raw(sent))?.filter(|name| !name.is_empty());
+        if let Some(name) = &name {
+            check_project_name(name).map_err(|error| self.bad(field, error))?;
         }
-        Ok(None)
+        Ok(name)
     }
 
     /// Checks all that [`Draft::to_operation`] relies on, and builds nothing. Answers the start that it states, if it
