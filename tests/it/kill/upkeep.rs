@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -40,6 +40,14 @@ const WASTE: &str = "SELECT (SELECT count(*) FROM segment WHERE state <> 'live')
 const UNINDEXED: &str = "SELECT count(*) FROM segment WHERE state = 'live' AND NOT indexed";
 /// The next sweep, by its job.
 const SWEEP_DUE: &str = "kind = 'sweep_traces' AND state = 'scheduled'";
+/// Jobs that are open or ended badly, for the text of a failure.
+const JOBS: &str =
+    "SELECT kind || ' ' || state || ', attempt ' || attempt || ', ' || failures || ' failures, ' || lost_leases
+                        || ' lost leases: ' || coalesce(error, '')
+                    FROM job WHERE finished_at IS NULL OR state <> 'succeeded'";
+/// The same of segments.
+const SEGMENTS: &str =
+    "SELECT state || ', compacted ' || compacted || ', indexed ' || indexed || ', rows ' || rows FROM segment";
 const OBJECTS: &str = "SELECT path FROM segment UNION ALL SELECT path FROM run_index";
 
 #[tokio::test]
@@ -225,7 +233,13 @@ impl Drill {
         let mut armed = left.next();
         restart(&mut self.world, armed.map(str::to_owned)).await;
         let what = format!("the end of {points:?}");
-        until(&what, load::PATIENCE, async || {
+        let deadline = Instant::now() + load::PATIENCE;
+        until(&what, load::PATIENCE * 2, async || {
+            if Instant::now() > deadline {
+                let jobs = self.tables.texts(JOBS).await.join("\n");
+                let segments = self.tables.texts(SEGMENTS).await.join("\n");
+                panic!("waited in vain: {what}, armed {armed:?}\n{jobs}\n{segments}");
+            }
             let died = self
                 .world
                 .processes

@@ -11,6 +11,7 @@ use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs::{self as rows, Page as RunPage};
 use towpath_store::threads;
 use towpath_workflows::run_agent;
+use utoipa::openapi::schema::{Array, ArrayBuilder, ObjectBuilder, Type};
 
 use super::begin::Ready;
 use super::model::{FIELDS, Run, RunCreate};
@@ -228,8 +229,15 @@ pub(crate) struct Joining {
     #[param(value_type = Option<String>)]
     cancel_on_disconnect: bool,
     /// Only these modes: names, or a list as JSON.
-    #[param(value_type = Option<Vec<String>>)]
-    stream_mode: Vec<String>,
+    #[param(schema_with = joined_modes, required = false)]
+    stream_mode: Option<Vec<StreamMode>>,
+}
+
+fn joined_modes() -> Array {
+    let modes = StreamMode::ALL.map(StreamMode::as_str).join("|");
+    let pattern = format!(r#"^(({modes})|\[("({modes})"(,"({modes})")*)?\])?$"#);
+    let mode = ObjectBuilder::new().schema_type(Type::String).pattern(Some(pattern));
+    ArrayBuilder::new().items(mode).build()
 }
 
 /// The query as it came: clients of Python repeat a field, those of JavaScript write a list as JSON.
@@ -239,15 +247,19 @@ impl Joining {
     pub fn of(query: Pairs) -> Result<Self, AgentError> {
         let mut how = Self::default();
         let mut said = false;
+        let mut asked = Vec::new();
         for (name, value) in query {
             match name.as_str() {
                 "cancel_on_disconnect" if said => {
                     return Err(AgentError::invalid("cancel_on_disconnect: the field was sent twice"));
                 }
                 "cancel_on_disconnect" => (said, how.cancel_on_disconnect) = (true, yes(&value)),
-                "stream_mode" if !value.is_empty() => how.stream_mode.extend(one_or_list(&value)),
+                "stream_mode" if !value.is_empty() => asked.extend(one_or_list(&value)),
                 _ => {}
             }
+        }
+        if !asked.is_empty() {
+            how.stream_mode = Some(modes(Some(OneOrMany::Many(asked)))?);
         }
         Ok(how)
     }
@@ -310,15 +322,11 @@ pub(super) async fn stream_run(
     how: Joining,
     shown: Option<ThreadId>,
 ) -> Result<Response, AgentError> {
-    let wanted: Option<Vec<StreamMode>> = match how.stream_mode.is_empty() {
-        true => None,
-        false => Some(modes(Some(OneOrMany::Many(how.stream_mode)))?),
-    };
     let since = since(headers)?;
     let resumable = resumable(run);
     let reader = Reader::of_run(app, run.thread_id, run.id, resumable, since).await?;
     let show = Show {
-        modes: wanted,
+        modes: how.stream_mode,
         ids: resumable,
         kind: Kind::Run,
     };
