@@ -32,7 +32,7 @@ import seeds  # noqa: E402
 import world as agent  # noqa: E402
 
 
-CASES = {"platform": 10, "agent": 5}
+CASES = {"platform": 10, "agent": 3}
 
 
 class Everything(http.server.BaseHTTPRequestHandler):
@@ -124,7 +124,7 @@ def check(surface, layout, endpoint, cases, seed) -> bool:
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--cases", type=int, help="default: 10 of the platform, 5 of the agent server")
+    arguments.add_argument("--cases", type=int, help="default: 10 of the platform, 3 of the agent server")
     arguments.add_argument("--seed", type=int, default=20260301)
     arguments.add_argument("--surface", action="append", choices=["platform", "agent"])
     arguments.add_argument("--layout", action="append", choices=["embedded", "cluster"])
