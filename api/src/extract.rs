@@ -53,7 +53,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
 pub struct JsonObject(String);
 
 impl JsonObject {
-    /// Its members.
+    /// Reads the members; an object that cannot be read has none.
     pub(crate) fn members(&self) -> json::Object<'_> {
         json::Object::parse(&self.0).unwrap_or_default()
     }

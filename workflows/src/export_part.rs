@@ -319,7 +319,7 @@ impl ExportPart {
         .await?;
         tracing::info!(object.path = %path, "an interrupted file cannot be made again; another one takes its place");
         if let Err(failure) = destination.remove(&path).await {
-            tracing::info!(%failure, "the interrupted file stays for now");
+            tracing::info!(%failure, "the interrupted file cannot be removed now; the clean-up behind the run removes it");
         }
         Ok(())
     }

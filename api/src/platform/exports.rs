@@ -52,7 +52,7 @@ pub struct Export {
     /// The schedule it was spawned from.
     #[schema(value_type = Option<Uuid>)]
     source_bulk_export_id: Option<ExportId>,
-    /// Why it failed. For a schedule: why it stopped, unless somebody cancelled it.
+    /// Why the export failed, or why the schedule stopped. Null for a schedule that was cancelled.
     error: Option<String>,
     /// Of a schedule: null.
     metadata: Option<ExportMetadata>,

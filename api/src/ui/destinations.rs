@@ -41,7 +41,7 @@ struct Row {
     age: String,
 }
 
-/// The list.
+/// The page of all destinations.
 pub(super) async fn list(State(app): State<App>, asked: Asked, Query(page): Query<Before>) -> Shown {
     let found = app
         .store

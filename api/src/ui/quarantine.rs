@@ -64,7 +64,7 @@ struct Row {
     age: String,
 }
 
-/// The list.
+/// The page of quarantine entries.
 pub(super) async fn list(State(app): State<App>, asked: Asked, Query(which): Query<Which>) -> Shown {
     let tenant: Option<TenantId> = match which.tenant.as_str() {
         "" => None,

@@ -19,5 +19,6 @@ mod registry;
 mod serving;
 mod sessions;
 mod shedding;
+mod spans;
 mod traces;
 mod world;

@@ -58,7 +58,7 @@ pub struct Entry {
     pub projects: Option<String>,
     /// The first start of a trace run that it may touch; `None` where that is not known.
     pub first_start: Option<Timestamp>,
-    /// The last one.
+    /// The last start of a trace run that it may touch; `None` where that is not known.
     pub last_start: Option<Timestamp>,
     /// When it was accepted.
     pub accepted_at: Timestamp,

@@ -137,9 +137,11 @@ impl Server {
             let status = answer.status.as_u16();
             let retry_after = answer.headers.get("retry-after").and_then(|value| value.to_str().ok());
             let later = status == 429 || (reads && status == 503);
-            if let (true, Some(_), true) = (later, retry_after, Instant::now() < deadline) {
+            if let (true, Some(retry_after), true) = (later, retry_after, Instant::now() < deadline) {
                 self.counts.later.fetch_add(1, Ordering::Relaxed);
-                sleep(Duration::from_millis(500)).await;
+                // As long as the server asks for, and no longer than a second.
+                let seconds = retry_after.parse().unwrap_or(1).min(1);
+                sleep(Duration::from_secs(seconds)).await;
                 continue;
             }
             if answer.status.is_server_error() {

@@ -50,7 +50,7 @@ pub(crate) struct Entry {
     /// The first start of a trace run that it may touch; null where that is not known.
     #[schema(value_type = Option<String>, format = DateTime)]
     first_start: Option<Timestamp>,
-    /// The last one.
+    /// The last start of a trace run that it may touch; null where that is not known.
     #[schema(value_type = Option<String>, format = DateTime)]
     last_start: Option<Timestamp>,
     #[schema(value_type = String, format = DateTime)]

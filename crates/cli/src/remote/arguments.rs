@@ -361,14 +361,14 @@ pub enum DestinationsCommand {
     Ls,
     /// Show one.
     Show {
-        /// The destination.
+        /// Id of the destination.
         destination: Uuid,
     },
     /// Make one. The server tries it before it keeps it.
     Create(NewDestination),
     /// Delete one and its credentials. Its unfinished exports fail and its schedules stop; finished files stay.
     Delete {
-        /// The destination.
+        /// Id of the destination.
         destination: Uuid,
     },
 }

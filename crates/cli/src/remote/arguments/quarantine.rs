@@ -55,7 +55,7 @@ pub enum QuarantineCommand {
     },
     /// Show an entry with what is known of its frames.
     Show {
-        /// The entry.
+        /// Id of the entry.
         entry: QuarantineId,
         /// Write the body of a frame into this file, as it was sent; it holds data of users.
         #[arg(long, value_name = "FILE")]
