@@ -1,8 +1,8 @@
 //! The clock.
 //!
-//! Promises: a job that is due becomes ready, a lease that ended is taken back, a deadline is enforced, an active
-//! schedule has a spawn job, what is over long enough is forgotten; each within about a second of its time, and right
-//! when several schedulers run at once or none has run for a day. Leaves to others: what any of these jobs do. Jobs
+//! Promises: a job that is due becomes ready, the jobs of a worker whose lease ended are taken back, a deadline is enforced, an active
+//! schedule has a spawn job, what is over leaves for the history and is forgotten after its time; each within about a second
+//! of its time, history within a minute, and right when several schedulers run at once or none has run for a day. Leaves to others: what any of these jobs do. Jobs
 //! it ends, it ends through the `end` of their kind, which is attached to the store. What else is to be looked after again
 //! and again, such as jobs that should be there and are not, is handed in ([`Scheduler::add`]).
 
@@ -10,25 +10,28 @@ use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use rand::Rng;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use towpath_domain::{Timestamp, WorkerId};
+use towpath_durable::Expired;
 use towpath_store::{self as store, Dialect, Store};
 
 mod gauges;
 pub mod metric;
-
-/// A worker that was killed is shown as silent for so long.
-const SILENT_WORKERS: Duration = Duration::from_secs(3600);
+mod pruning;
 
 /// Times of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The engine's lease.
     pub lease: Duration,
-    /// How often due jobs, leases and deadlines are looked at. Jittered by half either way.
+    /// How often due jobs and deadlines are looked at. Jittered by half either way.
     pub tick: Duration,
     /// How long a running job may go on past its deadline before it is ended over its worker's head.
     pub deadline_grace: Duration,
+    /// How long a job that is over stays among the open ones. Then it leaves for the history.
+    pub archive_jobs: Duration,
     /// How long jobs that are over are kept. Dead letters stay.
     pub keep_jobs: Duration,
     /// How long after a spawn job ended without advancing its schedule another one is recorded.
@@ -41,6 +44,7 @@ impl Default for Settings {
             lease: Duration::from_secs(15),
             tick: Duration::from_millis(500),
             deadline_grace: Duration::from_secs(10),
+            archive_jobs: Duration::from_secs(10 * 60),
             keep_jobs: Duration::from_secs(14 * 24 * 3600),
             spawn_rest: Duration::from_secs(60),
         }
@@ -102,40 +106,11 @@ impl Scheduler {
             async move |store: &Store| towpath_durable::respawn(store, settings.spawn_rest).await.map(drop),
         ));
         if store.dialect() == Dialect::Postgres {
-            loops.spawn(rescue(store.clone(), settings, stop.clone()));
+            let (lost, found) = watch::channel(Vec::new());
+            loops.spawn(look_for_lost(store.clone(), settings.lease, lost, stop.clone()));
+            loops.spawn(rescue(store.clone(), found, stop.clone()));
         }
-        loops.spawn(every(
-            "pruning",
-            Duration::from_secs(30),
-            stop.clone(),
-            store.clone(),
-            async move |store: &Store| {
-                let before = store.clock().now().minus(settings.keep_jobs);
-                // Small batches, so that on SQLite no writer waits long.
-                while store
-                    .write(async |tx| store::jobs::forget(tx, before, 200).await)
-                    .await?
-                    == 200
-                {}
-                let before = store.clock().now().minus(store::idempotency::KEPT);
-                while store
-                    .write(async |tx| store::idempotency::prune(tx, before, 200).await)
-                    .await?
-                    == 200
-                {}
-                let before = store.clock().now().minus(store::feedback_tokens::KEPT);
-                while store
-                    .write(async |tx| store::feedback_tokens::prune(tx, before, 200).await)
-                    .await?
-                    == 200
-                {}
-                store.write(async |tx| store::lanes::prune(tx, 200).await).await?;
-                store
-                    .write(async |tx| store::workers::prune(tx, SILENT_WORKERS).await)
-                    .await
-                    .map(drop)
-            },
-        ));
+        loops.spawn(pruning::run(store.clone(), settings, stop.clone()));
         loops.spawn(every("gauges", Duration::from_secs(5), stop.clone(), store.clone(), {
             let gauges = gauges::Gauges::default();
             async move |store: &Store| gauges.record(store).await
@@ -158,37 +133,62 @@ impl Scheduler {
     }
 }
 
-/// Takes back leases that ended, unless this scheduler was away itself: after a pause of the process or the database
-/// every lease looks ended, and workers that live need one renewal to show it.
-async fn rescue(store: Store, settings: Settings, stop: CancellationToken) {
-    let mut gap = Gap::new(settings.lease);
-    let beat = (settings.lease / 10)
-        .min(Duration::from_secs(1))
-        .max(Duration::from_millis(50));
+/// Ends leases that have passed their time, and says who has jobs and no lease. Each look is one short statement, and taking the
+/// jobs back is somebody else's affair: so being away is told from being busy.
+async fn look_for_lost(store: Store, lease: Duration, lost: watch::Sender<Vec<WorkerId>>, stop: CancellationToken) {
+    let mut gap = Gap::new(lease);
+    let beat = (lease / 20).clamp(Duration::from_millis(50), Duration::from_millis(500));
+    let mut looked_for_old = Instant::now();
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(jittered(beat)) => {}
         }
-        // Looking is what counts as being there: a database that does not answer is a gap too.
-        let alive = store.read(async |tx| store::jobs::db_now(tx).await).await;
-        if let Err(error) = alive {
-            tracing::warn!(error = %error, "cannot look for ended leases");
-            continue;
+        let expired = gap.expired(Instant::now());
+        match towpath_durable::lost_workers(&store, expired).await {
+            Ok(look) => {
+                gap.answered(Instant::now(), look.at);
+                if !look.lost.is_empty() {
+                    lost.send_replace(look.lost);
+                }
+            }
+            // A database that does not answer is a gap.
+            Err(error) => tracing::warn!(error = %error, "cannot look for lost workers"),
         }
-        if !gap.may_rescue(Instant::now()) {
-            continue;
-        }
-        if let Err(error) = towpath_durable::rescue(&store).await {
-            tracing::warn!(error = %error, "cannot take back ended leases");
+        // Only processes of an earlier version have those.
+        if expired != Expired::Leave && looked_for_old.elapsed() >= lease {
+            looked_for_old = Instant::now();
+            if let Err(error) = towpath_durable::end_old_leases(&store).await {
+                tracing::warn!(error = %error, "cannot look for leases of single jobs");
+            }
         }
     }
 }
 
-/// Notices that its owner was away.
+/// Takes the jobs of lost workers back, as long as that takes.
+async fn rescue(store: Store, mut lost: watch::Receiver<Vec<WorkerId>>, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = lost.changed() => if changed.is_err() { return },
+        }
+        let workers = lost.borrow_and_update().clone();
+        let began = Instant::now();
+        let taken = towpath_durable::take_back(&store, &workers).await;
+        metrics::histogram!(metric::SWEEP_SECONDS, "sweep" => "lost workers").record(began.elapsed());
+        if let Err(error) = taken {
+            metrics::counter!(metric::SWEEP_ERRORS, "sweep" => "lost workers").increment(1);
+            tracing::warn!(error = %error, "cannot take jobs back from lost workers; it is repeated at the next look");
+        }
+    }
+}
+
+/// Notices that its owner was away, or the database: then every lease looks over, and workers that live need one renewal to show
+/// it.
 struct Gap {
     lease: Duration,
-    last: Option<Instant>,
+    /// When the database answered, and what its clock said.
+    last: Option<(Instant, Timestamp)>,
     wait_until: Option<Instant>,
 }
 
@@ -201,14 +201,30 @@ impl Gap {
         }
     }
 
-    /// Called at each beat. A first beat, or one after more than a third of a lease, waits one lease from now.
-    fn may_rescue(&mut self, now: Instant) -> bool {
-        let away = self.last.is_none_or(|last| now.duration_since(last) > self.lease / 3);
-        self.last = Some(now);
-        if away {
+    /// The first answer, or one that is more than a third of a lease behind the one before, by either clock: nothing is ended for
+    /// one lease from now.
+    fn answered(&mut self, now: Instant, says: Timestamp) {
+        let third = self.lease / 3;
+        let away = |(last, said): (Instant, Timestamp)| now.duration_since(last) > third || says.since(said) > third;
+        if self.last.is_none_or(away) {
             self.wait_until = Some(now + self.lease);
         }
-        self.wait_until.is_none_or(|until| now >= until)
+        self.last = Some((now, says));
+    }
+
+    /// Whether leases may be ended now. The database may be stopped before it gets to it; its own clock tells it.
+    fn expired(&self, now: Instant) -> Expired {
+        let third = self.lease / 3;
+        match self.last {
+            Some((last, said))
+                if now.duration_since(last) <= third && self.wait_until.is_none_or(|until| now >= until) =>
+            {
+                Expired::End {
+                    by: Some(said.plus(third)),
+                }
+            }
+            _ => Expired::Leave,
+        }
     }
 }
 
@@ -241,22 +257,50 @@ fn jittered(period: Duration) -> Duration {
 mod tests {
     use super::*;
 
+    const LEASE: Duration = Duration::from_secs(15);
+
+    /// The gap after an answer at each of these seconds, and what may be ended a second after the last of them.
+    fn after(answers: impl IntoIterator<Item = u64>) -> Expired {
+        let (start, zero) = (Instant::now(), Timestamp::from_micros(0));
+        let mut gap = Gap::new(LEASE);
+        let mut now = start;
+        for seconds in answers {
+            now = start + Duration::from_secs(seconds);
+            gap.answered(now, zero.plus(Duration::from_secs(seconds)));
+        }
+        gap.expired(now + Duration::from_secs(1))
+    }
+
     #[test]
     fn a_scheduler_that_was_away_waits_one_lease() {
-        let lease = Duration::from_secs(15);
-        let mut gap = Gap::new(lease);
-        let start = Instant::now();
+        let by = |seconds: i64| Expired::End {
+            by: Some(Timestamp::from_micros(seconds * 1_000_000)),
+        };
+        assert_eq!(after([]), Expired::Leave, "nobody has answered");
+        for last in 0..14 {
+            assert_eq!(after(0..=last), Expired::Leave, "it has just come");
+        }
+        assert_eq!(after(0..=14), by(19), "five seconds more than the database said last");
+        assert_eq!(after((0..=15).chain([20])), by(25), "five seconds are a third");
+        assert_eq!(after((0..=15).chain([21])), Expired::Leave, "six seconds are more");
+        assert_eq!(after((0..=15).chain(21..=34)), Expired::Leave);
+        assert_eq!(after((0..=15).chain(21..=35)), by(40));
+    }
+
+    #[test]
+    fn a_look_that_comes_late_or_a_clock_that_jumps_ends_nothing() {
+        let (start, zero) = (Instant::now(), Timestamp::from_micros(0));
+        let mut gap = Gap::new(LEASE);
+        for seconds in 0..=15 {
+            gap.answered(
+                start + Duration::from_secs(seconds),
+                zero.plus(Duration::from_secs(seconds)),
+            );
+        }
         let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(!gap.may_rescue(at(0)), "it has just come");
-        for second in 1..15 {
-            assert!(!gap.may_rescue(at(second)));
-        }
-        assert!(gap.may_rescue(at(15)));
-        assert!(gap.may_rescue(at(19)), "four seconds are less than a third");
-        assert!(!gap.may_rescue(at(25)), "six seconds are more");
-        for second in 26..40 {
-            assert!(!gap.may_rescue(at(second)));
-        }
-        assert!(gap.may_rescue(at(40)));
+        assert_ne!(gap.expired(at(16)), Expired::Leave);
+        assert_eq!(gap.expired(at(22)), Expired::Leave, "whoever asks was away");
+        gap.answered(at(16), zero.plus(Duration::from_secs(3600)));
+        assert_eq!(gap.expired(at(17)), Expired::Leave, "the database's clock says so");
     }
 }

@@ -1,6 +1,8 @@
 //! What the scheduler sees and counts. Gauges about the whole system are set by every scheduler alike: ask for their
 //! maximum, not their sum.
 
+use std::time::Duration;
+
 use metrics::Unit;
 
 pub(crate) const JOBS: &str = "towpath_jobs";
@@ -18,11 +20,29 @@ pub(crate) const QUARANTINE_ITEMS: &str = "towpath_quarantine_items";
 pub(crate) const QUARANTINE_BYTES: &str = "towpath_quarantine_bytes";
 pub(crate) const SWEEP_SECONDS: &str = "towpath_sweep_seconds";
 pub(crate) const SWEEP_ERRORS: &str = "towpath_sweep_errors_total";
+const SWEEP_LEFT: &str = "towpath_sweep_left";
+
+/// Notes one turn of a sweep: how long it took, and how much it left for the next; nothing where it failed.
+pub fn swept(sweep: &'static str, took: Duration, left: Option<i64>) {
+    metrics::histogram!(SWEEP_SECONDS, "sweep" => sweep).record(took);
+    match left {
+        Some(left) => metrics::gauge!(SWEEP_LEFT, "sweep" => sweep).set(left as f64),
+        None => metrics::counter!(SWEEP_ERRORS, "sweep" => sweep).increment(1),
+    }
+}
 
 /// Says what the metrics of this room mean.
 pub fn describe() {
-    metrics::describe_gauge!(JOBS, Unit::Count, "Open jobs of the whole system, by pool and state");
-    metrics::describe_gauge!(DEPTH, Unit::Count, "Jobs that a worker could claim now");
+    metrics::describe_gauge!(
+        JOBS,
+        Unit::Count,
+        "Open jobs of the whole system, by pool and state; counted up to 10000"
+    );
+    metrics::describe_gauge!(
+        DEPTH,
+        Unit::Count,
+        "Jobs that a worker could claim now; 10000 for so many or more"
+    );
     metrics::describe_gauge!(
         OLDEST,
         Unit::Seconds,
@@ -37,7 +57,7 @@ pub fn describe() {
     metrics::describe_gauge!(
         LANES,
         Unit::Count,
-        "Lanes with a job in them: open, and full (every place taken)"
+        "Lanes: open, and full (every place taken), among the first 10000"
     );
     metrics::describe_gauge!(SCHEDULES, Unit::Count, "Schedules: active, paused");
     metrics::describe_gauge!(
@@ -48,7 +68,7 @@ pub fn describe() {
     metrics::describe_gauge!(
         OPEN_UNITS,
         Unit::Count,
-        "Units of the write-ahead log that wait to be folded"
+        "Units of the write-ahead log that wait to be folded; 10000 for so many or more"
     );
     metrics::describe_gauge!(
         OPEN_UNITS_AGE,
@@ -71,6 +91,11 @@ pub fn describe() {
         SWEEP_ERRORS,
         Unit::Count,
         "Turns of a sweep that failed; each is repeated"
+    );
+    metrics::describe_gauge!(
+        SWEEP_LEFT,
+        Unit::Count,
+        "What the last turn of a sweep that tidies up left for the next; 0 once it has caught up, 10000 for so many or more"
     );
     for name in [QUARANTINE_ENTRIES, QUARANTINE_ITEMS, QUARANTINE_BYTES] {
         metrics::gauge!(name).set(0.0);

@@ -2,12 +2,12 @@
 //! own row and what goes along.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt as _, StreamExt as _};
 use rand::Rng;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::WorkerId;
 use towpath_durable::{Endings, Engine, Fenced, Joining};
@@ -15,7 +15,7 @@ use towpath_queue::Wakes;
 use towpath_store::Dialect;
 use towpath_store::jobs::Turned;
 
-use crate::held::Held;
+use crate::held::{Held, Lease};
 use crate::metric::{self, Slots};
 use crate::peers::Peers;
 use crate::rota::Rota;
@@ -28,13 +28,15 @@ const LARGEST: usize = 256;
 /// The longest a free slot waits for company while no turn is under way: slots that long jobs hold are not waited for.
 const LONGEST_WAIT: Duration = Duration::from_millis(5);
 
+/// How long nothing is tried without a lease, unless one begins.
+const NO_LEASE: Duration = Duration::from_millis(500);
+
 /// Fewer slots are filled by one turn at a time. With 16 two turns are faster than one; with less than that it was not measured.
 const FEW_SLOTS: usize = 8;
 
 pub(crate) struct Claimer {
     pub(crate) engine: Engine,
     pub(crate) pool: String,
-    pub(crate) worker: WorkerId,
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) slots: usize,
     pub(crate) taken: Slots,
@@ -47,6 +49,8 @@ pub(crate) struct Claimer {
     /// Jobs of this pool that are recorded in this process: with its next turn.
     pub(crate) joining: mpsc::Receiver<Joining>,
     pub(crate) wakes: Wakes,
+    /// Told when a lease begins.
+    pub(crate) leased: watch::Receiver<Option<Lease>>,
     pub(crate) fallback: Duration,
     pub(crate) draining: CancellationToken,
 }
@@ -132,9 +136,22 @@ impl Claimer {
                 }
                 pace.overlapped = true;
             }
+            let Some(worker) = self.held.worker() else {
+                // Nothing is claimed without a lease. Whoever waits to be recorded is told by being dropped.
+                self.complete(std::mem::take(&mut hand).finished).await;
+                pace.rest = Some(self.rest(NO_LEASE));
+                continue;
+            };
             pace.rest = None;
             let hand = std::mem::take(&mut hand);
-            under_way.push(turn::begin(&self.engine, &self.pool, self.worker, hand, &mut pace.rota));
+            let claiming = self.held.claiming();
+            under_way.push(turn::begin(
+                &self.engine,
+                &self.pool,
+                (worker, claiming),
+                hand,
+                &mut pace.rota,
+            ));
         }
     }
 
@@ -178,6 +195,10 @@ impl Claimer {
             }
             // No wake counts either: it would only repeat it.
             _ = self.wakes.next(), if rest.is_some() && pace.trouble.is_zero() => {
+                pace.rest = None;
+                return false;
+            }
+            _ = self.leased.changed(), if rest.is_some() => {
                 pace.rest = None;
                 return false;
             }
@@ -235,8 +256,8 @@ impl Claimer {
     async fn conclude(&self, over: Over, pace: &mut Pace) {
         let Over {
             mut hand,
+            by: (worker, _claiming),
             outset,
-            started,
             took,
             turned,
         } = over;
@@ -254,7 +275,7 @@ impl Claimer {
                     pace.backlog = (turned.claimed.len() * 2 > wanted).then_some(took);
                     pace.rest = (turned.claimed.is_empty() && !more).then(|| self.rest(self.fallback));
                 }
-                self.hand_out(hand, turned, started).await;
+                self.hand_out(hand, turned, worker).await;
             }
             Err(error) => {
                 pace.rota.failed();
@@ -275,15 +296,10 @@ impl Claimer {
         }
     }
 
-    /// Starts what was claimed, on the slots of what is finished and on those that were free.
-    async fn hand_out(&self, mut hand: Hand, turned: Turned, started: Instant) {
+    /// Starts what was claimed by the lease of `worker`, on the slots of what is finished and on those that were free.
+    async fn hand_out(&self, mut hand: Hand, turned: Turned, worker: WorkerId) {
         metrics::counter!(metric::CLAIMED, "pool" => self.pool.clone()).increment(turned.claimed.len() as u64);
-        let store = self.engine.store();
-        // The lease is counted from before the statement: ours never seems longer than the database's. On SQLite this
-        // process is all there is, and its leases are not rescued by time.
-        let lease = self.engine.settings().lease;
-        let until = (store.dialect() == Dialect::Postgres).then(|| started + safe_part(lease));
-        let now = store.clock().now();
+        let now = self.engine.store().clock().now();
         let wait = metrics::histogram!(metric::WAIT, "pool" => self.pool.clone());
         let vacated: Vec<_> = hand
             .finished
@@ -301,12 +317,13 @@ impl Claimer {
                     id: job.id,
                     fence: job.fence,
                 };
-                let signal = self.held.add(fenced, until);
+                let signal = self.held.add(fenced, worker);
                 let place = Place {
                     held: self.held.clone(),
                     job: fenced,
                     pool: self.pool.clone(),
                     slot: Some(slot),
+                    _alone: None,
                 };
                 Assignment { job, signal, place }
             })
@@ -315,7 +332,7 @@ impl Claimer {
         if !assigned.is_empty() && self.assignments.send(assigned).await.is_err() {
             tracing::error!(
                 pool = self.pool,
-                "the runtime of this pool is gone; the leases of its jobs will end"
+                "the runtime of this pool is gone; its jobs will be given back"
             );
         }
         self.settle(hand.finished, &turned.missed);

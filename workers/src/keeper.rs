@@ -1,27 +1,27 @@
-//! Keeps leases alive, from an OS thread of its own with a connection of its own.
+//! Keeps the lease of this process alive, from an OS thread of its own with a connection of its own.
 //!
-//! No handler, however it blocks, and no busy pool can keep a renewal waiting. When renewals fail, the keeper stops
-//! the handlers by its own monotonic clock before the database would give their jobs to somebody else.
+//! No handler, however it blocks, no busy pool and no transaction of a job can keep a renewal waiting. When renewals fail, the
+//! keeper stops the handlers by its own monotonic clock before the database would give their jobs to somebody else. A process
+//! that lost its lease claims nothing until it has another one, under another id.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
-use towpath_durable::{Engine, Signal};
+use towpath_domain::WorkerId;
+use towpath_durable::{Engine, Fenced, Signal};
 use towpath_queue::{Cancels, Signal as Hint};
 use towpath_store::workers::{self, Worker};
-use towpath_store::{self as store, Dialect, Store, jobs};
+use towpath_store::{self as store, Dialect, Store, jobs, leases};
 
 use crate::StartError;
 use crate::claimer::safe_part;
 use crate::held::Held;
 use crate::metric;
 use crate::peers::Peers;
-
-/// Leases renewed in one statement.
-const CHUNK: usize = 1000;
 
 pub(crate) struct Keeper {
     stop: CancellationToken,
@@ -34,9 +34,20 @@ struct Work {
     lease: Duration,
     held: Arc<Held>,
     peers: Arc<Peers>,
-    row: Worker,
+    /// Told in which pools jobs wait that are claimed alone.
+    suspects: watch::Sender<Vec<String>>,
     draining: CancellationToken,
     stop: CancellationToken,
+    state: RefCell<State>,
+}
+
+struct State {
+    /// The worker by the id that it has or gets next.
+    row: Worker,
+    /// Ids it had before, whose leases may still be in the database.
+    lost: Vec<WorkerId>,
+    /// Jobs that look like strays, and since when.
+    strays: HashMap<Fenced, Instant>,
 }
 
 impl Keeper {
@@ -45,6 +56,7 @@ impl Keeper {
         held: Arc<Held>,
         peers: Arc<Peers>,
         row: Worker,
+        suspects: watch::Sender<Vec<String>>,
         draining: CancellationToken,
         cancels: Cancels,
     ) -> Result<Self, StartError> {
@@ -66,9 +78,14 @@ impl Keeper {
             lease,
             held: held.clone(),
             peers,
-            row,
+            suspects,
             draining,
             stop: stop.clone(),
+            state: RefCell::new(State {
+                row,
+                lost: Vec::new(),
+                strays: HashMap::new(),
+            }),
         };
         std::thread::Builder::new()
             .name("leases".to_owned())
@@ -112,103 +129,213 @@ impl Work {
                 },
                 () = tokio::time::sleep_until(glance.into()) => {}
             }
-            self.stop_overdue();
+            self.end_overdue();
             if Instant::now() >= next {
                 let began = Instant::now();
-                let renewed = self.with_glances(third, self.round()).await;
+                let renewed = self.with_glances(third, "renew the lease", self.renew()).await;
                 metrics::histogram!(metric::RENEWAL_SECONDS).record(began.elapsed());
                 let outcome = if renewed { "ok" } else { "failed" };
                 metrics::counter!(metric::RENEWALS, "outcome" => outcome).increment(1);
+                if renewed {
+                    // Others may sit on what is asked here, so it has a limit of its own: the next renewal is in time all the same.
+                    self.with_glances(third, "look after jobs", self.look()).await;
+                }
                 // A failed round is tried again soon: there are two more thirds of the lease to do it in.
-                next = Instant::now() + if renewed { third } else { third / 5 };
+                next = if renewed {
+                    began + third
+                } else {
+                    Instant::now() + third / 5
+                };
             }
         }
     }
 
-    /// Runs a round of at most `limit`, looking meanwhile whether handlers have to stop. Answers whether it went well.
-    async fn with_glances(&self, limit: Duration, round: impl Future<Output = store::Result<()>>) -> bool {
-        tokio::pin!(round);
+    /// Does something of at most `limit`, looking meanwhile whether handlers have to stop. Answers whether it went well.
+    async fn with_glances(
+        &self,
+        limit: Duration,
+        what: &'static str,
+        work: impl Future<Output = store::Result<()>>,
+    ) -> bool {
+        tokio::pin!(work);
         let give_up = tokio::time::sleep(limit);
         tokio::pin!(give_up);
         loop {
             tokio::select! {
-                done = &mut round => return match done {
+                done = &mut work => return match done {
                     Ok(()) => true,
                     Err(error) => {
-                        tracing::warn!(error = %error, "cannot renew leases");
+                        tracing::warn!(error = %error, "cannot {what}");
                         false
                     }
                 },
                 () = &mut give_up => {
-                    tracing::warn!(seconds = limit.as_secs_f64(), "renewing leases takes too long; trying anew");
+                    tracing::warn!(seconds = limit.as_secs_f64(), "it takes too long to {what}; trying anew");
                     return false;
                 }
-                () = tokio::time::sleep(limit / 20) => self.stop_overdue(),
+                () = tokio::time::sleep(limit / 20) => self.end_overdue(),
             }
         }
     }
 
-    fn stop_overdue(&self) {
-        let stopped = self.held.stop_overdue(Instant::now());
-        if stopped > 0 {
+    /// Lets go of everything when the lease may be over by our own clock: nobody may have ended it in the database, but by the
+    /// time we know, somebody may.
+    fn end_overdue(&self) {
+        if let Some((worker, stopped)) = self.held.end_overdue(Instant::now()) {
             metrics::counter!(metric::GIVEN_UP).increment(stopped as u64);
             tracing::error!(
+                worker.id = %worker,
                 jobs = stopped,
-                "leases could not be renewed in time; their handlers were stopped"
+                "the lease could not be renewed in time; the handlers were stopped"
             );
+            self.replace(worker);
         }
     }
 
-    /// Renews every lease, says that this worker is alive, and hears who else is and whether it should leave.
-    async fn round(&self) -> store::Result<()> {
-        // On SQLite one process is all there is: no lease of its own boot is rescued by time, so none is renewed. The
-        // rows are looked at all the same: a signal to stop may have come before the job was known here.
-        let renews = self.store.dialect() == Dialect::Postgres;
-        for chunk in self.held.list().chunks(CHUNK) {
-            let started = Instant::now();
-            let ours = if renews {
-                self.store
-                    .write_one(async |tx| jobs::renew(tx, chunk, self.lease).await)
-                    .await?
+    /// A lease is lost, and its worker's id with it: what was claimed by that is taken back by whoever finds it.
+    fn replace(&self, worker: WorkerId) {
+        let mut state = self.state.borrow_mut();
+        state.lost.push(worker);
+        state.row.id = WorkerId::new();
+        state.strays.clear();
+    }
+
+    /// Extends the lease: one row, which no transaction of a job locks. Begins one where there is none.
+    async fn renew(&self) -> store::Result<()> {
+        let Some(worker) = self.held.current() else {
+            return self.begin().await;
+        };
+        // Counted from before the statement: ours never seems longer than the database's.
+        let started = Instant::now();
+        let renew = self
+            .store
+            .write_one(async |tx| leases::renew(tx, worker, self.lease).await);
+        if renew.await? {
+            if let Some(until) = self.until(started) {
+                self.held.renewed(worker, until);
+            }
+            return Ok(());
+        }
+        // We may have been stopped for a while, and look like the dead to whoever goes by the database's clock.
+        let lost = self.held.end(worker);
+        metrics::counter!(metric::LOST).increment(lost as u64);
+        tracing::error!(worker.id = %worker, jobs = lost, "the lease was ended by somebody else; the handlers were stopped");
+        self.replace(worker);
+        self.begin().await
+    }
+
+    async fn begin(&self) -> store::Result<()> {
+        let started = Instant::now();
+        let (row, lost) = {
+            let state = self.state.borrow();
+            (state.row.clone(), state.lost.clone())
+        };
+        let begun = self.store.write(async |tx| {
+            let mut row = row.clone();
+            row.draining |= self.draining.is_cancelled();
+            for worker in &lost {
+                // Nothing of ours works by it any more, so nobody has to wait for its time.
+                leases::end(tx, *worker).await?;
+                row.draining |= workers::replace(tx, *worker).await?;
+            }
+            let draining = workers::seen(tx, &row).await?;
+            leases::begin(tx, row.id, self.lease).await?;
+            Ok(draining)
+        });
+        if begun.await? {
+            self.drain();
+        }
+        self.state.borrow_mut().lost.clear();
+        self.held.begin(row.id, self.until(started));
+        Ok(())
+    }
+
+    /// Until when a lease surely runs that was begun or renewed then. On SQLite one process is all there is, and no lease is
+    /// ended by time.
+    fn until(&self, started: Instant) -> Option<Instant> {
+        (self.store.dialect() == Dialect::Postgres).then(|| started + safe_part(self.lease))
+    }
+
+    /// Says that this worker is alive, and hears who else is, whether it should leave, which of its jobs were asked to stop or
+    /// are others' by now, and which are held by nobody.
+    async fn look(&self) -> store::Result<()> {
+        let Some(worker) = self.held.current() else {
+            return Ok(());
+        };
+        let held = self.held.list(worker);
+        // Others give their signs of life as often as this one.
+        let window = workers::SEEN.max(self.lease);
+        let shared = self.store.dialect() == Dialect::Postgres;
+        let looked = self.store.read(async |tx| {
+            let at_work = jobs::at_work(tx, worker).await?;
+            let suspects = jobs::suspects(tx).await?;
+            let alive = if shared {
+                workers::alive(tx, window).await?
             } else {
-                self.store.read(async |tx| jobs::look(tx, chunk).await).await?
+                Vec::new()
             };
-            let until = started + safe_part(self.lease);
-            let ours: HashMap<_, _> = ours.into_iter().map(|row| (row.id, row.cancel)).collect();
-            for job in chunk {
-                match ours.get(&job.id) {
-                    None => {
-                        if self.held.lost(*job) {
-                            metrics::counter!(metric::LOST).increment(1);
-                        }
-                    }
-                    Some(cancel) => {
-                        if renews {
-                            self.held.renewed(*job, until);
-                        }
-                        if *cancel {
-                            self.held.tell(job.id, Signal::Cancel);
-                        }
-                    }
-                }
+            Ok((at_work, suspects, alive))
+        });
+        let (at_work, suspects, alive) = looked.await?;
+        if shared {
+            self.peers.seen(worker, &alive);
+        }
+        if !suspects.is_empty() {
+            self.suspects.send_replace(suspects);
+        }
+        let mut ours = HashSet::with_capacity(at_work.len());
+        for row in at_work {
+            // A signal to stop may have been lost, or come before the job was known here.
+            if row.cancel {
+                self.held.tell(row.id, Signal::Cancel);
+            }
+            ours.insert(Fenced {
+                id: row.id,
+                fence: row.fence,
+            });
+        }
+        for job in held.into_iter().filter(|job| !ours.contains(job)) {
+            if self.held.lost(job) {
+                metrics::counter!(metric::LOST).increment(1);
             }
         }
-        if renews {
-            // Others give their signs of life as often as this one.
-            let window = workers::SEEN.max(self.lease);
-            match self.store.read(async |tx| workers::alive(tx, window).await).await {
-                Ok(alive) => self.peers.seen(self.row.id, &alive),
-                Err(error) => tracing::debug!(error = %error, "cannot read who else works"),
+        for job in self.strays(&ours) {
+            if towpath_durable::give_up(&self.store, job).await? {
+                metrics::counter!(metric::STRAYS).increment(1);
+                tracing::warn!(job.id = %job.id, "a job was held by nobody here; gave it back");
             }
         }
         let row = Worker {
             finished: self.held.finished(),
-            ..self.row.clone()
+            ..self.state.borrow().row.clone()
         };
-        if self.store.write_one(async |tx| workers::seen(tx, &row).await).await? && !self.draining.is_cancelled() {
-            tracing::info!(worker.id = %self.row.id, "asked to drain; claiming nothing more");
-            self.draining.cancel();
+        if self.store.write_one(async |tx| workers::seen(tx, &row).await).await? {
+            self.drain();
         }
         Ok(())
+    }
+
+    /// Jobs that are this worker's in the database, and nobody's here: whoever performed one could not write down how that ended,
+    /// or the answer to its claim was lost. The lease goes on, so nobody else would ever take them. They are told from jobs that
+    /// are on their way by being found twice, with every claim over that was under way the first time.
+    fn strays(&self, ours: &HashSet<Fenced>) -> Vec<Fenced> {
+        let now = Instant::now();
+        let mut state = self.state.borrow_mut();
+        state.strays.retain(|job, _| ours.contains(job) && !self.held.has(*job));
+        let mut found = Vec::new();
+        for job in ours.iter().filter(|job| !self.held.has(**job)) {
+            let first = *state.strays.entry(*job).or_insert(now);
+            if first < now && self.held.claimed_since(first) {
+                found.push(*job);
+            }
+        }
+        found
+    }
+
+    fn drain(&self) {
+        if !self.draining.is_cancelled() {
+            tracing::info!(worker.id = %self.state.borrow().row.id, "asked to drain; claiming nothing more");
+            self.draining.cancel();
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! Workers: processes that claim jobs and perform them.
 //!
-//! Promises: a job is claimed only when a slot is free for it, so no claimed job waits behind a busy worker; leases
-//! are renewed from a thread of their own, whatever the handlers do; a worker that cannot renew stops its handlers
-//! before the lease ends; a worker that is told to leave claims nothing more, finishes or hands back what it has,
-//! and loses no lease. Leaves to others: what a job does, and what becomes of it (`durable`).
+//! Promises: a job is claimed only when a slot is free for it, so no claimed job waits behind a busy worker; its lease
+//! is renewed from a thread of its own, whatever the handlers do; a worker that cannot renew stops its handlers
+//! before its lease ends, and claims again only by another one; a worker that is told to leave claims nothing more, finishes
+//! or hands back what it has, and loses no lease. Leaves to others: what a job does, and what becomes of it (`durable`).
 //!
 //! The apalis runtime drives the handlers; everything that touches it is in [`runtime`].
 
@@ -14,12 +14,13 @@ pub mod metric;
 mod peers;
 mod rota;
 mod runtime;
+mod suspects;
 mod turn;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::WorkerId;
@@ -32,6 +33,7 @@ use crate::held::Held;
 use crate::keeper::Keeper;
 use crate::metric::{Slot, Slots};
 use crate::peers::Peers;
+use crate::suspects::{Line, Suspects};
 
 /// How long a worker that leaves waits for its jobs to be handed back.
 const HAND_BACK: Duration = Duration::from_secs(5);
@@ -63,6 +65,7 @@ impl Options {
 
 /// The workers of one process, at work.
 pub struct Workers {
+    /// Its first one.
     id: WorkerId,
     engine: Engine,
     held: Arc<Held>,
@@ -118,36 +121,46 @@ impl Workers {
             drain_at: None,
         };
         let peers = Arc::new(Peers::default());
+        let (suspected, suspects) = watch::channel(Vec::new());
         let keeper = Keeper::start(
             &engine,
             held.clone(),
             peers.clone(),
             row,
+            suspected,
             draining.clone(),
             queue.cancels(),
         )?;
         let mut claimers = JoinSet::new();
         let mut runtimes = JoinSet::new();
+        let mut lines = Vec::new();
         for (pool, slots) in &options.pools {
             let slots = (*slots).max(1);
             let (send, receive) = tokio::sync::mpsc::channel(slots);
             let (finish, finished) = tokio::sync::mpsc::channel(slots);
+            let line = Line {
+                pool: pool.clone(),
+                permits: Arc::new(Semaphore::new(slots)),
+                taken: Slots::new(pool, slots),
+                assignments: send.clone(),
+            };
             let claimer = Claimer {
                 engine: engine.clone(),
                 pool: pool.clone(),
-                worker: id,
-                permits: Arc::new(Semaphore::new(slots)),
+                permits: line.permits.clone(),
                 slots,
-                taken: Slots::new(pool, slots),
+                taken: line.taken.clone(),
                 held: held.clone(),
                 peers: peers.clone(),
                 assignments: send,
                 finished,
                 joining: engine.joining(pool),
                 wakes: queue.listen([pool]),
+                leased: held.leases(),
                 fallback: options.fallback,
                 draining: draining.clone(),
             };
+            lines.push(line);
             claimers.spawn(claimer.run());
             runtimes.spawn(runtime::run(
                 pool.clone(),
@@ -158,6 +171,14 @@ impl Workers {
                 finish,
             ));
         }
+        let suspects = Suspects {
+            engine: engine.clone(),
+            held: held.clone(),
+            lines,
+            suspects,
+            draining: draining.clone(),
+        };
+        claimers.spawn(suspects.run());
         Ok(Self {
             id,
             engine,
@@ -169,10 +190,10 @@ impl Workers {
         })
     }
 
-    /// This life of the process.
+    /// This life of the process, and of its lease: a worker whose lease was lost goes on under another id.
     #[must_use]
-    pub const fn id(&self) -> WorkerId {
-        self.id
+    pub fn id(&self) -> WorkerId {
+        self.held.current().unwrap_or(self.id)
     }
 
     /// Jobs at work.
@@ -209,16 +230,21 @@ impl Workers {
         } else {
             tracing::warn!(
                 jobs = self.held.len(),
-                "left jobs behind; they are taken over when their leases end"
+                "left jobs behind; they are taken over when the lease ends"
             );
             self.runtimes.shutdown().await;
         }
         self.keeper.stop().await;
+        let id = self.held.current().unwrap_or(self.id);
+        // What goes on here although it was told to stop keeps its lease: nobody else is to begin beside it.
+        let lets_go = self.held.len() == 0;
         let gone = self.engine.store().clock().now().minus(Duration::from_secs(3600));
-        let signed_off = self
-            .engine
-            .store()
-            .write(async |tx| towpath_store::workers::remove(tx, self.id, gone).await);
+        let signed_off = self.engine.store().write(async |tx| {
+            if lets_go {
+                towpath_store::leases::end(tx, id).await?;
+            }
+            towpath_store::workers::remove(tx, id, gone).await
+        });
         let _ = tokio::time::timeout(Duration::from_secs(2), signed_off).await;
         Drained { at_work, handed_back }
     }
@@ -255,6 +281,8 @@ pub(crate) struct Place {
     pool: String,
     /// Gone when the slot is another's already: the handler has ended, and only its row is still to be written.
     slot: Option<Slot>,
+    /// The right to perform a job that next to no other such one is performed.
+    _alone: Option<OwnedSemaphorePermit>,
 }
 
 impl Place {

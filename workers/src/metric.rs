@@ -13,6 +13,7 @@ pub(crate) const RENEWALS: &str = "towpath_lease_renewals_total";
 pub(crate) const RENEWAL_SECONDS: &str = "towpath_lease_renewal_seconds";
 pub(crate) const GIVEN_UP: &str = "towpath_leases_given_up_total";
 pub(crate) const LOST: &str = "towpath_leases_lost_total";
+pub(crate) const STRAYS: &str = "towpath_stray_jobs_total";
 const SLOTS: &str = "towpath_worker_slots";
 
 /// Says what the metrics of this room mean.
@@ -31,22 +32,27 @@ pub fn describe() {
     metrics::describe_counter!(
         RENEWALS,
         Unit::Count,
-        "Rounds in which the leases of this process were renewed (ok) or could not be (failed)"
+        "Rounds in which the lease of this process was renewed (ok) or could not be (failed)"
     );
     metrics::describe_histogram!(
         RENEWAL_SECONDS,
         Unit::Seconds,
-        "One round of renewing the leases of this process"
+        "One round of renewing the lease of this process"
     );
     metrics::describe_counter!(
         GIVEN_UP,
         Unit::Count,
-        "Jobs stopped here because their lease could not be renewed in time"
+        "Jobs stopped here because the lease could not be renewed in time"
     );
     metrics::describe_counter!(
         LOST,
         Unit::Count,
         "Jobs held here that turned out to be somebody else's"
+    );
+    metrics::describe_counter!(
+        STRAYS,
+        Unit::Count,
+        "Jobs of this process that it no longer knew of, given back"
     );
     metrics::describe_gauge!(
         SLOTS,
@@ -55,6 +61,7 @@ pub fn describe() {
     );
     metrics::counter!(GIVEN_UP).absolute(0);
     metrics::counter!(LOST).absolute(0);
+    metrics::counter!(STRAYS).absolute(0);
 }
 
 /// The slots of one pool; clones are the same slots.

@@ -168,6 +168,8 @@ mod tests {
             cancel_at: None,
             traceparent: None,
             created_at: Timestamp::from_micros(0),
+            bad_children: 0,
+            claimed_at: Timestamp::from_micros(0),
         }
     }
 

@@ -10,6 +10,7 @@ use towpath_store::jobs::{self, Turned};
 use towpath_store::{self as store, Tx};
 
 use crate::Finished;
+use crate::held::Claiming;
 use crate::rota::{Outset, Rota};
 
 /// What a turn is to do: write the jobs that finished, claim as many for their slots and the free ones, and record.
@@ -30,17 +31,17 @@ impl Hand {
 /// A turn that is over.
 pub(crate) struct Over {
     pub(crate) hand: Hand,
+    pub(crate) by: (WorkerId, Claiming),
     pub(crate) outset: Outset,
-    pub(crate) started: Instant,
     pub(crate) took: Duration,
     pub(crate) turned: store::Result<Turned>,
 }
 
-/// Begins a turn for this worker and pool.
+/// Begins a turn for this worker and pool. The claim counts as under way until what the turn answers is dropped.
 pub(crate) fn begin(
     engine: &Engine,
     pool: &str,
-    worker: WorkerId,
+    by: (WorkerId, Claiming),
     hand: Hand,
     rota: &mut Rota,
 ) -> impl Future<Output = Over> + Send + use<> {
@@ -54,14 +55,14 @@ pub(crate) fn begin(
         let claimer = jobs::Claimer {
             after: outset.after,
             marks: &outset.marks,
-            ..jobs::Claimer::new(&pool, worker, engine.settings().lease, wanted)
+            ..jobs::Claimer::new(&pool, by.0, wanted)
         };
         let turned = write_and_claim(engine.store(), &claimer, &endings, &hand.joining).await;
         let took = started.elapsed();
         Over {
             hand,
+            by,
             outset,
-            started,
             took,
             turned,
         }

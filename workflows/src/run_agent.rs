@@ -47,7 +47,7 @@ use self::trace::Trace;
 pub use self::reading::Runs;
 pub use self::start::{NewRun, Target, start};
 pub use self::stateless::{Recorder, Stateless};
-pub use self::stop::{cancel, delete_run, delete_thread};
+pub use self::stop::{cancel, delete_run, delete_thread, lock_threads, threads_of};
 
 /// The pool of runs.
 pub const POOL: &str = "agent";
@@ -78,7 +78,7 @@ pub fn lane(thread: ThreadId) -> Lane {
 impl Workflow for RunAgent {
     const KIND: &'static str = "run_agent";
     const POOL: &'static str = POOL;
-    // How often is said by the settings, which count lost workers too: see `run`.
+    // How often is said by the settings: see `perform`. Lost workers have a limit of their own, the engine's.
     const RETRY: RetryPolicy = RetryPolicy::doubling(1000, Duration::from_millis(500), Duration::from_secs(10));
     // The next run of the thread builds on what this one leaves.
     const KEEP_PLACE: bool = true;
@@ -125,8 +125,8 @@ impl RunAgent {
         kwargs: &Kwargs,
     ) -> Result<Ending, Failure> {
         let attempt = host.attempt();
-        if attempt > world.settings.max_attempts {
-            let most = world.settings.max_attempts;
+        let most = world.settings.max_attempts;
+        if host.failures() >= most {
             let attempts = world.store.read(async |tx| attempts::list(tx, run.job_id).await);
             let last = attempts.await.retry()?.pop();
             // What a process wrote last is for the operator; how it ended, for everybody.
@@ -153,7 +153,7 @@ impl RunAgent {
         };
         let spent = run
             .started_at
-            .map_or(Duration::ZERO, |started| world.store.clock().now().since(started));
+            .map_or(Duration::ZERO, |started| host.opened().since(started));
         let limit = world.settings.timeout.saturating_sub(spent);
         let native = matches!(graph, Graph::Native(_));
         let asked = world.tracer.as_ref().zip(kwargs.feedback_keys.as_deref());

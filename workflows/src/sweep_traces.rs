@@ -7,6 +7,7 @@ mod beside;
 pub(crate) mod pending;
 mod quarantine;
 
+use std::cmp::Reverse;
 use std::time::{Duration, Instant};
 
 use chrono::NaiveDate;
@@ -17,7 +18,7 @@ use towpath_domain::{ScheduleId, TenantId, Timestamp, failpoint};
 use towpath_durable::{Cause, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_store::schedules::{self, Schedule};
 use towpath_store::segments::Segment;
-use towpath_store::segments::replace::{self, Worth};
+use towpath_store::segments::replace::{self, Candidate, Worth};
 use towpath_store::segments::waste;
 use towpath_store::{self as store, Store, Tx, jobs, lanes, run_index, segments};
 
@@ -33,7 +34,11 @@ const BATCH: i64 = 200;
 /// Batches of one sweep: the rest is for the next.
 const ROUNDS: usize = 50;
 /// Days that one sweep has compacted.
-const DAYS: i64 = 100;
+const DAYS: usize = 100;
+/// Row groups looked at in one statement for days worth compacting…
+const PARTS: i64 = 20_000;
+/// … and how long one sweep goes on with it.
+const LOOKING_TAKES: Duration = Duration::from_secs(10);
 /// Workspaces of which one sweep has segments indexed.
 const WORKSPACES: i64 = 100;
 /// So many scattered rows of a closed day, or segments of it, are worth a compaction…
@@ -61,6 +66,9 @@ pub struct SweepTraces {
     /// How far the sweeps before have looked for objects that are missing.
     #[serde(default)]
     look: quarantine::Look,
+    /// How far they have looked for days worth compacting, where there are more than one sweep looks at.
+    #[serde(default)]
+    days: Option<Candidate>,
 }
 
 /// Makes sure that trace data is swept. Any number of processes may call it at every start.
@@ -109,10 +117,10 @@ impl Workflow for SweepTraces {
             // Somebody else sweeps.
             return ctx.done();
         };
-        let look = sweep(ctx, world, self.look).await?;
+        let left = sweep(ctx, world, self).await?;
         ctx.settle(async |tx| {
             let next = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, &Self { look }, Start::new(TenantId::nil()).at(next)).await?;
+            let job = towpath_durable::start(tx, &left, Start::new(TenantId::nil()).at(next)).await?;
             if schedules::advance(tx, CHAIN, schedule.next_at, next, Some(job)).await? {
                 Ok(())
             } else {
@@ -128,12 +136,13 @@ impl Workflow for SweepTraces {
     }
 }
 
-async fn sweep(ctx: &mut Ctx, world: &World, look: quarantine::Look) -> Result<quarantine::Look, Failure> {
+/// Sweeps, and says where the next sweep goes on.
+async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<SweepTraces, Failure> {
     let now = world.store.clock().now();
     let keep_from = world.keeping.first_day(now);
     rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
     failpoint::hit("sweep.retired");
-    compact(ctx, world, now).await?;
+    let days = compact(ctx, world, now, from.days).await?;
     index(ctx, world, now).await?;
     let replaced = now.minus(world.keeping.replaced);
     rounds(ctx, async move |tx| {
@@ -158,23 +167,41 @@ async fn sweep(ctx: &mut Ctx, world: &World, look: quarantine::Look) -> Result<q
     pending::trim(ctx, world).await?;
     attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
     attachments::remove_waste(ctx, world, replaced).await?;
-    quarantine::sweep(ctx, world, look, now).await
+    let look = quarantine::sweep(ctx, world, from.look, now).await?;
+    Ok(SweepTraces { look, days })
 }
 
-/// Starts a compaction of every day worth it, unless one waits already.
-async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Failure> {
+/// Starts a compaction of the days most worth it, unless one waits already. Answers where the next sweep goes on looking.
+async fn compact(
+    ctx: &mut Ctx,
+    world: &World,
+    now: Timestamp,
+    from: Option<Candidate>,
+) -> Result<Option<Candidate>, Failure> {
     let worth = Worth {
         open_from: now.day(),
         closed_rows: CLOSED_ROWS,
         closed_segments: CLOSED_SEGMENTS,
         open_segments: OPEN_SEGMENTS,
     };
-    let found = world
-        .store
-        .read(async |tx| replace::candidates(tx, worth, DAYS).await)
-        .await
-        .retry()?;
-    for day in found {
+    let until = Instant::now() + LOOKING_TAKES;
+    let (mut found, mut from) = (Vec::new(), from);
+    loop {
+        let behind = from;
+        let seen = world
+            .store
+            .read(async |tx| replace::candidates(tx, worth, behind, PARTS).await)
+            .await
+            .retry()?;
+        found.extend(seen.worth_it);
+        from = seen.last;
+        if from.is_none() || Instant::now() >= until {
+            break;
+        }
+    }
+    found.sort_by_key(|(segments, _)| Reverse(*segments));
+    found.truncate(DAYS);
+    for (_, day) in found {
         let compact = CompactDay::new(day.tenant_id, day.project_id, day.day);
         let lane = compact.lane();
         ctx.commit_in(std::slice::from_ref(&lane), async |tx| {
@@ -188,7 +215,7 @@ async fn compact(ctx: &mut Ctx, world: &World, now: Timestamp) -> Result<(), Fai
         .await?;
         failpoint::hit("sweep.compaction_started");
     }
-    Ok(())
+    Ok(from)
 }
 
 /// Has segments indexed that wait for it: whoever published them may have died before it could say so, or they are too

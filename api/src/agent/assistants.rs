@@ -7,14 +7,14 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use towpath_domain::AssistantId;
 use towpath_domain::agent::CancelAction;
 use towpath_domain::agent::merge::RESERVED_CONFIGURABLE;
 use towpath_domain::agent::request::check_config;
-use towpath_domain::{AssistantId, TenantId};
 use towpath_runtime::{Graph, Schemas, Xray};
 use towpath_store::assistants::{self as rows, Content, Order, Which};
-use towpath_store::{Tx, runs, threads};
+use towpath_store::runs;
 use towpath_workflows::run_agent;
 use uuid::Uuid;
 
@@ -346,40 +346,33 @@ pub(crate) async fn delete(
     app.store
         .write(async |tx| {
             rows::get(tx, app.tenant, id).await?;
+            let doomed = if threads {
+                run_agent::threads_of(tx, app.tenant, id).await?
+            } else {
+                Vec::new()
+            };
+            let open = runs::open(tx, app.tenant, None, Some(id)).await?;
+            let touched: Vec<_> = doomed
+                .iter()
+                .copied()
+                .chain(open.iter().map(|run| run.thread_id))
+                .collect();
+            run_agent::lock_threads(tx, app.tenant, &touched).await?;
+            // Once more: others may have begun while we waited.
             let open = runs::open(tx, app.tenant, None, Some(id)).await?;
             run_agent::cancel(tx, app.tenant, &open, CancelAction::Interrupt).await?;
-            if threads {
-                delete_threads(tx, app.tenant, id).await?;
+            for thread in doomed {
+                match run_agent::delete_thread(tx, app.tenant, thread).await {
+                    // It was temporary, and went with its run.
+                    Ok(()) | Err(towpath_store::Error::NotFound) => {}
+                    Err(error) => return Err(error),
+                }
             }
             // Its crons go with it; the chains that fire them end when they find that out.
             rows::delete(tx, app.tenant, id).await
         })
         .await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Deletes the threads that were last used with an assistant.
-async fn delete_threads(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> towpath_store::Result<()> {
-    let page = threads::Search {
-        filter: threads::Filter {
-            metadata: Some(json!({ "assistant_id": id })),
-            ..threads::Filter::default()
-        },
-        sort_by: threads::SortBy::ThreadId,
-        ascending: true,
-        limit: 1000,
-        offset: 0,
-        with_values: false,
-    };
-    loop {
-        let found = threads::search(tx, tenant, &page).await?;
-        if found.is_empty() {
-            return Ok(());
-        }
-        for thread in found {
-            run_agent::delete_thread(tx, tenant, thread.id).await?;
-        }
-    }
 }
 
 /// How a graph is drawn.

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId};
-use towpath_store::{Store, attempts, jobs, lanes, steps};
+use towpath_store::{Store, attempts, jobs, lanes, leases, steps};
 
 use crate::errors::{ApiError, Error};
 use crate::extract::{Json, Path, Query};
@@ -129,9 +129,11 @@ pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobD
         let children = jobs::list(tx, &of_job, None, CHILDREN).await?;
         let attempts = attempts::list(tx, id).await?;
         let steps = steps::done(tx, id, STEPS).await?;
-        Ok(Some((job, explanation, lane, children, attempts, steps)))
+        let lease_until = leases::until(tx, id).await?;
+        Ok(Some((job, explanation, lane, children, attempts, steps, lease_until)))
     });
-    let (job, explanation, lane, children, attempts, steps) = found.await?.ok_or_else(|| ApiError::not_found("job"))?;
+    let (job, explanation, lane, children, attempts, steps, lease_until) =
+        found.await?.ok_or_else(|| ApiError::not_found("job"))?;
     let given = if input {
         let text = RawValue::from_string(job.input.clone());
         Some(text.map_err(|_| towpath_store::Error::corrupt("job", "input", id))?)
@@ -140,7 +142,7 @@ pub(crate) async fn detail(store: &Store, id: JobId, input: bool) -> Result<JobD
     };
     Ok(JobDetail {
         explanation,
-        lease_until: job.lease_until,
+        lease_until,
         lane_state: lane.map(|lane| LaneState {
             key: lane.key,
             places: lane.places,

@@ -303,9 +303,13 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         },
         deadline: job.deadline_at.map(|time| show::relative(time, now)),
         worker: job.worker_id.map(|worker| worker.to_string()),
-        lease: job
-            .lease_until
-            .map(|until| format!("ends {}, unless renewed", show::relative(until, now))),
+        lease: match why.why {
+            Why::Running {
+                lease_until: Some(until),
+                ..
+            } => Some(format!("ends {}, unless renewed", show::relative(until, now))),
+            _ => None,
+        },
         parent: job.parent_id.map(|parent| parent.to_string()),
         trace: job
             .traceparent

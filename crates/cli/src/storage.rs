@@ -30,6 +30,7 @@ impl Storage {
             .transpose()?;
         let options = Options {
             connections: settings.database_connections,
+            lease: settings.lease,
             ..Options::default()
         };
         let store = Store::open(uri, options).await.context("opening the database")?;

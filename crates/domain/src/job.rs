@@ -141,6 +141,18 @@ impl RetryPolicy {
 /// Leases a job may lose in a row, without a new step or checkpoint between them, before it counts as poison.
 pub const MAX_LOST_LEASES: u32 = 5;
 
+/// A job that lost so many leases in a row may be what kills its workers. It is claimed alone, and no other such job runs beside it
+/// in its process: so neighbours of one that kills are found not to.
+pub const SUSPECT: u32 = 2;
+
+/// How long a job rests after so many leases lost in a row: about one second, then two, then four; by chance, from 0 to 1, half as
+/// long to half as long again.
+#[must_use]
+pub fn rest_after_lost_lease(lost: u32, chance: f64) -> Duration {
+    let rest = Duration::from_secs(1).saturating_mul(1 << lost.saturating_sub(1).min(2));
+    rest.mul_f64(0.5 + chance.clamp(0.0, 1.0))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -151,6 +163,13 @@ mod tests {
         assert_eq!(policy.delay_after(1), Some(Duration::from_secs(30)));
         assert_eq!(policy.delay_after(20), Some(Duration::from_secs(30)));
         assert_eq!(policy.delay_after(21), None);
+    }
+
+    #[test]
+    fn the_rest_after_a_lost_lease_doubles_and_differs() {
+        let seconds = |lost, chance| rest_after_lost_lease(lost, chance).as_secs_f64();
+        assert_eq!([1, 2, 3, 5].map(|lost| seconds(lost, 0.5)), [1.0, 2.0, 4.0, 4.0]);
+        assert_eq!([0.0, 1.0].map(|chance| seconds(1, chance)), [0.5, 1.5]);
     }
 
     #[test]

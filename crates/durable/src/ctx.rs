@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -31,6 +31,10 @@ pub struct Ctx {
     journal: Option<HashMap<String, String>>,
     used: HashSet<String>,
     cursor: Option<String>,
+    /// Children known to have ended badly.
+    bad_children: i64,
+    /// When the attempt began here.
+    began: Instant,
 }
 
 /// A child of a waiting parent.
@@ -51,6 +55,7 @@ impl Ctx {
         let cursor = job.cursor.clone();
         // A fence of 1 is the first claim ever: there can be no finished step, so none is looked for.
         let journal = (job.fence == 1).then(HashMap::new);
+        let bad_children = job.bad_children;
         Self {
             engine,
             job,
@@ -58,6 +63,8 @@ impl Ctx {
             journal,
             used: HashSet::new(),
             cursor,
+            bad_children,
+            began: Instant::now(),
         }
     }
 
@@ -95,6 +102,13 @@ impl Ctx {
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.engine.settings().lease
+    }
+
+    /// What the clock says that times of several hosts are compared by, as it was at the claim and went on here: for what has to
+    /// be over in time, whatever this host's own clock says.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.job.claimed_at.plus(self.began.elapsed())
     }
 
     /// The trace context of the request that asked for this job.
@@ -235,20 +249,20 @@ impl Ctx {
 
     /// Ends the attempt by waiting for child jobs, which `f` starts with [`Start::child_of`](crate::Start::child_of)
     /// this job. The job keeps its lane place and its deadline, but no worker. `run` is entered anew, with its
-    /// journal, when the last child is over or one ended badly. With no open child it is entered at once.
+    /// journal, when the last child is over or one ended badly. With no open child it is entered at once, and also when a child
+    /// ended badly that this attempt has not seen among its [children](Self::children).
     ///
     /// # Errors
     /// As [`Ctx::commit`].
     pub async fn wait(&mut self, lanes: &[Lane], f: impl AsyncFnOnce(&mut Tx<'_>) -> store::Result<()>) -> Outcome {
-        let id = self.job.id;
+        let (id, known) = (self.job.id, self.bad_children);
         failpoint::hit("wait.before");
         self.held(lanes, false, false, async |tx, hold| {
             f(tx).await?;
             let open = jobs::count_children(tx, id).await?;
-            let mut to = Move::of(
-                hold.job(id),
-                if open == 0 { JobState::Ready } else { JobState::Waiting },
-            );
+            let row = hold.job(id);
+            let goes_on = open == 0 || row.bad_children > known;
+            let mut to = Move::of(row, if goes_on { JobState::Ready } else { JobState::Waiting });
             // Waiting is no attempt.
             to.attempt -= 1;
             to.lost_leases = 0;
@@ -272,6 +286,9 @@ impl Ctx {
             .read(async |tx| jobs::children(tx, id, false, i64::MAX).await)
             .await
             .map_err(failure)?;
+        let ended_badly = |job: &&jobs::Job| job.state.is_final() && job.state != JobState::Succeeded;
+        let bad = children.iter().filter(ended_badly).count();
+        self.bad_children = self.bad_children.max(i64::try_from(bad).unwrap_or(i64::MAX));
         Ok(children
             .into_iter()
             .map(|job| Child {

@@ -16,7 +16,7 @@ use crate::metric::{AllMeters, Meters};
 /// Times of the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How long a claim lasts without a renewal. Renewed every third of it.
+    /// How long a worker keeps its jobs without a renewal. Renewed every third of it.
     pub lease: Duration,
     /// How long a cancelled job may go on before it is dropped.
     pub cancel_grace: Duration,

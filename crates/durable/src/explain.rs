@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 
 use serde::Serialize;
-use towpath_domain::job::JobState;
+use towpath_domain::job::{JobState, SUSPECT};
 use towpath_domain::{JobId, Timestamp, WorkerId};
 use towpath_store::jobs::{self, Job};
-use towpath_store::{self as store, Dialect, Tx, lanes, pools, workers};
+use towpath_store::{self as store, Dialect, Tx, attempts, lanes, leases, pools, workers};
 
 use crate::retry::backs_off;
 
@@ -64,8 +64,20 @@ pub enum Why {
         /// The last error.
         error: Option<String>,
     },
+    /// Its worker was lost with it, and it rests before its next attempt.
+    WorkerLost {
+        /// When that is due.
+        at: Timestamp,
+        /// Workers lost in a row, without a new step or checkpoint of this job between them.
+        lost_leases: i64,
+    },
     /// Its time has come and the scheduler has not readied it yet.
     Due,
+    /// Its time has come, but its workers were lost again and again. It is claimed by one that has no other such job.
+    Suspect {
+        /// Workers lost in a row.
+        lost_leases: i64,
+    },
     /// Its lane is full.
     LaneFull {
         /// The lane.
@@ -129,20 +141,19 @@ async fn reason(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
     let now = jobs::db_now(tx).await?;
     Ok(match job.state {
         state if state.is_final() => Why::Over,
-        // SQLite's one process renews nothing, and nothing is taken from it by time.
-        JobState::Running if tx.dialect() == Dialect::Postgres && job.lease_until.is_some_and(|until| until < now) => {
-            Why::LeaseEnded { worker: job.worker_id }
-        }
-        JobState::Running if job.cancel_at.is_some() => Why::Stopping { worker: job.worker_id },
-        JobState::Running => Why::Running {
-            worker: job.worker_id,
-            lease_until: job.lease_until.filter(|_| tx.dialect() == Dialect::Postgres),
+        JobState::Running => running(tx, job, now).await?,
+        JobState::Scheduled if job.run_at <= now && job.lost_leases >= i64::from(SUSPECT) => Why::Suspect {
+            lost_leases: job.lost_leases,
         },
         JobState::Scheduled if job.run_at <= now => Why::Due,
         JobState::Scheduled if backs_off(tx, job).await? => Why::BackingOff {
             at: job.run_at,
             failures: job.failures,
             error: job.error.clone(),
+        },
+        JobState::Scheduled if was_lost(tx, job).await? => Why::WorkerLost {
+            at: job.run_at,
+            lost_leases: job.lost_leases,
         },
         JobState::Scheduled if job.fence > 0 && job.started_at.is_some() => Why::Snoozing { at: job.run_at },
         JobState::Scheduled => Why::Scheduled { at: job.run_at },
@@ -156,6 +167,33 @@ async fn reason(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
         }
         _ => ready(tx, job).await?,
     })
+}
+
+async fn running(tx: &mut Tx<'_>, job: &Job, now: Timestamp) -> store::Result<Why> {
+    let worker = job.worker_id;
+    // On SQLite nothing is taken from the one process by time.
+    let by_time = tx.dialect() == Dialect::Postgres;
+    let lease_until = leases::until(tx, job.id).await?;
+    Ok(match lease_until {
+        None => Why::LeaseEnded { worker },
+        Some(until) if by_time && until < now => Why::LeaseEnded { worker },
+        _ if job.cancel_at.is_some() => Why::Stopping { worker },
+        lease_until => Why::Running {
+            worker,
+            lease_until: lease_until.filter(|_| by_time),
+        },
+    })
+}
+
+/// Whether the job is scheduled because the worker of its last attempt was lost. Taking it back raised the fence.
+async fn was_lost(tx: &mut Tx<'_>, job: &Job) -> store::Result<bool> {
+    if job.lost_leases == 0 {
+        return Ok(false);
+    }
+    Ok(attempts::list(tx, job.id)
+        .await?
+        .last()
+        .is_some_and(|last| last.fence + 1 == job.fence && last.outcome == "lost"))
 }
 
 async fn lane_full(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
@@ -245,6 +283,13 @@ fn sentence(job: &Job, why: &Why) -> String {
             let error = error.as_deref().unwrap_or("no error text");
             format!("it failed {failures} times and tries again at {at}; the last error was: {error}")
         }
+        Why::WorkerLost { at, lost_leases } => {
+            format!("{lost_leases} workers in a row were lost with it; it tries again at {at}")
+        }
+        Why::Suspect { lost_leases } => format!(
+            "{lost_leases} workers in a row were lost with it, so it is performed next to no other such job: a worker of the \
+             pool {pool} takes it when it has none"
+        ),
         Why::Due => "it is due and the scheduler has not readied it yet; is one running?".to_owned(),
         Why::LaneFull {
             lane,

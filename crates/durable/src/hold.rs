@@ -8,7 +8,7 @@ mod wanted;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use towpath_domain::JobId;
-use towpath_domain::job::{Ended, JobState};
+use towpath_domain::job::{Ended, JobState, SUSPECT};
 use towpath_store::jobs::{self, Claimed, Job, Move};
 use towpath_store::{self as store, Tx, attempts, lanes};
 
@@ -48,6 +48,7 @@ impl Hold {
             let family = wanted.family.clone();
             let hold = wanted.lock(tx).await?;
             if !jobs::grew(tx, &family).await? {
+                jobs::keep(tx).await?;
                 return Ok(hold);
             }
             jobs::let_go(tx).await?;
@@ -230,9 +231,13 @@ impl Hold {
         Ok(())
     }
 
-    /// Takes the job off its worker into `to`. Gives up its lane place when `to` says so.
-    pub(crate) async fn move_to(&mut self, tx: &mut Tx<'_>, id: JobId, to: Move) -> store::Result<()> {
+    /// Takes the job off its worker into `to`. Gives up its lane place when `to` says so. A job that lost two leases is not made
+    /// ready: it is claimed as it is, alone.
+    pub(crate) async fn move_to(&mut self, tx: &mut Tx<'_>, id: JobId, mut to: Move) -> store::Result<()> {
         let job = self.job(id).clone();
+        if to.state == JobState::Ready && to.lost_leases >= i64::from(SUSPECT) {
+            to.state = JobState::Scheduled;
+        }
         jobs::apply(tx, &job, &to).await?;
         self.moved(id, &to);
         if to.state == JobState::Ready {
@@ -338,16 +343,21 @@ impl Hold {
             tx.wake(&promoted.pool);
             // It may be one of ours, and about to leave the lane again.
             if let Some(row) = self.jobs.get_mut(&promoted.id) {
-                row.state = JobState::Ready;
+                row.state = if row.lost_leases < i64::from(SUSPECT) {
+                    JobState::Ready
+                } else {
+                    JobState::Scheduled
+                };
                 row.lane_held = true;
             }
         }
         Ok(())
     }
 
-    /// Tells a parent that so many of its children are over, unless it is over itself or not among the locked jobs.
+    /// Tells a parent that so many of its children are over, unless it is not among the locked jobs. One that is over itself only
+    /// counts them.
     async fn tell_parent(&mut self, tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64) -> store::Result<()> {
-        let Some(row) = self.jobs.get_mut(&parent).filter(|row| !row.state.is_final()) else {
+        let Some(row) = self.jobs.get_mut(&parent) else {
             return Ok(());
         };
         jobs::children_over(tx, parent, over, badly).await?;
@@ -374,7 +384,9 @@ impl Hold {
         row.fence = to.fence;
         row.error.clone_from(&to.error);
         row.worker_id = None;
-        row.lease_until = None;
+        if to.state.is_final() {
+            row.cancel_at = None;
+        }
     }
 }
 

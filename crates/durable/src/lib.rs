@@ -37,6 +37,9 @@ pub use lane::Lane;
 pub use perform::{Bare, Performed, Signal, attempt, perform};
 pub use retry::{has_pool, knows, retry};
 pub use start::{Start, counted, ready, recorded, start, start_all, start_all_apart, start_raw};
-pub use sweep::{end_overdue, ready_due, ready_earlier_boots, rescue, respawn};
+pub use sweep::{
+    end_old_leases, end_overdue, give_up, lost_workers, ready_due, ready_earlier_boots, rescue, respawn, take_back,
+};
 pub use towpath_store::jobs::{Claimed, Fenced, NewJob};
+pub use towpath_store::leases::{Expired, Look};
 pub use workflow::{Again, Ends, Registry, Workflow};

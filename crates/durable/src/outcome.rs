@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath_domain::job::{Ended, JobState, MAX_LOST_LEASES, RetryPolicy};
+use towpath_domain::job::{Ended, JobState, MAX_LOST_LEASES, RetryPolicy, rest_after_lost_lease};
 use towpath_store::jobs::{self, Fenced, Move};
 use towpath_store::{self as store, Tx};
 
@@ -76,6 +76,10 @@ pub(crate) async fn record(tx: &mut Tx<'_>, job: Fenced, failure: &Failure, poli
 pub(crate) async fn hand_back(tx: &mut Tx<'_>, job: Fenced) -> store::Result<()> {
     let family = jobs::get(tx, job.id).await?.is_some_and(|row| row.open_children > 0);
     let mut hold = Hold::fenced(tx, job, &[], family).await?;
+    give_back(tx, &mut hold, job).await
+}
+
+async fn give_back(tx: &mut Tx<'_>, hold: &mut Hold, job: Fenced) -> store::Result<()> {
     let row = hold.job(job.id).clone();
     if row.cancel_at.is_some() {
         note_attempt(tx, &row, "cancelled", None, "cancelled").await?;
@@ -99,11 +103,23 @@ pub(crate) async fn put_off(tx: &mut Tx<'_>, job: Fenced, span: Duration, error:
     hold.move_to(tx, job.id, to).await
 }
 
-/// Takes a job from a worker whose lease ended: back to ready, or over when it keeps killing its workers. Expects
-/// the job to be locked and its lease checked by the caller.
-pub(crate) async fn lost(tx: &mut Tx<'_>, hold: &mut Hold, id: towpath_domain::JobId) -> store::Result<()> {
+/// Why an attempt ended whose worker lost its lease.
+pub(crate) const SILENT: &str = "its worker stopped renewing the lease";
+
+/// Why an attempt ended that left nothing behind while its worker goes on.
+pub(crate) const UNSAID: &str = "its worker let go of it and could not write down why";
+
+/// Takes a job from a worker that lost it: back to where it was, due after a rest, or over when it keeps killing its workers. It
+/// keeps its place in its lane, so that the order of a lane is not a matter of chance, and [`jobs::take_back`] need not look at
+/// lanes. Expects the job to be locked and the loss checked by the caller.
+pub(crate) async fn lost(
+    tx: &mut Tx<'_>,
+    hold: &mut Hold,
+    id: towpath_domain::JobId,
+    why: &'static str,
+) -> store::Result<()> {
     let row = hold.job(id).clone();
-    note_attempt(tx, &row, "lost", None, "its worker stopped renewing the lease").await?;
+    note_attempt(tx, &row, "lost", None, why).await?;
     if row.cancel_at.is_some() {
         return hold.finish(tx, id, Some(Ended::Cancelled), false).await;
     }
@@ -115,16 +131,32 @@ pub(crate) async fn lost(tx: &mut Tx<'_>, hold: &mut Hold, id: towpath_domain::J
         let error = format!("its worker died {lost_leases} times in a row without any progress{error}");
         return hold.finish(tx, id, Some(Ended::Failed(error)), true).await;
     }
-    let mut to = Move::of(&row, JobState::Ready);
+    let mut to = Move::of(&row, JobState::Scheduled);
+    let lost = u32::try_from(lost_leases).unwrap_or(u32::MAX);
+    let rest = rest_after_lost_lease(lost, chance(id, row.fence));
+    to.run_at = Some(jobs::db_now(tx).await?.plus(rest));
     to.lost_leases = lost_leases;
     to.fence += 1;
     hold.move_to(tx, id, to).await
 }
 
-/// Ends a job whose deadline passed while this worker held it.
+/// From 0 to 1, another for each job and each of its attempts.
+fn chance(id: towpath_domain::JobId, fence: i64) -> f64 {
+    let bytes = id.0.as_bytes();
+    let bits = u16::from_be_bytes([bytes[14], bytes[15]]);
+    let fence = u16::try_from(fence & 0xffff).unwrap_or_default();
+    f64::from(bits.wrapping_add(fence.wrapping_mul(40_503))) / f64::from(u16::MAX)
+}
+
+/// Ends a job whose deadline passed while this worker held it. Whether it has is for the database's clock to say; else the job is
+/// given back as if it had not been claimed.
 pub(crate) async fn deadline(tx: &mut Tx<'_>, job: Fenced) -> store::Result<()> {
     let mut hold = Hold::fenced(tx, job, &[], true).await?;
     let row = hold.job(job.id).clone();
+    let now = jobs::db_now(tx).await?;
+    if row.deadline_at.is_none_or(|deadline| now < deadline) {
+        return give_back(tx, &mut hold, job).await;
+    }
     note_attempt(tx, &row, "timed_out", None, "the deadline has passed").await?;
     hold.finish(tx, job.id, Some(Ended::TimedOut), false).await
 }

@@ -139,9 +139,8 @@ async fn run<World: Send + Sync + 'static>(
     // Nothing but its own row and its lane changes. (It records children only by waiting for them, which ends the attempt.)
     let bare = job.parent_id.is_none() && job.open_children == 0;
     let lane = job.lane.clone();
-    let remaining = job
-        .deadline_at
-        .map(|deadline| deadline.since(engine.store().clock().now()));
+    // Both by the database's clock: this host's own may be anywhere.
+    let remaining = job.deadline_at.map(|deadline| deadline.since(job.claimed_at));
     if job.cancel_at.is_some() {
         token.cancel();
     }
@@ -283,7 +282,7 @@ async fn write_down(
                 return;
             }
             Err(error) if error.is_transient() => {
-                // The database is away. The lease still runs; if it ends first, the rescue writes instead.
+                // The database is away. The lease still runs; if it ends first, whoever takes the job back writes instead.
                 tracing::warn!(error = %error, "cannot write down how the attempt ended; trying again");
                 tokio::select! {
                     () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(1)),
@@ -299,7 +298,7 @@ async fn write_down(
                     .write(async |tx| outcome::put_off(tx, job, PUT_OFF, &text).await)
                     .await;
                 if let Err(error) = put_off {
-                    tracing::error!(error = %Cause::of(&error), "cannot put the job off either; its lease will end");
+                    tracing::error!(error = %Cause::of(&error), "cannot put the job off either; its worker will give it up");
                 }
                 return;
             }

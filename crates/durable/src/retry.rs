@@ -23,6 +23,10 @@ pub async fn retry(tx: &mut Tx<'_>, id: JobId) -> store::Result<JobState> {
         Err(why) => (None, Some(why)),
     };
     let lanes: Vec<Lane> = lane.into_iter().collect();
+    if job.state.is_final() {
+        // Nobody waits for a row that nobody else sees yet, so it may come before the lanes.
+        jobs::recall(tx, id).await?;
+    }
     let mut hold = Hold::take(tx, id, &lanes, false).await?.ok_or(store::Error::NotFound)?;
     let row = hold.job(id).clone();
     if !row.state.is_final() {

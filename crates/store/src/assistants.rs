@@ -103,11 +103,12 @@ impl Order {
 /// As every statement.
 pub async fn create(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId, new: &Content) -> Result<Option<Assistant>> {
     let now = tx.now();
-    let made: Option<Assistant> = on!(tx, |conn| sqlx::query_as(
+    let made: Option<Assistant> = on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO assistant (id, tenant_id, graph_id, name, description, config, context, metadata, version,
                                 created_at, updated_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 1, $9, $9) ON CONFLICT DO NOTHING RETURNING *",
-    )
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 1, $9, $9) ON CONFLICT DO NOTHING RETURNING ",
+        columns!(assistant)
+    ),)
     .bind(id)
     .bind(tenant)
     .bind(&new.graph_id)
@@ -169,9 +170,11 @@ pub async fn ensure_system(tx: &mut Tx<'_>, tenant: TenantId, new: &Content) -> 
 /// # Errors
 /// [`Error::NotFound`].
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<Assistant> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM assistant WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(assistant),
+        " FROM assistant WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -183,7 +186,10 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<A
 /// # Errors
 /// As every statement.
 pub async fn get_each(tx: &mut Tx<'_>, tenant: TenantId, ids: &[AssistantId]) -> Result<Vec<Assistant>> {
-    let mut query = Query::new(tx, "SELECT * FROM assistant WHERE tenant_id = ");
+    let mut query = Query::new(
+        tx,
+        concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = "),
+    );
     query
         .bind(Arg::Uuid(tenant.0))
         .push(" AND id")
@@ -195,8 +201,8 @@ pub async fn get_each(tx: &mut Tx<'_>, tenant: TenantId, ids: &[AssistantId]) ->
 async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> Result<Assistant> {
     // SQLite has one writer, so nobody else can change it.
     let text = sql!(tx,
-        sqlite: "SELECT * FROM assistant WHERE tenant_id = $1 AND id = $2",
-        postgres: "SELECT * FROM assistant WHERE tenant_id = $1 AND id = $2 FOR UPDATE");
+        sqlite: concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = $1 AND id = $2"),
+        postgres: concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = $1 AND id = $2 FOR UPDATE"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(id)
@@ -217,7 +223,10 @@ pub async fn search(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<Assistant>> {
-    let mut query = Query::new(tx, "SELECT * FROM assistant WHERE tenant_id = ");
+    let mut query = Query::new(
+        tx,
+        concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = "),
+    );
     query.bind(Arg::Uuid(tenant.0));
     narrow(&mut query, which);
     query.push(" ORDER BY ").push(order.text(ascending));
@@ -282,13 +291,14 @@ pub async fn update(
     let next = change(&current)?;
     let now = tx.now();
     // Numbers are never used again: the pointer may stand at an older version.
-    let assistant: Assistant = on!(tx, |conn| sqlx::query_as(
+    let assistant: Assistant = on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE assistant SET graph_id = $3, name = $4, description = $5, config = $6, context = $7, metadata = $8,
                 updated_at = $9,
                 version = (SELECT max(v.version) + 1 FROM assistant_version v
                            WHERE v.tenant_id = $1 AND v.assistant_id = $2)
-         WHERE tenant_id = $1 AND id = $2 RETURNING *",
-    )
+         WHERE tenant_id = $1 AND id = $2 RETURNING ",
+        columns!(assistant)
+    ),)
     .bind(tenant)
     .bind(id)
     .bind(&next.graph_id)

@@ -13,7 +13,7 @@ use sqlx::{Connection, Executor, PgConnection, SqliteConnection};
 use towpath_domain::TenantId;
 
 use crate::error::{Error, Result};
-use crate::tx::Tx;
+use crate::tx::{Conn, Tx};
 pub use copy::{Copied, Copies};
 
 /// A connection of its own with the tables of the comparison.
@@ -183,6 +183,7 @@ impl Baseline {
 /// # Errors
 /// As every statement.
 pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &[TenantId]) -> Result<()> {
+    take_time(tx).await?;
     let now = tx.now();
     let share = n / i64::try_from(tenants.len().max(1)).unwrap_or(1);
     let mut first = 0;
@@ -212,14 +213,24 @@ pub async fn backlog(tx: &mut Tx<'_>, kind: &str, pool: &str, n: i64, tenants: &
     Ok(())
 }
 
+/// Lets the statements of this transaction take longer than those of a server may: these are about all rows of a table.
+async fn take_time(tx: &mut Tx<'_>) -> Result<()> {
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SET LOCAL statement_timeout = 0").execute(conn).await?;
+    }
+    Ok(())
+}
+
 /// Empties the engine's tables, and lets the database tidy up before the next measurement.
 ///
 /// # Errors
 /// As every statement.
 pub async fn clear(tx: &mut Tx<'_>) -> Result<()> {
+    take_time(tx).await?;
     on!(tx, |conn| {
         sqlx::query("DELETE FROM step").execute(&mut *conn).await?;
         sqlx::query("DELETE FROM lane").execute(&mut *conn).await?;
+        sqlx::query("DELETE FROM job_history").execute(&mut *conn).await?;
         sqlx::query("DELETE FROM job").execute(conn).await.map(drop)
     })?;
     Ok(())

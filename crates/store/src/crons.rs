@@ -153,9 +153,11 @@ pub async fn replace(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
 /// # Errors
 /// [`Error::NotFound`].
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM cron WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(cron),
+        " FROM cron WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -169,8 +171,8 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron> 
 pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: CronId) -> Result<Cron> {
     // SQLite has one writer, so nobody else can change it.
     let text = sql!(tx,
-        sqlite: "SELECT * FROM cron WHERE tenant_id = $1 AND id = $2",
-        postgres: "SELECT * FROM cron WHERE tenant_id = $1 AND id = $2 FOR UPDATE");
+        sqlite: concat!("SELECT ", columns!(cron), " FROM cron WHERE tenant_id = $1 AND id = $2"),
+        postgres: concat!("SELECT ", columns!(cron), " FROM cron WHERE tenant_id = $1 AND id = $2 FOR UPDATE"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(id)
@@ -191,7 +193,7 @@ pub async fn search(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<Cron>> {
-    let mut query = Query::new(tx, "SELECT * FROM cron WHERE tenant_id = ");
+    let mut query = Query::new(tx, concat!("SELECT ", columns!(cron), " FROM cron WHERE tenant_id = "));
     query.bind(Arg::Uuid(tenant.0));
     narrow(&mut query, which);
     let way = if ascending { "" } else { " DESC" };

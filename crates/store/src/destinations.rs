@@ -104,11 +104,12 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewDestination<'_>) 
     let (credentials, keys) = new.credentials.unzip();
     let keys = serde_json::to_string(&keys.unwrap_or_default())
         .map_err(|_| Error::corrupt("destination", "credentials_keys", new.id))?;
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO destination (id, tenant_id, destination_type, display_name, config, credentials,
                                   credentials_keys, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) RETURNING *"
-    )
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $8) RETURNING ",
+        columns!(destination)
+    ))
     .bind(new.id)
     .bind(tenant)
     .bind(new.kind)
@@ -126,9 +127,11 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewDestination<'_>) 
 /// # Errors
 /// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result<Destination> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM destination WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(destination),
+        " FROM destination WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -140,9 +143,11 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: DestinationId) -> Result
 /// # Errors
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Destination>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM destination WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 + 0 OFFSET $3"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(destination),
+        " FROM destination WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT $2 + 0 OFFSET $3"
+    ))
     .bind(tenant)
     .bind(limit)
     .bind(offset)
@@ -167,11 +172,12 @@ pub async fn update(
         .map(|keys| serde_json::to_string(&keys))
         .transpose()
         .map_err(|_| Error::corrupt("destination", "credentials_keys", id))?;
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE destination SET display_name = COALESCE($3, display_name), credentials = COALESCE($4, credentials),
                                 credentials_keys = COALESCE($5, credentials_keys), updated_at = $6
-         WHERE tenant_id = $1 AND id = $2 RETURNING *"
-    )
+         WHERE tenant_id = $1 AND id = $2 RETURNING ",
+        columns!(destination)
+    ))
     .bind(tenant)
     .bind(id)
     .bind(display_name)

@@ -76,6 +76,16 @@ impl Error {
         matches!(self, Self::Unavailable(_) | Self::Full)
     }
 
+    /// Whether the database gave up waiting for what others hold: a lock, or the end of a deadlock. Another row may be free.
+    #[must_use]
+    pub fn is_contended(&self) -> bool {
+        let Self::Unavailable(source) = self else {
+            return false;
+        };
+        let code = source.as_database_error().and_then(|refusal| refusal.code());
+        matches!(code.as_deref(), Some("55P03" | "57014" | "40P01"))
+    }
+
     /// What is wrong, in words that say nothing of addresses, users or statements: for whoever asks how the process
     /// is.
     #[must_use]
@@ -95,6 +105,8 @@ impl Error {
                 sqlx::Error::Database(refusal) => match refusal.code().as_deref() {
                     Some("57P01" | "57P02") => "it is being shut down",
                     Some("57P03") => "it is starting",
+                    Some("57014") => "no answer in time",
+                    Some("55P03") => "a lock is not free in time",
                     Some("53300") => "it has too many connections",
                     Some("25006") => "it takes no writes",
                     _ => "it refuses",
@@ -135,10 +147,13 @@ impl From<sqlx::Error> for Error {
                     // SQLite: SQLITE_FULL. PostgreSQL: disk_full.
                     Some("13" | "53100") => Self::Full,
                     // SQLite: busy, locked, busy_snapshot, cannot open. PostgreSQL: deadlock, serialization failure,
-                    // connection and operator-intervention classes, too many connections, read-only standby.
-                    Some("5" | "6" | "14" | "261" | "517" | "40P01" | "40001" | "53300" | "25006") => {
-                        Self::Unavailable(error.into())
-                    }
+                    // connection and operator-intervention classes, too many connections, read-only standby; a statement, a
+                    // lock or a silent transaction that took too long.
+                    Some(
+                        "5" | "6" | "14" | "261" | "517" | "40P01" | "40001" | "53300" | "25006" | "57014" | "55P03"
+                        | "25P03",
+                    ) => Self::Unavailable(error.into()),
+                    Some("0A000") if is_outdated(refusal.as_ref()) => Self::Unavailable(error.into()),
                     // SQLite's I/O errors: 10 and whatever has it in its lowest byte. A disk that refuses now may
                     // take it later.
                     Some(code)
@@ -155,6 +170,17 @@ impl From<sqlx::Error> for Error {
             _ => Self::Driver(error),
         }
     }
+}
+
+/// Whether PostgreSQL refused a statement that this connection has cached, because a migration changed what it returns. A new
+/// connection has it prepared anew.
+fn is_outdated(refusal: &(dyn sqlx::error::DatabaseError + 'static)) -> bool {
+    let routine = refusal
+        .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+        .and_then(|refusal| refusal.routine());
+    // The text depends on the server's language, the routine on its version.
+    refusal.code().as_deref() == Some("0A000")
+        && (routine == Some("RevalidateCachedQuery") || refusal.message().contains("cached plan"))
 }
 
 /// Which column was taken. SQLite names the columns in its text, PostgreSQL the constraint (`table_column_key`).

@@ -107,11 +107,12 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewExport<'_>) -> Re
     let now = tx.now();
     let fields = stored(new.id, new.content.fields.as_deref())?;
     keep_filter(tx, tenant, new.id, new.content.filter.as_deref()).await?;
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO export (id, tenant_id, destination_id, project_id, status, start_time, end_time, compression,
                              format_version, export_fields, source_bulk_export_id, job_id, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, 'CREATED', $5, $6, $7, $8, $9, $10, $11, $12, $12) RETURNING *"
-    )
+         VALUES ($1, $2, $3, $4, 'CREATED', $5, $6, $7, $8, $9, $10, $11, $12, $12) RETURNING ",
+        columns!(export)
+    ))
     .bind(new.id)
     .bind(tenant)
     .bind(new.content.destination)
@@ -162,9 +163,11 @@ pub async fn filter(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<O
 /// # Errors
 /// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Export> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM export WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(export),
+        " FROM export WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)

@@ -167,9 +167,11 @@ pub fn source(body: &str) -> Option<String> {
 /// # Errors
 /// Only what the database says.
 pub async fn of_run(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> Result<Vec<Feedback>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM feedback WHERE tenant_id = $1 AND run_id = $2 ORDER BY seq, id"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(feedback),
+        " FROM feedback WHERE tenant_id = $1 AND run_id = $2 ORDER BY seq, id"
+    ))
     .bind(tenant)
     .bind(run)
     .fetch_all(conn)
@@ -186,10 +188,10 @@ pub async fn of_runs(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunId]) -> 
     }
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY seq, id",
-        postgres: "SELECT * FROM feedback WHERE tenant_id = $1
-                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY seq, id");
+        sqlite: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY seq, id"),
+        postgres: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
+                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY seq, id"));
     let ids = id_list(runs.iter().map(|id| id.0));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
@@ -217,9 +219,11 @@ pub async fn judged(tx: &mut Tx<'_>, tenant: TenantId, limit: usize) -> Result<V
 /// # Errors
 /// Only what the database says.
 pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<Option<Feedback>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(feedback),
+        " FROM feedback WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_optional(conn)
@@ -265,7 +269,14 @@ pub async fn list(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<Feedback>> {
-    let mut query = Query::new(tx, "SELECT * FROM feedback WHERE NOT deleted AND tenant_id = ");
+    let mut query = Query::new(
+        tx,
+        concat!(
+            "SELECT ",
+            columns!(feedback),
+            " FROM feedback WHERE NOT deleted AND tenant_id = "
+        ),
+    );
     query.bind(Arg::Uuid(tenant.0));
     if !wanted.keys.is_empty() {
         query
@@ -324,8 +335,8 @@ async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid, open: Option<&Feedbac
     }
     let text = sql!(tx,
         // SQLite has one writer.
-        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted",
-        postgres: "SELECT * FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted FOR UPDATE");
+        sqlite: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted"),
+        postgres: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1 AND id = $2 AND NOT deleted FOR UPDATE"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(id)
@@ -454,13 +465,13 @@ pub async fn attach_all(tx: &mut Tx<'_>, attachments: &[Attachment]) -> Result<(
 /// Attachments that are stored already under the keys of a list.
 async fn stored(tx: &mut Tx<'_>, list: &str) -> Result<Vec<Attachment>> {
     let text = sql!(tx,
-        sqlite: "SELECT a.* FROM json_each($1) listed CROSS JOIN attachment a
+        sqlite: concat!("SELECT ", columns!(a, attachment), " FROM json_each($1) listed CROSS JOIN attachment a
                  WHERE a.tenant_id = unhex(listed.value ->> 'tenant_id', '-')
-                   AND a.run_id = unhex(listed.value ->> 'run_id', '-') AND a.name = listed.value ->> 'name'",
-        postgres: "SELECT a.* FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text)
+                   AND a.run_id = unhex(listed.value ->> 'run_id', '-') AND a.name = listed.value ->> 'name'"),
+        postgres: concat!("SELECT ", columns!(a, attachment), " FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text)
                    CROSS JOIN LATERAL (SELECT * FROM attachment
                                        WHERE tenant_id = listed.tenant_id AND run_id = listed.run_id
-                                         AND name = listed.name LIMIT 1) a");
+                                         AND name = listed.name LIMIT 1) a"));
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(list).fetch_all(conn).await)?)
 }
 
@@ -472,13 +483,13 @@ async fn stored(tx: &mut Tx<'_>, list: &str) -> Result<Vec<Attachment>> {
 pub async fn detach(tx: &mut Tx<'_>, tenant: TenantId, files: &[Attachment]) -> Result<u64> {
     // A `seq` is one item of a workspace, so none of these rows has that of another.
     let text = sql!(tx,
-        sqlite: "DELETE FROM attachment WHERE tenant_id = $1
+        sqlite: concat!("DELETE FROM attachment WHERE tenant_id = $1
                    AND run_id IN (SELECT unhex(value ->> 'run_id', '-') FROM json_each($2))
-                   AND seq IN (SELECT value ->> 'seq' FROM json_each($2)) RETURNING *",
-        postgres: "DELETE FROM attachment WHERE tenant_id = $1
+                   AND seq IN (SELECT value ->> 'seq' FROM json_each($2)) RETURNING ", columns!(attachment)),
+        postgres: concat!("DELETE FROM attachment WHERE tenant_id = $1
                      AND run_id = ANY (ARRAY (SELECT (value ->> 'run_id')::uuid FROM json_array_elements($2::json)))
                      AND seq = ANY (ARRAY (SELECT (value ->> 'seq')::bigint FROM json_array_elements($2::json)))
-                   RETURNING *");
+                   RETURNING ", columns!(attachment)));
     let mut detached = 0;
     let listed = files.iter().map(|file| FileKey {
         run_id: file.run_id,
@@ -508,9 +519,11 @@ struct FileKey {
 /// # Errors
 /// Only what the database says.
 pub async fn attachments(tx: &mut Tx<'_>, tenant: TenantId, run: TraceRunId) -> Result<Vec<Attachment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM attachment WHERE tenant_id = $1 AND run_id = $2 ORDER BY name"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(attachment),
+        " FROM attachment WHERE tenant_id = $1 AND run_id = $2 ORDER BY name"
+    ))
     .bind(tenant)
     .bind(run)
     .fetch_all(conn)
@@ -527,10 +540,10 @@ pub async fn attachments_of(tx: &mut Tx<'_>, tenant: TenantId, runs: &[TraceRunI
     }
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT * FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY run_id, name",
-        postgres: "SELECT * FROM attachment WHERE tenant_id = $1
-                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY run_id, name");
+        sqlite: concat!("SELECT ", columns!(attachment), " FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2)) ORDER BY run_id, name"),
+        postgres: concat!("SELECT ", columns!(attachment), " FROM attachment WHERE tenant_id = $1
+                   AND run_id IN (SELECT value::uuid FROM json_array_elements_text($2::json)) ORDER BY run_id, name"));
     let ids = id_list(runs.iter().map(|id| id.0));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)

@@ -111,9 +111,11 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, sealer: &Sealer, new: &Ne
 /// [`crate::Error::NotFound`].
 pub async fn find(tx: &mut Tx<'_>, token: Uuid) -> Result<FeedbackToken> {
     // A hash is looked up, so how long that takes says nothing about the tokens there are.
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM feedback_token WHERE hash = $1"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(feedback_token),
+        " FROM feedback_token WHERE hash = $1"
+    ))
     .bind(&hash(token)[..])
     .fetch_one(conn)
     .await)?)
@@ -131,10 +133,12 @@ pub async fn of_run(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<FeedbackToken>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM feedback_token WHERE tenant_id = $1 AND run_id = $2 AND expires_at > $3
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(feedback_token),
+        " FROM feedback_token WHERE tenant_id = $1 AND run_id = $2 AND expires_at > $3
          ORDER BY id LIMIT $4 OFFSET $5"
-    )
+    ))
     .bind(tenant)
     .bind(run)
     .bind(now)
@@ -158,6 +162,20 @@ pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?)
+}
+
+/// How many links of all workspaces ended before `before`; `most` means so many or more.
+///
+/// # Errors
+/// Those of the database.
+pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT 1 FROM feedback_token WHERE expires_at < $1 LIMIT $2 + 0) found",
+    )
+    .bind(before)
+    .bind(most)
+    .fetch_one(conn)
+    .await)?)
 }
 
 fn hash(token: Uuid) -> [u8; 32] {

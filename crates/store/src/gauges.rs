@@ -1,17 +1,20 @@
 //! Counts over the whole system, for metrics: numbers only, of no workspace in particular.
+//!
+//! They are asked every few seconds, so none reads more rows than [`COUNTED`]: at that bound there are so many, or more.
 
 use sqlx::FromRow;
 use towpath_domain::Timestamp;
 
 use crate::error::Result;
+use crate::pools::COUNTED;
 use crate::tx::Tx;
 
-/// Lanes with a job in them.
+/// Lanes.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct Lanes {
-    /// All of them.
+    /// All of them, up to [`COUNTED`].
     pub open: i64,
-    /// Those whose places are all taken.
+    /// Those of them whose places are all taken.
     pub full_lanes: i64,
 }
 
@@ -21,13 +24,17 @@ pub struct Lanes {
 /// As every statement.
 pub async fn lanes(tx: &mut Tx<'_>) -> Result<Lanes> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT count(*) AS open, count(*) FILTER (WHERE held >= places) AS full_lanes FROM lane")
-            .fetch_one(conn)
-            .await
+        sqlx::query_as(
+            "SELECT count(*) AS open, count(*) FILTER (WHERE held >= places) AS full_lanes
+             FROM (SELECT held, places FROM lane ORDER BY key LIMIT $1 + 0) found",
+        )
+        .bind(COUNTED)
+        .fetch_one(conn)
+        .await
     })?)
 }
 
-/// Schedules that have not ended.
+/// Schedules that have not ended, the most overdue first as far as they are counted.
 #[derive(Clone, Copy, Debug, FromRow)]
 pub struct Schedules {
     /// Those that spawn.
@@ -47,8 +54,9 @@ pub async fn schedules(tx: &mut Tx<'_>) -> Result<Schedules> {
         sqlx::query_as(
             "SELECT count(*) FILTER (WHERE NOT paused) AS active, count(*) FILTER (WHERE paused) AS paused,
                     min(next_at) FILTER (WHERE NOT paused) AS next_at
-             FROM schedule WHERE ended_at IS NULL",
+             FROM (SELECT paused, next_at FROM schedule WHERE ended_at IS NULL ORDER BY next_at LIMIT $1 + 0) found",
         )
+        .bind(COUNTED)
         .fetch_one(conn)
         .await
     })?)
@@ -69,9 +77,13 @@ pub struct OpenUnits {
 /// As every statement.
 pub async fn open_units(tx: &mut Tx<'_>) -> Result<OpenUnits> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT count(*) AS units, min(created_at) AS oldest_at FROM wal_unit WHERE state = 'open'")
-            .fetch_one(conn)
-            .await
+        sqlx::query_as(
+            "SELECT count(*) AS units, min(created_at) AS oldest_at
+             FROM (SELECT created_at FROM wal_unit WHERE state = 'open' ORDER BY seq LIMIT $1 + 0) found",
+        )
+        .bind(COUNTED)
+        .fetch_one(conn)
+        .await
     })?)
 }
 
@@ -96,8 +108,9 @@ pub async fn quarantine(tx: &mut Tx<'_>) -> Result<Quarantine> {
         sqlx::query_as(
             "SELECT COUNT(*) AS entries, CAST(COALESCE(SUM(items), 0) AS bigint) AS items,
                     CAST(COALESCE(SUM(bytes), 0) AS bigint) AS bytes
-             FROM quarantine",
+             FROM (SELECT items, bytes FROM quarantine ORDER BY id LIMIT $1 + 0) found",
         )
+        .bind(COUNTED)
         .fetch_one(conn)
         .await
     })?)

@@ -141,3 +141,17 @@ pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64
     .await
     .map(|done| done.rows_affected()))?)
 }
+
+/// How many answers of all tenants were given before `before`; `most` means so many or more.
+///
+/// # Errors
+/// Those of the database.
+pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT 1 FROM idempotency WHERE created_at < $1 LIMIT $2 + 0) found",
+    )
+    .bind(before)
+    .bind(most)
+    .fetch_one(conn)
+    .await)?)
+}

@@ -80,11 +80,12 @@ pub async fn put(
     .await)?;
     let id = before.map_or_else(ImagePullSecretId::new, |(id,)| id);
     let sealed = sealer.seal(place(tenant, id), registry::docker_config(logins).as_bytes());
-    let row = on!(tx, |conn| sqlx::query_as(
+    let row = on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO image_pull_secret (id, tenant_id, name, registries, logins, created_at, updated_at)
          VALUES ($1, $2, $3, $4, $5, $6, $6)
-         ON CONFLICT (id) DO UPDATE SET registries = $4, logins = $5, updated_at = $6 RETURNING *"
-    )
+         ON CONFLICT (id) DO UPDATE SET registries = $4, logins = $5, updated_at = $6 RETURNING ",
+        columns!(image_pull_secret)
+    ))
     .bind(id)
     .bind(tenant)
     .bind(name)
@@ -101,9 +102,11 @@ pub async fn put(
 /// # Errors
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<ImagePullSecret>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM image_pull_secret WHERE tenant_id = $1 ORDER BY name LIMIT $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(image_pull_secret),
+        " FROM image_pull_secret WHERE tenant_id = $1 ORDER BY name LIMIT $2"
+    ))
     .bind(tenant)
     .bind(MOST)
     .fetch_all(conn)

@@ -95,10 +95,11 @@ pub async fn insert(
     let seal = |column, secret: &Secret| sealer.seal(place(tenant, new.id, column), secret.reveal().as_bytes());
     let token = new.token.map(|token| seal("token", token));
     let webhook_secret = seal("webhook_secret", new.webhook_secret);
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO integration (id, tenant_id, kind, name, api_url, token, webhook_secret, created_at, updated_at)
-         VALUES ($1, $2, 'github', $3, $4, $5, $6, $7, $7) RETURNING *"
-    )
+         VALUES ($1, $2, 'github', $3, $4, $5, $6, $7, $7) RETURNING ",
+        columns!(integration)
+    ))
     .bind(new.id)
     .bind(tenant)
     .bind(new.name)
@@ -115,9 +116,11 @@ pub async fn insert(
 /// # Errors
 /// [`crate::Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: IntegrationId) -> Result<Integration> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM integration WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(integration),
+        " FROM integration WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -129,9 +132,11 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: IntegrationId) -> Result
 /// # Errors
 /// [`crate::Error::NotFound`].
 pub async fn called(tx: &mut Tx<'_>, id: IntegrationId) -> Result<Integration> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM integration WHERE id = $1"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(integration),
+        " FROM integration WHERE id = $1"
+    ))
     .bind(id)
     .fetch_one(conn)
     .await)?)
@@ -142,9 +147,11 @@ pub async fn called(tx: &mut Tx<'_>, id: IntegrationId) -> Result<Integration> {
 /// # Errors
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Integration>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM integration WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT 1000"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(integration),
+        " FROM integration WHERE tenant_id = $1 ORDER BY created_at DESC, id DESC LIMIT 1000"
+    ))
     .bind(tenant)
     .fetch_all(conn)
     .await)?)

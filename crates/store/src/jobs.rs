@@ -10,19 +10,23 @@ use crate::tx::{Conn, Tx};
 mod bulk;
 mod claim;
 mod family;
+mod history;
 mod leaving;
 mod list;
+mod lost;
 mod sweep;
 
-pub use bulk::{Fenced, Renewed, complete, look, renew};
+pub use bulk::{AtWork, Fenced, at_work, complete};
 pub(crate) use claim::SQLITE_PICKED;
-pub use claim::{Claimed, Claimer, Mark, Turned, claim, turn};
+pub use claim::{Claimed, Claimer, Mark, Turned, claim, claim_alone, turn};
 pub use family::{
-    cancel_all, children, children_over, count_children, grew, insert_all, let_go, mark, mark_cancel_all,
+    cancel_all, children, children_over, count_children, grew, insert_all, keep, let_go, mark, mark_cancel_all,
     open_children, places,
 };
+pub use history::{Archived, Position, archive, forget, recall, unarchived, unforgotten};
 pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
-pub use sweep::{Candidate, due, expired, forget, overdue, ready_earlier_boots, ready_plain};
+pub use lost::{Rest, beyond_rest, pass_locked, suspects, take_back};
+pub use sweep::{Candidate, due, overdue, ready_plain};
 
 /// A job as it stands.
 #[derive(Clone, Debug, FromRow)]
@@ -50,7 +54,6 @@ pub struct Job {
     pub lost_leases: i64,
     pub fence: i64,
     pub worker_id: Option<WorkerId>,
-    pub lease_until: Option<Timestamp>,
     pub cancel_at: Option<Timestamp>,
     pub error: Option<String>,
     pub dead: bool,
@@ -128,13 +131,25 @@ pub async fn insert(tx: &mut Tx<'_>, job: &NewJob<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Reads a job without locking it.
+/// Reads a job without locking it, also one that has left for the history.
 ///
 /// # Errors
 /// As every statement.
 pub async fn get(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
+    if let Some(job) = current(tx, id).await? {
+        return Ok(Some(job));
+    }
+    match history::get(tx, id).await? {
+        Some(job) => Ok(Some(job)),
+        // It may have come back in between.
+        None => current(tx, id).await,
+    }
+}
+
+/// Reads a job that has not left for the history.
+async fn current(tx: &mut Tx<'_>, id: JobId) -> Result<Option<Job>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT * FROM job WHERE id = $1")
+        sqlx::query_as(concat!("SELECT ", columns!(job), " FROM job WHERE id = $1"))
             .bind(id)
             .fetch_optional(conn)
             .await
@@ -154,16 +169,18 @@ pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
     ids.dedup();
     match tx.conn() {
         // Nothing to lock: the writer is alone.
-        Conn::Sqlite(conn) if ids.len() > FEW => Ok(sqlx::query_as(
-            "SELECT job.* FROM json_each($1) wanted CROSS JOIN job WHERE job.id = unhex(wanted.value) ORDER BY job.id",
-        )
+        Conn::Sqlite(conn) if ids.len() > FEW => Ok(sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(job),
+            " FROM job WHERE id IN (SELECT unhex(value) FROM json_each($1)) ORDER BY id"
+        ))
         .bind(family::id_list(&ids))
         .fetch_all(conn)
         .await?),
         Conn::Sqlite(conn) => {
             let mut found = Vec::with_capacity(ids.len());
             for id in ids {
-                let job = sqlx::query_as("SELECT * FROM job WHERE id = $1")
+                let job = sqlx::query_as(concat!("SELECT ", columns!(job), " FROM job WHERE id = $1"))
                     .bind(id)
                     .fetch_optional(&mut *conn)
                     .await?;
@@ -173,12 +190,14 @@ pub async fn lock(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<Vec<Job>> {
         }
         Conn::Postgres(conn) => {
             let ids: Vec<_> = ids.iter().map(|id| id.0).collect();
-            Ok(
-                sqlx::query_as("SELECT * FROM job WHERE id = ANY($1) ORDER BY id FOR UPDATE")
-                    .bind(ids)
-                    .fetch_all(conn)
-                    .await?,
-            )
+            Ok(sqlx::query_as(concat!(
+                "SELECT ",
+                columns!(job),
+                " FROM job WHERE id = ANY($1) ORDER BY id FOR UPDATE"
+            ))
+            .bind(ids)
+            .fetch_all(conn)
+            .await?)
         }
     }
 }
@@ -227,7 +246,7 @@ pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &Move) -> Result<()> {
         sqlx::query(
             "UPDATE job SET state = $3, run_at = coalesce($4, run_at), lane_held = $5, attempt = $6, failures = $7,
                             lost_leases = $8, fence = $9, error = $10, dead = $11, finished_at = $12,
-                            worker_id = NULL, lease_until = NULL
+                            cancel_at = CASE WHEN $13 THEN NULL ELSE cancel_at END, worker_id = NULL, lease_until = NULL
              WHERE id = $1 AND fence = $2",
         )
         .bind(job.id)
@@ -242,6 +261,7 @@ pub async fn apply(tx: &mut Tx<'_>, job: &Job, to: &Move) -> Result<()> {
         .bind(&to.error)
         .bind(to.dead)
         .bind(finished)
+        .bind(finished.is_some())
         .execute(conn)
         .await
         .map(|done| done.rows_affected())
@@ -394,11 +414,15 @@ pub async fn db_now(tx: &mut Tx<'_>) -> Result<Timestamp> {
 /// As every statement.
 pub async fn in_lane(tx: &mut Tx<'_>, lane: &str, limit: i64) -> Result<Vec<Job>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT * FROM job WHERE lane = $1 AND finished_at IS NULL ORDER BY lane_seq, id LIMIT $2 + 0")
-            .bind(lane)
-            .bind(limit)
-            .fetch_all(conn)
-            .await
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(job),
+            " FROM job WHERE lane = $1 AND finished_at IS NULL ORDER BY lane_seq, id LIMIT $2 + 0"
+        ))
+        .bind(lane)
+        .bind(limit)
+        .fetch_all(conn)
+        .await
     })?)
 }
 

@@ -25,7 +25,7 @@ pub struct Lane {
     pub next_seq: i64,
 }
 
-/// A job that was promoted.
+/// A job that was promoted. One that lost two leases is `scheduled` with its place and not `ready`, since it is claimed alone.
 #[derive(Clone, Debug, FromRow)]
 pub struct Promoted {
     /// The job.
@@ -46,7 +46,7 @@ pub async fn lock(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Lane> {
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "INSERT INTO lane (key, places) VALUES ($1, $2) ON CONFLICT (key) DO UPDATE SET held = lane.held
-             RETURNING *",
+             RETURNING key, places, held, next_seq",
         )
         .bind(key)
         .bind(places)
@@ -61,8 +61,8 @@ pub async fn lock(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Lane> {
 /// As every statement.
 pub async fn lock_existing(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
     let text = sql!(tx,
-        sqlite: "SELECT * FROM lane WHERE key = $1",
-        postgres: "SELECT * FROM lane WHERE key = $1 FOR NO KEY UPDATE");
+        sqlite: concat!("SELECT ", columns!(lane), " FROM lane WHERE key = $1"),
+        postgres: concat!("SELECT ", columns!(lane), " FROM lane WHERE key = $1 FOR NO KEY UPDATE"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(key)
         .fetch_optional(conn)
@@ -130,7 +130,7 @@ pub async fn lock_all(tx: &mut Tx<'_>, wanted: &[(String, i64)]) -> Result<Vec<L
             let wanted = serde_json::to_string(wanted).expect("texts and numbers are always JSON");
             sqlx::query_as(
                 "INSERT INTO lane (key, places) SELECT value ->> 0, value ->> 1 FROM json_each($1) WHERE true
-                 ON CONFLICT (key) DO UPDATE SET held = lane.held RETURNING *",
+                 ON CONFLICT (key) DO UPDATE SET held = lane.held RETURNING key, places, held, next_seq",
             )
             .bind(wanted)
             .fetch_all(conn)
@@ -141,7 +141,7 @@ pub async fn lock_all(tx: &mut Tx<'_>, wanted: &[(String, i64)]) -> Result<Vec<L
             sqlx::query_as(
                 "INSERT INTO lane (key, places)
                  SELECT key, places FROM unnest($1::text[], $2::bigint[]) AS wanted(key, places) ORDER BY key COLLATE \"C\"
-                 ON CONFLICT (key) DO UPDATE SET held = lane.held RETURNING *",
+                 ON CONFLICT (key) DO UPDATE SET held = lane.held RETURNING key, places, held, next_seq",
             )
             .bind(keys)
             .bind(places)
@@ -199,7 +199,7 @@ pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promot
     // `changes()` is how many the statement before it promoted. A lane that is not there has nothing to give.
     let text = sql!(tx,
         sqlite: "UPDATE lane SET held = held - $2 WHERE key = $1;
-                 UPDATE job SET state = 'ready', lane_held = 1
+                 UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = 1
                  WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
                               ORDER BY lane_seq, id
                               LIMIT coalesce((SELECT max(places - held, 0) FROM lane WHERE key = $1), 0))
@@ -207,7 +207,7 @@ pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promot
                  UPDATE lane SET held = held + changes() WHERE key = $1 AND changes() > 0",
         // An array, not a join: see `postgres.rs`.
         postgres: "WITH promoted AS (
-                       UPDATE job SET state = 'ready', lane_held = true
+                       UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = true
                        WHERE id = ANY (ARRAY (
                            SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
                            ORDER BY lane_seq, id
@@ -230,10 +230,14 @@ pub async fn leave(tx: &mut Tx<'_>, key: &str, places: i64) -> Result<Vec<Promot
 /// # Errors
 /// As every statement.
 pub async fn get(tx: &mut Tx<'_>, key: &str) -> Result<Option<Lane>> {
-    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM lane WHERE key = $1")
-        .bind(key)
-        .fetch_optional(conn)
-        .await)?)
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(lane),
+        " FROM lane WHERE key = $1"
+    ))
+    .bind(key)
+    .fetch_optional(conn)
+    .await)?)
 }
 
 /// Writes a locked lane back.
@@ -264,12 +268,12 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
         return Ok(Vec::new());
     }
     let text = sql!(tx,
-        sqlite: "UPDATE job SET state = 'ready', lane_held = 1
+        sqlite: "UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = 1
                  WHERE id IN (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL AND state = 'blocked'
                               ORDER BY lane_seq, id LIMIT $2 + 0)
                  RETURNING id, pool",
         // An array, not a join: see `postgres.rs`.
-        postgres: "UPDATE job SET state = 'ready', lane_held = true
+        postgres: "UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = true
                    WHERE id = ANY (ARRAY (SELECT id FROM job WHERE lane = $1 AND finished_at IS NULL
                                           AND state = 'blocked' ORDER BY lane_seq, id LIMIT $2))
                    RETURNING id, pool");
@@ -282,28 +286,102 @@ pub async fn promote(tx: &mut Tx<'_>, lane: &mut Lane) -> Result<Vec<Promoted>> 
     Ok(promoted)
 }
 
-/// Deletes at most `limit` lanes that no open job is in. Numbers may begin anew after it: nobody is left to compare.
+/// Deletes those of the first `limit` lanes that no open job is in. Numbers may begin anew after it: nobody is left to compare.
 ///
 /// # Errors
 /// As every statement.
 pub async fn prune(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
-    let text = sql!(tx,
-        sqlite: "SELECT key FROM lane WHERE held = 0 LIMIT $1 + 0",
-        postgres: "SELECT key FROM lane WHERE held = 0 LIMIT $1 FOR UPDATE SKIP LOCKED");
-    let idle: Vec<String> = on!(tx, |conn| sqlx::query_scalar(text).bind(limit).fetch_all(conn).await)?;
-    let mut gone = 0;
-    for key in idle {
-        // The lane is locked by now; the second look is a statement of its own.
-        gone += on!(tx, |conn| {
-            sqlx::query(
-                "DELETE FROM lane WHERE key = $1 AND held = 0
-                 AND NOT EXISTS (SELECT 1 FROM job WHERE lane = $1 AND finished_at IS NULL)",
+    Ok(prune_behind(tx, "", limit).await?.gone)
+}
+
+/// What one step of a walk through the lanes did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pruned {
+    /// Lanes that are gone.
+    pub gone: u64,
+    /// The last lane looked at; absent when there is none behind it.
+    pub last: Option<String>,
+}
+
+/// A lane, and whether it looks as if nobody needs it.
+#[derive(FromRow)]
+struct Seen {
+    key: String,
+    idle: bool,
+}
+
+/// As [`prune`], with the lanes behind `after` in the order of their keys. So lanes that stay hold up no others.
+///
+/// # Errors
+/// As every statement.
+pub async fn prune_behind(tx: &mut Tx<'_>, after: &str, limit: i64) -> Result<Pruned> {
+    // A subquery of one row, not EXISTS, for which PostgreSQL may read all open jobs.
+    let seen: Vec<Seen> = on!(tx, |conn| {
+        sqlx::query_as(
+            "SELECT key, held = 0 AND (SELECT j.id FROM job j WHERE j.lane = lane.key AND j.finished_at IS NULL
+                                       LIMIT 1) IS NULL AS idle
+             FROM lane WHERE key > $1 ORDER BY key LIMIT $2 + 0",
+        )
+        .bind(after)
+        .bind(limit)
+        .fetch_all(conn)
+        .await
+    })?;
+    let is_last = i64::try_from(seen.len()).is_ok_and(|seen| seen < limit);
+    let last = seen.last().filter(|_| !is_last).map(|lane| lane.key.clone());
+    let idle: Vec<String> = seen.into_iter().filter(|lane| lane.idle).map(|lane| lane.key).collect();
+    let gone = if idle.is_empty() {
+        0
+    } else {
+        delete_idle(tx, idle).await?
+    };
+    Ok(Pruned { gone, last })
+}
+
+/// Deletes those of these lanes that nobody holds or works in, once they are locked: the second look is a statement of its
+/// own.
+async fn delete_idle(tx: &mut Tx<'_>, keys: Vec<String>) -> Result<u64> {
+    match tx.conn() {
+        // The writer is alone, so nothing has changed since.
+        Conn::Sqlite(conn) => {
+            let keys = serde_json::to_string(&keys).expect("texts are always JSON");
+            Ok(
+                sqlx::query("DELETE FROM lane WHERE key IN (SELECT value FROM json_each($1))")
+                    .bind(keys)
+                    .execute(conn)
+                    .await?
+                    .rows_affected(),
             )
-            .bind(&key)
+        }
+        Conn::Postgres(conn) => {
+            let locked: Vec<String> = sqlx::query_scalar(
+                "SELECT key FROM lane WHERE key = ANY($1) AND held = 0 ORDER BY key FOR UPDATE SKIP LOCKED",
+            )
+            .bind(keys)
+            .fetch_all(&mut *conn)
+            .await?;
+            Ok(sqlx::query(
+                "DELETE FROM lane WHERE key = ANY($1) AND held = 0
+                 AND (SELECT j.id FROM job j WHERE j.lane = lane.key AND j.finished_at IS NULL LIMIT 1) IS NULL",
+            )
+            .bind(locked)
             .execute(conn)
-            .await
-            .map(|done| done.rows_affected())
-        })?;
+            .await?
+            .rows_affected())
+        }
     }
-    Ok(gone)
+}
+
+/// How many lanes there are behind `after`; `most` means so many or more.
+///
+/// # Errors
+/// As every statement.
+pub async fn count_behind(tx: &mut Tx<'_>, after: &str, most: i64) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT 1 FROM lane WHERE key > $1 LIMIT $2 + 0) found"
+    )
+    .bind(after)
+    .bind(most)
+    .fetch_one(conn)
+    .await)?)
 }

@@ -9,6 +9,8 @@
 
 #[macro_use]
 mod tx;
+#[macro_use]
+mod columns;
 
 mod error;
 mod open;
@@ -41,6 +43,7 @@ pub mod integrations;
 pub mod items;
 pub mod jobs;
 pub mod lanes;
+pub mod leases;
 pub mod listeners;
 pub mod metric;
 pub mod migrations;

@@ -44,10 +44,11 @@ fn written(id: ListenerId, namespaces: &[String]) -> Result<String> {
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, compute_id: &str, namespaces: &[String]) -> Result<Listener> {
     let (id, now) = (ListenerId::new(), tx.now());
     let config = written(id, namespaces)?;
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO listener (id, tenant_id, compute_type, compute_id, compute_config, created_at, updated_at)
-         VALUES ($1, $2, 'k8s', $3, $4, $5, $5) RETURNING *"
-    )
+         VALUES ($1, $2, 'k8s', $3, $4, $5, $5) RETURNING ",
+        columns!(listener)
+    ))
     .bind(id)
     .bind(tenant)
     .bind(compute_id)
@@ -62,9 +63,11 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, compute_id: &str, namespa
 /// # Errors
 /// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId) -> Result<Listener> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM listener WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(listener),
+        " FROM listener WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -76,9 +79,11 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId) -> Result<Li
 /// # Errors
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) -> Result<Vec<Listener>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM listener WHERE tenant_id = $1 ORDER BY created_at, id LIMIT $2 + 0 OFFSET $3"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(listener),
+        " FROM listener WHERE tenant_id = $1 ORDER BY created_at, id LIMIT $2 + 0 OFFSET $3"
+    ))
     .bind(tenant)
     .bind(limit)
     .bind(offset)
@@ -93,9 +98,10 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, limit: i64, offset: i64) ->
 pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ListenerId, namespaces: &[String]) -> Result<Listener> {
     let now = tx.now();
     let config = written(id, namespaces)?;
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "UPDATE listener SET compute_config = $3, updated_at = $4 WHERE tenant_id = $1 AND id = $2 RETURNING *"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "UPDATE listener SET compute_config = $3, updated_at = $4 WHERE tenant_id = $1 AND id = $2 RETURNING ",
+        columns!(listener)
+    ))
     .bind(tenant)
     .bind(id)
     .bind(config)

@@ -22,6 +22,8 @@ pub struct Options {
     pub connections: u32,
     /// How long a call waits for a free connection before it fails as unavailable.
     pub acquire_timeout: Duration,
+    /// The lease of the workers. PostgreSQL waits for a statement, a lock or a silent transaction for parts of it only.
+    pub lease: Duration,
 }
 
 impl Default for Options {
@@ -30,6 +32,7 @@ impl Default for Options {
             clock: Clock::system(),
             connections: 8,
             acquire_timeout: Duration::from_secs(5),
+            lease: Duration::from_secs(15),
         }
     }
 }

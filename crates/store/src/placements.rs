@@ -44,9 +44,11 @@ pub struct Placement {
 /// # Errors
 /// Those of the database.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Option<Placement>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM deployment_placement WHERE tenant_id = $1 AND deployment_id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(deployment_placement),
+        " FROM deployment_placement WHERE tenant_id = $1 AND deployment_id = $2"
+    ))
     .bind(tenant)
     .bind(deployment)
     .fetch_optional(conn)
@@ -58,11 +60,13 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) ->
 /// # Errors
 /// Those of the database.
 pub async fn all(tx: &mut Tx<'_>) -> Result<Vec<Placement>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT deployment_placement.* FROM deployment_placement
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(deployment_placement, deployment_placement),
+        " FROM deployment_placement
          JOIN deployment ON deployment.id = deployment_placement.deployment_id
          WHERE deployment.status <> 'AWAITING_DELETE' ORDER BY deployment_placement.deployment_id"
-    )
+    ))
     .fetch_all(conn)
     .await)?)
 }

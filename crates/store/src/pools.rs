@@ -58,6 +58,13 @@ pub async fn is_paused(tx: &mut Tx<'_>, name: &str) -> Result<bool> {
     })?)
 }
 
+/// No number of a queue counts more jobs than these: there are so many, or more. Counting a backlog of a million every few
+/// seconds would cost as much as working it off.
+pub const COUNTED: i64 = 10_000;
+
+/// Tenants of a pool that are asked for their oldest job.
+const TENANTS: i64 = 1_000;
+
 /// How many open jobs of a pool are in a state.
 #[derive(Clone, Debug, FromRow)]
 pub struct Depth {
@@ -65,29 +72,44 @@ pub struct Depth {
     pub pool: String,
     /// State.
     pub state: String,
-    /// Jobs.
+    /// Jobs, see [`depths`].
     pub jobs: i64,
 }
 
-/// Counts the open jobs by pool and state. Each state has an index of its own: those that are over, by far the most,
-/// are not looked at.
+/// Counts the open jobs by pool and state, up to a bound: ready ones up to [`COUNTED`] in each pool; scheduled and waiting
+/// ones, and those in lanes for the blocked ones among them, up to [`COUNTED`] in all pools together. Running jobs are all
+/// counted: there are no more than slots.
 ///
 /// # Errors
 /// As every statement.
 pub async fn depths(tx: &mut Tx<'_>) -> Result<Vec<Depth>> {
     Ok(on!(tx, |conn| {
+        // From pool to pool in the index of ready jobs, past those that are not counted.
         sqlx::query_as(
-            "SELECT pool, state, count(*) AS jobs FROM job WHERE state = 'scheduled' GROUP BY pool, state
+            "WITH RECURSIVE served(pool) AS (
+                 SELECT (SELECT j.pool FROM job j WHERE j.state = 'ready' ORDER BY j.pool LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT j.pool FROM job j WHERE j.state = 'ready' AND j.pool > served.pool ORDER BY j.pool LIMIT 1)
+                 FROM served WHERE served.pool IS NOT NULL
+             )
+             SELECT pool, 'ready' AS state,
+                    (SELECT count(*) FROM (SELECT 1 FROM job j WHERE j.state = 'ready' AND j.pool = served.pool
+                                           LIMIT $1 + 0) found) AS jobs
+             FROM served WHERE pool IS NOT NULL
              UNION ALL
-             SELECT pool, state, count(*) FROM job
-             WHERE lane IS NOT NULL AND finished_at IS NULL AND state = 'blocked' GROUP BY pool, state
+             SELECT pool, state, count(*) FROM (SELECT pool, state FROM job WHERE state = 'scheduled' LIMIT $1 + 0) found
+             GROUP BY pool, state
              UNION ALL
-             SELECT pool, state, count(*) FROM job WHERE state = 'ready' GROUP BY pool, state
+             SELECT pool, state, count(*)
+             FROM (SELECT pool, state FROM job WHERE lane IS NOT NULL AND finished_at IS NULL LIMIT $1 + 0) found
+             WHERE state = 'blocked' GROUP BY pool, state
              UNION ALL
              SELECT pool, state, count(*) FROM job WHERE state = 'running' GROUP BY pool, state
              UNION ALL
-             SELECT pool, state, count(*) FROM job WHERE state = 'waiting' GROUP BY pool, state",
+             SELECT pool, state, count(*) FROM (SELECT pool, state FROM job WHERE state = 'waiting' LIMIT $1 + 0) found
+             GROUP BY pool, state",
         )
+        .bind(COUNTED)
         .fetch_all(conn)
         .await
     })?)
@@ -102,19 +124,40 @@ pub struct Oldest {
     pub run_at: Timestamp,
 }
 
-/// The oldest ready job of each pool that has one.
+/// The oldest ready job of each pool that has one; of a pool with very many tenants, the oldest of the first thousand.
 ///
 /// # Errors
 /// As every statement.
 pub async fn oldest_ready(tx: &mut Tx<'_>) -> Result<Vec<Oldest>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT pool, min(run_at) AS run_at FROM job WHERE state = 'ready' GROUP BY pool")
-            .fetch_all(conn)
-            .await
+        // In the index of ready jobs the first of each tenant and priority is the oldest of these. So it goes from one
+        // such first job to the next, past all between them.
+        sqlx::query_as(
+            "WITH RECURSIVE head(nth, pool, tenant_id, priority, run_at) AS (
+                 SELECT * FROM (SELECT 1, j.pool, j.tenant_id, j.priority, j.run_at FROM job j WHERE j.state = 'ready'
+                                ORDER BY j.pool, j.tenant_id, j.priority DESC, j.run_at, j.id LIMIT 1) found
+                 UNION ALL
+                 SELECT CASE WHEN j.pool = head.pool THEN head.nth + 1 ELSE 1 END, j.pool, j.tenant_id, j.priority, j.run_at
+                 FROM head JOIN job j ON j.id = coalesce(
+                     CASE WHEN head.nth < $1 THEN coalesce(
+                         (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool = head.pool
+                          AND i.tenant_id = head.tenant_id AND i.priority < head.priority
+                          ORDER BY i.priority DESC, i.run_at, i.id LIMIT 1),
+                         (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool = head.pool
+                          AND i.tenant_id > head.tenant_id
+                          ORDER BY i.tenant_id, i.priority DESC, i.run_at, i.id LIMIT 1)) END,
+                     (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool > head.pool
+                      ORDER BY i.pool, i.tenant_id, i.priority DESC, i.run_at, i.id LIMIT 1))
+             )
+             SELECT pool, min(run_at) AS run_at FROM head GROUP BY pool",
+        )
+        .bind(TENANTS)
+        .fetch_all(conn)
+        .await
     })?)
 }
 
-/// A pool as operators see it.
+/// A pool as operators see it. Of jobs that wait, no more are counted than [`depths`] counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overview {
     /// Its name.

@@ -1,13 +1,14 @@
 //! PostgreSQL: a closure is its own transaction.
 
+mod indexes;
 mod pool;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sqlx::migrate::MigrateError;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{ConnectOptions, Connection as _};
+use sqlx::{ConnectOptions, Connection as _, Executor as _};
 
 use crate::error::{Error, Result};
 use crate::migrations;
@@ -19,8 +20,7 @@ use pool::{Line, Pool};
 /// Reading waits for no lock, and whoever waits for an answer gives up after ten seconds.
 const READ_SILENCE: Duration = Duration::from_secs(9);
 
-/// No statement of ours takes so long: one that does has lost its line. Longer than a stopped process may sit on a
-/// lock that others wait for, see [`SESSION`].
+/// No statement of ours takes so long: one that does has lost its line. Longer than the database works on one, see [`limits`].
 const SILENCE: Duration = Duration::from_secs(20);
 
 /// What every session begins with.
@@ -32,13 +32,31 @@ const SILENCE: Duration = Duration::from_secs(20);
 ///
 /// For the same reason nothing is gained by planning a statement anew for its parameters, which the first uses of
 /// each statement on each connection would do, and some for ever: 0.5 ms for a claim, half as long as the claim itself.
-///
-/// A process that is stopped in the middle of a transaction must not keep its locks: lanes and jobs would stand still
-/// until it goes on. So it may be silent in one for as long as a lease.
 const SESSION: &str =
     "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_mergejoin = off; SET jit = off;
-SET plan_cache_mode = force_generic_plan;
-SET idle_in_transaction_session_timeout = '15s'";
+SET plan_cache_mode = force_generic_plan";
+
+/// For a migration: it takes as long as it takes. But while it waits for a table everybody else waits behind it, so it gives up
+/// soon and tries again.
+const MIGRATING: &str =
+    "SET statement_timeout = 0; SET idle_in_transaction_session_timeout = 0; SET lock_timeout = '2s'";
+
+/// How long a migration is tried while tables are not free or another process migrates, and the longest pause between two tries.
+const MIGRATION: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(5));
+
+/// How long the database waits for us, in parts of a lease, so that all of it is over before a lease is.
+///
+/// A process that is stopped in the middle of a transaction must not keep its locks: lanes and jobs would stand still until it
+/// goes on. So it may be silent for a third of a lease. Who waits for a lock waits longer than that, and a statement may take
+/// longer than its locks. All of it is shorter than [`READ_SILENCE`], after which a line is given up, and all others with it: a
+/// statement that is slow is not a line that is lost.
+fn limits(lease: Duration) -> String {
+    let lease = lease.clamp(Duration::from_millis(7500), Duration::from_secs(15));
+    let [idle, lock, statement] = [lease / 3, lease / 2, lease * 8 / 15].map(|limit| limit.as_millis());
+    format!(
+        "SET idle_in_transaction_session_timeout = {idle}; SET lock_timeout = {lock}; SET statement_timeout = {statement}"
+    )
+}
 
 pub(crate) struct Postgres {
     pool: Pool,
@@ -58,7 +76,8 @@ impl Postgres {
             .statement_cache_capacity(256)
             .disable_statement_logging();
         let name = migrations::postgres_name(&connect);
-        let pool = Pool::new(connect, SESSION, options.connections, options.acquire_timeout);
+        let session = format!("{SESSION};\n{}", limits(options.lease));
+        let pool = Pool::new(connect, session, options.connections, options.acquire_timeout);
         Ok(Self { pool, shared, name })
     }
 
@@ -89,7 +108,7 @@ impl Postgres {
             Err(error) => {
                 // Where it broke the line is of no use; after a COMMIT that was refused nobody knows what it is in.
                 if pool::broken(&error) {
-                    line.broke();
+                    line.broke(&error);
                 }
                 Err(error)
             }
@@ -110,18 +129,32 @@ impl Postgres {
     }
 
     pub(crate) async fn migrate(&self) -> Result<()> {
-        let mut line = self.pool.line().await?;
-        match migrations::POSTGRES.run(line.conn()).await {
-            Ok(()) => {
-                line.keep();
-                Ok(())
+        let began = Instant::now();
+        let mut pause = Duration::from_millis(100);
+        loop {
+            let mut line = self.pool.line().await?;
+            line.conn().execute(MIGRATING).await?;
+            let error = match migrations::POSTGRES.run(line.conn()).await {
+                Ok(()) => {
+                    let made = indexes::make(line.conn()).await;
+                    line.close().await;
+                    return Ok(made?);
+                }
+                Err(error) => error,
+            };
+            // The connection is not kept in any case: the lock of the runner goes with it.
+            if waited(&error) && began.elapsed() < MIGRATION.0 {
+                tracing::info!(error = %error, "a migration waits until its tables are free");
+                line.close().await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(MIGRATION.1);
+                continue;
             }
-            Err(MigrateError::Execute(error)) => Err(error.into()),
-            // The connection is not kept: the lock of the runner goes with it.
-            Err(error) => {
-                let mut tx = Tx::new(Conn::Postgres(line.conn()), &self.shared);
-                Err(migrations::refused(&mut tx, self.name(), error).await)
+            if let MigrateError::Execute(error) = error {
+                return Err(error.into());
             }
+            let mut tx = Tx::new(Conn::Postgres(line.conn()), &self.shared);
+            return Err(migrations::refused(&mut tx, self.name(), error).await);
         }
     }
 
@@ -137,6 +170,15 @@ impl Postgres {
     pub(crate) async fn close(&self) {
         self.pool.close().await;
     }
+}
+
+/// Whether a migration was not applied because others held what it needs. Nothing of it was kept.
+fn waited(error: &MigrateError) -> bool {
+    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
+        return false;
+    };
+    let code = error.as_database_error().and_then(|refusal| refusal.code());
+    matches!(code.as_deref(), Some("55P03" | "40P01"))
 }
 
 /// What a closure came to that was rolled back when it failed. The outer error is one that leaves the connection in an
@@ -172,7 +214,7 @@ async fn transaction<T>(
 /// Outside of a transaction nothing is left of a call that was answered, however it was.
 fn give_back<T>(line: Line, result: &Result<T>) {
     match result {
-        Err(error) if pool::broken(error) => line.broke(),
+        Err(error) if pool::broken(error) => line.broke(error),
         _ => line.keep(),
     }
 }

@@ -80,11 +80,12 @@ pub async fn upsert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Resu
     if let Some(project) = insert(tx, tenant, new).await? {
         return Ok(project);
     }
-    let project = on!(tx, |conn| sqlx::query_as(
+    let project = on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE project SET description = COALESCE($3, description), extra = COALESCE($4, extra),
                 reference_dataset_id = COALESCE($5, reference_dataset_id)
-         WHERE tenant_id = $1 AND name = $2 RETURNING *",
-    )
+         WHERE tenant_id = $1 AND name = $2 RETURNING ",
+        columns!(project)
+    ),)
     .bind(tenant)
     .bind(&new.name)
     .bind(&new.description)
@@ -238,10 +239,11 @@ async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<O
         }
     }
     let start = new.start_time.unwrap_or_else(|| tx.now());
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO project (id, tenant_id, name, description, extra, reference_dataset_id, start_time)
-         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING RETURNING *",
-    )
+         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING RETURNING ",
+        columns!(project)
+    ),)
     .bind(new.id.unwrap_or_else(ProjectId::new))
     .bind(tenant)
     .bind(&new.name)
@@ -258,9 +260,11 @@ async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewProject) -> Result<O
 /// # Errors
 /// [`Error::NotFound`], also for a project of another workspace.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId) -> Result<Project> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM project WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(project),
+        " FROM project WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -275,9 +279,11 @@ pub async fn by_name(tx: &mut Tx<'_>, tenant: TenantId, name: &str) -> Result<Op
     if name.contains('\0') {
         return Ok(None); // PostgreSQL refuses the parameter itself.
     }
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM project WHERE tenant_id = $1 AND name = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(project),
+        " FROM project WHERE tenant_id = $1 AND name = $2"
+    ))
     .bind(tenant)
     .bind(name)
     .fetch_optional(conn)
@@ -364,7 +370,10 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
     if wanted.name_contains.as_deref().is_some_and(longer_than_a_name) {
         return Ok(Vec::new());
     }
-    let mut query = Query::new(tx, "SELECT * FROM project WHERE tenant_id = ");
+    let mut query = Query::new(
+        tx,
+        concat!("SELECT ", columns!(project), " FROM project WHERE tenant_id = "),
+    );
     query.bind(Arg::Uuid(tenant.0));
     if !wanted.ids.is_empty() {
         query
@@ -468,11 +477,12 @@ pub async fn update(tx: &mut Tx<'_>, tenant: TenantId, id: ProjectId, change: &P
             });
         }
     }
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE project SET name = COALESCE($3, name), description = COALESCE($4, description),
                 extra = COALESCE($5, extra), end_time = COALESCE($6, end_time)
-         WHERE tenant_id = $1 AND id = $2 RETURNING *",
-    )
+         WHERE tenant_id = $1 AND id = $2 RETURNING ",
+        columns!(project)
+    ),)
     .bind(tenant)
     .bind(id)
     .bind(&change.name)

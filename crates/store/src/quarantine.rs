@@ -165,9 +165,11 @@ pub async fn put_all(tx: &mut Tx<'_>, entries: &[Entry]) -> Result<()> {
 /// # Errors
 /// [`Error::NotFound`](crate::Error::NotFound).
 pub async fn get(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM quarantine WHERE id = $1"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(quarantine),
+        " FROM quarantine WHERE id = $1"
+    ))
     .bind(id)
     .fetch_one(conn)
     .await)?)
@@ -178,7 +180,7 @@ pub async fn get(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
 /// # Errors
 /// Only what the database says.
 pub async fn list(tx: &mut Tx<'_>, tenant: Option<TenantId>, limit: i64, offset: i64) -> Result<Vec<Entry>> {
-    let mut query = Query::new(tx, "SELECT * FROM quarantine");
+    let mut query = Query::new(tx, concat!("SELECT ", columns!(quarantine), " FROM quarantine"));
     if let Some(tenant) = tenant {
         query.push(" WHERE tenant_id = ").bind(Arg::Uuid(tenant.0));
     }
@@ -198,7 +200,7 @@ pub async fn list_after(
     after: Option<Cursor>,
     limit: i64,
 ) -> Result<Vec<Entry>> {
-    let mut query = Query::new(tx, "SELECT * FROM quarantine");
+    let mut query = Query::new(tx, concat!("SELECT ", columns!(quarantine), " FROM quarantine"));
     let mut joint = " WHERE ";
     if let Some(tenant) = tenant {
         query.push(joint).push("tenant_id = ").bind(Arg::Uuid(tenant.0));
@@ -223,9 +225,11 @@ pub async fn list_after(
 /// # Errors
 /// Only what the database says.
 pub async fn missing_objects(tx: &mut Tx<'_>, after: QuarantineId, limit: i64) -> Result<Vec<Entry>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM quarantine WHERE kind = 'missing' AND id > $1 ORDER BY id LIMIT $2 + 0",
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(quarantine),
+        " FROM quarantine WHERE kind = 'missing' AND id > $1 ORDER BY id LIMIT $2 + 0"
+    ),)
     .bind(after)
     .bind(limit)
     .fetch_all(conn)
@@ -310,9 +314,10 @@ pub async fn remove(tx: &mut Tx<'_>, id: QuarantineId) -> Result<bool> {
 /// # Errors
 /// [`Error::NotFound`](crate::Error::NotFound), also where somebody else was faster.
 pub async fn take(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "DELETE FROM quarantine WHERE id = $1 RETURNING *"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "DELETE FROM quarantine WHERE id = $1 RETURNING ",
+        columns!(quarantine)
+    ))
     .bind(id)
     .fetch_one(conn)
     .await)?)
@@ -323,14 +328,15 @@ pub async fn take(tx: &mut Tx<'_>, id: QuarantineId) -> Result<Entry> {
 /// # Errors
 /// Only what the database says.
 pub async fn trim(tx: &mut Tx<'_>, tenant: TenantId, quota: Quota) -> Result<Vec<Entry>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "DELETE FROM quarantine WHERE id IN (
              SELECT id FROM (
                  SELECT id, row_number() OVER newest AS place, SUM(bytes) OVER newest AS held FROM quarantine
                  WHERE tenant_id = $1 WINDOW newest AS (ORDER BY created_at DESC, id)) kept
              WHERE place > $2 OR held > $3)
-         RETURNING *",
-    )
+         RETURNING ",
+        columns!(quarantine)
+    ),)
     .bind(tenant)
     .bind(quota.entries)
     .bind(quota.bytes)

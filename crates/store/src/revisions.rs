@@ -141,13 +141,14 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewRevision<'_>) -> 
         serde_json::to_string(new.source_config).map_err(|_| Error::corrupt("revision", "source_config", new.id))?;
     let names =
         serde_json::to_string(&new.secret_names).map_err(|_| Error::corrupt("revision", "secret_names", new.id))?;
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO revision (id, tenant_id, deployment_id, seq, source, status, config, source_config, secrets,
                                secret_names, redeploy_of, job_id, created_at, updated_at, finished_at)
          VALUES ($1, $2, $3, (SELECT COALESCE(max(seq), 0) + 1 FROM revision WHERE deployment_id = $3), $4, $5, $6, $7,
                  $8, $9, $10, $11, $12, $12, $13)
-         RETURNING *"
-    )
+         RETURNING ",
+        columns!(revision)
+    ))
     .bind(new.id)
     .bind(tenant)
     .bind(new.deployment)
@@ -170,9 +171,11 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: NewRevision<'_>) -> 
 /// # Errors
 /// [`Error::NotFound`] also for another tenant's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: RevisionId) -> Result<Revision> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM revision WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(revision),
+        " FROM revision WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -204,7 +207,10 @@ pub async fn list(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<Revision>> {
-    let mut query = Query::new(tx, "SELECT * FROM revision WHERE tenant_id = ");
+    let mut query = Query::new(
+        tx,
+        concat!("SELECT ", columns!(revision), " FROM revision WHERE tenant_id = "),
+    );
     query.bind(Arg::Uuid(tenant.0)).push(" AND deployment_id = ");
     query.bind(Arg::Uuid(deployment.0));
     if let Some(statuses) = statuses {
@@ -223,7 +229,10 @@ pub async fn list(
 /// # Errors
 /// Those of the database.
 pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RevisionId]) -> Result<Vec<Revision>> {
-    let mut query = Query::new(tx, "SELECT * FROM revision WHERE tenant_id = ");
+    let mut query = Query::new(
+        tx,
+        concat!("SELECT ", columns!(revision), " FROM revision WHERE tenant_id = "),
+    );
     query.bind(Arg::Uuid(tenant.0)).push(" AND ");
     query.any_of("id", ids.iter().map(|id| Arg::Uuid(id.0)));
     query.fetch_all(tx).await
@@ -234,9 +243,11 @@ pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RevisionId]) -> Resu
 /// # Errors
 /// Those of the database.
 pub async fn open(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<Revision>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM revision WHERE tenant_id = $1 AND deployment_id = $2 AND finished_at IS NULL ORDER BY seq"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(revision),
+        " FROM revision WHERE tenant_id = $1 AND deployment_id = $2 AND finished_at IS NULL ORDER BY seq"
+    ))
     .bind(tenant)
     .bind(deployment)
     .fetch_all(conn)

@@ -175,9 +175,11 @@ async fn bring_in(tx: &mut Tx<'_>, tenant: TenantId, new: &[Written]) -> Result<
 /// # Errors
 /// Only what the database says.
 pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<IndexFile>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM run_index WHERE tenant_id = $1 AND state = 'live' ORDER BY entries, id",
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(run_index),
+        " FROM run_index WHERE tenant_id = $1 AND state = 'live' ORDER BY entries, id"
+    ),)
     .bind(tenant)
     .fetch_all(conn)
     .await)?)
@@ -205,10 +207,12 @@ pub async fn sources(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Source>> {
 /// # Errors
 /// Only what the database says.
 pub async fn unindexed(tx: &mut Tx<'_>, tenant: TenantId, limit: i64) -> Result<Vec<Segment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE tenant_id = $1 AND state = 'live' AND NOT indexed
-         ORDER BY changed_at, id LIMIT $2 + 0",
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(segment),
+        " FROM segment WHERE tenant_id = $1 AND state = 'live' AND NOT indexed
+         ORDER BY changed_at, id LIMIT $2 + 0"
+    ),)
     .bind(tenant)
     .bind(limit)
     .fetch_all(conn)
@@ -333,9 +337,11 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
 /// # Errors
 /// Only what the database says.
 pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<IndexFile>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM run_index WHERE state = 'deleting' ORDER BY changed_at LIMIT $1 + 0"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(run_index),
+        " FROM run_index WHERE state = 'deleting' ORDER BY changed_at LIMIT $1 + 0"
+    ))
     .bind(limit)
     .fetch_all(conn)
     .await)?)

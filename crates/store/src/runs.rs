@@ -48,7 +48,9 @@ pub struct Run {
 const COLUMNS: &str = "SELECT run.id, run.tenant_id, run.thread_id, run.assistant_id, run.job_id,
     CASE WHEN run.status = 'pending' AND job.state = 'running' THEN 'running' ELSE run.status END AS status,
     run.metadata, run.kwargs, run.multitask_strategy, run.cancel_action, run.created_at, run.updated_at,
-    run.finished_at, job.started_at, coalesce(job.attempt, 0) AS attempt
+    run.finished_at,
+    coalesce(job.started_at, (SELECT past.started_at FROM job_history past WHERE past.id = run.job_id)) AS started_at,
+    coalesce(job.attempt, (SELECT past.attempt FROM job_history past WHERE past.id = run.job_id), 0) AS attempt
     FROM run LEFT JOIN job ON job.id = run.job_id ";
 
 /// A run about to be recorded.

@@ -63,10 +63,14 @@ pub async fn insert(tx: &mut Tx<'_>, schedule: &Schedule) -> Result<()> {
 /// # Errors
 /// As every statement.
 pub async fn get(tx: &mut Tx<'_>, id: ScheduleId) -> Result<Option<Schedule>> {
-    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM schedule WHERE id = $1")
-        .bind(id)
-        .fetch_optional(conn)
-        .await)?)
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(schedule),
+        " FROM schedule WHERE id = $1"
+    ))
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?)
 }
 
 /// Moves `next_at` from the instant the caller saw to the next one, and names the job recorded for that. Answers
@@ -129,9 +133,11 @@ pub async fn set_spawn(
 /// As every statement.
 pub async fn list(tx: &mut Tx<'_>, before: Option<ScheduleId>, limit: i64) -> Result<Vec<Schedule>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as(
-            "SELECT * FROM schedule WHERE ended_at IS NULL AND ($1 IS NULL OR id < $1) ORDER BY id DESC LIMIT $2 + 0",
-        )
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(schedule),
+            " FROM schedule WHERE ended_at IS NULL AND ($1 IS NULL OR id < $1) ORDER BY id DESC LIMIT $2 + 0"
+        ))
         .bind(before)
         .bind(limit)
         .fetch_all(conn)
@@ -183,11 +189,13 @@ pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
 /// As every statement.
 pub async fn without_spawn(tx: &mut Tx<'_>, rested: Timestamp, limit: i64) -> Result<Vec<Schedule>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as(
-            "SELECT s.* FROM schedule s LEFT JOIN job j ON j.id = s.spawn_job
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(s, schedule),
+            " FROM schedule s LEFT JOIN job j ON j.id = s.spawn_job
              WHERE s.ended_at IS NULL AND NOT s.paused AND (j.id IS NULL OR j.finished_at < $1)
-             ORDER BY s.next_at LIMIT $2 + 0",
-        )
+             ORDER BY s.next_at LIMIT $2 + 0"
+        ))
         .bind(rested)
         .bind(limit)
         .fetch_all(conn)

@@ -291,9 +291,11 @@ pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> R
 /// # Errors
 /// Only what the database says.
 pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE tenant_id = $1 AND state = 'live' ORDER BY created_at DESC, id",
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(segment),
+        " FROM segment WHERE tenant_id = $1 AND state = 'live' ORDER BY created_at DESC, id"
+    ),)
     .bind(tenant)
     .fetch_all(conn)
     .await)?)
@@ -304,11 +306,13 @@ pub async fn live(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Segment>> {
 /// # Errors
 /// Only what the database says.
 pub async fn live_within(tx: &mut Tx<'_>, tenant: TenantId, first: NaiveDate, last: NaiveDate) -> Result<Vec<Segment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT s.* FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live'
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(s, segment),
+        " FROM segment s WHERE s.tenant_id = $1 AND s.state = 'live'
            AND EXISTS (SELECT 1 FROM segment_part p WHERE p.segment_id = s.id AND p.day BETWEEN $2 AND $3)
-         ORDER BY s.created_at DESC, s.id",
-    )
+         ORDER BY s.created_at DESC, s.id"
+    ),)
     .bind(tenant)
     .bind(first)
     .bind(last)
@@ -321,9 +325,11 @@ pub async fn live_within(tx: &mut Tx<'_>, tenant: TenantId, first: NaiveDate, la
 /// # Errors
 /// Only what the database says.
 pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<Vec<Part>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment_part WHERE tenant_id = $1 AND segment_id = $2 ORDER BY row_group",
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(segment_part),
+        " FROM segment_part WHERE tenant_id = $1 AND segment_id = $2 ORDER BY row_group"
+    ),)
     .bind(tenant)
     .bind(id)
     .fetch_all(conn)
@@ -337,12 +343,12 @@ pub async fn parts(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId) -> Result<V
 pub async fn parts_of(tx: &mut Tx<'_>, tenant: TenantId, segments: &[SegmentId]) -> Result<Vec<Part>> {
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT * FROM segment_part WHERE tenant_id = $1
+        sqlite: concat!("SELECT ", columns!(segment_part), " FROM segment_part WHERE tenant_id = $1
                    AND segment_id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))
-                 ORDER BY segment_id, row_group",
-        postgres: "SELECT * FROM segment_part WHERE tenant_id = $1
+                 ORDER BY segment_id, row_group"),
+        postgres: concat!("SELECT ", columns!(segment_part), " FROM segment_part WHERE tenant_id = $1
                      AND segment_id IN (SELECT value::uuid FROM json_array_elements_text($2::json))
-                   ORDER BY segment_id, row_group");
+                   ORDER BY segment_id, row_group"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(id_list(segments.iter().map(|id| id.0)))
@@ -434,11 +440,12 @@ pub async fn unpin(tx: &mut Tx<'_>, holder: Uuid) -> Result<u64> {
 /// Only what the database says.
 pub async fn abandon(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Segment>> {
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE segment SET state = 'deleting', changed_at = $3 WHERE state = 'writing' AND id IN (
              SELECT id FROM segment WHERE state = 'writing' AND changed_at < $1 ORDER BY changed_at LIMIT $2 + 0)
-         RETURNING *",
-    )
+         RETURNING ",
+        columns!(segment)
+    ),)
     .bind(before)
     .bind(limit)
     .bind(now)
@@ -468,10 +475,12 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
 /// Only what the database says.
 pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Segment>> {
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment WHERE state = 'deleting' AND coalesce(remove_at, changed_at) <= $1
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(segment),
+        " FROM segment WHERE state = 'deleting' AND coalesce(remove_at, changed_at) <= $1
          ORDER BY coalesce(remove_at, changed_at) LIMIT $2 + 0"
-    )
+    ))
     .bind(now)
     .bind(limit)
     .fetch_all(conn)

@@ -67,9 +67,11 @@ pub async fn insert(
 /// # Errors
 /// [`crate::Error::NotFound`].
 pub async fn sent(tx: &mut Tx<'_>, id: UploadId) -> Result<SourceUpload> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM source_upload WHERE id = $1"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(source_upload),
+        " FROM source_upload WHERE id = $1"
+    ))
     .bind(id)
     .fetch_one(conn)
     .await)?)
@@ -103,9 +105,11 @@ pub async fn at(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, pat
     if path.contains('\0') {
         return Err(crate::Error::NotFound); // PostgreSQL refuses the parameter itself.
     }
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 AND path = $3"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(source_upload),
+        " FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 AND path = $3"
+    ))
     .bind(tenant)
     .bind(deployment)
     .bind(path)
@@ -133,9 +137,11 @@ pub async fn paths(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) 
 /// # Errors
 /// Those of the database.
 pub async fn unsent(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<SourceUpload>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM source_upload WHERE uploaded_at IS NULL AND expires_at < $1 ORDER BY expires_at, id LIMIT $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(source_upload),
+        " FROM source_upload WHERE uploaded_at IS NULL AND expires_at < $1 ORDER BY expires_at, id LIMIT $2"
+    ))
     .bind(before)
     .bind(limit)
     .fetch_all(conn)

@@ -1,4 +1,6 @@
-//! How far sweeps that walk through a table have come. They belong to no workspace.
+//! How far sweeps that walk through a table have come, and whose turn it is to sweep. They belong to no workspace.
+
+use std::time::Duration;
 
 use crate::{Result, Tx};
 
@@ -30,4 +32,26 @@ pub async fn set(tx: &mut Tx<'_>, name: &str, position: &str) -> Result<()> {
     .await
     .map(drop))?;
     Ok(())
+}
+
+/// Takes a turn of a sweep that one process at a time is enough for, until `span` is over. False while the turn is another's.
+/// Two may take it where their clocks differ: what they do must be right twice.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn take_turn(tx: &mut Tx<'_>, name: &str, span: Duration) -> Result<bool> {
+    let now = tx.now();
+    // Microseconds, which have sixteen digits until the year 2286: texts of one length compare like numbers.
+    let text = |at: towpath_domain::Timestamp| format!("{:016}", at.micros());
+    let taken = on!(tx, |conn| sqlx::query(
+        "INSERT INTO sweep_cursor (name, position) VALUES ($1, $2)
+         ON CONFLICT (name) DO UPDATE SET position = excluded.position WHERE sweep_cursor.position < $3",
+    )
+    .bind(name)
+    .bind(text(now.plus(span)))
+    .bind(text(now))
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(taken == 1)
 }

@@ -76,11 +76,12 @@ pub struct NewThread<'a> {
 /// [`Error::Conflict`](crate::Error::Conflict) when the id is taken, in whatever workspace.
 pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) -> Result<Thread> {
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "INSERT INTO thread (id, tenant_id, status, metadata, config, temporary, ttl_strategy, ttl_minutes, expires_at,
                              created_at, updated_at, state_updated_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $10) RETURNING *"
-    )
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10, $10) RETURNING ",
+        columns!(thread)
+    ))
     .bind(new.id)
     .bind(tenant)
     .bind(new.status)
@@ -129,9 +130,11 @@ pub async fn insert_new(tx: &mut Tx<'_>, tenant: TenantId, new: &NewThread<'_>) 
 /// # Errors
 /// [`Error::NotFound`](crate::Error::NotFound) also for another workspace's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thread> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM thread WHERE tenant_id = $1 AND id = $2"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(thread),
+        " FROM thread WHERE tenant_id = $1 AND id = $2"
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_one(conn)
@@ -144,8 +147,8 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thre
 /// [`Error::NotFound`](crate::Error::NotFound) also for another workspace's.
 pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thread> {
     let text = sql!(tx,
-        sqlite: "SELECT * FROM thread WHERE tenant_id = $1 AND id = $2",
-        postgres: "SELECT * FROM thread WHERE tenant_id = $1 AND id = $2 FOR UPDATE");
+        sqlite: concat!("SELECT ", columns!(thread), " FROM thread WHERE tenant_id = $1 AND id = $2"),
+        postgres: concat!("SELECT ", columns!(thread), " FROM thread WHERE tenant_id = $1 AND id = $2 FOR UPDATE"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
         .bind(id)
@@ -165,12 +168,13 @@ pub async fn update(
     ttl: Option<Ttl>,
 ) -> Result<Thread> {
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "UPDATE thread SET metadata = $3, ttl_strategy = coalesce($4, ttl_strategy),
                            ttl_minutes = coalesce($5, ttl_minutes), expires_at = coalesce($6, expires_at),
                            updated_at = $7
-         WHERE tenant_id = $1 AND id = $2 RETURNING *"
-    )
+         WHERE tenant_id = $1 AND id = $2 RETURNING ",
+        columns!(thread)
+    ))
     .bind(tenant)
     .bind(id)
     .bind(metadata)

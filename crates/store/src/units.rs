@@ -10,7 +10,7 @@
 //! `seq` is the order of registration. On PostgreSQL a unit may become visible after a higher one was folded, so it is
 //! not the order of acceptance: that is `ordinal`, which a unit gets when a fold takes it.
 
-mod folded;
+mod leaving;
 mod shared;
 
 use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
@@ -18,7 +18,7 @@ use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
 use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
-pub use folded::{FoldedUnit, folded_before, folded_bytes_since, forget};
+pub use leaving::{FoldedUnit, count_folded, folded_before, folded_bytes_since, forget, named, named_among};
 pub use shared::split;
 
 /// Where a unit stands.
@@ -207,20 +207,6 @@ pub async fn names(tx: &mut Tx<'_>, units: &[UnitId]) -> Result<Vec<UnitName>> {
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(ids).fetch_all(conn).await)?)
 }
 
-/// Whether a unit, or what is in quarantine, names this object: settles a commit whose answer was lost.
-///
-/// # Errors
-/// Only what the database says.
-pub async fn named(tx: &mut Tx<'_>, path: &str) -> Result<bool> {
-    let found: Option<i64> = on!(tx, |conn| sqlx::query_scalar(
-        "SELECT seq FROM wal_unit WHERE path = $1 UNION ALL SELECT bytes FROM quarantine WHERE path = $1 LIMIT 1"
-    )
-    .bind(path)
-    .fetch_optional(conn)
-    .await)?;
-    Ok(found.is_some())
-}
-
 /// More units would be slow to list and mark in one transaction.
 const MOST: i64 = 2048;
 
@@ -230,9 +216,11 @@ const MOST: i64 = 2048;
 /// # Errors
 /// Only what the database says.
 pub async fn open(tx: &mut Tx<'_>, max_bytes: i64) -> Result<Vec<Unit>> {
-    let mut units: Vec<Unit> = on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM wal_unit WHERE state = 'open' ORDER BY seq LIMIT $1 + 0",
-    )
+    let mut units: Vec<Unit> = on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(wal_unit),
+        " FROM wal_unit WHERE state = 'open' ORDER BY seq LIMIT $1 + 0"
+    ),)
     .bind(MOST)
     .fetch_all(conn)
     .await)?;
@@ -249,10 +237,12 @@ pub async fn open(tx: &mut Tx<'_>, max_bytes: i64) -> Result<Vec<Unit>> {
 /// # Errors
 /// Only what the database says.
 pub async fn open_of(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Vec<Unit>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2
-         ORDER BY ordinal IS NULL, ordinal, seq",
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(wal_unit),
+        " FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2
+         ORDER BY ordinal IS NULL, ordinal, seq"
+    ),)
     .bind(Shard::of(tenant))
     .bind(tenant)
     .fetch_all(conn)
@@ -539,15 +529,17 @@ pub async fn lasting_seq(tx: &mut Tx<'_>, tenant: TenantId, seq: i64) -> Result<
     // A fold that is just taking the unit has given it a place by the time the lock is ours.
     let next = lock_shard(tx, shard).await?;
     let mut units: Vec<Unit> = on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT * FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2 AND ordinal IS NULL AND seq <= $3
-         ORDER BY seq",
-    )
-    .bind(shard)
-    .bind(tenant)
-    .bind(seq_of_unit)
-    .fetch_all(conn)
-    .await
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(wal_unit),
+            " FROM wal_unit WHERE state = 'open' AND shard = $1 AND tenant_id = $2 AND ordinal IS NULL AND seq <= $3
+         ORDER BY seq"
+        ))
+        .bind(shard)
+        .bind(tenant)
+        .bind(seq_of_unit)
+        .fetch_all(conn)
+        .await
     })?;
     place(tx, shard, next, &mut units).await?;
     let ordinal: Option<Option<i64>> = on!(tx, |conn| sqlx::query_scalar(

@@ -57,9 +57,8 @@ impl Worker {
 /// # Errors
 /// As every statement.
 pub async fn list(tx: &mut Tx<'_>) -> Result<Vec<Worker>> {
-    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM worker ORDER BY id DESC")
-        .fetch_all(conn)
-        .await)?)
+    let text = concat!("SELECT ", columns!(worker), " FROM worker ORDER BY id DESC");
+    Ok(on!(tx, |conn| sqlx::query_as(text).fetch_all(conn).await)?)
 }
 
 /// Records a worker, or that it is alive. Answers whether an operator asked it to drain.
@@ -120,8 +119,9 @@ pub async fn alive(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Worker>> {
     let now = tx.now_param();
     let window_ms = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
     let text = sql!(tx,
-        sqlite: "SELECT * FROM worker WHERE seen_at > $1 - $2 * 1000 ORDER BY id",
-        postgres: "SELECT * FROM worker WHERE seen_at > towpath_now($1) - $2 * interval '1 millisecond' ORDER BY id");
+        sqlite: concat!("SELECT ", columns!(worker), " FROM worker WHERE seen_at > $1 - $2 * 1000 ORDER BY id"),
+        postgres: concat!(
+            "SELECT ", columns!(worker), " FROM worker WHERE seen_at > towpath_now($1) - $2 * interval '1 millisecond' ORDER BY id"));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(now)
         .bind(window_ms)
@@ -134,7 +134,8 @@ pub async fn alive(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Worker>> {
 /// # Errors
 /// As every statement.
 pub async fn get(tx: &mut Tx<'_>, id: WorkerId) -> Result<Option<Worker>> {
-    Ok(on!(tx, |conn| sqlx::query_as("SELECT * FROM worker WHERE id = $1")
+    let text = concat!("SELECT ", columns!(worker), " FROM worker WHERE id = $1");
+    Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(id)
         .fetch_optional(conn)
         .await)?)
@@ -158,6 +159,20 @@ pub async fn prune(tx: &mut Tx<'_>, window: Duration) -> Result<u64> {
             .await
             .map(|done| done.rows_affected())
     })?)
+}
+
+/// Removes a worker that goes on under another id. Answers whether it was asked to drain.
+///
+/// # Errors
+/// As every statement.
+pub async fn replace(tx: &mut Tx<'_>, id: WorkerId) -> Result<bool> {
+    let draining: Vec<bool> = on!(tx, |conn| {
+        sqlx::query_scalar("DELETE FROM worker WHERE id = $1 RETURNING draining")
+            .bind(id)
+            .fetch_all(conn)
+            .await
+    })?;
+    Ok(draining.contains(&true))
 }
 
 /// Removes a worker that left, and those not seen since `before`.

@@ -14,12 +14,10 @@ use bytes::Bytes;
 use towpath_tests::Dice;
 use uuid::Uuid;
 
-use super::derived::stats;
-use super::json::{Json, quoted};
-use super::operation::{Attachment, Feedback, Handle, Link, Naming, Operation, Run, Tenant, Verb};
-use super::oracle::{Oracle, Outcome};
+use super::operation::{Attachment, Feedback, Handle, Link, Operation, Run, Tenant, Verb};
+use super::oracle::Oracle;
 use super::spans::{Attribute, Span};
-use super::step::{Key, Keys, Mode, Shown, Step, Work};
+use super::step::{Key, Keys, Mode, Step, Work};
 use super::wire::{Encoding, Layout, Request, Route};
 use super::{Features, values};
 

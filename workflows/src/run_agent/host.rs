@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::{EventId, Kwargs};
-use towpath_domain::{RunId, TenantId, ThreadId, failpoint};
+use towpath_domain::{RunId, TenantId, ThreadId, Timestamp, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_runtime::{
     At, Chunk, Execution, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
@@ -43,6 +43,8 @@ pub struct RunHost<'a> {
     thread: ThreadId,
     run: RunId,
     attempt: u32,
+    failures: u32,
+    opened: Timestamp,
     fence: i64,
     saver: Saver,
     stream: Stream,
@@ -98,6 +100,8 @@ impl<'a> RunHost<'a> {
             thread,
             run,
             attempt: ctx.attempt(),
+            failures: ctx.failures(),
+            opened: ctx.now(),
             fence,
             saver: Saver::new(world.store.clone(), thread, fresh),
             stream,
@@ -119,6 +123,16 @@ impl<'a> RunHost<'a> {
     /// Which attempt this is, from 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Attempts that failed. One whose worker was lost did not.
+    pub const fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// When the attempt began, by the clock that the start of the run was taken from.
+    pub const fn opened(&self) -> Timestamp {
+        self.opened
     }
 
     /// Whether an earlier attempt wrote anything of its tasks, or of its command.

@@ -1,7 +1,8 @@
 //! Stopping runs, and deleting them and their threads.
 
+use serde_json::json;
 use towpath_domain::agent::{CancelAction, ThreadStatus};
-use towpath_domain::{RunId, TenantId, ThreadId};
+use towpath_domain::{AssistantId, RunId, TenantId, ThreadId};
 use towpath_store::runs::{self, Open};
 use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
 
@@ -64,6 +65,60 @@ pub async fn delete_thread(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> s
         Err(store::Error::NotFound) => Ok(()),
         deleted => deleted,
     }
+}
+
+/// The threads that were last used with an assistant.
+///
+/// # Errors
+/// As every statement.
+pub async fn threads_of(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> store::Result<Vec<ThreadId>> {
+    let mut page = threads::Search {
+        filter: threads::Filter {
+            metadata: Some(json!({ "assistant_id": id })),
+            ..threads::Filter::default()
+        },
+        sort_by: threads::SortBy::ThreadId,
+        ascending: true,
+        limit: 1000,
+        offset: 0,
+        with_values: false,
+    };
+    let mut all = Vec::new();
+    loop {
+        let found = threads::search(tx, tenant, &page).await?;
+        if found.is_empty() {
+            return Ok(all);
+        }
+        page.offset += page.limit;
+        all.extend(found.into_iter().map(|thread| thread.id));
+    }
+}
+
+/// Locks the lanes of threads, then the jobs of their runs that are not over: for whoever stops runs of several, or deletes
+/// several. Locked one after another, the lane of the second would come behind the jobs of the first.
+///
+/// # Errors
+/// As every statement.
+pub async fn lock_threads(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) -> store::Result<()> {
+    let mut lanes: Vec<(String, i64)> = threads
+        .iter()
+        .map(|thread| (lane(*thread).key().to_owned(), 1))
+        .collect();
+    lanes.sort_unstable();
+    lanes.dedup();
+    if lanes.is_empty() {
+        return Ok(());
+    }
+    lanes::lock_all(tx, &lanes).await?;
+    let mut ids = Vec::new();
+    for thread in threads {
+        let open = runs::open(tx, tenant, Some(*thread), None).await?;
+        ids.extend(open.into_iter().map(|run| run.job_id));
+    }
+    if !ids.is_empty() {
+        jobs::lock(tx, &ids).await?;
+    }
+    Ok(())
 }
 
 /// Locks lanes, then jobs, in the order everybody takes them.

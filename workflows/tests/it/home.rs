@@ -6,23 +6,21 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::Bytes;
 use tempfile::TempDir;
-use tokio::sync::watch;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
 use towpath_domain::{
-    Clock, DestinationId, ExportId, JobId, ProjectId, SegmentId, Shard, TenantId, Timestamp, WorkerId,
+    Clock, DestinationId, ExportId, JobId, ProjectId, Shard, TenantId, Timestamp,
 };
-use towpath_durable::{Claimed, Engine, Registry, Signal};
+use towpath_durable::{Engine, Registry};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
 use towpath_store::exports::runs::ExportRun;
 use towpath_store::exports::{self, Export, runs};
 use towpath_store::sealing::{Keys, Sealer};
-use towpath_store::{Dialect, Options, Store, jobs, on, projects, quarantine, segments};
+use towpath_store::{Dialect, Options, Store, jobs, on, projects, quarantine};
 use towpath_traces::accept::{self, Accepted, Request, Route};
 use towpath_traces::body::{Encoding, Limits};
 use towpath_traces::objects::Objects;

@@ -154,10 +154,15 @@ impl Server {
     }
 
     pub async fn claim_of(&self, pool: &str) -> Option<Claimed> {
-        let lease = self.engine.settings().lease;
-        let claimed = self
-            .store()
-            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(pool, WorkerId::new(), lease, 1)).await);
+        let claimed = self.store().write(async |tx| {
+            let claimer = jobs::Claimer::new(pool, WorkerId::new(), 1);
+            let claimed = jobs::claim(tx, &claimer).await?;
+            if !claimed.is_empty() {
+                return Ok(claimed);
+            }
+            // One that lost its worker again and again.
+            jobs::claim_alone(tx, &claimer).await
+        });
         claimed.await.unwrap().pop()
     }
 

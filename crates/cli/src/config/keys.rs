@@ -208,7 +208,7 @@ pub const KEYS: &[Key] = &[
         environment: &["BG_JOB_MAX_RETRIES"],
         default: Fallback::Text("3"),
         kind: Kind::Count { least: 1, most: 100 },
-        about: "a run whose worker failed so often ends as failed; what a graph raises is never repeated",
+        about: "a run whose attempts failed so often ends as failed; lost workers have a limit of their own, and what a graph raises is never repeated",
     },
     Key {
         name: "agent.webhook_secret",

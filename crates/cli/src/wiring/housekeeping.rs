@@ -1,60 +1,157 @@
-//! Small chores of a process: metrics upkeep, and units of the log that nobody needs any more.
+//! Small chores of a process, each in a task of its own: metrics upkeep, units of the log that nobody needs any more, and what
+//! writers left behind that died.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
-use towpath_store::{Store, units};
+use towpath_scheduler::metric;
+use towpath_store::{Store, sweep_cursors, units};
 use towpath_traces::objects::Objects;
 use towpath_traces::wal;
 
 /// The exporter's histograms grow until this is done.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
-const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// A folded unit stays this long, for a look at what came in.
 const KEEP_FOLDED: Duration = Duration::from_secs(10 * 60);
 /// No writer takes this long: what is older and named by no row was left by a process that died.
 const ABANDONED: Duration = Duration::from_secs(60 * 60);
 /// Rows per statement.
 const BATCH: i64 = 1000;
-/// Batches of one sweep: the rest is for the next.
-const ROUNDS: usize = 50;
+/// What is left is counted up to here.
+const COUNTED: i64 = 10_000;
 
-/// Runs until it is aborted. Any number of processes may sweep: a chore done twice is done.
+/// A sweep that one process at a time does.
+struct Sweep {
+    /// In metrics, in logs, and of its turn in the database.
+    name: &'static str,
+    /// How often a process asks for the turn.
+    every: Duration,
+    /// How long the turn lasts. Shorter than the time between two questions, or a multiple of it less a little, so that one
+    /// process alone never waits for itself.
+    turn: Duration,
+}
+
+const FOLDED: Sweep = Sweep {
+    name: "folded units",
+    every: Duration::from_secs(60),
+    turn: Duration::from_secs(55),
+};
+
+/// Listing a log takes as long as there are objects in it, and what it finds is in nobody's way.
+const LEFTOVERS: Sweep = Sweep {
+    name: "leftover objects",
+    every: Duration::from_secs(10 * 60),
+    turn: Duration::from_secs(55 * 60),
+};
+
+/// Runs until it is aborted.
 pub async fn run(store: Store, objects: Objects, metrics: PrometheusHandle, sweeps: bool) {
-    let mut upkeep = interval(UPKEEP_EVERY);
-    let mut sweep = interval(SWEEP_EVERY);
-    upkeep.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // They end with this task, which drops them.
+    let mut chores = JoinSet::new();
+    chores.spawn(upkeep(metrics));
+    if sweeps {
+        chores.spawn(sweep_folded(store.clone(), objects.clone()));
+        chores.spawn(sweep_leftovers(store, objects));
+    }
+    while chores.join_next().await.is_some() {}
+}
+
+async fn upkeep(metrics: PrometheusHandle) {
+    let mut ticks = interval(UPKEEP_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tokio::select! {
-            _ = upkeep.tick() => metrics.run_upkeep(),
-            _ = sweep.tick(), if sweeps => {
-                if let Err(error) = sweep_objects(&store, &objects).await {
-                    tracing::warn!(error = format!("{error:#}"), "a sweep of objects failed; it is repeated in a minute");
-                }
+        ticks.tick().await;
+        metrics.run_upkeep();
+    }
+}
+
+async fn sweep_folded(store: Store, objects: Objects) {
+    let mut ticks = FOLDED.ticks();
+    loop {
+        ticks.tick().await;
+        let began = Instant::now();
+        match FOLDED.is_ours(&store).await {
+            Ok(false) => {}
+            Ok(true) => FOLDED.note(began, folded(&store, &objects, began + FOLDED.turn).await),
+            Err(error) => FOLDED.note(began, Err(error)),
+        }
+    }
+}
+
+async fn sweep_leftovers(store: Store, objects: Objects) {
+    let mut ticks = LEFTOVERS.ticks();
+    loop {
+        ticks.tick().await;
+        let began = Instant::now();
+        match LEFTOVERS.is_ours(&store).await {
+            Ok(false) => {}
+            Ok(true) => LEFTOVERS.note(began, leftovers(&store, &objects).await),
+            Err(error) => LEFTOVERS.note(began, Err(error)),
+        }
+    }
+}
+
+impl Sweep {
+    fn ticks(&self) -> tokio::time::Interval {
+        let mut ticks = interval(self.every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks
+    }
+
+    /// Takes the turn. Several at once would only do the same twice.
+    async fn is_ours(&self, store: &Store) -> anyhow::Result<bool> {
+        let (name, turn) = (self.name, self.turn);
+        let taken = store
+            .write(async |tx| sweep_cursors::take_turn(tx, name, turn).await)
+            .await;
+        taken.context("taking the turn")
+    }
+
+    fn note(&self, began: Instant, done: anyhow::Result<i64>) {
+        match done {
+            Ok(left) => metric::swept(self.name, began.elapsed(), Some(left)),
+            Err(error) => {
+                metric::swept(self.name, began.elapsed(), None);
+                let error = format!("{error:#}");
+                tracing::warn!(
+                    sweep = self.name,
+                    error,
+                    "a sweep of objects failed; it is repeated later"
+                );
             }
         }
     }
 }
 
-async fn sweep_objects(store: &Store, objects: &Objects) -> anyhow::Result<()> {
-    let now = store.clock().now();
-    for _ in 0..ROUNDS {
+/// Removes what is folded until it has caught up or the turn is over. Answers how many units are left.
+async fn folded(store: &Store, objects: &Objects, until: Instant) -> anyhow::Result<i64> {
+    loop {
+        let before = store.clock().now().minus(KEEP_FOLDED);
         let old = store
-            .read(async |tx| units::folded_before(tx, now.minus(KEEP_FOLDED), BATCH).await)
+            .read(async |tx| units::folded_before(tx, before, BATCH).await)
             .await?;
         let gone = wal::sweep::folded(objects, &old).await.context("folded units")?;
-        if gone.is_empty() {
-            break;
+        if !gone.is_empty() {
+            store.write(async |tx| units::forget(tx, &gone).await).await?;
         }
-        store.write(async |tx| units::forget(tx, &gone).await).await?;
+        let is_last = i64::try_from(old.len()).is_ok_and(|old| old < BATCH);
+        if is_last || gone.is_empty() || Instant::now() >= until {
+            return Ok(store
+                .read(async |tx| units::count_folded(tx, before, COUNTED).await)
+                .await?);
+        }
     }
-    let abandoned = now.minus(ABANDONED);
+}
+
+/// Removes objects that no row names, and files that were never finished.
+async fn leftovers(store: &Store, objects: &Objects) -> anyhow::Result<i64> {
+    let abandoned = store.clock().now().minus(ABANDONED);
     wal::sweep::orphans(store, objects, abandoned)
         .await
         .context("units without a row")?;
     objects.sweep_unfinished(abandoned).await.context("unfinished files")?;
-    Ok(())
+    Ok(0)
 }

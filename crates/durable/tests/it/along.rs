@@ -42,7 +42,7 @@ on_each! {
         let job = world.start(ends_with("a")).await;
         let stale = world.claim(1).await.remove(0);
         world.end_lease(job).await;
-        assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 1);
+        assert_eq!(world.rescue().await, 1);
         let owner = world.claim(1).await.remove(0);
         world.perform(stale).await;
         assert!(world.effects().await.is_empty());

@@ -108,6 +108,8 @@ on_each! {
         assert_eq!(world.effects().await.len(), 2 + 12);
         assert_eq!(world.count("SELECT count(*) FROM job WHERE finished_at IS NULL").await, 0);
         assert_eq!(world.count("SELECT count(*) FROM lane WHERE held <> 0").await, 0);
+        // Nothing says any more that a job is asked to stop, or that a parent has children at work.
+        assert_eq!(world.count("SELECT count(*) FROM job WHERE cancel_at IS NOT NULL OR open_children <> 0").await, 0);
         world.check_invariants().await;
     }
 }

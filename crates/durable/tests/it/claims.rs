@@ -11,12 +11,12 @@ use towpath_store::{Dialect, on};
 
 use crate::on_each;
 use crate::peers::{rows_read, walk_and_count_reads};
-use crate::support::{LEASE, Op, PATIENCE, Script, World, fenced};
+use crate::support::{Op, PATIENCE, Script, World, fenced};
 
 fn claimer(n: i64, marks: &[Mark]) -> Claimer<'_> {
     Claimer {
         marks,
-        ..Claimer::new(Script::POOL_NAME, WorkerId::new(), LEASE, n)
+        ..Claimer::new(Script::POOL_NAME, WorkerId::new(), n)
     }
 }
 
@@ -209,7 +209,7 @@ on_each! {
              (SELECT id FROM job WHERE state = 'ready' ORDER BY id DESC LIMIT 800)",
         ).await;
         let reads = walk_and_count_reads(&world, &store).await;
-        println!("{:?}: with 800 jobs running, a claim, a renewal, a step and an end of 16 read {reads:?} rows", store.dialect());
+        println!("{:?}: with 800 jobs running, a claim, a look, a step and an end of 16 read {reads:?} rows", store.dialect());
         assert!(reads.iter().all(|read| *read < 500), "{reads:?}");
     }
 }

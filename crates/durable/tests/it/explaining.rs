@@ -34,7 +34,7 @@ on_each! {
         world.until_seen(&workers).await;
         world.until_noted("a at go", 1).await;
         assert!(matches!(why(&world, job).await, Why::Running { worker: Some(_), .. }));
-        world.end_lease(job).await;
+        world.expire_leases().await;
         let told = why(&world, job).await;
         assert!(matches!(told, Why::LeaseEnded { .. } | Why::Running { .. }), "{told:?}");
 
@@ -48,7 +48,6 @@ on_each! {
         assert_eq!(why(&world, second).await, Why::LaneFull { lane: "thread:1".into(), places: 1, holders: vec![first], ahead: 0 });
         assert_eq!(why(&world, third).await, Why::LaneFull { lane: "thread:1".into(), places: 1, holders: vec![first], ahead: 1 });
         let told = why(&world, first).await;
-        // On PostgreSQL the job whose lease was ended may be between two claims.
         assert!(matches!(told, Why::WorkersBusy { slots: 1, running: 1, .. } | Why::AboutToStart { .. }), "{told:?}");
 
         world.store.write(async |tx| towpath_store::workers::drain(tx, workers.id()).await).await.unwrap();
@@ -98,12 +97,30 @@ on_each! {
         world.until_noted("long at go", 1).await;
         // One process on SQLite renews nothing: the lease in the row is old and means nothing.
         if world.store.dialect() == towpath_store::Dialect::Sqlite {
-            world.end_lease(job).await;
+            world.expire_leases().await;
         }
         assert!(matches!(why(&world, job).await, Why::Running { worker: Some(_), .. }));
         world.shared.open("go");
         world.until_over(job).await;
         workers.drain(PATIENCE).await;
+    }
+}
+
+on_each! {
+    async fn a_lost_worker_and_a_suspect_are_told(world) {
+        let job = world.start(Script::new("a", [])).await;
+        for lost in 1..=2 {
+            world.claim(1).await;
+            world.end_lease(job).await;
+            assert!(matches!(why(&world, job).await, Why::LeaseEnded { .. }));
+            assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 1);
+            let told = why(&world, job).await;
+            // A busy machine may take longer than it rests.
+            let rested = matches!(told, Why::Due | Why::Suspect { .. });
+            assert!(rested || matches!(told, Why::WorkerLost { lost_leases, .. } if lost_leases == lost), "{told:?}");
+            world.rescue().await;
+        }
+        assert_eq!(why(&world, job).await, Why::Suspect { lost_leases: 2 });
     }
 }
 

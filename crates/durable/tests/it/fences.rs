@@ -4,7 +4,6 @@
 //! fence in a plain WHERE lets slip through.
 
 use std::collections::{HashMap, HashSet};
-use std::time::Duration;
 
 use towpath_domain::WorkerId;
 use towpath_domain::job::JobState;
@@ -20,7 +19,7 @@ async fn taken_over(world: &World, ops: impl Into<Vec<Op>>) -> (Claimed, Claimed
     world.start(Script::new("a", ops)).await;
     let stale = world.claim(1).await.remove(0);
     world.end_lease(stale.id).await;
-    assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 1);
+    assert_eq!(world.rescue().await, 1);
     let owner = world.claim(1).await.remove(0);
     assert_eq!(owner.id, stale.id);
     assert!(owner.fence > stale.fence);
@@ -89,8 +88,7 @@ on_each! {
             world
                 .store
                 .write_one(async |tx| {
-                    let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                    jobs::turn(tx, &mine, &[], &jobs::Claimer::new(Script::POOL_NAME, worker, lease, n)).await
+                    jobs::turn(tx, &mine, &[], &jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), n)).await
                 })
                 .await
                 .unwrap()
@@ -140,8 +138,7 @@ on_each! {
         let turned = world
             .store
             .write(async |tx| {
-                let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                jobs::turn(tx, &mine, &lanes, &jobs::Claimer::new(Script::POOL_NAME, worker, lease, 2)).await
+                jobs::turn(tx, &mine, &lanes, &jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), 2)).await
             })
             .await
             .unwrap();
@@ -183,17 +180,6 @@ on_each! {
     }
 }
 
-on_each! {
-    async fn a_stale_renewal_is_refused(world) {
-        let (stale, owner) = taken_over(&world, []).await;
-        let lease = world.engine.settings().lease;
-        let renewed = world.store.write(async |tx| jobs::renew(tx, &[fenced(&stale)], lease).await).await.unwrap();
-        assert!(renewed.is_empty());
-        let renewed = world.store.write(async |tx| jobs::renew(tx, &[fenced(&owner)], lease).await).await.unwrap();
-        assert_eq!(renewed.len(), 1);
-    }
-}
-
 /// While the row is locked by a transaction that takes the job away, a step, a commit and a completion of the old
 /// holder wait for it; once it commits they must see the new fence, not the one of their snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -203,7 +189,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
     };
     let world = World::new(database).await;
     for kind in [
-        "step", "one step", "complete", "leave", "turn", "renew", "commit", "settle",
+        "step", "one step", "complete", "leave", "turn", "give up", "commit", "settle",
     ] {
         let effects = (kind != "settle").then(|| Op::Effect("x".into()));
         let id = world
@@ -268,25 +254,13 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                     "turn" => {
                         let turned = store
                             .write_one(async |tx| {
-                                let (worker, lease) = (WorkerId::new(), Duration::from_secs(15));
-                                jobs::turn(
-                                    tx,
-                                    &[held],
-                                    &[],
-                                    &jobs::Claimer::new(Script::POOL_NAME, worker, lease, 1),
-                                )
-                                .await
+                                let claimer = jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), 1);
+                                jobs::turn(tx, &[held], &[], &claimer).await
                             })
                             .await;
                         turned.map(|turned| 1 - turned.missed.len() + turned.claimed.len())
                     }
-                    "renew" => {
-                        let lease = engine.settings().lease;
-                        store
-                            .write(async |tx| jobs::renew(tx, &[held], lease).await)
-                            .await
-                            .map(|hit| hit.len())
-                    }
+                    "give up" => towpath_durable::give_up(&store, held).await.map(usize::from),
                     _ => {
                         let (_signal, receiver) = tokio::sync::watch::channel(towpath_durable::Signal::Run);
                         perform(&engine, &registry, &*shared, job, receiver).await;

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use futures::poll;
 use tokio::sync::watch;
+use towpath_domain::Clock;
 use towpath_domain::job::JobState;
-use towpath_durable::{Signal, perform, ready_due};
+use towpath_durable::{Engine, Settings, Signal, Start, perform, ready_due};
+use towpath_store::{Options, Store};
 
 use crate::support::{Database, Op, Script, World};
 
@@ -71,4 +73,27 @@ async fn every_attempt_ends_at_its_limit_on_postgres() {
         return;
     };
     every_attempt_ends_at_its_limit(World::new(database).await).await;
+}
+
+/// A worker whose own clock is two hours ahead ends no job before its time.
+#[tokio::test]
+async fn a_deadline_goes_by_the_databases_clock() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    let hour = SECOND * 3600;
+    let deadline = world.store.clock().now().plus(hour);
+    let how = Start::new(world.tenant).deadline(deadline);
+    let job = world.start_as(Script::new("a", []), how).await;
+    let options = Options {
+        clock: Clock::stopped(deadline.plus(hour)),
+        ..Options::default()
+    };
+    let store = Store::open(&world._database.uri, options).await.unwrap();
+    let engine = Engine::new(store, Settings::default());
+    let claimed = world.claim(1).await.remove(0);
+    let (_tell, told) = watch::channel(Signal::Run);
+    perform(&engine, &world.registry, &*world.shared, claimed, told).await;
+    assert_eq!(world.job(job).await.state, JobState::Succeeded);
 }

@@ -13,6 +13,7 @@ mod claims;
 mod ends;
 mod explaining;
 mod fences;
+mod growing;
 mod history;
 mod joining;
 mod lanes;

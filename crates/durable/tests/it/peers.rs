@@ -272,7 +272,7 @@ on_each! {
 }
 
 /// Records jobs that are over.
-async fn finished(world: &World, count: i64) {
+pub async fn finished(world: &World, count: i64) {
     world
         .store
         .write(async |tx| {
@@ -309,10 +309,7 @@ on_each! {
         }
         first.draining().cancelled().await;
         world.end_lease(job).await;
-        // The renewal may be faster than the rescue: then the lease has not ended.
-        while towpath_durable::rescue(&world.store).await.unwrap() == 0 {
-            world.end_lease(job).await;
-        }
+        assert_eq!(world.rescue().await, 1);
         let second = world.workers(1);
         world.until_noted("a at go", 2).await;
         // The first one's handler is gone without the gate having opened for it.
@@ -368,7 +365,7 @@ on_each! {
                 read = read.max(counts.into_iter().max().unwrap());
             }
             times.sort_unstable();
-            println!("{:?}: backlog {backlog}: claim, renew, step and complete 16 jobs take {:?}; the largest reads {read} rows", store.dialect(), times[10]);
+            println!("{:?}: backlog {backlog}: claim, look after, step and complete 16 jobs take {:?}; the largest reads {read} rows", store.dialect(), times[10]);
             reads.push(read);
         }
         // The index is walked to what is claimed, not through what waits. (SQLite does not count; it shows the time.)
@@ -376,25 +373,24 @@ on_each! {
     }
 }
 
-/// Claims 16 jobs, renews them, records a step of each and completes them; answers how many rows of the job table each
+/// Claims 16 jobs, looks after them, records a step of each and completes them; answers how many rows of the job table each
 /// of these read, where the database counts them.
 pub async fn walk_and_count_reads(world: &World, store: &towpath_store::Store) -> [i64; 4] {
     let others = world.count("SELECT count(*) FROM job WHERE state = 'running'").await;
     let mut held = Vec::new();
     let mut counts = [0; 4];
+    let worker = towpath_domain::WorkerId::new();
     for (nth, count) in counts.iter_mut().enumerate() {
         *count = store
             .write(async |tx| {
                 let before = rows_read(tx).await?;
                 let touched = match nth {
                     0 => {
-                        let worker = towpath_domain::WorkerId::new();
-                        let claimed =
-                            jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, LEASE, 16)).await?;
+                        let claimed = jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, 16)).await?;
                         held = claimed.iter().map(fenced).collect();
                         claimed.len()
                     }
-                    1 => jobs::renew(tx, &held, LEASE).await?.len(),
+                    1 => jobs::at_work(tx, worker).await?.len(),
                     2 => {
                         let steps: Vec<_> = held
                             .iter()

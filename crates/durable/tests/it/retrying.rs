@@ -10,7 +10,7 @@ use towpath_store::Error;
 use crate::on_each;
 use crate::support::{Op, PATIENCE, Script, World};
 
-async fn again(world: &World, job: JobId) -> Result<JobState, String> {
+pub async fn again(world: &World, job: JobId) -> Result<JobState, String> {
     match world.store.write(async |tx| retry(tx, job).await).await {
         Ok(state) => Ok(state),
         Err(Error::Rejected(why)) => Err(why.message),

@@ -63,20 +63,7 @@ async fn disturb(world: &World) {
         match dice.random_range(0..3) {
             0 => drop(world.store.write(async |tx| cancel(tx, job).await).await.unwrap()),
             1 => {
-                world
-                    .store
-                    .write(async |tx| {
-                        let text = towpath_store::sql!(tx,
-                            sqlite: "UPDATE job SET lease_until = 1 WHERE id = $1 AND state = 'running'",
-                            postgres: "UPDATE job SET lease_until = 'epoch' WHERE id = $1 AND state = 'running'");
-                        Ok(towpath_store::on!(tx, |conn| sqlx::query(text)
-                            .bind(job)
-                            .execute(conn)
-                            .await
-                            .map(drop))?)
-                    })
-                    .await
-                    .unwrap();
+                world.end_lease(job).await;
                 towpath_durable::rescue(&world.store).await.unwrap();
             }
             _ => {

@@ -11,7 +11,7 @@ use towpath_domain::{JobId, TenantId, WorkerId};
 use towpath_durable::{Engine, Fenced, Registry, Settings, Start};
 use towpath_queue::Queue;
 use towpath_store::jobs::{self, Job};
-use towpath_store::{Options, Store, Tx, on};
+use towpath_store::{Conn, Options, Store, Tx, leases, on};
 
 mod database;
 mod redis;
@@ -32,6 +32,7 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 macro_rules! on_each {
     ($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block) => {
         mod $name {
+            #[allow(unused_imports, reason = "not every body uses something of its file")]
             use super::*;
 
             async fn body($world: $crate::support::World) $body
@@ -266,6 +267,10 @@ impl World {
     pub async fn backlog(&self, count: i64) {
         let script = serde_json::to_string(&Script::new("idle", [Op::Done])).unwrap();
         let record = self.store.write(async |tx| {
+            if let Conn::Postgres(conn) = tx.conn() {
+                // A statement of a server has to be over sooner than this may be.
+                sqlx::query("SET LOCAL statement_timeout = 0").execute(conn).await?;
+            }
             let now = tx.now();
             let text = towpath_store::sql!(tx,
                 sqlite: "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < $4)
@@ -353,13 +358,29 @@ impl World {
             .unwrap()
     }
 
-    /// Claims by hand, as a worker of its own.
+    /// Claims by hand, as a worker of its own: what is ready, and where nothing is, one that is claimed alone.
     pub async fn claim(&self, n: i64) -> Vec<towpath_durable::Claimed> {
-        let lease = self.engine.settings().lease;
+        let (worker, lease) = (WorkerId::new(), self.engine.settings().lease);
         self.store
-            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, WorkerId::new(), lease, n)).await)
+            .write(async |tx| {
+                leases::begin(tx, worker, lease).await?;
+                let claimed = jobs::claim(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, n)).await?;
+                if !claimed.is_empty() {
+                    return Ok(claimed);
+                }
+                jobs::claim_alone(tx, &jobs::Claimer::new(Script::POOL_NAME, worker, 1)).await
+            })
             .await
             .unwrap()
+    }
+
+    /// Takes back what is held without a lease, and lets it rest no longer. Answers how many.
+    pub async fn rescue(&self) -> usize {
+        let rescued = towpath_durable::rescue(&self.store).await.unwrap();
+        self.execute("UPDATE job SET run_at = created_at WHERE state = 'scheduled' AND lost_leases > 0")
+            .await;
+        towpath_durable::ready_due(&self.store).await.unwrap();
+        rescued
     }
 
     /// Waits until the job's row satisfies `wish`.
@@ -420,15 +441,19 @@ impl World {
             .unwrap()
     }
 
-    /// Makes a lease look ended, as if time had passed.
+    /// Makes the worker of this one job look lost, and keeps its other jobs.
     pub async fn end_lease(&self, id: JobId) {
+        end_lease(&self.store, id).await;
+    }
+
+    /// Makes all leases look over, as if time had passed. Whoever lives renews them.
+    pub async fn expire_leases(&self) {
         self.store
             .write(async |tx| {
                 let text = towpath_store::sql!(tx,
-                    sqlite: "UPDATE job SET lease_until = 1 WHERE id = $1",
-                    postgres: "UPDATE job SET lease_until = 'epoch' WHERE id = $1");
-                on!(tx, |conn| sqlx::query(text).bind(id).execute(conn).await.map(drop))?;
-                Ok(())
+                    sqlite: "UPDATE lease SET alive_until = 1",
+                    postgres: "UPDATE lease SET alive_until = 'epoch'");
+                Ok(on!(tx, |conn| sqlx::query(text).execute(conn).await.map(drop))?)
             })
             .await
             .unwrap();
@@ -439,6 +464,23 @@ impl World {
         let broken = broken_invariants(&self.store).await;
         assert!(broken.is_empty(), "{broken:?}");
     }
+}
+
+/// Gives a running job to a worker that has no lease, and never had one.
+pub async fn end_lease(store: &Store, id: JobId) {
+    store
+        .write(async |tx| {
+            Ok(on!(tx, |conn| sqlx::query(
+                "UPDATE job SET worker_id = $2 WHERE id = $1 AND state = 'running'"
+            )
+            .bind(id)
+            .bind(WorkerId::new())
+            .execute(conn)
+            .await
+            .map(drop))?)
+        })
+        .await
+        .unwrap();
 }
 
 /// What holds in every committed state: lanes count their holders, nothing is stranded, families end together.

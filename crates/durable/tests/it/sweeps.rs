@@ -26,13 +26,13 @@ on_each! {
         for _ in 0..MAX_LOST_LEASES {
             world.claim(1).await;
             world.end_lease(endless).await;
-            assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 1);
+            assert_eq!(world.rescue().await, 1);
         }
         let other = world.start(Script::new("a", [])).await;
-        assert_eq!(world.claim(2).await.len(), 2);
+        assert_eq!([world.claim(2).await.len(), world.claim(2).await.len()], [1, 1]);
         world.end_lease(endless).await;
         world.end_lease(other).await;
-        assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 1);
+        assert_eq!(world.rescue().await, 1);
         assert_eq!(world.job(other).await.state, JobState::Ready);
     }
 }

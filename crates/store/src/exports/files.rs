@@ -33,10 +33,12 @@ pub struct Upload {
 /// # Errors
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result<Vec<ExportFile>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT f.* FROM export_run r JOIN export_file f ON f.export_run_id = r.id
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(f, export_file),
+        " FROM export_run r JOIN export_file f ON f.export_run_id = r.id
          WHERE r.tenant_id = $1 AND r.export_id = $2 ORDER BY r.start_time, f.seq"
-    )
+    ))
     .bind(tenant)
     .bind(export)
     .fetch_all(conn)
@@ -48,9 +50,11 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result
 /// # Errors
 /// Those of the database.
 pub async fn of_run(tx: &mut Tx<'_>, run: ExportRunId) -> Result<Vec<ExportFile>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM export_file WHERE export_run_id = $1 ORDER BY seq"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(export_file),
+        " FROM export_file WHERE export_run_id = $1 ORDER BY seq"
+    ))
     .bind(run)
     .fetch_all(conn)
     .await)?)

@@ -78,9 +78,11 @@ pub struct Progress {
 /// # Errors
 /// [`Error::NotFound`] also for another tenant's, or another export's.
 pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId, id: ExportRunId) -> Result<ExportRun> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM export_run WHERE tenant_id = $1 AND export_id = $2 AND id = $3"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(export_run),
+        " FROM export_run WHERE tenant_id = $1 AND export_id = $2 AND id = $3"
+    ))
     .bind(tenant)
     .bind(export)
     .bind(id)
@@ -93,9 +95,11 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId, id: Export
 /// # Errors
 /// Those of the database.
 pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, export: ExportId) -> Result<Vec<ExportRun>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM export_run WHERE tenant_id = $1 AND export_id = $2 ORDER BY start_time DESC"
-    )
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(export_run),
+        " FROM export_run WHERE tenant_id = $1 AND export_id = $2 ORDER BY start_time DESC"
+    ))
     .bind(tenant)
     .bind(export)
     .fetch_all(conn)
@@ -113,11 +117,13 @@ pub async fn list_spawned(
     limit: i64,
     offset: i64,
 ) -> Result<Vec<ExportRun>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT r.* FROM export e JOIN export_run r ON r.export_id = e.id
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(r, export_run),
+        " FROM export e JOIN export_run r ON r.export_id = e.id
          WHERE e.tenant_id = $1 AND e.source_bulk_export_id = $2
          ORDER BY r.start_time DESC, r.id LIMIT $3 + 0 OFFSET $4"
-    )
+    ))
     .bind(tenant)
     .bind(source)
     .bind(limit)

@@ -147,11 +147,13 @@ impl Position {
 /// # Errors
 /// Only what the database says.
 pub async fn walk(tx: &mut Tx<'_>, after: &Position, before: Timestamp, limit: i64) -> Result<Vec<Attachment>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM attachment
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(attachment),
+        " FROM attachment
          WHERE created_at < $5 AND (created_at, tenant_id, run_id, name) > ($1, $2, $3, $4)
-         ORDER BY created_at, tenant_id, run_id, name LIMIT $6 + 0",
-    )
+         ORDER BY created_at, tenant_id, run_id, name LIMIT $6 + 0"
+    ),)
     .bind(Timestamp::from_micros(after.stored_at))
     .bind(after.tenant)
     .bind(after.run)

@@ -1,19 +1,18 @@
-//! Statements for many jobs at once: the hot path of renewing and completing.
+//! Statements for many jobs at once: the hot path of completing.
 //!
 //! Each locks its job rows in the order of their ids and sees fence and state as they are *once locked*: under READ
 //! COMMITTED a row that changed meanwhile is read again before it counts as locked. Rows are found by `= ANY`, which
 //! keeps cached plans from reading the table (see `postgres.rs`), and compared with the fences once locked: joining
 //! before the lock costs twice as much.
 //!
-//! On PostgreSQL a job that runs is told by its `worker_id`, which only those have. By its state, the index of leases could
-//! serve the statement too, and while statistics are of a quiet minute PostgreSQL prefers it: each statement then reads
+//! On PostgreSQL a job that runs is told by its `worker_id`, which only those have. By its state, the index of jobs at work
+//! could serve the statement too, and while statistics are of a quiet minute PostgreSQL prefers it: each statement then reads
 //! all jobs that run anywhere.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use sqlx::{FromRow, SqliteConnection};
-use towpath_domain::{JobId, Timestamp};
+use towpath_domain::{JobId, Timestamp, WorkerId};
 
 use super::leaving;
 use crate::error::{Error, Result};
@@ -28,86 +27,30 @@ pub struct Fenced {
     pub fence: i64,
 }
 
-/// A lease that was renewed.
+/// A job that a worker has at work.
 #[derive(Clone, Copy, Debug, FromRow)]
-pub struct Renewed {
+pub struct AtWork {
     /// The job.
     pub id: JobId,
+    /// The fence at which it was claimed.
+    pub fence: i64,
     /// Somebody asked it to stop.
     pub cancel: bool,
 }
 
-/// Extends the leases of jobs that are still held at these fences. A job that is not in the answer is lost.
+/// The jobs that a worker has at work. Locks none.
 ///
 /// # Errors
 /// As every statement.
-pub async fn renew(tx: &mut Tx<'_>, held: &[Fenced], lease: Duration) -> Result<Vec<Renewed>> {
-    let now = tx.now_param();
-    let lease_ms = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
-    Ok(match tx.conn() {
-        Conn::Sqlite(conn) => {
-            sqlx::query_as(
-                "UPDATE job SET lease_until = $2 + $3 * 1000
-                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
-                 WHERE job.id = held.id AND job.fence = held.fence AND job.state = 'running'
-                 RETURNING job.id, cancel_at IS NOT NULL AS cancel",
-            )
-            .bind(as_json(held))
-            .bind(now)
-            .bind(lease_ms)
-            .fetch_all(conn)
-            .await?
-        }
-        Conn::Postgres(conn) => {
-            let (ids, fences) = as_arrays(held);
-            sqlx::query_as(
-                "WITH locked AS MATERIALIZED (
-                     SELECT id, fence FROM job WHERE id = ANY($1) AND worker_id IS NOT NULL ORDER BY id FOR UPDATE
-                 ),
-                 held AS MATERIALIZED (SELECT * FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence))
-                 UPDATE job SET lease_until = (SELECT towpath_now($3)) + $4 * interval '1 millisecond'
-                 WHERE id = ANY (ARRAY (SELECT id FROM locked JOIN held USING (id, fence)))
-                 RETURNING id, cancel_at IS NOT NULL AS cancel",
-            )
-            .bind(ids)
-            .bind(fences)
-            .bind(now)
-            .bind(lease_ms)
-            .fetch_all(conn)
-            .await?
-        }
-    })
-}
-
-/// As [`renew`], without extending anything: for SQLite, where the leases of a process last as long as it does.
-///
-/// # Errors
-/// As every statement.
-pub async fn look(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<Vec<Renewed>> {
-    Ok(match tx.conn() {
-        Conn::Sqlite(conn) => {
-            sqlx::query_as(
-                "SELECT job.id, cancel_at IS NOT NULL AS cancel
-                 FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
-                 JOIN job ON job.id = held.id AND job.fence = held.fence AND job.state = 'running'",
-            )
-            .bind(as_json(held))
-            .fetch_all(conn)
-            .await?
-        }
-        Conn::Postgres(conn) => {
-            let (ids, fences) = as_arrays(held);
-            sqlx::query_as(
-                "SELECT job.id, cancel_at IS NOT NULL AS cancel FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
-                 JOIN job ON job.id = held.id AND job.fence = held.fence AND job.worker_id IS NOT NULL
-                 WHERE job.id = ANY($1)",
-            )
-            .bind(ids)
-            .bind(fences)
-            .fetch_all(conn)
-            .await?
-        }
-    })
+pub async fn at_work(tx: &mut Tx<'_>, worker: WorkerId) -> Result<Vec<AtWork>> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_as(
+            "SELECT id, fence, cancel_at IS NOT NULL AS cancel FROM job WHERE state = 'running' AND worker_id = $1",
+        )
+        .bind(worker)
+        .fetch_all(conn)
+        .await
+    })?)
 }
 
 /// Ends jobs, for SQLite.

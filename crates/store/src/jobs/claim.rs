@@ -1,7 +1,6 @@
 //! Claiming: tenants in turn, then priority, then age. Behind [`Mark`]s, as far as these go.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use serde::Deserialize;
@@ -36,6 +35,9 @@ pub struct Claimed {
     pub cancel_at: Option<Timestamp>,
     pub traceparent: Option<String>,
     pub created_at: Timestamp,
+    pub bad_children: i64,
+    /// When it was claimed, by the clock that deadlines are compared by.
+    pub claimed_at: Timestamp,
 }
 
 impl Claimed {
@@ -61,6 +63,8 @@ impl Claimed {
             cancel_at: row.try_get_unchecked(15)?,
             traceparent: row.try_get_unchecked(16)?,
             created_at: row.try_get_unchecked(17)?,
+            bad_children: row.try_get_unchecked(18)?,
+            claimed_at: row.try_get_unchecked(19)?,
         })
     }
 }
@@ -97,8 +101,6 @@ pub struct Claimer<'a> {
     pub pool: &'a str,
     /// For whom.
     pub worker: WorkerId,
-    /// How long the lease is.
-    pub lease: Duration,
     /// The most to be claimed.
     pub n: i64,
     /// Tenants take turns; this one was the last.
@@ -111,20 +113,14 @@ pub struct Claimer<'a> {
 impl<'a> Claimer<'a> {
     /// Claims from the front, tenants in any order.
     #[must_use]
-    pub fn new(pool: &'a str, worker: WorkerId, lease: Duration, n: i64) -> Self {
+    pub fn new(pool: &'a str, worker: WorkerId, n: i64) -> Self {
         Self {
             pool,
             worker,
-            lease,
             n,
             after: TenantId::nil(),
             marks: &[],
         }
-    }
-
-    /// Milliseconds.
-    fn lease(&self) -> i64 {
-        i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX)
     }
 
     /// A statement for PostgreSQL with what all of them begin with: `front`, or `behind` if there are marks.
@@ -134,7 +130,6 @@ impl<'a> Claimer<'a> {
             .bind(None::<Timestamp>)
             .bind(self.pool)
             .bind(self.worker)
-            .bind(self.lease())
             .bind(self.n);
         if self.marks.is_empty() {
             return query.bind(self.after);
@@ -155,7 +150,7 @@ impl<'a> Claimer<'a> {
 macro_rules! postgres_picks {
     () => {
         "above AS (
-             (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $2 AND tenant_id > $6
+             (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $2 AND tenant_id > $5
               ORDER BY tenant_id LIMIT 1)
              UNION ALL
              SELECT (SELECT j.tenant_id FROM job j WHERE j.state = 'ready' AND j.pool = $2
@@ -163,25 +158,25 @@ macro_rules! postgres_picks {
              FROM above WHERE above.tenant_id IS NOT NULL
          ),
          below AS (
-             (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $2 AND tenant_id <= $6
+             (SELECT tenant_id FROM job WHERE state = 'ready' AND pool = $2 AND tenant_id <= $5
               ORDER BY tenant_id LIMIT 1)
              UNION ALL
              SELECT (SELECT j.tenant_id FROM job j WHERE j.state = 'ready' AND j.pool = $2
-                     AND j.tenant_id > below.tenant_id AND j.tenant_id <= $6 ORDER BY j.tenant_id LIMIT 1)
+                     AND j.tenant_id > below.tenant_id AND j.tenant_id <= $5 ORDER BY j.tenant_id LIMIT 1)
              FROM below WHERE below.tenant_id IS NOT NULL
          ),
          turn AS MATERIALIZED (
              SELECT tenant_id FROM (SELECT tenant_id FROM above WHERE tenant_id IS NOT NULL
-                                    UNION ALL SELECT tenant_id FROM below WHERE tenant_id IS NOT NULL) t LIMIT $5
+                                    UNION ALL SELECT tenant_id FROM below WHERE tenant_id IS NOT NULL) t LIMIT $4
          ),
          picked AS MATERIALIZED (
              SELECT j.row FROM turn, LATERAL (
                  SELECT i.ctid AS row FROM job i WHERE i.state = 'ready' AND i.pool = $2 AND i.tenant_id = turn.tenant_id
                  ORDER BY i.priority DESC, i.run_at, i.id
-                 LIMIT greatest(1, $5 / (SELECT count(*) FROM turn)) FOR UPDATE SKIP LOCKED
+                 LIMIT greatest(1, $4 / (SELECT count(*) FROM turn)) FOR UPDATE SKIP LOCKED
              ) j
              WHERE NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
-             LIMIT $5
+             LIMIT $4
          )"
     };
 }
@@ -194,31 +189,31 @@ macro_rules! postgres_picks {
 macro_rules! postgres_claims {
     () => {
         "UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $3,
-                        lease_until = (SELECT towpath_now($1)) + $4 * interval '1 millisecond',
                         started_at = coalesce(started_at, (SELECT towpath_now($1)))
          WHERE ctid = ANY (ARRAY (SELECT row FROM picked))
          RETURNING id, tenant_id, kind, pool, priority, run_at, deadline_at, input, cursor, lane, parent_id,
-                   open_children, attempt, failures, fence, cancel_at, traceparent, created_at, false"
+                   open_children, attempt, failures, fence, cancel_at, traceparent, created_at, bad_children,
+                   (SELECT towpath_now($1)), false"
     };
 }
 
 /// The last column of [`postgres_claims`]: none of these, but one that could not be completed.
-const MISSED: usize = 18;
+const MISSED: usize = 20;
 
 /// As [`postgres_picks`], only behind the [`Mark`]s of some tenants.
 macro_rules! postgres_picks_behind {
     () => {
         "picked AS MATERIALIZED (
              SELECT j.row
-             FROM unnest($6::uuid[], $7::bigint[], $8::timestamptz[], $9::uuid[]) AS mark(tenant_id, priority, run_at, id),
+             FROM unnest($5::uuid[], $6::bigint[], $7::timestamptz[], $8::uuid[]) AS mark(tenant_id, priority, run_at, id),
              LATERAL (
                  SELECT i.ctid AS row FROM job i WHERE i.state = 'ready' AND i.pool = $2 AND i.tenant_id = mark.tenant_id
                                           AND i.priority = mark.priority AND (i.run_at, i.id) > (mark.run_at, mark.id)
                  ORDER BY i.run_at, i.id
-                 LIMIT greatest(1, $5 / cardinality($6)) FOR UPDATE SKIP LOCKED
+                 LIMIT greatest(1, $4 / cardinality($5)) FOR UPDATE SKIP LOCKED
              ) j
              WHERE NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
-             LIMIT $5
+             LIMIT $4
          )"
     };
 }
@@ -257,7 +252,7 @@ macro_rules! postgres_turn {
              SELECT * FROM claimed
              UNION ALL
              SELECT id, id, '', '', 0, 'epoch'::timestamptz, NULL, '', NULL, NULL, NULL, 0, 0, 0, fence, NULL, NULL,
-                    'epoch'::timestamptz, true
+                    'epoch'::timestamptz, 0, 'epoch'::timestamptz, true
              FROM held
              WHERE (SELECT count(*) FROM done) < (SELECT count(*) FROM held)
                AND (id, fence) NOT IN (SELECT id, fence FROM done)"
@@ -265,10 +260,20 @@ macro_rules! postgres_turn {
     };
 }
 
+/// One job that lost two leases, for PostgreSQL. They stay `scheduled` until they are claimed, so that no other claim finds them.
+const POSTGRES_CLAIM_ALONE: &str = concat!(
+    "WITH picked AS MATERIALIZED (
+         SELECT i.ctid AS row FROM job i
+         WHERE i.state = 'scheduled' AND i.lost_leases >= 2 AND i.pool = $2 AND i.run_at <= (SELECT towpath_now($1))
+           AND (i.lane IS NULL OR i.lane_held) AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
+         ORDER BY i.run_at, i.id LIMIT $4 FOR UPDATE SKIP LOCKED
+     )",
+    postgres_claims!()
+);
 const POSTGRES_CLAIM: &str = concat!("WITH RECURSIVE ", postgres_picks!(), postgres_claims!());
 const POSTGRES_CLAIM_BEHIND: &str = concat!("WITH ", postgres_picks_behind!(), postgres_claims!());
-const POSTGRES_TURN: &str = postgres_turn!(postgres_picks, "$7", "$8", "$9");
-const POSTGRES_TURN_BEHIND: &str = postgres_turn!(postgres_picks_behind, "$10", "$11", "$12");
+const POSTGRES_TURN: &str = postgres_turn!(postgres_picks, "$6", "$7", "$8");
+const POSTGRES_TURN_BEHIND: &str = postgres_turn!(postgres_picks_behind, "$9", "$10", "$11");
 
 /// Puts the rows of the jobs that are claimed into [`SQLITE_PICKED`].
 ///
@@ -322,31 +327,44 @@ pub(crate) const SQLITE_PICKED: &str = "CREATE TEMP TABLE picked (row INTEGER PR
 /// the task that reads them, which takes longer than claiming them. Then the same jobs are marked. Beside the list is which
 /// jobs ended, where some did not.
 macro_rules! sqlite_turn {
-    () => {
+    ($picks:ident) => {
         concat!(
-            sqlite_picks!(),
+            $picks!(),
             sqlite_completes!(),
             ";\n
              SELECT json_group_array(json_array(
                  hex(id), hex(tenant_id), kind, pool, priority, run_at, deadline_at, input, cursor, lane,
                  iif(parent_id IS NULL, NULL, hex(parent_id)), open_children, attempt + 1, failures, fence + 1,
-                 cancel_at, traceparent, created_at)),
+                 cancel_at, traceparent, created_at, bad_children)),
                  iif(changes() = json_array_length($1), NULL, (",
             sqlite_completed!(),
             "))
              FROM job WHERE rowid IN (SELECT row FROM temp.picked);
              UPDATE job SET state = 'running', attempt = attempt + 1, fence = fence + 1, worker_id = $6,
-                            lease_until = $2 + $7 * 1000, started_at = coalesce(started_at, $2)
+                            lease_until = $2, started_at = coalesce(started_at, $2)
              WHERE rowid IN (SELECT row FROM temp.picked);
              DELETE FROM temp.picked"
         )
     };
 }
 
-const SQLITE_TURN: &str = sqlite_turn!();
+const SQLITE_TURN: &str = sqlite_turn!(sqlite_picks);
 
 /// The same where it is a transaction by itself.
-const SQLITE_TURN_ALONE: &str = concat!("BEGIN IMMEDIATE;\n", sqlite_turn!(), ";\nCOMMIT");
+const SQLITE_TURN_ALONE: &str = concat!("BEGIN IMMEDIATE;\n", sqlite_turn!(sqlite_picks), ";\nCOMMIT");
+
+/// As [`POSTGRES_CLAIM_ALONE`], for SQLite.
+macro_rules! sqlite_picks_alone {
+    () => {
+        "INSERT INTO temp.picked
+         SELECT rowid FROM job
+         WHERE state = 'scheduled' AND lost_leases >= 2 AND pool = $3 AND run_at <= $2 AND (lane IS NULL OR lane_held)
+           AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $3 AND paused)
+         ORDER BY run_at, id LIMIT $4 + 0;\n"
+    };
+}
+
+const SQLITE_CLAIM_ALONE: &str = sqlite_turn!(sqlite_picks_alone);
 
 /// A job as [`SQLITE_TURN`] lists it. Times are microseconds.
 #[derive(Deserialize)]
@@ -369,11 +387,13 @@ struct Picked(
     Option<i64>,
     Option<String>,
     i64,
+    i64,
 );
 
-impl From<Picked> for Claimed {
-    fn from(picked: Picked) -> Self {
-        Self {
+impl Picked {
+    fn claimed(self, now: Timestamp) -> Claimed {
+        let picked = self;
+        Claimed {
             id: picked.0,
             tenant_id: picked.1,
             kind: picked.2,
@@ -392,6 +412,8 @@ impl From<Picked> for Claimed {
             cancel_at: picked.15.map(Timestamp::from_micros),
             traceparent: picked.16,
             created_at: Timestamp::from_micros(picked.17),
+            bad_children: picked.18,
+            claimed_at: now,
         }
     }
 }
@@ -404,12 +426,35 @@ impl From<Picked> for Claimed {
 /// As every statement.
 pub async fn claim(tx: &mut Tx<'_>, claimer: &Claimer<'_>) -> Result<Vec<Claimed>> {
     let now = tx.now();
-    let alone = tx.is_alone();
+    let text = sqlite_turn_text(tx);
     let claimed = match tx.conn() {
-        Conn::Sqlite(conn) => turn_sqlite(conn, alone, now, &[], claimer).await?.claimed,
+        Conn::Sqlite(conn) => turn_sqlite(conn, text, now, &[], claimer).await?.claimed,
         Conn::Postgres(conn) => {
             let rows = claimer
                 .query(POSTGRES_CLAIM, POSTGRES_CLAIM_BEHIND)
+                .fetch_all(conn)
+                .await?;
+            rows.iter().map(Claimed::read).collect::<Result<_, _>>()?
+        }
+    };
+    Ok(in_order(claimed))
+}
+
+/// Claims jobs that lost two leases in a row, the longest due first, for whoever performs them one at a time. Their workers may
+/// have died of them, or of a neighbour. To be called in a transaction.
+///
+/// # Errors
+/// As every statement.
+pub async fn claim_alone(tx: &mut Tx<'_>, claimer: &Claimer<'_>) -> Result<Vec<Claimed>> {
+    let now = tx.now();
+    let claimed = match tx.conn() {
+        Conn::Sqlite(conn) => turn_sqlite(conn, SQLITE_CLAIM_ALONE, now, &[], claimer).await?.claimed,
+        Conn::Postgres(conn) => {
+            let rows = sqlx::query(POSTGRES_CLAIM_ALONE)
+                .bind(None::<Timestamp>)
+                .bind(claimer.pool)
+                .bind(claimer.worker)
+                .bind(claimer.n)
                 .fetch_all(conn)
                 .await?;
             rows.iter().map(Claimed::read).collect::<Result<_, _>>()?
@@ -442,10 +487,10 @@ pub async fn turn(tx: &mut Tx<'_>, held: &[Fenced], lanes: &[String], claimer: &
         });
     }
     let now = tx.now();
-    let alone = tx.is_alone();
+    let text = sqlite_turn_text(tx);
     match tx.conn() {
         Conn::Sqlite(conn) => {
-            let turned = turn_sqlite(conn, alone, now, held, claimer).await?;
+            let turned = turn_sqlite(conn, text, now, held, claimer).await?;
             Ok(Turned {
                 missed: missed(held, turned.done),
                 claimed: in_order(turned.claimed),
@@ -495,14 +540,18 @@ struct TurnedSqlite {
     claimed: Vec<Claimed>,
 }
 
+/// How a turn is written on SQLite: with its own BEGIN and COMMIT where nobody else has begun a transaction.
+const fn sqlite_turn_text(tx: &Tx<'_>) -> &'static str {
+    if tx.is_alone() { SQLITE_TURN_ALONE } else { SQLITE_TURN }
+}
+
 async fn turn_sqlite(
     conn: &mut SqliteConnection,
-    alone: bool,
+    text: &'static str,
     now: Timestamp,
     held: &[Fenced],
     claimer: &Claimer<'_>,
 ) -> Result<TurnedSqlite> {
-    let text = if alone { SQLITE_TURN_ALONE } else { SQLITE_TURN };
     let mut rows = sqlx::query_as::<_, (String, Option<String>)>(text)
         .bind(bulk::as_json(held))
         .bind(now)
@@ -510,13 +559,12 @@ async fn turn_sqlite(
         .bind(claimer.n)
         .bind(claimer.after)
         .bind(claimer.worker)
-        .bind(claimer.lease())
         .fetch(conn);
     let unreadable = || Error::corrupt("job", "id", "one that is ready");
     let (picked, done) = rows.try_next().await?.ok_or_else(unreadable)?;
     // Read while the library marks them and commits; whether that went well is for what comes after the row to say.
     let picked: Result<Vec<Picked>, _> = serde_json::from_str(&picked);
-    let claimed = picked.map(|picked| picked.into_iter().map(Claimed::from).collect());
+    let claimed = picked.map(|picked| picked.into_iter().map(|picked| picked.claimed(now)).collect());
     let done = match done {
         None => Some(held.to_vec()),
         Some(some) => bulk::from_json(&some),

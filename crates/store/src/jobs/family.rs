@@ -4,25 +4,42 @@ use towpath_domain::JobId;
 
 use super::bulk::{self, Fenced};
 use super::sweep::Candidate;
-use super::{Each, Job, NewJob};
+use super::{Each, Job, NewJob, history};
 use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
 
-/// Children of a job in the order they were recorded, at most `limit`.
+/// Children of a job in the order they were recorded, at most `limit`. With `open_only` those that are not over; else also
+/// those that have left for the history, as they may once their parent is over.
 ///
 /// # Errors
 /// As every statement.
 pub async fn children(tx: &mut Tx<'_>, parent: JobId, open_only: bool, limit: i64) -> Result<Vec<Job>> {
     let text = if open_only {
-        "SELECT * FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2 + 0"
+        concat!(
+            "SELECT ",
+            columns!(job),
+            " FROM job WHERE parent_id = $1 AND finished_at IS NULL ORDER BY id LIMIT $2 + 0"
+        )
     } else {
-        "SELECT * FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2 + 0"
+        concat!(
+            "SELECT ",
+            columns!(job),
+            " FROM job WHERE parent_id = $1 ORDER BY id LIMIT $2 + 0"
+        )
     };
-    Ok(on!(tx, |conn| sqlx::query_as(text)
+    let mut found: Vec<Job> = on!(tx, |conn| sqlx::query_as(text)
         .bind(parent)
         .bind(limit)
         .fetch_all(conn)
-        .await)?)
+        .await)?;
+    if !open_only {
+        found.extend(history::children(tx, parent, limit).await?);
+        found.sort_unstable_by_key(|job| job.id);
+        // One may have left between the two.
+        found.dedup_by_key(|job| job.id);
+        found.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
+    }
+    Ok(found)
 }
 
 /// Open children of these jobs in the order they were recorded, at most `limit`.
@@ -165,7 +182,7 @@ pub async fn cancel_all(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<()> {
     let now = tx.now();
     let done = match tx.conn() {
         Conn::Sqlite(conn) => sqlx::query(
-            "UPDATE job SET state = 'cancelled', finished_at = $2, lane_held = 0, dead = 0
+            "UPDATE job SET state = 'cancelled', finished_at = $2, lane_held = 0, dead = 0, cancel_at = NULL
              FROM (SELECT unhex(value ->> 0) AS id, value ->> 1 AS fence FROM json_each($1)) held
              WHERE job.id = held.id AND job.fence = held.fence",
         )
@@ -177,7 +194,7 @@ pub async fn cancel_all(tx: &mut Tx<'_>, held: &[Fenced]) -> Result<()> {
         Conn::Postgres(conn) => {
             let (ids, fences) = bulk::as_arrays(held);
             sqlx::query(
-                "UPDATE job SET state = 'cancelled', finished_at = $3, lane_held = false, dead = false
+                "UPDATE job SET state = 'cancelled', finished_at = $3, lane_held = false, dead = false, cancel_at = NULL
                  FROM unnest($1::uuid[], $2::bigint[]) AS held(id, fence)
                  WHERE job.id = ANY($1) AND job.id = held.id AND job.fence = held.fence",
             )
@@ -212,27 +229,25 @@ pub async fn count_children(tx: &mut Tx<'_>, parent: JobId) -> Result<i64> {
     })?)
 }
 
-/// Tells a locked parent that so many children are over, and how many of them ended otherwise than well.
+/// Tells a locked parent that so many children are over, and how many of them ended otherwise than well. Also one that is over
+/// itself: whether it can be performed again depends on who is still at work for it.
 ///
 /// # Errors
 /// As every statement.
 pub async fn children_over(tx: &mut Tx<'_>, parent: JobId, over: i64, badly: i64) -> Result<()> {
     on!(tx, |conn| {
-        sqlx::query(
-            "UPDATE job SET open_children = open_children - $2, bad_children = bad_children + $3
-             WHERE id = $1 AND finished_at IS NULL",
-        )
-        .bind(parent)
-        .bind(over)
-        .bind(badly)
-        .execute(conn)
-        .await
-        .map(drop)
+        sqlx::query("UPDATE job SET open_children = open_children - $2, bad_children = bad_children + $3 WHERE id = $1")
+            .bind(parent)
+            .bind(over)
+            .bind(badly)
+            .execute(conn)
+            .await
+            .map(drop)
     })?;
     Ok(())
 }
 
-/// Begins what [`let_go`] undoes. Only PostgreSQL needs it: on SQLite nobody can come in between.
+/// Begins what [`let_go`] undoes and [`keep`] ends. Only PostgreSQL needs it: on SQLite nobody can come in between.
 ///
 /// # Errors
 /// As every statement.
@@ -250,6 +265,18 @@ pub async fn mark(tx: &mut Tx<'_>) -> Result<()> {
 pub async fn let_go(tx: &mut Tx<'_>) -> Result<()> {
     if let Conn::Postgres(conn) = tx.conn() {
         sqlx::query("ROLLBACK TO SAVEPOINT family").execute(conn).await?;
+    }
+    Ok(())
+}
+
+/// Keeps the locks taken since [`mark`]. Without it the marks of one transaction would lie in each other, and each of them costs
+/// every later write of it.
+///
+/// # Errors
+/// As every statement.
+pub async fn keep(tx: &mut Tx<'_>) -> Result<()> {
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("RELEASE SAVEPOINT family").execute(conn).await?;
     }
     Ok(())
 }

@@ -48,7 +48,8 @@ const SQLITE_LEAVE: &str = concat!(
 );
 
 /// Gives places to those that [`SQLITE_LEAVE`] listed.
-const SQLITE_PROMOTE: &str = "UPDATE job SET state = 'ready', lane_held = 1
+const SQLITE_PROMOTE: &str =
+    "UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END, lane_held = 1
      WHERE id IN (SELECT unhex(value ->> 0) FROM json_each($1));
      UPDATE lane SET held = held + taken.places
      FROM (SELECT value ->> 1 AS key, count(*) AS places FROM json_each($1) GROUP BY 1) taken
@@ -80,7 +81,9 @@ const POSTGRES_LEAVE: &str = "WITH locked AS MATERIALIZED (
          ) j
      ),
      promoted AS (
-         UPDATE job SET state = 'ready', lane_held = true WHERE id = ANY (ARRAY (SELECT id FROM next))
+         UPDATE job SET state = CASE WHEN lost_leases < 2 THEN 'ready' ELSE 'scheduled' END,
+                        lane_held = true
+         WHERE id = ANY (ARRAY (SELECT id FROM next))
      ),
      counted AS (
          UPDATE lane SET held = held - (SELECT count(*) FROM ours WHERE ours.lane = lane.key AND ours.lane_held)

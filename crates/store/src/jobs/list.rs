@@ -31,7 +31,6 @@ pub struct Listed {
     pub failures: i64,
     pub lost_leases: i64,
     pub worker_id: Option<WorkerId>,
-    pub lease_until: Option<Timestamp>,
     pub cancel_at: Option<Timestamp>,
     pub error: Option<String>,
     pub dead: bool,
@@ -41,8 +40,8 @@ pub struct Listed {
 }
 
 const COLUMNS: &str = "id, tenant_id, kind, pool, priority, state, run_at, deadline_at, lane, parent_id, open_children, \
-                       attempt, failures, lost_leases, worker_id, lease_until, cancel_at, error, dead, created_at, \
-                       started_at, finished_at";
+                       attempt, failures, lost_leases, worker_id, cancel_at, error, dead, created_at, started_at, \
+                       finished_at";
 
 impl From<super::Job> for Listed {
     fn from(job: super::Job) -> Self {
@@ -62,7 +61,6 @@ impl From<super::Job> for Listed {
             failures: job.failures,
             lost_leases: job.lost_leases,
             worker_id: job.worker_id,
-            lease_until: job.lease_until,
             cancel_at: job.cancel_at,
             error: job.error,
             dead: job.dead,
@@ -92,29 +90,60 @@ pub struct Filter {
     pub worker: Option<WorkerId>,
 }
 
-/// Jobs that fit, the latest first, at most `limit` of those recorded before the job `before`.
+/// The same of the history.
+const PAST: &str = "id, tenant_id, kind, pool, priority, state, run_at, deadline_at, lane, parent_id, open_children, \
+                    attempt, failures, lost_leases, CAST(NULL AS uuid) AS worker_id, \
+                    cancel_at, error, false AS dead, created_at, started_at, \
+                    finished_at";
+
+impl Filter {
+    /// Whether a job of the history can fit.
+    fn reaches_back(&self) -> bool {
+        self.worker.is_none() && self.state.is_none_or(JobState::is_final)
+    }
+
+    /// What holds for a job that fits. Parameters are in the order in which [`list`] binds them.
+    fn conditions(&self, before: Option<JobId>) -> String {
+        let mut text = String::from("TRUE");
+        // Literal, so that the index of that state can serve; the names are ours.
+        if let Some(state) = self.state {
+            let _ = write!(text, " AND state = '{}'", state.as_str());
+        }
+        let wanted = [
+            ("pool = ", self.pool.is_some()),
+            ("kind = ", self.kind.is_some()),
+            ("tenant_id = ", self.tenant.is_some()),
+            ("lane = ", self.lane.is_some()),
+            ("parent_id = ", self.parent.is_some()),
+            ("worker_id = ", self.worker.is_some()),
+            ("id < ", before.is_some()),
+        ];
+        for (nth, (condition, _)) in wanted.iter().filter(|(_, wanted)| *wanted).enumerate() {
+            let _ = write!(text, " AND {condition}${}", nth + 1);
+        }
+        text
+    }
+}
+
+/// Jobs that fit, also those that have left for the history, the latest first, at most `limit` of those recorded before the
+/// job `before`.
 ///
 /// # Errors
 /// As every statement.
 pub async fn list(tx: &mut Tx<'_>, filter: &Filter, before: Option<JobId>, limit: i64) -> Result<Vec<Listed>> {
-    let mut text = format!("SELECT {COLUMNS} FROM job WHERE TRUE");
-    // Literal, so that the index of that state can serve; the names are ours.
-    if let Some(state) = filter.state {
-        let _ = write!(text, " AND state = '{}'", state.as_str());
+    let conditions = filter.conditions(before);
+    let order = format!("ORDER BY id DESC LIMIT {limit}");
+    let mut text = format!("SELECT {COLUMNS} FROM job WHERE {conditions} {order}");
+    if filter.reaches_back() {
+        // One statement, so that a job that moves between the two tables meanwhile is in one of them. Each is read in the
+        // order of its ids, and no further than the limit.
+        text = format!(
+            "SELECT * FROM ({text}) present
+             UNION ALL
+             SELECT * FROM (SELECT {PAST} FROM job_history WHERE {conditions} {order}) past
+             {order}"
+        );
     }
-    let wanted = [
-        ("pool = ", filter.pool.is_some()),
-        ("kind = ", filter.kind.is_some()),
-        ("tenant_id = ", filter.tenant.is_some()),
-        ("lane = ", filter.lane.is_some()),
-        ("parent_id = ", filter.parent.is_some()),
-        ("worker_id = ", filter.worker.is_some()),
-        ("id < ", before.is_some()),
-    ];
-    for (nth, (condition, _)) in wanted.iter().filter(|(_, wanted)| *wanted).enumerate() {
-        let _ = write!(text, " AND {condition}${}", nth + 1);
-    }
-    let _ = write!(text, " ORDER BY id DESC LIMIT {limit}");
     Ok(on!(tx, |conn| {
         // One of very many texts: not worth a place among the prepared ones.
         let mut query = sqlx::query_as(AssertSqlSafe(text)).persistent(false);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection};
-use sqlx::{Connection as _, Executor as _};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
@@ -25,13 +25,15 @@ const IDLE: Duration = Duration::from_secs(300);
 const AGE: Duration = Duration::from_secs(30 * 60);
 /// While a server starts it refuses: it is asked again after a little, then after more.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
+/// Where another connection was answered so lately, the database is there.
+const LATELY: Duration = Duration::from_secs(3);
 /// What saying goodbye may take.
 const FAREWELL: Duration = Duration::from_secs(1);
 
 pub(super) struct Pool {
     connect: PgConnectOptions,
     /// What every session begins with.
-    session: &'static str,
+    session: String,
     /// How long a call waits for a connection.
     patience: Duration,
     size: usize,
@@ -46,6 +48,8 @@ struct Shelf {
     free: Vec<Kept>,
     /// Rises when a line broke: what is older is not to be trusted.
     generation: u64,
+    /// When a line last came back well.
+    answered: Option<Instant>,
     closed: bool,
 }
 
@@ -56,7 +60,7 @@ struct Kept {
 }
 
 impl Pool {
-    pub(super) fn new(connect: PgConnectOptions, session: &'static str, size: u32, patience: Duration) -> Self {
+    pub(super) fn new(connect: PgConnectOptions, session: String, size: u32, patience: Duration) -> Self {
         let size = usize::try_from(size.max(1)).unwrap_or(1);
         Self {
             connect,
@@ -97,7 +101,7 @@ impl Pool {
         loop {
             let opened = timeout_at(deadline, async {
                 let mut conn = PgConnection::connect_with(&self.connect).await?;
-                conn.execute(self.session).await?;
+                conn.execute(AssertSqlSafe(self.session.clone())).await?;
                 Ok(conn)
             });
             match opened.await {
@@ -154,6 +158,7 @@ impl Line {
     pub(super) fn keep(mut self) {
         let now = Instant::now();
         let mut shelf = lock(&self.shelf);
+        shelf.answered = Some(now);
         shelf.free.retain(|kept| now < kept.since + IDLE);
         if !shelf.closed && self.generation == shelf.generation && now < self.kept.born + AGE {
             self.kept.since = now;
@@ -161,11 +166,17 @@ impl Line {
         }
     }
 
+    /// Closes it, and says so to the server: what it holds is free at once.
+    pub(super) async fn close(self) {
+        let _ = timeout(FAREWELL, self.kept.conn.close()).await;
+    }
+
     /// It broke. Whatever broke it will have broken the others as well, and finding that out one by one would cost as
-    /// many callers.
-    pub(super) fn broke(self) {
+    /// many callers. Only where it was not answered in time, and another was a moment ago, this statement alone is slow.
+    pub(super) fn broke(self, error: &Error) {
         let mut shelf = lock(&self.shelf);
-        if self.generation == shelf.generation {
+        let is_alone = is_silence(error) && shelf.answered.is_some_and(|at| at.elapsed() < LATELY);
+        if !is_alone && self.generation == shelf.generation {
             shelf.generation += 1;
             shelf.free.clear();
         }
@@ -219,19 +230,25 @@ impl Beat {
     }
 }
 
-/// Whether an error means that the connection is of no use any more: it is gone, or it leads to a server that may not
-/// write any more, which a new connection may not.
+/// Whether an error means that the connection is of no use any more: it is gone, it leads to a server that may not write any
+/// more, which a new connection may not, or it has cached statements from before a migration.
 pub(super) fn broken(error: &Error) -> bool {
     let Error::Unavailable(source) = error else {
         return false;
     };
     match source.as_ref() {
         sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
-        sqlx::Error::Database(refusal) => refusal
-            .code()
-            .is_some_and(|code| code.starts_with("08") || code.starts_with("57P") || code == "25006"),
+        sqlx::Error::Database(refusal) => refusal.code().is_some_and(|code| {
+            code.starts_with("08") || code.starts_with("57P") || matches!(&*code, "25006" | "25P03" | "0A000")
+        }),
         _ => false,
     }
+}
+
+/// Whether no answer came in time.
+fn is_silence(error: &Error) -> bool {
+    matches!(error, Error::Unavailable(source)
+        if matches!(source.as_ref(), sqlx::Error::Io(error) if error.kind() == io::ErrorKind::TimedOut))
 }
 
 /// Whether a server may be on its way up, or has no place for one more at this moment.

@@ -62,10 +62,14 @@ pub async fn list(tx: &mut Tx<'_>, part: &str, limit: i64, offset: i64) -> Resul
 /// As every statement.
 pub async fn any(tx: &mut Tx<'_>, id: ProjectId, workspace: Option<TenantId>) -> Result<Vec<Project>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as("SELECT * FROM project WHERE id = $1 AND tenant_id = coalesce($2, tenant_id) LIMIT 2")
-            .bind(id)
-            .bind(workspace)
-            .fetch_all(conn)
-            .await
+        sqlx::query_as(concat!(
+            "SELECT ",
+            columns!(project),
+            " FROM project WHERE id = $1 AND tenant_id = coalesce($2, tenant_id) LIMIT 2"
+        ))
+        .bind(id)
+        .bind(workspace)
+        .fetch_all(conn)
+        .await
     })?)
 }

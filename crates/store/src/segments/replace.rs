@@ -1,6 +1,7 @@
 //! Row groups that others take the place of, or that are deleted.
 
 use chrono::NaiveDate;
+use serde::{Deserialize, Serialize};
 use towpath_domain::{ProjectId, SegmentId, TenantId};
 
 use super::{Part, PlacedPart, publish, waste};
@@ -113,7 +114,7 @@ async fn retire(tx: &mut Tx<'_>, part: &Part) -> Result<bool> {
 }
 
 /// A project and a day of which something is to be compacted.
-#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// Its workspace.
     pub tenant_id: TenantId,
@@ -136,51 +137,149 @@ pub struct Worth {
     pub open_segments: i64,
 }
 
-/// Days worth compacting, those of the most segments first: closed days of which rows lie outside of a compacted
-/// segment, days in many segments, and what keeps segments alive of which other row groups were replaced or deleted.
+/// What one step of a walk through the days saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Days worth compacting, each with the number of its segments.
+    pub worth_it: Vec<(i64, Candidate)>,
+    /// The last day looked at; absent when there is none behind it.
+    pub last: Option<Candidate>,
+}
+
+/// Row groups of a project and a day.
+#[derive(sqlx::FromRow)]
+struct Row {
+    tenant_id: TenantId,
+    project_id: ProjectId,
+    day: NaiveDate,
+    parts: i64,
+    segments: i64,
+    /// Row groups that lie in no compacted segment, and their rows.
+    scattered: i64,
+    scattered_rows: i64,
+    /// Row groups that keep a segment alive of which others were replaced or deleted.
+    torn: i64,
+}
+
+impl Row {
+    const fn candidate(&self) -> Candidate {
+        Candidate {
+            tenant_id: self.tenant_id,
+            project_id: self.project_id,
+            day: self.day,
+        }
+    }
+
+    fn is_worth_it(&self, worth: Worth) -> bool {
+        let closed =
+            self.segments >= worth.closed_segments || self.scattered_rows >= worth.closed_rows || self.torn > 0;
+        self.scattered > 0 && (self.segments >= worth.open_segments || (self.day < worth.open_from && closed))
+    }
+}
+
+/// Looks at the next days of all projects behind `behind`, of at most `limit` row groups, for days worth compacting: closed
+/// days of which rows lie outside of a compacted segment, days in many segments, and what keeps segments alive of which other
+/// row groups were replaced or deleted. A step costs the same however much there is.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, limit: i64) -> Result<Vec<Candidate>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT p.tenant_id, p.project_id, p.day FROM segment_part p JOIN segment s ON s.id = p.segment_id
-         WHERE s.state = 'live'
-         GROUP BY p.tenant_id, p.project_id, p.day
-         HAVING SUM(CASE WHEN s.compacted THEN 0 ELSE 1 END) > 0 AND (
-             COUNT(DISTINCT p.segment_id) >= $4
-             OR (p.day < $1 AND (COUNT(DISTINCT p.segment_id) >= $3
-                                 OR SUM(CASE WHEN s.compacted THEN 0 ELSE p.rows END) >= $2
-                                 OR SUM(CASE WHEN EXISTS (SELECT 1 FROM segment_part_past o
-                                                          WHERE o.segment_id = p.segment_id) THEN 1 ELSE 0 END) > 0)))
-         ORDER BY COUNT(DISTINCT p.segment_id) DESC, p.day, p.project_id LIMIT $5 + 0",
+pub async fn candidates(tx: &mut Tx<'_>, worth: Worth, behind: Option<Candidate>, limit: i64) -> Result<Seen> {
+    let behind = behind.unwrap_or(Candidate {
+        tenant_id: TenantId::nil(),
+        project_id: ProjectId::nil(),
+        day: NaiveDate::default(),
+    });
+    // Subqueries of one row, not joins, for which PostgreSQL may read the tables.
+    let mut rows: Vec<Row> = on!(tx, |conn| sqlx::query_as(
+        "SELECT tenant_id, project_id, day, COUNT(*) AS parts, COUNT(DISTINCT segment_id) AS segments,
+                CAST(SUM(CASE WHEN scattered THEN 1 ELSE 0 END) AS bigint) AS scattered,
+                CAST(SUM(CASE WHEN scattered THEN rows ELSE 0 END) AS bigint) AS scattered_rows,
+                CAST(SUM(CASE WHEN torn THEN 1 ELSE 0 END) AS bigint) AS torn
+         FROM (SELECT p.tenant_id, p.project_id, p.day, p.segment_id, p.rows,
+                      (SELECT s.id FROM segment s WHERE s.id = p.segment_id AND s.state = 'live' AND NOT s.compacted)
+                          IS NOT NULL AS scattered,
+                      (SELECT o.row_group FROM segment_part_past o WHERE o.segment_id = p.segment_id LIMIT 1)
+                          IS NOT NULL AS torn
+               FROM segment_part p WHERE (p.tenant_id, p.project_id, p.day) > ($1, $2, $3)
+               ORDER BY p.tenant_id, p.project_id, p.day LIMIT $4 + 0) seen
+         GROUP BY tenant_id, project_id, day ORDER BY tenant_id, project_id, day",
     )
-    .bind(worth.open_from)
-    .bind(worth.closed_rows)
-    .bind(worth.closed_segments)
-    .bind(worth.open_segments)
+    .bind(behind.tenant_id)
+    .bind(behind.project_id)
+    .bind(behind.day)
     .bind(limit)
     .fetch_all(conn)
-    .await)?)
+    .await)?;
+    let is_cut = rows.iter().map(|row| row.parts).sum::<i64>() >= limit;
+    // The last day may go on behind the limit. Alone it has more than enough anyway.
+    if is_cut && rows.len() > 1 {
+        rows.pop();
+    }
+    Ok(Seen {
+        last: rows.last().filter(|_| is_cut).map(Row::candidate),
+        worth_it: rows
+            .iter()
+            .filter(|row| row.is_worth_it(worth))
+            .map(|row| (row.segments, row.candidate()))
+            .collect(),
+    })
 }
 
 /// Takes every row group of a deleted project out of sight, and of days before `keep_from`. How many those were.
-/// At most `limit` at once.
+/// At most `limit` at once. What stays is not looked at.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn retire_dead(tx: &mut Tx<'_>, keep_from: Option<NaiveDate>, limit: i64) -> Result<u64> {
-    let dead: Vec<Part> = on!(tx, |conn| sqlx::query_as(
-        "SELECT p.* FROM segment_part p
-         WHERE ($1 IS NOT NULL AND p.day < $1)
-            OR EXISTS (SELECT 1 FROM project_tombstone t
-                       WHERE t.tenant_id = p.tenant_id AND t.project_id = p.project_id)
-         LIMIT $2 + 0",
-    )
-    .bind(keep_from)
-    .bind(limit)
-    .fetch_all(conn)
-    .await)?;
+    let mut dead = of_deleted_projects(tx, limit).await?;
+    if let Some(day) = keep_from
+        && dead.is_empty()
+    {
+        dead = before(tx, day, limit).await?;
+    }
     retire_all(tx, &dead).await
+}
+
+/// Visible row groups of deleted projects.
+async fn of_deleted_projects(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Part>> {
+    let text = sql!(tx,
+        sqlite: "SELECT p.* FROM project_tombstone t CROSS JOIN segment_part p
+                 WHERE p.tenant_id = t.tenant_id AND p.project_id = t.project_id LIMIT $1 + 0",
+        // LATERAL with a limit, because plans for joins read the table.
+        postgres: "SELECT p.* FROM project_tombstone t CROSS JOIN LATERAL (
+                       SELECT * FROM segment_part p WHERE p.tenant_id = t.tenant_id AND p.project_id = t.project_id
+                       LIMIT $1 + 0) p
+                   LIMIT $1 + 0");
+    Ok(on!(tx, |conn| sqlx::query_as(text).bind(limit).fetch_all(conn).await)?)
+}
+
+/// Visible row groups of days before this one. From workspace to workspace in the index of days, past all that stays.
+async fn before(tx: &mut Tx<'_>, day: NaiveDate, limit: i64) -> Result<Vec<Part>> {
+    macro_rules! workspaces {
+        () => {
+            "WITH RECURSIVE workspace(id) AS (
+                 SELECT (SELECT p.tenant_id FROM segment_part p ORDER BY p.tenant_id LIMIT 1)
+                 UNION ALL
+                 SELECT (SELECT p.tenant_id FROM segment_part p WHERE p.tenant_id > workspace.id
+                         ORDER BY p.tenant_id LIMIT 1)
+                 FROM workspace WHERE workspace.id IS NOT NULL
+             ) "
+        };
+    }
+    let text = sql!(tx,
+        sqlite: concat!(workspaces!(),
+                        "SELECT p.* FROM workspace CROSS JOIN segment_part p
+                         WHERE p.tenant_id = workspace.id AND p.day < $1 LIMIT $2 + 0"),
+        postgres: concat!(workspaces!(),
+                          "SELECT p.* FROM workspace CROSS JOIN LATERAL (
+                               SELECT * FROM segment_part p WHERE p.tenant_id = workspace.id AND p.day < $1
+                               LIMIT $2 + 0) p
+                           LIMIT $2 + 0"));
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(day)
+        .bind(limit)
+        .fetch_all(conn)
+        .await)?)
 }
 
 /// Takes every row group of a project out of sight. How many those were.
@@ -188,9 +287,11 @@ pub async fn retire_dead(tx: &mut Tx<'_>, keep_from: Option<NaiveDate>, limit: i
 /// # Errors
 /// Only what the database says.
 pub async fn retire_project(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<u64> {
-    let dead: Vec<Part> = on!(tx, |conn| sqlx::query_as(
-        "SELECT * FROM segment_part WHERE tenant_id = $1 AND project_id = $2"
-    )
+    let dead: Vec<Part> = on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(segment_part),
+        " FROM segment_part WHERE tenant_id = $1 AND project_id = $2"
+    ))
     .bind(tenant)
     .bind(project)
     .fetch_all(conn)

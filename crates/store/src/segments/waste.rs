@@ -50,12 +50,12 @@ pub async fn collect(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<V
         .fetch_all(conn)
         .await)?;
     let text = sql!(tx,
-        sqlite: "UPDATE segment SET state = 'deleting', changed_at = $2
+        sqlite: concat!("UPDATE segment SET state = 'deleting', changed_at = $2
                  WHERE id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($1)) AND state = 'superseded'
-                   AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = segment.id) RETURNING *",
-        postgres: "UPDATE segment SET state = 'deleting', changed_at = $2
+                   AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = segment.id) RETURNING ", columns!(segment)),
+        postgres: concat!("UPDATE segment SET state = 'deleting', changed_at = $2
                    WHERE id IN (SELECT value::uuid FROM json_array_elements_text($1::json)) AND state = 'superseded'
-                     AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = segment.id) RETURNING *");
+                     AND NOT EXISTS (SELECT 1 FROM segment_pin h WHERE h.segment_id = segment.id) RETURNING ", columns!(segment)));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(id_list(ids.iter().map(|id| id.0)))
         .bind(now)
@@ -74,14 +74,16 @@ pub async fn dead_parts(
     segment: SegmentId,
     keep_from: Option<NaiveDate>,
 ) -> Result<Vec<Part>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT o.* FROM segment_part_past o
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(o, segment_part_past),
+        " FROM segment_part_past o
          WHERE o.tenant_id = $1 AND o.segment_id = $2
            AND (($3 IS NOT NULL AND o.day < $3)
                 OR EXISTS (SELECT 1 FROM project_tombstone t
                            WHERE t.tenant_id = o.tenant_id AND t.project_id = o.project_id))
-         ORDER BY o.row_group",
-    )
+         ORDER BY o.row_group"
+    ),)
     .bind(tenant)
     .bind(segment)
     .bind(keep_from)

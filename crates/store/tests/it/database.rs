@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use towpath_store::{Options, Result, Store, Tx, on};
 
 /// The longest a test waits for another session. Shorter than the store lets a transaction be silent.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(4);
 
 pub struct Database {
     pub store: Store,

@@ -1,7 +1,5 @@
 //! A database without room says so, loses nothing it has acknowledged, and goes on once there is room again.
 
-use std::time::Duration;
-
 use towpath_domain::{TenantId, WorkerId};
 use towpath_store::{Error, baseline, jobs};
 
@@ -103,9 +101,8 @@ async fn an_empty_claim_does_not_show_that_there_is_room() {
     let record = store.write(async |tx| baseline::backlog(tx, "a", "a", 1, &[TenantId::new()]).await);
     record.await.unwrap();
     let claim = async || {
-        let lease = Duration::from_secs(15);
         store
-            .write_one(async |tx| jobs::claim(tx, &jobs::Claimer::new("a", WorkerId::new(), lease, 8)).await)
+            .write_one(async |tx| jobs::claim(tx, &jobs::Claimer::new("a", WorkerId::new(), 8)).await)
             .await
             .unwrap()
             .len()

@@ -1,11 +1,11 @@
-//! Which finished jobs are deleted, and which stay.
+//! Which jobs that are over leave for the history, who still finds them there, and when they are deleted.
 
 use std::time::Duration;
 
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp};
 use towpath_store::attempts::{self, Attempt};
-use towpath_store::jobs::{self, Fenced, Job, Move, NewJob};
+use towpath_store::jobs::{self, Fenced, Filter, Job, Move, NewJob, Position};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{Store, on};
 
@@ -32,8 +32,12 @@ macro_rules! on_both {
 
 on_both!(
     a_finished_child_stays_while_its_parent_is_open,
-    a_finished_child_stays_as_long_as_its_parent,
+    a_finished_child_is_forgotten_with_its_parent,
     a_dead_letter_and_what_is_recent_stay,
+    what_cannot_leave_holds_up_nothing,
+    a_parent_stays_until_its_children_have_ended,
+    readers_find_what_has_left,
+    a_job_comes_back_as_it_was,
     steps_and_attempts_go_with_their_job,
 );
 
@@ -95,8 +99,34 @@ async fn forget(store: &Store, before: Timestamp) -> u64 {
         .unwrap()
 }
 
+/// Walks once through all jobs that are over, a few at a time, and says how many left.
+async fn archive(store: &Store, before: Timestamp) -> u64 {
+    let (mut from, mut moved) = (Position::START, 0);
+    loop {
+        let step = store
+            .write(async |tx| jobs::archive(tx, before, from, 2).await)
+            .await
+            .unwrap();
+        moved += step.moved;
+        from = step.position;
+        if step.at_end {
+            return moved;
+        }
+    }
+}
+
+async fn get(store: &Store, id: JobId) -> Option<Job> {
+    store.read(async |tx| jobs::get(tx, id).await).await.unwrap()
+}
+
 async fn is_there(store: &Store, id: JobId) -> bool {
-    store.read(async |tx| jobs::get(tx, id).await).await.unwrap().is_some()
+    get(store, id).await.is_some()
+}
+
+/// Whether everybody still has to do with it.
+async fn has_left(store: &Store, id: JobId) -> bool {
+    let locked = store.write(async |tx| jobs::lock(tx, &[id]).await).await;
+    locked.unwrap().is_empty()
 }
 
 /// A parent asks how its children ended when it goes on, which may be long after.
@@ -110,22 +140,31 @@ async fn a_finished_child_stays_while_its_parent_is_open(database: Database) {
     }
     let stranger = record(&store, None).await;
     succeed(&store, stranger).await;
-    assert_eq!(forget(&store, later(&store)).await, 1);
-    assert!(!is_there(&store, stranger).await);
-    let left = store
-        .read(async |tx| jobs::children(tx, parent, false, 9).await)
-        .await
-        .unwrap();
-    assert_eq!(left.iter().map(|child| child.id).collect::<Vec<_>>(), children);
-    succeed(&store, parent).await;
-    while forget(&store, later(&store)).await > 0 {}
-    for job in children.into_iter().chain([parent]) {
-        assert!(!is_there(&store, job).await, "nobody asks for it any more");
+    assert_eq!(archive(&store, later(&store)).await, 1);
+    assert!(has_left(&store, stranger).await);
+    for child in children {
+        assert!(!has_left(&store, child).await);
     }
+    let of_parent = async || {
+        let found = store.read(async |tx| jobs::children(tx, parent, false, 9).await).await;
+        found.unwrap().iter().map(|child| child.id).collect::<Vec<_>>()
+    };
+    assert_eq!(of_parent().await, children);
+    succeed(&store, parent).await;
+    assert_eq!(archive(&store, later(&store)).await, 3);
+    for job in children.into_iter().chain([parent]) {
+        assert!(has_left(&store, job).await);
+    }
+    assert_eq!(
+        of_parent().await,
+        children,
+        "also from there, if the parent is tried again"
+    );
 }
 
-/// One that ended later is still shown with its children, and so is a dead letter.
-async fn a_finished_child_stays_as_long_as_its_parent(database: Database) {
+/// One that ended before its parent is shown with it as long as the parent is. Those of a dead letter stay with it: it may be
+/// tried again.
+async fn a_finished_child_is_forgotten_with_its_parent(database: Database) {
     let store = database.store;
     store.migrate().await.unwrap();
     let (late, dead) = (record(&store, None).await, record(&store, None).await);
@@ -133,15 +172,24 @@ async fn a_finished_child_stays_as_long_as_its_parent(database: Database) {
     for child in children {
         succeed(&store, child).await;
     }
-    let between = store.clock().now();
+    let between = store.clock().now().plus(Duration::from_micros(1));
+    while store.clock().now() <= between {
+        tokio::task::yield_now().await;
+    }
     succeed(&store, late).await;
     die(&store, dead).await;
-    assert_eq!(forget(&store, between).await, 0, "neither parent goes");
-    assert_eq!(forget(&store, later(&store)).await, 1, "the parent first");
-    assert!(!is_there(&store, late).await);
-    assert_eq!(forget(&store, later(&store)).await, 1, "then its child");
-    assert!(!is_there(&store, children[0]).await);
-    assert!(is_there(&store, dead).await && is_there(&store, children[1]).await);
+    // The parent leaves at the first walk, at the second at the latest the child.
+    let moved = archive(&store, later(&store)).await + archive(&store, later(&store)).await;
+    assert_eq!(moved, 2);
+    assert_eq!(
+        forget(&store, between).await,
+        0,
+        "neither goes before the parent has been over for long"
+    );
+    assert!(is_there(&store, late).await && is_there(&store, children[0]).await);
+    assert_eq!(forget(&store, later(&store)).await, 2);
+    assert!(!is_there(&store, late).await && !is_there(&store, children[0]).await);
+    assert!(!has_left(&store, dead).await && !has_left(&store, children[1]).await);
 }
 
 async fn a_dead_letter_and_what_is_recent_stay(database: Database) {
@@ -155,10 +203,123 @@ async fn a_dead_letter_and_what_is_recent_stay(database: Database) {
     );
     succeed(&store, over).await;
     die(&store, dead).await;
-    assert_eq!(forget(&store, early).await, 0, "it ended after that");
+    assert_eq!(archive(&store, early).await, 0, "it ended after that");
+    assert_eq!(archive(&store, later(&store)).await, 1);
+    assert_eq!(forget(&store, early).await, 0, "it was over after that");
+    assert!(is_there(&store, over).await);
     assert_eq!(forget(&store, later(&store)).await, 1);
     assert!(!is_there(&store, over).await);
-    assert!(is_there(&store, open).await && is_there(&store, dead).await);
+    assert!(is_there(&store, open).await && !has_left(&store, dead).await);
+}
+
+/// The walk goes on behind what stays, so that each step is as long as any other.
+async fn what_cannot_leave_holds_up_nothing(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let parent = record(&store, None).await;
+    for _ in 0..20 {
+        let child = record(&store, Some(parent)).await;
+        succeed(&store, child).await;
+    }
+    let last = record(&store, None).await;
+    succeed(&store, last).await;
+    let before = later(&store);
+    let left = async |from| {
+        let left = store
+            .read(async |tx| jobs::unarchived(tx, before, from, 100).await)
+            .await;
+        left.unwrap()
+    };
+    assert_eq!(left(Position::START).await, 21);
+    let step = async |from| {
+        let step = store.write(async |tx| jobs::archive(tx, before, from, 12).await).await;
+        step.unwrap()
+    };
+    let first = step(Position::START).await;
+    assert_eq!((first.moved, first.at_end), (0, false));
+    assert_eq!(left(first.position).await, 9);
+    let second = step(first.position).await;
+    assert_eq!((second.moved, second.at_end), (1, true));
+    assert!(has_left(&store, last).await);
+    assert_eq!(left(second.position).await, 0);
+    let again = step(second.position).await;
+    assert_eq!((again.moved, again.at_end, again.position), (0, true, second.position));
+}
+
+async fn a_parent_stays_until_its_children_have_ended(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let parent = record(&store, None).await;
+    let child = record(&store, Some(parent)).await;
+    die_gently(&store, parent).await;
+    assert_eq!(archive(&store, later(&store)).await, 0);
+    succeed(&store, child).await;
+    assert_eq!(archive(&store, later(&store)).await, 2);
+}
+
+/// Ends badly without being a dead letter.
+async fn die_gently(store: &Store, id: JobId) {
+    end(store, id, |job| Move::of(job, JobState::Failed)).await;
+}
+
+async fn readers_find_what_has_left(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let mut recorded = Vec::new();
+    for _ in 0..6 {
+        recorded.push(record(&store, None).await);
+    }
+    succeed(&store, recorded[0]).await;
+    die_gently(&store, recorded[1]).await;
+    die_gently(&store, recorded[3]).await;
+    let before: Vec<Job> = vec![
+        get(&store, recorded[0]).await.unwrap(),
+        get(&store, recorded[1]).await.unwrap(),
+    ];
+    assert_eq!(archive(&store, later(&store)).await, 3);
+    die_gently(&store, recorded[4]).await;
+    for job in before {
+        let found = get(&store, job.id).await.unwrap();
+        assert_eq!(format!("{found:?}"), format!("{job:?}"));
+    }
+    let list = async |filter: Filter, behind: Option<JobId>, limit| {
+        let listed = store
+            .read(async |tx| jobs::list(tx, &filter, behind, limit).await)
+            .await;
+        let place = |id| recorded.iter().position(|job| *job == id).unwrap();
+        listed.unwrap().iter().map(|job| place(job.id)).collect::<Vec<_>>()
+    };
+    let all = || Filter {
+        pool: Some("scripts".to_owned()),
+        ..Filter::default()
+    };
+    assert_eq!(list(all(), None, 10).await, [5, 4, 3, 2, 1, 0]);
+    assert_eq!(list(all(), None, 4).await, [5, 4, 3, 2]);
+    assert_eq!(list(all(), Some(recorded[2]), 10).await, [1, 0]);
+    let of_state = |state| Filter {
+        state: Some(state),
+        ..Filter::default()
+    };
+    assert_eq!(list(of_state(JobState::Failed), None, 10).await, [4, 3, 1]);
+    assert_eq!(list(of_state(JobState::Succeeded), None, 10).await, [0]);
+    assert_eq!(list(of_state(JobState::Ready), None, 10).await, [5, 2]);
+}
+
+async fn a_job_comes_back_as_it_was(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let job = record(&store, None).await;
+    die_gently(&store, job).await;
+    let was = get(&store, job).await.unwrap();
+    let recall = async || store.write(async |tx| jobs::recall(tx, job).await).await.unwrap();
+    assert!(!recall().await, "it has not left");
+    assert_eq!(archive(&store, later(&store)).await, 1);
+    assert!(recall().await);
+    assert!(!has_left(&store, job).await);
+    assert_eq!(format!("{:?}", get(&store, job).await.unwrap()), format!("{was:?}"));
+    assert!(!recall().await, "nothing is left behind");
+    assert_eq!(forget(&store, later(&store)).await, 0);
+    assert_eq!(archive(&store, later(&store)).await, 1, "and it may leave again");
 }
 
 async fn steps_and_attempts_go_with_their_job(database: Database) {
@@ -167,7 +328,7 @@ async fn steps_and_attempts_go_with_their_job(database: Database) {
     let (over, open) = (record(&store, None).await, record(&store, None).await);
     let written = store.write(async |tx| {
         let worker = towpath_domain::WorkerId::new();
-        let claimer = jobs::Claimer::new("scripts", worker, Duration::from_secs(60), 2);
+        let claimer = jobs::Claimer::new("scripts", worker, 2);
         for job in jobs::claim(tx, &claimer).await? {
             let step = NewStep {
                 job: Fenced {
@@ -192,6 +353,7 @@ async fn steps_and_attempts_go_with_their_job(database: Database) {
     });
     written.await.unwrap();
     succeed(&store, over).await;
+    assert_eq!(archive(&store, later(&store)).await, 1);
     assert_eq!(forget(&store, later(&store)).await, 1);
     let left: Vec<JobId> = store
         .read(async |tx| {

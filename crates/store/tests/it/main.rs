@@ -18,4 +18,7 @@ mod overviews;
 mod quarantine;
 mod reading;
 mod segments;
+mod sessions;
+mod slow;
+mod sweeps;
 mod units;

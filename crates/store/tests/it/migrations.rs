@@ -7,13 +7,14 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use towpath_store::{Error, migrations};
 
-use self::raw::{Fresh, Raw};
+pub use self::raw::Fresh;
+use self::raw::Raw;
 
 static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
-static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
+pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 8] = [
+const FROZEN: [(&str, &str, &str); 10] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -53,6 +54,16 @@ const FROZEN: [(&str, &str, &str); 8] = [
         "0008_export_missing_operations",
         "afd087be6fb950d702f4654552b499888db4d5482a5dda81f0cab3b491c8197fa926e75eca29a754592383b854526ccf",
         "8890d8cfba94d4882c1f4572404f42969aca99cd116a728bbfc8fa6bb24cccad4c3dd2b25581552dabadf26afa7c9d59",
+    ),
+    (
+        "0009_worker_leases",
+        "8a3207f1444435fdc7e8fc23f2c6bd1f20227c813b524e29aa11514bc727d3ce4bd94c58e7e0b970a2e6e958739639c2",
+        "e8ec9cf4f0cd7bf278919d5e32d0ecfab48ffce44ca6d6f75ecd1ad2693da5075d5f550d194cae4962ba648d8ec7b296",
+    ),
+    (
+        "0010_job_history",
+        "f851248faa255502f92652545d0bf6e77217d2a73d36dcc9fb9f31d034db710166c88e549afd8c622d1fe0675689c2e2",
+        "ae89ad14613e406968e3734e6e4c599df9c92521cf265e43b597e604769b3f1558811d052ceb723e362b15c7d748e440",
     ),
 ];
 

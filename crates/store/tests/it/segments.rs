@@ -1,10 +1,11 @@
-//! A pin and a compaction of the same segments at the same time. On PostgreSQL only: SQLite has one writer.
+//! A pin and a compaction of the same segments at the same time, on PostgreSQL only: SQLite has one writer. And the walk through
+//! days that are worth compacting.
 
 use std::time::Duration;
 
 use chrono::NaiveDate;
 use towpath_domain::{ProjectId, SegmentId, TenantId};
-use towpath_store::segments::replace::{self, Replacement};
+use towpath_store::segments::replace::{self, Candidate, Replacement, Worth};
 use towpath_store::segments::{self, Part, PlacedPart, waste};
 use towpath_store::{Result, Store, Tx};
 use uuid::Uuid;
@@ -30,13 +31,18 @@ impl Catalog {
             project: ProjectId::new(),
         };
         for _ in 0..2 {
-            let new = catalog.intend().await;
-            let published = catalog
-                .store
-                .write(async |tx| segments::publish(tx, catalog.tenant, new.id, new.rows, new.bytes, &new.parts).await);
-            published.await.unwrap();
+            catalog.add().await;
         }
         catalog
+    }
+
+    /// Adds a live segment of one row group.
+    async fn add(&self) {
+        let new = self.intend().await;
+        let published = self
+            .store
+            .write(async |tx| segments::publish(tx, self.tenant, new.id, new.rows, new.bytes, &new.parts).await);
+        published.await.unwrap();
     }
 
     /// A segment of one row group, whose object is written and which nobody sees yet.
@@ -155,4 +161,60 @@ async fn a_pin_waits_for_a_compaction_and_takes_the_replacement() {
         .unwrap();
     assert_eq!(ids(&pinning.await.unwrap()), [new.id]);
     assert_eq!(catalog.collect().await, 2, "what was replaced is pinned by nobody");
+}
+
+/// Steps may end in the middle of a day, and of none is it said twice or never whether it is worth it.
+async fn the_walk_through_days_meets_each_of_them(database: Database) {
+    let mut catalog = Catalog::new(database.store.clone()).await;
+    let today = catalog.day;
+    let yesterday = today.pred_opt().unwrap();
+    for (day, segments) in [(yesterday, 5), (yesterday.pred_opt().unwrap(), 1)] {
+        catalog.day = day;
+        for _ in 0..segments {
+            catalog.add().await;
+        }
+    }
+    let worth = Worth {
+        open_from: today,
+        closed_rows: 100,
+        closed_segments: 4,
+        open_segments: 2,
+    };
+    let step = async |behind, limit| {
+        let seen = catalog
+            .store
+            .read(async |tx| replace::candidates(tx, worth, behind, limit).await)
+            .await;
+        seen.unwrap()
+    };
+    let of = |day| Candidate {
+        tenant_id: catalog.tenant,
+        project_id: catalog.project,
+        day,
+    };
+    let whole = step(None, 100).await;
+    assert_eq!(whole.worth_it, [(5, of(yesterday)), (2, of(today))]);
+    assert_eq!(whole.last, None);
+    let (mut behind, mut met) = (None, Vec::new());
+    loop {
+        let seen = step(behind, 3).await;
+        met.extend(seen.worth_it.into_iter().map(|(_, day)| day));
+        behind = seen.last;
+        if behind.is_none() {
+            break;
+        }
+    }
+    assert_eq!(met, [of(yesterday), of(today)]);
+}
+
+#[tokio::test]
+async fn the_walk_through_days_on_sqlite() {
+    the_walk_through_days_meets_each_of_them(Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn the_walk_through_days_on_postgres() {
+    if let Some(database) = Database::postgres().await {
+        the_walk_through_days_meets_each_of_them(database).await;
+    }
 }

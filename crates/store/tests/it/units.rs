@@ -294,6 +294,9 @@ async fn an_object_goes_with_the_last_of_its_units(database: Database) {
             .unwrap()
     );
     assert!(!store.read(async |tx| units::named(tx, "wal/own").await).await.unwrap());
+    let paths = ["wal/own", "wal/shared", "wal/none"].map(str::to_owned);
+    let named = store.read(async |tx| units::named_among(tx, &paths).await).await;
+    assert_eq!(named.unwrap(), ["wal/shared"]);
     store
         .write(async |tx| run(tx, "UPDATE wal_unit SET state = 'quarantined'").await)
         .await

@@ -13,7 +13,9 @@ use crate::objects::{Objects, ObjectsError};
 /// Where the objects lie.
 pub const FOLDER: &str = "wal";
 /// Objects removed at the same time.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 32;
+/// Objects looked up in one statement.
+const TOGETHER: usize = 1000;
 
 /// Why sweeping stopped; it goes on next time.
 #[derive(Debug, thiserror::Error)]
@@ -27,53 +29,106 @@ pub enum SweepError {
 }
 
 /// Removes the objects of folded units (from [`units::folded_before`]) that no other unit needs, and answers whose rows may
-/// now be forgotten (with [`units::forget`]): all of them, since the last row of an object takes it along. In this order a
-/// crash leaves rows without objects, which the next sweep meets again.
+/// now be forgotten (with [`units::forget`]): all but those whose object could not be removed, since the last row of an object
+/// takes it along. In this order a crash leaves rows without objects, which the next sweep meets again.
 ///
 /// # Errors
-/// What the object store says.
+/// What the object store says, when it removed none of them.
 pub async fn folded(objects: &Objects, folded: &[FoldedUnit]) -> Result<Vec<UnitId>, ObjectsError> {
-    let done: BTreeSet<&str> = folded
+    let done: BTreeSet<String> = folded
         .iter()
         .filter(|unit| unit.object_done)
-        .map(|unit| unit.path.as_str())
+        .map(|unit| unit.path.clone())
         .collect();
-    futures::stream::iter(done)
-        .map(Ok::<_, ObjectsError>)
-        .try_for_each_concurrent(AT_ONCE, |path| async move { objects.delete(&Path::from(path)).await })
-        .await?;
-    Ok(folded.iter().map(|unit| unit.id).collect())
+    let wanted = done.len();
+    let removed: Vec<(String, Result<(), ObjectsError>)> = futures::stream::iter(done)
+        .map(|path| async move {
+            let removed = objects.delete(&Path::from(path.as_str())).await;
+            (path, removed)
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let mut stay = BTreeSet::new();
+    let mut why = None;
+    for (path, removed) in removed {
+        if let Err(error) = removed {
+            stay.insert(path);
+            why = Some(error);
+        }
+    }
+    if let Some(error) = why {
+        if stay.len() == wanted {
+            return Err(error);
+        }
+        // One that cannot be removed holds up none of the others.
+        tracing::warn!(objects = stay.len(), %error, "objects of the log cannot be removed; it is tried again");
+    }
+    Ok(folded
+        .iter()
+        .filter(|unit| !stay.contains(&unit.path))
+        .map(|unit| unit.id)
+        .collect())
 }
 
 /// Removes objects older than `before` that no row names: their transaction never committed. `before` must be longer
 /// ago than a transaction can take. Answers how many.
 ///
+/// A bucket lists names in order, and names begin with the time at which they were made. So of a bucket only what is old is
+/// listed. A folder has no order, and is listed whole.
+///
 /// # Errors
 /// What the object store or the database says.
 pub async fn orphans(store: &Store, objects: &Objects, before: Timestamp) -> Result<usize, SweepError> {
     let folder = Path::from(FOLDER);
-    let listed: Vec<_> = objects
-        .store()
-        .list(Some(&folder))
-        .try_collect()
-        .await
-        .map_err(ObjectsError::from)?;
-    let mut swept = 0;
-    for object in listed
-        .into_iter()
-        .filter(|object| object.last_modified < before.to_utc())
-    {
+    let mut listed = objects.store().list(Some(&folder));
+    let (mut old, mut swept) = (Vec::new(), 0);
+    while let Some(object) = listed.try_next().await.map_err(ObjectsError::from)? {
         let name = object.location.filename().and_then(|name| name.strip_suffix(".unit"));
         // What does not carry such a name was not put there by us.
-        if name.and_then(|name| name.parse::<UnitId>().ok()).is_none() {
+        let Some(id) = name.and_then(|name| name.parse::<UnitId>().ok()) else {
+            continue;
+        };
+        if !objects.is_local() && is_younger(id, before) {
+            break;
+        }
+        if object.last_modified < before.to_utc() {
+            old.push(object.location);
+        }
+        if old.len() == TOGETHER {
+            swept += remove_unnamed(store, objects, std::mem::take(&mut old)).await?;
+        }
+    }
+    Ok(swept + remove_unnamed(store, objects, old).await?)
+}
+
+/// Whether an id was made at or after `time`.
+fn is_younger(id: UnitId, time: Timestamp) -> bool {
+    id.0.get_timestamp().is_some_and(|made| {
+        let (seconds, nanos) = made.to_unix();
+        let micros = seconds
+            .saturating_mul(1_000_000)
+            .saturating_add(u64::from(nanos) / 1_000);
+        i64::try_from(micros).is_ok_and(|micros| micros >= time.micros())
+    })
+}
+
+/// Removes those of these objects that no row names, and says how many those were.
+async fn remove_unnamed(store: &Store, objects: &Objects, paths: Vec<Path>) -> Result<usize, SweepError> {
+    if paths.is_empty() {
+        return Ok(0);
+    }
+    let texts: Vec<String> = paths.iter().map(Path::to_string).collect();
+    let named = store.read(async |tx| units::named_among(tx, &texts).await).await?;
+    let named: BTreeSet<String> = named.into_iter().collect();
+    let mut swept = 0;
+    for (path, text) in paths.iter().zip(&texts) {
+        if named.contains(text) {
             continue;
         }
-        let path = &object.location;
-        if !store.read(async |tx| units::named(tx, path.as_ref()).await).await? {
-            objects.delete(path).await?;
-            tracing::info!(wal.path = %path, "removed an object of the log that was never registered");
-            swept += 1;
-        }
+        objects.delete(path).await?;
+        tracing::info!(wal.path = %path, "removed an object of the log that was never registered");
+        swept += 1;
     }
     Ok(swept)
 }

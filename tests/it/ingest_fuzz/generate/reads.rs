@@ -1,6 +1,6 @@
 //! What is read and exported in between.
 
-use super::{Generator, LARGEST_WALK, Project};
+use super::{Generator, LARGEST_WALK};
 use crate::ingest_fuzz::derived::stats;
 use crate::ingest_fuzz::operation::{Handle, Run, Tenant};
 use crate::ingest_fuzz::oracle::Outcome;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use towpath_domain::{SegmentId, WorkerId};
 use towpath_durable::{Claimed, Engine, Signal};
-use towpath_store::{jobs, on, segments};
+use towpath_store::{jobs, segments};
 use towpath_workflows::World;
 use towpath_workflows::heavy::Heavy;
 
@@ -38,10 +38,15 @@ impl Home {
     }
 
     pub async fn claim_from(&self, pool: &str) -> Option<Claimed> {
-        let lease = self.engine.settings().lease;
-        let claimed = self
-            .store()
-            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(pool, WorkerId::new(), lease, 1)).await);
+        let claimed = self.store().write(async |tx| {
+            let claimer = jobs::Claimer::new(pool, WorkerId::new(), 1);
+            let claimed = jobs::claim(tx, &claimer).await?;
+            if !claimed.is_empty() {
+                return Ok(claimed);
+            }
+            // One that lost its worker again and again.
+            jobs::claim_alone(tx, &claimer).await
+        });
         claimed.await.unwrap().pop()
     }
 

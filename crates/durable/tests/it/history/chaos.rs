@@ -13,7 +13,7 @@ use towpath_store::{Options, Store, on};
 
 use super::check::{Ask, History};
 use super::walk::{Process, Record, TABLES, Thread, Walk, open_when_free, registry};
-use crate::support::{Database, LEASE, PATIENCE, broken_invariants};
+use crate::support::{Database, LEASE, PATIENCE, broken_invariants, end_lease};
 
 /// How long walks may stand still before the next cancel comes all the same.
 const STILL: Duration = Duration::from_millis(90);
@@ -166,19 +166,7 @@ async fn end_leases(store: &Store, dice: &mut StdRng) -> i64 {
             continue;
         }
         ended += 1;
-        store
-            .write(async |tx| {
-                let text = towpath_store::sql!(tx,
-                    sqlite: "UPDATE job SET lease_until = 1 WHERE id = $1 AND state = 'running'",
-                    postgres: "UPDATE job SET lease_until = 'epoch' WHERE id = $1 AND state = 'running'");
-                Ok(on!(tx, |conn| sqlx::query(text)
-                    .bind(job)
-                    .execute(conn)
-                    .await
-                    .map(drop))?)
-            })
-            .await
-            .unwrap();
+        end_lease(store, job).await;
     }
     towpath_durable::rescue(store).await.unwrap();
     ended

@@ -7,7 +7,7 @@ mod machine;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use towpath_domain::job::JobState;
+use towpath_domain::job::{JobState, SUSPECT};
 
 use super::puppet::Act;
 
@@ -33,7 +33,8 @@ pub struct Job {
     pub failures: i64,
     pub lost: i64,
     pub fence: i64,
-    pub lease: Option<u32>,
+    /// The claim that has it, by the order of all.
+    pub worker: Option<usize>,
     pub marked: bool,
     pub dead: bool,
     pub cursor: Option<u32>,
@@ -56,8 +57,12 @@ pub struct Lane {
 pub struct Claim {
     pub job: usize,
     pub fence: i64,
+    /// Who claimed it.
+    pub worker: usize,
     /// Its handler is still there.
     pub there: bool,
+    /// Children that had ended badly by then.
+    bad: i64,
     /// Nothing but its own row changes when it just completes; decided when it was claimed.
     bare: bool,
     /// Steps it has used, and those it found when it first looked.
@@ -72,6 +77,8 @@ pub struct Model {
     pub lanes: BTreeMap<usize, Lane>,
     pub paused: bool,
     pub claims: Vec<Claim>,
+    /// Of each worker, until when its lease runs; nothing once it has ended. Each claim is a worker of its own.
+    pub leases: Vec<Option<u32>>,
     /// Job, name and fence of committed rows; no job for those of `end`.
     pub effects: BTreeMap<(Option<usize>, String, i64), u32>,
     /// Numbers whatever is told.
@@ -89,6 +96,7 @@ pub enum Move {
         deadline: Option<u32>,
     },
     Claim(usize),
+    ClaimAlone,
     Act(usize, Act),
     Cancel(usize),
     Advance(u32),
@@ -137,7 +145,7 @@ impl Model {
                 return;
             };
             row.held += 1;
-            self.jobs[next].state = JobState::Ready;
+            self.jobs[next].state = self.ready(next);
             self.jobs[next].held = true;
         }
     }
@@ -191,7 +199,7 @@ impl Model {
             failures: 0,
             lost: 0,
             fence: 0,
-            lease: None,
+            worker: None,
             marked: false,
             dead: false,
             cursor: None,
@@ -201,8 +209,30 @@ impl Model {
         });
     }
 
+    /// What a job becomes that could be claimed: one that lost two leases stays `scheduled` until it is, alone.
+    fn ready(&self, job: usize) -> JobState {
+        if self.jobs[job].lost < i64::from(SUSPECT) {
+            JobState::Ready
+        } else {
+            JobState::Scheduled
+        }
+    }
+
+    /// Whether a job waits to be claimed alone, or would if it were due.
+    fn is_alone(&self, job: usize) -> bool {
+        let row = &self.jobs[job];
+        row.state == JobState::Scheduled && row.lost >= i64::from(SUSPECT) && (row.lane.is_none() || row.held)
+    }
+
+    fn claim_alone(&mut self) {
+        let due = (0..self.jobs.len()).filter(|job| self.is_alone(*job) && self.jobs[*job].run_at <= self.now);
+        let next = due.min_by_key(|job| (self.jobs[*job].run_at, *job));
+        self.take(next.filter(|_| !self.paused).into_iter().collect());
+    }
+
     fn claim(&mut self, n: usize) {
         if self.paused {
+            self.take(Vec::new());
             return;
         }
         let ready: Vec<usize> = (0..self.jobs.len())
@@ -222,18 +252,28 @@ impl Model {
             picked.extend(theirs.into_iter().take((n / turn.len()).max(1)));
         }
         picked.sort_by_key(key);
+        self.take(picked);
+    }
+
+    /// A new worker gets these jobs.
+    fn take(&mut self, picked: Vec<usize>) {
+        let worker = self.leases.len();
+        self.leases.push(Some(self.now + LEASE));
         let mut overdue = Vec::new();
         for job in picked {
             let (now, row) = (self.now, &mut self.jobs[job]);
             row.state = JobState::Running;
             row.attempt += 1;
             row.fence += 1;
-            row.lease = Some(now + LEASE);
+            row.worker = Some(worker);
             let bare = row.parent.is_none() && row.open == 0;
             let (fence, over) = (row.fence, row.deadline.is_some_and(|deadline| deadline <= now));
+            let bad = row.bad;
             self.claims.push(Claim {
                 job,
                 fence,
+                worker,
+                bad,
                 there: !over,
                 bare,
                 used: 0,

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use towpath_domain::{Clock, JobId, TenantId, Timestamp, WorkerId};
 use towpath_durable::{Engine, Fenced, Lane, Registry, Settings, Signal, Start};
 use towpath_store::jobs::{self, Job};
-use towpath_store::{Dialect, Options, Store, attempts, lanes, on, pools};
+use towpath_store::{Dialect, Options, Store, attempts, lanes, leases, on, pools};
 
 use super::puppet::{Act, Kept, POOL, Puppet, Strings, TICK, Told, lane_key};
 use super::reference::{GRACE, LEASE, Model, Move};
@@ -85,7 +85,7 @@ impl Home {
     }
 
     async fn empty(&self) {
-        for table in ["job", "lane", "step", "attempt", "pool", "effect"] {
+        for table in ["job", "lane", "step", "attempt", "pool", "effect", "lease"] {
             // Names of our own tables.
             let text = sqlx::AssertSqlSafe(format!("DELETE FROM {table}"));
             self.store
@@ -148,6 +148,7 @@ impl On for OnPostgres {
 /// The handler of a claim.
 struct Handler {
     job: Fenced,
+    worker: WorkerId,
     told: mpsc::UnboundedSender<Told>,
     signal: watch::Sender<Signal>,
     task: Option<JoinHandle<()>>,
@@ -159,6 +160,7 @@ pub struct System {
     /// The model counts ticks from here.
     began: Timestamp,
     jobs: Vec<JobId>,
+    workers: Vec<WorkerId>,
     handlers: Vec<Handler>,
 }
 
@@ -178,6 +180,7 @@ impl<D: On> StateMachineTest for Machine<D> {
             strings: Arc::default(),
             began: home.map_or(START, |home| home.clock.now()),
             jobs: Vec::new(),
+            workers: Vec::new(),
             handlers: Vec::new(),
         }
     }
@@ -234,7 +237,8 @@ impl System {
                     .await
                     .unwrap();
             }
-            Move::Claim(n) => self.claim(home, model, n).await,
+            Move::Claim(n) => self.claim(home, model, Some(n)).await,
+            Move::ClaimAlone => self.claim(home, model, None).await,
             Move::Act(nth, act) => self.act(home, nth, act).await,
             Move::Cancel(job) => {
                 let job = self.jobs[job];
@@ -247,7 +251,24 @@ impl System {
                 home.clock.advance(TICK * ticks);
                 home.tell_time().await;
             }
-            Move::Rescue => drop(towpath_durable::rescue(store).await.unwrap()),
+            Move::Rescue => {
+                towpath_durable::rescue(store).await.unwrap();
+                // How long each rests is a matter of chance; the model has it rest until the next tick.
+                let now = home.clock.now();
+                store
+                    .write(async |tx| {
+                        Ok(on!(tx, |conn| sqlx::query(
+                            "UPDATE job SET run_at = $2 WHERE state = 'scheduled' AND run_at > $1 AND run_at < $2"
+                        )
+                        .bind(now)
+                        .bind(now.plus(TICK))
+                        .execute(conn)
+                        .await
+                        .map(drop))?)
+                    })
+                    .await
+                    .unwrap();
+            }
             Move::Due => drop(towpath_durable::ready_due(store).await.unwrap()),
             Move::Overdue => drop(towpath_durable::end_overdue(store, TICK * GRACE).await.unwrap()),
             Move::Pause(paused) => store
@@ -258,11 +279,19 @@ impl System {
         }
     }
 
-    async fn claim(&mut self, home: &'static Home, model: &Model, n: usize) {
-        let n = i64::try_from(n).unwrap();
+    /// So many, or one that is claimed alone.
+    async fn claim(&mut self, home: &'static Home, model: &Model, n: Option<usize>) {
+        let worker = WorkerId::new();
+        self.workers.push(worker);
         let claimed = home
             .store
-            .write(async |tx| jobs::claim(tx, &jobs::Claimer::new(POOL, WorkerId::new(), TICK * LEASE, n)).await)
+            .write(async |tx| {
+                leases::begin(tx, worker, TICK * LEASE).await?;
+                match n {
+                    Some(n) => jobs::claim(tx, &jobs::Claimer::new(POOL, worker, i64::try_from(n).unwrap())).await,
+                    None => jobs::claim_alone(tx, &jobs::Claimer::new(POOL, worker, 1)).await,
+                }
+            })
             .await
             .unwrap();
         for job in claimed {
@@ -279,6 +308,7 @@ impl System {
             });
             self.handlers.push(Handler {
                 job: held,
+                worker,
                 told,
                 signal,
                 task: Some(task),
@@ -308,9 +338,9 @@ impl System {
         let handler = &mut self.handlers[nth];
         match act {
             Act::Renew => {
-                let held = [handler.job];
+                let worker = handler.worker;
                 home.store
-                    .write(async |tx| jobs::renew(tx, &held, TICK * LEASE).await)
+                    .write(async |tx| leases::renew(tx, worker, TICK * LEASE).await)
                     .await
                     .unwrap();
             }
@@ -341,6 +371,15 @@ impl System {
         assert_eq!(rows.jobs.len(), model.jobs.len());
         let tick = |time: Timestamp| u32::try_from(time.since(self.began).as_secs() / TICK.as_secs()).unwrap();
         let nth = |id: JobId| self.jobs.iter().position(|job| *job == id);
+        let of_worker = |id: WorkerId| self.workers.iter().position(|worker| *worker == id);
+        let leases: BTreeMap<Option<usize>, u32> = rows
+            .leases
+            .iter()
+            .map(|(worker, until)| (of_worker(*worker), tick(*until)))
+            .collect();
+        let meant = model.leases.iter().enumerate();
+        let meant = meant.filter_map(|(worker, until)| until.map(|until| (Some(worker), until)));
+        assert_eq!(leases, meant.collect::<BTreeMap<_, _>>());
         for (at, (row, job)) in rows.jobs.iter().zip(&model.jobs).enumerate() {
             let is = (
                 row.state,
@@ -366,9 +405,9 @@ impl System {
                 row.lane_seq,
                 row.lane_held,
                 row.parent_id.and_then(nth),
-                row.lease_until.map(tick),
+                row.worker_id.and_then(of_worker),
             );
-            let meant = (job.lane.map(lane_key), job.seq, job.held, job.parent, job.lease);
+            let meant = (job.lane.map(lane_key), job.seq, job.held, job.parent, job.worker);
             assert_eq!(is, meant, "job {at}: {row:?}");
             assert_eq!(tick(row.run_at), job.run_at, "job {at}: {row:?}");
             assert_eq!(row.cursor.clone(), job.cursor.map(|to| to.to_string()), "job {at}");
@@ -420,6 +459,7 @@ async fn gone(task: JoinHandle<()>) {
 
 struct Rows {
     jobs: Vec<Job>,
+    leases: Vec<(WorkerId, Timestamp)>,
     lanes: BTreeMap<String, super::reference::Lane>,
     steps: BTreeMap<JobId, BTreeMap<u32, i64>>,
     effects: BTreeMap<(JobId, String, i64), u32>,
@@ -445,6 +485,9 @@ impl Rows {
         store
             .read(async |tx| {
                 let jobs: Vec<Job> = on!(tx, |conn| sqlx::query_as("SELECT * FROM job ORDER BY id")
+                    .fetch_all(conn)
+                    .await)?;
+                let leases = on!(tx, |conn| sqlx::query_as("SELECT worker_id, alive_until FROM lease")
                     .fetch_all(conn)
                     .await)?;
                 let lanes: Vec<lanes::Lane> =
@@ -476,6 +519,7 @@ impl Rows {
                 }
                 Ok(Self {
                     jobs,
+                    leases,
                     lanes: lanes
                         .into_iter()
                         .map(|lane| {

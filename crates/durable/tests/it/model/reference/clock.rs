@@ -6,24 +6,35 @@ use super::{GRACE, Model};
 
 impl Model {
     pub(super) fn rescue(&mut self) {
-        let mut expired: Vec<usize> = (0..self.jobs.len())
-            .filter(|job| self.jobs[*job].lease.is_some_and(|lease| lease < self.now))
-            .collect();
-        expired.sort_by_key(|job| (self.jobs[*job].lease, *job));
-        for job in expired {
+        for lease in &mut self.leases {
+            *lease = lease.filter(|until| *until >= self.now);
+        }
+        let held = |model: &Self, job: &usize| {
+            let row = &model.jobs[*job];
+            row.state == JobState::Running && row.worker.is_some_and(|worker| model.leases[worker].is_none())
+        };
+        let lost: Vec<usize> = (0..self.jobs.len()).filter(|job| held(self, job)).collect();
+        // Most go back all together, and rest until the next tick.
+        let (ends, rests): (Vec<usize>, Vec<usize>) = lost
+            .into_iter()
+            .partition(|job| self.jobs[*job].marked || self.jobs[*job].lost >= i64::from(MAX_LOST_LEASES));
+        for job in rests {
+            self.note(job, "lost");
+            self.jobs[job].lost += 1;
+            self.jobs[job].fence += 1;
+            self.jobs[job].run_at = self.now + 1;
+            self.leave(job, JobState::Scheduled, true);
+        }
+        // The others end one by one, and some of them take others along.
+        for job in ends {
             if self.jobs[job].state != JobState::Running {
                 continue;
             }
             self.note(job, "lost");
-            let lost = self.jobs[job].lost + 1;
             if self.jobs[job].marked {
                 self.finish(job, JobState::Cancelled, false);
-            } else if lost > i64::from(MAX_LOST_LEASES) {
-                self.finish(job, JobState::Failed, true);
             } else {
-                self.jobs[job].lost = lost;
-                self.jobs[job].fence += 1;
-                self.leave(job, JobState::Ready, true);
+                self.finish(job, JobState::Failed, true);
             }
         }
     }
@@ -31,11 +42,13 @@ impl Model {
     pub(super) fn due(&mut self) {
         let mut due: Vec<usize> = (0..self.jobs.len())
             .filter(|job| self.jobs[*job].state == JobState::Scheduled && self.jobs[*job].run_at <= self.now)
+            .filter(|job| !self.is_alone(*job))
             .collect();
         due.sort_by_key(|job| (self.jobs[*job].run_at, *job));
         for job in due {
+            let ready = self.ready(job);
             let row = &mut self.jobs[job];
-            row.state = JobState::Ready;
+            row.state = ready;
             let Some(lane) = row.lane.filter(|_| !row.held) else {
                 continue;
             };

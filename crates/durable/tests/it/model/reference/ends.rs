@@ -9,7 +9,7 @@ impl Model {
     pub(super) fn leave(&mut self, job: usize, state: JobState, keeps: bool) {
         let row = &mut self.jobs[job];
         row.state = state;
-        row.lease = None;
+        row.worker = None;
         if row.held && !keeps {
             row.held = false;
             let lane = row.lane.unwrap();
@@ -25,6 +25,7 @@ impl Model {
         let row = &mut self.jobs[job];
         row.fence += i64::from(row.state == JobState::Running);
         row.dead = dead;
+        row.marked = false;
         self.leave(job, state, false);
         self.cancel_children(job);
         let Some(parent) = self.jobs[job].parent else { return };

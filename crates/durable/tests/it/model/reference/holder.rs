@@ -21,8 +21,9 @@ impl Model {
         match act {
             Act::Vanish => self.claims[nth].there = false,
             Act::Renew => {
-                if ours {
-                    self.jobs[job].lease = Some(self.now + LEASE);
+                // Its worker does it, whatever became of the job.
+                if let Some(until) = &mut self.leases[self.claims[nth].worker] {
+                    *until = self.now + LEASE;
                 }
             }
             Act::Step(step) => self.step(nth, *step, ours),
@@ -67,7 +68,9 @@ impl Model {
 
     /// An attempt of the holder ends.
     fn end(&mut self, nth: usize, act: &Act) {
-        let Claim { job, fence, bare, .. } = self.claims[nth];
+        let Claim {
+            job, fence, bare, bad, ..
+        } = self.claims[nth];
         let keeps = self.jobs[job].kept;
         match act {
             Act::Settle => {
@@ -97,7 +100,7 @@ impl Model {
             Act::HandBack => {
                 self.jobs[job].attempt -= 1;
                 self.jobs[job].fence += 1;
-                self.leave(job, JobState::Ready, true);
+                self.leave(job, self.ready(job), true);
             }
             Act::Wait(children, lane) => {
                 if let Some((lane, places)) = lane {
@@ -117,7 +120,8 @@ impl Model {
                 row.open = i64::try_from(open).unwrap();
                 row.attempt -= 1;
                 row.lost = 0;
-                self.leave(job, if open == 0 { JobState::Ready } else { JobState::Waiting }, true);
+                let goes_on = open == 0 || row.bad > bad;
+                self.leave(job, if goes_on { JobState::Ready } else { JobState::Waiting }, true);
             }
             _ => unreachable!("{act:?}"),
         }

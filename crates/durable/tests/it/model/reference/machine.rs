@@ -57,6 +57,7 @@ impl ReferenceStateMachine for Model {
         let always = prop_oneof![
             8 => start,
             8 => (1..5_usize).prop_map(Move::Claim),
+            3 => Just(Move::ClaimAlone),
             4 => prop_oneof![2 => 1..4_u32, 1 => Just(LEASE + 1)].prop_map(Move::Advance),
             3 => Just(Move::Rescue),
             4 => Just(Move::Due),
@@ -100,6 +101,7 @@ impl ReferenceStateMachine for Model {
                 state.start(*tenant, *priority, *kept, *lane, *delay, *deadline, None);
             }
             Move::Claim(n) => state.claim(*n),
+            Move::ClaimAlone => state.claim_alone(),
             Move::Act(nth, act) => state.act(*nth, act),
             Move::Cancel(job) => state.cancel(*job),
             Move::Advance(ticks) => state.now += ticks,

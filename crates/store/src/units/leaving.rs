@@ -1,9 +1,43 @@
-//! Folded units, until their objects are gone.
+//! Units that are on their way out, and objects that no row names.
 
 use towpath_domain::{Timestamp, UnitId};
 
 use crate::segments::id_list;
 use crate::{Result, Tx};
+
+/// Whether a unit, or what is in quarantine, names this object: settles a commit whose answer was lost.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn named(tx: &mut Tx<'_>, path: &str) -> Result<bool> {
+    let found: Option<i64> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT seq FROM wal_unit WHERE path = $1 UNION ALL SELECT bytes FROM quarantine WHERE path = $1 LIMIT 1"
+    )
+    .bind(path)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.is_some())
+}
+
+/// Those of these objects that a unit, or what is in quarantine, names.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn named_among(tx: &mut Tx<'_>, paths: &[String]) -> Result<Vec<String>> {
+    let text = sql!(tx,
+        sqlite: "SELECT given.value FROM json_each($1) AS given
+                 WHERE (SELECT u.seq FROM wal_unit u WHERE u.path = given.value LIMIT 1) IS NOT NULL
+                    OR (SELECT q.bytes FROM quarantine q WHERE q.path = given.value LIMIT 1) IS NOT NULL",
+        // Not EXISTS, for which PostgreSQL may read the whole table once.
+        postgres: "SELECT given.path FROM json_array_elements_text($1::json) AS given(path)
+                   WHERE (SELECT u.seq FROM wal_unit u WHERE u.path = given.path LIMIT 1) IS NOT NULL
+                      OR (SELECT q.bytes FROM quarantine q WHERE q.path = given.path LIMIT 1) IS NOT NULL");
+    let paths = serde_json::to_string(paths).expect("texts are always JSON");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(paths)
+        .fetch_all(conn)
+        .await)?)
+}
 
 /// A unit that was folded a while ago.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
@@ -50,6 +84,20 @@ pub async fn forget(tx: &mut Tx<'_>, units: &[UnitId]) -> Result<u64> {
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?)
+}
+
+/// How many units were folded before this time; `most` means so many or more.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn count_folded(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT 1 FROM wal_unit WHERE state = 'folded' AND folded_at < $1 LIMIT $2 + 0) found",
+    )
+    .bind(before)
+    .bind(most)
+    .fetch_one(conn)
+    .await)?)
 }
 
 /// Bytes of the units that were folded since then and are not forgotten yet.

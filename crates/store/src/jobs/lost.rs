@@ -1,0 +1,186 @@
+//! Jobs of workers that lost their lease.
+//!
+//! Most go back to where they were in one statement for all jobs of a worker: `scheduled`, due after a rest, a place in a lane
+//! kept. Rows that somebody has locked are passed by and found by the next look. What has to end instead, because it was asked
+//! to stop or has lost too many leases, takes its lane, its family and its business rows along, and is left to the caller.
+//!
+//! A worker without a lease never gets one again (see `leases.rs`), so that the jobs need no second look at it.
+
+use std::fmt::Write as _;
+
+use towpath_domain::job::{MAX_LOST_LEASES, SUSPECT};
+use towpath_domain::{JobId, WorkerId};
+
+use super::bulk;
+use super::bulk::Fenced;
+use crate::error::Result;
+use crate::tx::{Conn, Tx};
+
+// The statements say these numbers, so that the index of suspects can serve them.
+const _: () = assert!(
+    MAX_LOST_LEASES == 5 && SUSPECT == 2,
+    "the statements of lost.rs, sweep.rs, claim.rs, lanes.rs and leaving.rs"
+);
+
+/// Whether jobs that lost their worker rest before they are tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// As [`rest_after_lost_lease`](towpath_domain::job::rest_after_lost_lease) says: what brought one worker down does not meet all
+    /// its neighbours again at the same moment.
+    Some,
+    /// None: the process has just been started.
+    None,
+}
+
+/// Why their attempt ended, for the operator.
+const LOST: &str = "its worker stopped renewing the lease";
+
+/// Takes at most `limit` jobs back from a worker without a lease, each with a higher fence, and notes the attempt. Returns how
+/// many. Those that lost one lease only and rest for nothing are ready at once; others wait for the scheduler, or to be claimed
+/// alone.
+///
+/// # Errors
+/// As every statement.
+pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: Rest, limit: i64) -> Result<usize> {
+    let (now, known) = (tx.now(), tx.now_param());
+    let rests = i64::from(rest == Rest::Some);
+    let pools: Vec<String> = match tx.conn() {
+        Conn::Sqlite(conn) => {
+            let held: Vec<Fenced> = sqlx::query_as(
+                "SELECT id, fence FROM job
+                 WHERE state = 'running' AND worker_id = $1 AND cancel_at IS NULL AND lost_leases < 5 LIMIT $2 + 0",
+            )
+            .bind(worker)
+            .bind(limit)
+            .fetch_all(&mut *conn)
+            .await?;
+            if held.is_empty() {
+                return Ok(0);
+            }
+            let held = bulk::as_json(&held);
+            sqlx::query(
+                "INSERT INTO attempt (job_id, fence, outcome, failure, error, worker_id, at)
+                 SELECT unhex(value ->> 0), value ->> 1, 'lost', NULL, $2, $3, $4 FROM json_each($1) WHERE true
+                 ON CONFLICT (job_id, fence) DO NOTHING",
+            )
+            .bind(&held)
+            .bind(LOST)
+            .bind(worker)
+            .bind(now)
+            .execute(&mut *conn)
+            .await?;
+            sqlx::query_scalar(
+                "UPDATE job SET state = CASE WHEN $3 = 0 AND lost_leases = 0 THEN 'ready' ELSE 'scheduled' END,
+                                run_at = $2 + $3 * (1 << min(lost_leases, 2)) * (500 + abs(random() % 1001)) * 1000,
+                                lost_leases = lost_leases + 1, fence = fence + 1, worker_id = NULL, lease_until = NULL
+                 WHERE id IN (SELECT unhex(value ->> 0) FROM json_each($1))
+                 RETURNING pool",
+            )
+            .bind(&held)
+            .bind(now)
+            .bind(rests)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            sqlx::query_scalar(
+                "WITH lost AS MATERIALIZED (
+                     SELECT id, fence FROM job
+                     WHERE state = 'running' AND worker_id = $2 AND lease_until IS NULL AND cancel_at IS NULL
+                       AND lost_leases < 5
+                     LIMIT $4 FOR UPDATE SKIP LOCKED
+                 ),
+                 noted AS (
+                     INSERT INTO attempt (job_id, fence, outcome, failure, error, worker_id, at)
+                     SELECT id, fence, 'lost', NULL, $5, $2, $6 FROM lost
+                     ON CONFLICT (job_id, fence) DO NOTHING
+                 )
+                 UPDATE job SET state = CASE WHEN $3 = 0 AND lost_leases = 0 THEN 'ready' ELSE 'scheduled' END,
+                                run_at = (SELECT towpath_now($1))
+                                         + $3 * (1 << least(lost_leases, 2)::int) * (0.5 + random()) * interval '1 second',
+                                lost_leases = lost_leases + 1, fence = fence + 1, worker_id = NULL
+                 WHERE id = ANY (ARRAY (SELECT id FROM lost))
+                 RETURNING pool",
+            )
+            .bind(known)
+            .bind(worker)
+            .bind(rests)
+            .bind(limit)
+            .bind(LOST)
+            .bind(now)
+            .fetch_all(conn)
+            .await?
+        }
+    };
+    if rest == Rest::None {
+        pools.iter().for_each(|pool| tx.wake(pool));
+    }
+    Ok(pools.len())
+}
+
+/// What [`take_back`] leaves of these workers' jobs: those that have to end. In the order of their ids, at most `limit`.
+///
+/// # Errors
+/// As every statement.
+pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], limit: i64) -> Result<Vec<JobId>> {
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            let mut ids = String::from("[");
+            for (nth, worker) in workers.iter().enumerate() {
+                let comma = if nth == 0 { "" } else { "," };
+                let _ = write!(ids, "{comma}\"{}\"", worker.0.simple());
+            }
+            ids.push(']');
+            sqlx::query_scalar(
+                "SELECT id FROM job WHERE state = 'running' AND worker_id IN (SELECT unhex(value) FROM json_each($1))
+                   AND (cancel_at IS NOT NULL OR lost_leases >= 5)
+                 ORDER BY id LIMIT $2 + 0",
+            )
+            .bind(ids)
+            .bind(limit)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            let ids: Vec<_> = workers.iter().map(|worker| worker.0).collect();
+            sqlx::query_scalar(
+                "SELECT id FROM job WHERE state = 'running' AND worker_id = ANY($1) AND lease_until IS NULL
+                   AND (cancel_at IS NOT NULL OR lost_leases >= 5)
+                 ORDER BY id LIMIT $2 + 0",
+            )
+            .bind(ids)
+            .bind(limit)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
+/// From here on this transaction waits for a lock only as long as its holder may take for a statement or two. For sweeps, which
+/// come by again: one row that somebody sits on is to keep no other.
+///
+/// # Errors
+/// As every statement.
+pub async fn pass_locked(tx: &mut Tx<'_>) -> Result<()> {
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SET LOCAL lock_timeout = '500ms'").execute(conn).await?;
+    }
+    Ok(())
+}
+
+/// The pools in which a job waits to be claimed alone.
+///
+/// # Errors
+/// As every statement.
+pub async fn suspects(tx: &mut Tx<'_>) -> Result<Vec<String>> {
+    let now = tx.now_param();
+    let text = sql!(tx,
+        sqlite: "SELECT DISTINCT pool FROM job WHERE state = 'scheduled' AND lost_leases >= 2 AND run_at <= $1
+                   AND (lane IS NULL OR lane_held)",
+        postgres: "SELECT DISTINCT pool FROM job WHERE state = 'scheduled' AND lost_leases >= 2
+                     AND run_at <= (SELECT towpath_now($1)) AND (lane IS NULL OR lane_held)");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(now)
+        .fetch_all(conn)
+        .await)?)
+}

@@ -1,0 +1,78 @@
+//! Indexes of large tables that came after the first release.
+//!
+//! A migration is one transaction, and an index that is made in one lets nobody write to its table until all of the table is
+//! read. These are made beside the work, after the migrations and by one process at a time. Nothing depends on them but speed:
+//! where one cannot be made now, because a backup or another long transaction is under way, the next start tries again.
+
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
+
+/// Name and text of each. What is made of `job` serves `store/src/leases.rs` and `jobs/lost.rs`.
+const WANTED: [(&str, &str); 2] = [
+    (
+        "job_worker",
+        "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
+    ),
+    (
+        "job_suspect",
+        "CREATE INDEX CONCURRENTLY job_suspect ON job (pool, run_at) WHERE state = 'scheduled' AND lost_leases >= 2",
+    ),
+];
+
+/// Those that the wanted ones have replaced.
+const REPLACED: [&str; 1] = ["job_lease"];
+
+/// Names the lock under which they are made.
+const LOCK: i64 = 0x746f_7770_6978;
+
+/// Making one waits for every transaction that began before. A short one is over by then.
+const PATIENCE: &str = "SET lock_timeout = '15s'";
+
+/// Makes those that are not there.
+pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
+    if missing(conn).await?.is_empty() {
+        return Ok(());
+    }
+    // Not waited for: whoever waits here would hold up whoever makes them.
+    let ours: bool = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)")
+        .bind(LOCK)
+        .fetch_one(&mut *conn)
+        .await?;
+    if !ours {
+        return Ok(());
+    }
+    conn.execute(PATIENCE).await?;
+    for statement in missing(conn).await? {
+        if let Err(error) = conn.execute(AssertSqlSafe(statement.clone())).await {
+            let code = error.as_database_error().and_then(|refusal| refusal.code());
+            if !matches!(code.as_deref(), Some("55P03" | "40P01")) {
+                return Err(error);
+            }
+            tracing::warn!(statement, "an index cannot be made now; the next start tries again");
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// What is still to be done, in order. An index that was not finished is there, and is of no use.
+async fn missing(conn: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
+    let there: Vec<(String, bool)> = sqlx::query_as(
+        "SELECT i.relname::text, x.indisvalid FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
+         WHERE i.relnamespace = current_schema()::regnamespace",
+    )
+    .fetch_all(conn)
+    .await?;
+    let state = |name: &str| there.iter().find(|(index, _)| index == name).map(|(_, valid)| *valid);
+    let mut statements = Vec::new();
+    for (name, text) in WANTED {
+        match state(name) {
+            Some(true) => continue,
+            Some(false) => statements.push(format!("DROP INDEX CONCURRENTLY {name}")),
+            None => {}
+        }
+        statements.push(text.to_owned());
+    }
+    let gone = REPLACED.iter().filter(|name| state(name).is_some());
+    statements.extend(gone.map(|name| format!("DROP INDEX CONCURRENTLY {name}")));
+    Ok(statements)
+}

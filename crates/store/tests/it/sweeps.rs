@@ -1,0 +1,95 @@
+//! What sweeps ask for: whose turn it is, and how far they have come.
+
+use std::time::Duration;
+
+use towpath_domain::job::JobState;
+use towpath_domain::{JobId, TenantId};
+use towpath_store::jobs::{self, NewJob};
+use towpath_store::{lanes, sweep_cursors};
+
+use crate::database::Database;
+
+async fn a_turn_is_taken_once(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let take = async |name: &str, span| {
+        let taken = store
+            .write(async |tx| sweep_cursors::take_turn(tx, name, span).await)
+            .await;
+        taken.unwrap()
+    };
+    let minute = Duration::from_secs(60);
+    assert!(take("a", minute).await);
+    assert!(!take("a", minute).await, "it is another's until it is over");
+    assert!(take("b", Duration::ZERO).await);
+    let over = store.clock().now();
+    while store.clock().now() <= over {
+        tokio::task::yield_now().await;
+    }
+    assert!(take("b", minute).await, "the turn is over");
+    assert!(!take("b", minute).await);
+}
+
+async fn lanes_that_stay_hold_up_no_others(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let made = store.write(async |tx| {
+        for (key, held) in [("a", 1), ("b", 1), ("c", 0), ("d", 0), ("e", 0)] {
+            let mut lane = lanes::lock(tx, key, 1).await?;
+            lane.held = held;
+            lanes::save(tx, &lane).await?;
+        }
+        let job = NewJob {
+            id: JobId::new(),
+            tenant_id: TenantId::nil(),
+            kind: "script",
+            pool: "scripts",
+            priority: 0,
+            state: JobState::Scheduled,
+            run_at: tx.now().plus(Duration::from_secs(60)),
+            deadline_at: None,
+            input: "{}".to_owned(),
+            lane: Some("c".to_owned()),
+            lane_seq: None,
+            lane_held: false,
+            keep_place: false,
+            parent_id: None,
+            traceparent: None,
+        };
+        jobs::insert(tx, &job).await
+    });
+    made.await.unwrap();
+    let prune = async |behind: &str| {
+        let pruned = store.write(async |tx| lanes::prune_behind(tx, behind, 2).await).await;
+        let pruned = pruned.unwrap();
+        (pruned.gone, pruned.last)
+    };
+    assert_eq!(prune("").await, (0, Some("b".to_owned())), "both are held");
+    let left = store.read(async |tx| lanes::count_behind(tx, "b", 10).await).await;
+    assert_eq!(left.unwrap(), 3);
+    assert_eq!(
+        prune("b").await,
+        (1, Some("d".to_owned())),
+        "a job is to enter the first"
+    );
+    assert_eq!(prune("d").await, (1, None));
+    for (key, stays) in [("a", true), ("b", true), ("c", true), ("d", false), ("e", false)] {
+        let lane = store.read(async |tx| lanes::get(tx, key).await).await.unwrap();
+        assert_eq!(lane.is_some(), stays, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn sweeps_on_sqlite() {
+    a_turn_is_taken_once(Database::sqlite().await).await;
+    lanes_that_stay_hold_up_no_others(Database::sqlite().await).await;
+}
+
+#[tokio::test]
+async fn sweeps_on_postgres() {
+    let (one, two) = tokio::join!(Database::postgres(), Database::postgres());
+    if let (Some(one), Some(two)) = (one, two) {
+        a_turn_is_taken_once(one).await;
+        lanes_that_stay_hold_up_no_others(two).await;
+    }
+}
