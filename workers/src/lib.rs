@@ -196,6 +196,12 @@ impl Workers {
         self.held.current().unwrap_or(self.id)
     }
 
+    /// Waits until this process has a lease, by which it can claim and record jobs.
+    pub async fn leased(&self) {
+        // The sender is kept by what this holds.
+        let _ = self.held.leases().wait_for(Option::is_some).await;
+    }
+
     /// Jobs at work.
     #[must_use]
     pub fn at_work(&self) -> usize {

@@ -45,16 +45,18 @@ impl World {
             .await
     }
 
-    /// Workers that nobody wakes, and that do not look of their own accord within a test.
-    fn deaf_workers(&self, slots: usize) -> Workers {
-        self.workers_with(slots, PATIENCE * 4, &Queue::local())
+    /// Workers that nobody wakes, and that do not look of their own accord within a test. They have a lease.
+    async fn deaf_workers(&self, slots: usize) -> Workers {
+        let workers = self.workers_with(slots, PATIENCE * 4, &Queue::local());
+        workers.leased().await;
+        workers
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_joins_a_turn_is_claimed_by_it() {
     let world = World::new(Database::sqlite().await).await;
-    let _workers = world.deaf_workers(4);
+    let _workers = world.deaf_workers(4).await;
     for name in ["a", "b", "c"] {
         assert!(world.joins(name, Op::Effect(name.to_owned())).await);
     }
@@ -70,7 +72,7 @@ async fn what_joins_a_turn_is_claimed_by_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_is_recorded_though_every_slot_is_taken() {
     let world = World::new(Database::sqlite().await).await;
-    let _workers = world.deaf_workers(1);
+    let _workers = world.deaf_workers(1).await;
     assert!(world.joins("first", Op::Gate("lock".to_owned())).await);
     world.until_noted("first at lock", 1).await;
     assert!(world.joins("second", Op::Done).await);
@@ -82,7 +84,7 @@ async fn it_is_recorded_though_every_slot_is_taken() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_is_refused_takes_no_other_along() {
     let world = World::new(Database::sqlite().await).await;
-    let _workers = world.deaf_workers(2);
+    let _workers = world.deaf_workers(2).await;
     let (refused, _) = tokio::join!(
         world.joins(Script::REFUSED, Op::Done),
         world.joins("neighbour", Op::Done)
@@ -99,7 +101,7 @@ async fn one_that_is_refused_takes_no_other_along() {
 async fn nothing_is_recorded_where_nobody_claims() {
     let world = World::new(Database::sqlite().await).await;
     assert!(!world.joins("before", Op::Done).await);
-    let workers = world.deaf_workers(1);
+    let workers = world.deaf_workers(1).await;
     assert!(world.joins("meanwhile", Op::Done).await);
     world.until_drained().await;
     workers.drain(PATIENCE).await;
@@ -109,7 +111,8 @@ async fn nothing_is_recorded_where_nobody_claims() {
 
 on_each! {
     async fn processes_that_share_a_database_wake_each_other_instead(world) {
-        let _workers = world.workers(1);
+        let workers = world.workers(1);
+        workers.leased().await;
         let alone = world.store.dialect() == Dialect::Sqlite;
         assert_eq!(world.joins("any", Op::Done).await, alone);
         assert_eq!(world.count("SELECT count(*) FROM job").await, i64::from(alone));

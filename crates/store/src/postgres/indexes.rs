@@ -1,4 +1,4 @@
-//! Indexes of large tables that came after the first release.
+//! Indexes and constraints of large tables that came after the first release.
 //!
 //! A migration is one transaction, and an index that is made in one lets nobody write to its table until all of the table is
 //! read. These are made beside the work, after the migrations and by one process at a time. Nothing depends on them but speed:
@@ -47,7 +47,7 @@ pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
             if !matches!(code.as_deref(), Some("55P03" | "40P01")) {
                 return Err(error);
             }
-            tracing::warn!(statement, "an index cannot be made now; the next start tries again");
+            tracing::warn!(statement, "the database is too busy for this now; the next start tries again");
             return Ok(());
         }
     }
@@ -60,7 +60,7 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
         "SELECT i.relname::text, x.indisvalid FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
          WHERE i.relnamespace = current_schema()::regnamespace",
     )
-    .fetch_all(conn)
+    .fetch_all(&mut *conn)
     .await?;
     let state = |name: &str| there.iter().find(|(index, _)| index == name).map(|(_, valid)| *valid);
     let mut statements = Vec::new();
@@ -74,5 +74,14 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
     }
     let gone = REPLACED.iter().filter(|name| state(name).is_some());
     statements.extend(gone.map(|name| format!("DROP INDEX CONCURRENTLY {name}")));
+    // A migration adds a constraint as NOT VALID: reading the whole table under its lock would stop everybody.
+    let unchecked: Vec<(String, String)> = sqlx::query_as(
+        "SELECT conrelid::regclass::text, quote_ident(conname) FROM pg_constraint
+         WHERE NOT convalidated AND connamespace = current_schema()::regnamespace",
+    )
+    .fetch_all(conn)
+    .await?;
+    let validated = unchecked.into_iter();
+    statements.extend(validated.map(|(table, name)| format!("ALTER TABLE {table} VALIDATE CONSTRAINT {name}")));
     Ok(statements)
 }

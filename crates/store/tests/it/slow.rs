@@ -20,7 +20,7 @@ async fn a_slow_statement_costs_its_caller_alone() {
     store.migrate().await.unwrap();
     let limit = ask(&store, "SHOW statement_timeout").await;
     assert_eq!(
-        limit, "18s",
+        limit, "8s",
         "also of the session that migrated, which had none for that"
     );
     let session = ask(&store, "SELECT pg_backend_pid()::text").await;
@@ -33,5 +33,5 @@ async fn a_slow_statement_costs_its_caller_alone() {
         .unwrap_err();
     assert!(slow.is_transient(), "{slow:?}");
     assert_eq!(ask(&store, "SELECT pg_backend_pid()::text").await, session);
-    assert_eq!(ask(&store, "SHOW statement_timeout").await, "18s");
+    assert_eq!(ask(&store, "SHOW statement_timeout").await, "8s");
 }
