@@ -13,6 +13,7 @@ use towpath_domain::agent::{AdmittedRun, RunRequest};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{CronId, Rejection, RunId, ScheduleId, TenantId, ThreadId, Timestamp};
 use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
+use towpath_runtime::hosted::Caller;
 use towpath_store::crons::{self, Cron};
 use towpath_store::{self as store, Tx, assistants, jobs, schedules};
 
@@ -191,6 +192,15 @@ impl FireCron {
             Some(thread) => Target::On(thread),
             None => Target::Own(thread),
         };
+        // In its maker's name, as if the request came now.
+        let caller: Option<Caller> = match cron.caller.as_deref() {
+            Some(caller) => {
+                let corrupt = |_| store::Error::corrupt("cron", "caller", cron.id);
+                Some(serde_json::from_str(caller).map_err(corrupt).fatal()?)
+            }
+            None => None,
+        };
+        let headers = caller.map(|caller| caller.configurable()).unwrap_or_default();
         // The run's lane is locked before this job, as everywhere.
         ctx.settle_with(&[run_agent::lane(thread)], async |tx| {
             let assistant = assistants::get(tx, self.tenant, cron.assistant_id).await?;
@@ -199,8 +209,8 @@ impl FireCron {
                 thread: target,
                 assistant: &assistant,
                 admitted,
-                headers: Map::new(),
-                user: None,
+                headers,
+                user: cron.user_id.clone(),
                 cron: Some((cron.id, at)),
                 events_kept: world.settings.events_kept,
                 ttl: world.settings.authored.current().thread_ttl,

@@ -47,6 +47,7 @@ use self::trace::Trace;
 pub use self::reading::Runs;
 pub use self::start::{NewRun, Target, start};
 pub use self::stateless::{Recorder, Stateless};
+pub(crate) use self::stop::tell_gone;
 pub use self::stop::{cancel, delete_run, delete_thread, lock_threads, threads_of};
 
 /// The pool of runs.

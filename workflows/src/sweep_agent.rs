@@ -14,6 +14,7 @@ use towpath_store::schedules::{self, Schedule};
 use towpath_store::{self as store, Store, Tx, items, jobs, run_events, threads};
 
 use crate::agent::AgentWorld;
+use crate::run_agent;
 
 /// Between the end of one sweep and the beginning of the next.
 const EVERY: Duration = Duration::from_secs(60);
@@ -164,7 +165,10 @@ async fn end_thread(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, strateg
         return Ok(false);
     }
     match strategy {
-        TtlStrategy::Delete => threads::delete(tx, tenant, thread).await?,
+        TtlStrategy::Delete => {
+            threads::delete(tx, tenant, thread).await?;
+            run_agent::tell_gone(tx, thread);
+        }
         TtlStrategy::KeepLatest => {
             checkpoints::keep_latest(tx, thread).await?;
             threads::rest(tx, tenant, thread).await?;

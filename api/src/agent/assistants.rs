@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 use towpath_domain::AssistantId;
 use towpath_domain::agent::CancelAction;
-use towpath_domain::agent::merge::RESERVED_CONFIGURABLE;
+use towpath_domain::agent::merge::drop_reserved_configurable;
 use towpath_domain::agent::request::check_config;
 use towpath_runtime::{Graph, Schemas, Xray};
 use towpath_store::assistants::{self as rows, Content, Order, Which};
@@ -561,8 +561,9 @@ type Context = Map<String, Value>;
 fn settings(mut config: Config, mut context: Context) -> Result<(Config, Context), AgentError> {
     check_config(&mut config)?;
     if let Some(Value::Object(configurable)) = config.get_mut("configurable") {
-        configurable.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
+        drop_reserved_configurable(configurable);
     }
+    drop_reserved_configurable(&mut context);
     let configurable = match config.get("configurable") {
         Some(Value::Object(configurable)) => configurable.clone(),
         _ => Map::new(),

@@ -18,7 +18,7 @@ use super::system::OPEN;
 use crate::browser::{is_called_by_own_name, may_act};
 use crate::errors::ApiError;
 
-pub(super) use caller::{configurable, identity};
+pub(super) use caller::{configurable, identity, record};
 pub(super) use custom::Remembered;
 
 /// The layer around a server that asks for no key because only this machine reaches it: pages of the web are

@@ -223,7 +223,7 @@ async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>
         assistant_id,
         thread_id: thread,
         schedule_id: None,
-        user_id: None,
+        user_id: super::auth::identity(),
         schedule,
         timezone,
         end_time: match asked.end_time {
@@ -246,6 +246,7 @@ async fn make(app: &AgentApp, thread: Option<ThreadId>, body: Map<String, Value>
         enabled: asked.enabled.unwrap_or(true),
         created_at: now,
         updated_at: now,
+        caller: super::auth::record(),
     };
     let made = app
         .store

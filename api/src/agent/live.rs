@@ -1,24 +1,32 @@
 //! Reading what a run, or all runs of a thread, stream: live, from the log, and from the rows when all else is lost.
 //!
-//! A reader subscribes first and looks at the log and at the run's row afterwards, so nothing falls between them. Frames
-//! are numbered: a gap is filled from the log. Once a second the run's row is read, so an end arrives without any hint.
+//! A reader subscribes first and looks at the log and at the run's row afterwards, so nothing falls between them. What the
+//! log has comes first, a page at a time and only when the page before was handed out. Then come the frames that are
+//! published: those that the log had are passed over by their numbers, and where a number shows that some are missing, the
+//! log is read on. Once a second the run's row is read, so an end arrives without any hint.
 
 mod heard;
+mod log;
 mod looks;
+mod rows;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use towpath_domain::agent::frame::{self, End};
-use towpath_domain::agent::{EventId, Frame, RunStatus, Since};
+use serde_json::json;
+use tokio::time::Instant;
+use towpath_domain::agent::frame::End;
+use towpath_domain::agent::{Frame, Since};
 use towpath_domain::{RunId, ThreadId};
 use towpath_queue::{Event, Events, State};
-use towpath_store::{self as store, Dialect, run_events};
+use towpath_store::{Dialect, run_events};
 
-use self::heard::Heard;
+use self::heard::{Fit, Heard, Numbered, Source};
+use self::log::{Log, Seen};
 pub(crate) use self::looks::Looks;
 use self::looks::{Look, Standing};
+use self::rows::{Closing, THREAD_LOOK, end_of, moment_ago};
 use super::app::AgentApp;
 use super::errors::AgentError;
 
@@ -26,13 +34,13 @@ use super::errors::AgentError;
 const LOOK: Duration = Duration::from_secs(1);
 /// The same where hints do not cross processes: the log is read instead.
 const TAIL: Duration = Duration::from_millis(200);
-/// How long a gap is waited for: the log is a little behind what is published.
+/// How long frames are waited for that may be in no log, and an end that was published.
 const GAP: Duration = Duration::from_secs(1);
+/// Between two looks into the log for frames that are missing: it is a little behind what is published.
+const GAP_LOOK: Duration = Duration::from_millis(20);
 /// Looks into the log that follow the first one, for who reads from there. What was published just before a reader came
 /// may be written just after it looked, and no later frame need show the gap.
 const LOOKS_AFTER: u8 = 3;
-/// Batches of the log read at once.
-const BATCHES: i64 = 200;
 
 /// An event of a stream.
 #[derive(Clone, Debug)]
@@ -41,8 +49,13 @@ pub(crate) enum Item {
     Frame(Arc<str>),
     /// The run is over.
     End(RunId, End),
-    /// Frames were lost that are not in the log either: the reader was too slow.
+    /// Frames were lost, and the log does not have them.
     Cut,
+}
+
+/// The error that tells a reader that something was lost, as JSON.
+pub(crate) fn cut(message: &str) -> String {
+    json!({"error": "StreamCut", "message": message}).to_string()
 }
 
 /// Reads one run, or a whole thread.
@@ -55,27 +68,37 @@ pub(crate) struct Reader {
     events: Events,
     /// Whether the run's frames are in the log.
     logged: bool,
-    ready: VecDeque<Item>,
-    /// A frame that is being dealt with.
-    taken: Option<Arc<str>>,
-    /// Id of the last frame handed out; for a thread, of the last one that the log held.
-    last: EventId,
-    /// What was handed out, for a thread.
+    log: Log,
     heard: Heard,
-    /// Attempt and number of it; absent before the first one of a run that was going on already.
-    place: Option<(i64, i64)>,
-    /// The id a reader came back with, until the log has said which place that is.
-    anchor: Option<EventId>,
+    /// What a reader that came back had before.
+    seen: Option<Seen>,
+    ready: VecDeque<Item>,
+    /// A published frame that is being dealt with.
+    held: Option<Held>,
+    /// The row says that the run is over.
+    closing: Option<Closing>,
     /// How often the log is still to be looked into.
     looks: u8,
+    next_look: Instant,
+    next_thread_look: Instant,
     over: bool,
+}
+
+/// A frame that was published.
+#[derive(Clone)]
+struct Held {
+    text: Arc<str>,
+    /// Since when the log is asked for what comes before it.
+    asked: Option<Instant>,
+    /// The run is over: the log is asked once more.
+    last_time: bool,
 }
 
 impl Reader {
     /// Subscribes to a run that is about to be recorded: call it before that. Misses nothing.
     pub async fn before(app: &AgentApp, thread: ThreadId, run: RunId, logged: bool) -> Self {
         Self {
-            place: Some((0, 0)),
+            heard: Heard::of_run(run, Numbered::At(0, 0)),
             ..Self::subscribe(app, thread, Some(run), logged).await
         }
     }
@@ -90,8 +113,11 @@ impl Reader {
     ) -> Result<Self, AgentError> {
         let mut reader = Self::subscribe(app, thread, Some(run), logged).await;
         reader.begin(since).await?;
-        // It may be over already. The log was read just now.
-        reader.look_at_row(Instant::now()).await?;
+        // It may be over already.
+        reader.look_at_row(std::time::Instant::now(), Duration::ZERO).await?;
+        if let Some(closing) = &mut reader.closing {
+            closing.live = false;
+        }
         Ok(reader)
     }
 
@@ -103,20 +129,24 @@ impl Reader {
     }
 
     async fn subscribe(app: &AgentApp, thread: ThreadId, run: Option<RunId>, logged: bool) -> Self {
+        let events = app.queue.subscribe(thread).await;
+        let now = Instant::now();
         Self {
             app: app.clone(),
             thread,
             run,
             row: run.map(|run| app.looks.of(run)),
-            events: app.queue.subscribe(thread).await,
+            events,
             logged,
-            ready: VecDeque::new(),
-            taken: None,
-            last: EventId::default(),
+            log: Log::after(0),
             heard: Heard::default(),
-            place: None,
-            anchor: None,
+            seen: None,
+            ready: VecDeque::new(),
+            held: None,
+            closing: None,
             looks: 0,
+            next_look: now + LOOK,
+            next_thread_look: now + THREAD_LOOK,
             over: false,
         }
     }
@@ -124,31 +154,55 @@ impl Reader {
     async fn begin(&mut self, since: Since) -> Result<(), AgentError> {
         match since {
             Since::Now => {
-                let (tenant, thread) = (self.app.tenant, self.thread);
-                let last = self
+                self.log = Log::after(self.log_end().await?);
+                self.hear_from(Numbered::Any, Numbered::Any);
+                return Ok(());
+            }
+            // Frames that were published before, and are not in the log yet, must show as a gap.
+            Since::Beginning => self.hear_from(Numbered::At(0, 0), Numbered::Unknown),
+            Since::After(id) => {
+                let (tenant, thread, run) = (self.app.tenant, self.thread, self.run);
+                let end = self.log_end().await?;
+                let resume = self
                     .app
                     .store
-                    .read(async |tx| run_events::last_id(tx, tenant, thread).await);
-                self.last = last.await?.unwrap_or_default();
-            }
-            Since::Beginning => {
-                // Frames that were published before, and are not in the log yet, must show as a gap.
-                self.place = (self.run.is_some() && self.logged).then_some((0, 0));
-                self.looks = LOOKS_AFTER;
-                self.refill().await?;
-            }
-            Since::After(id) => {
-                self.last = id;
-                self.heard = Heard::after(id);
-                self.anchor = (self.run.is_some() && self.logged).then_some(id);
-                self.looks = LOOKS_AFTER;
-                self.refill().await?;
+                    .read(async |tx| run_events::resume(tx, tenant, thread, run, id).await)
+                    .await?;
+                self.log = Log::after(resume.after);
+                self.hear_from(Numbered::Unknown, Numbered::Unknown);
+                if let Some(found) = resume.found {
+                    self.heard.had(found.run, (found.attempt, found.number), id);
+                }
+                self.seen = Some(Seen::new(id, resume.found, end, run.is_some()));
             }
         }
+        self.looks = LOOKS_AFTER;
+        self.log.look();
         Ok(())
     }
 
-    /// The next event; `None` after the end of a run. May be dropped while waiting without losing one.
+    /// How far the log of the thread goes.
+    async fn log_end(&mut self) -> Result<i64, AgentError> {
+        let (tenant, thread) = (self.app.tenant, self.thread);
+        let end = self
+            .app
+            .store
+            .read(async |tx| run_events::last_position(tx, tenant, thread, None).await);
+        Ok(end.await?)
+    }
+
+    /// How the run begins for this reader; for the reader of a thread, how each run does.
+    fn hear_from(&mut self, of_run: Numbered, of_each: Numbered) {
+        self.heard = match self.run {
+            // What is in no log is heard from where the reader came in.
+            Some(run) if !self.logged => Heard::of_run(run, Numbered::Any),
+            Some(run) => Heard::of_run(run, of_run),
+            None => Heard::of_thread(of_each),
+        };
+    }
+
+    /// The next event; `None` after the end of a run, and when the thread is gone. May be dropped while waiting without
+    /// losing one.
     pub async fn next(&mut self) -> Result<Option<Item>, AgentError> {
         loop {
             if let Some(item) = self.ready.pop_front() {
@@ -157,21 +211,14 @@ impl Reader {
             if self.over {
                 return Ok(None);
             }
-            // Kept until it is dealt with, also when whoever waits here is called away in between.
-            if let Some(text) = self.taken.clone() {
-                self.take(text).await?;
-                self.taken = None;
-                continue;
-            }
-            let pause = if self.tails() { TAIL } else { LOOK };
-            tokio::select! {
-                biased;
-                event = self.events.next() => match event {
-                    Event::Frame(text) => self.taken = Some(text),
-                    // Whether anything is missing shows in the numbers of what comes next, or in the log.
-                    Event::Missed => self.catch_up().await?,
-                },
-                () = tokio::time::sleep(pause) => self.look().await?,
+            if let Some((position, text)) = self.log.next() {
+                self.take_logged(position, &text);
+            } else if self.log.has_more() {
+                self.read_log().await?;
+            } else if let Some(held) = self.held.clone() {
+                self.deal_with(held).await?;
+            } else {
+                self.listen().await?;
             }
         }
     }
@@ -185,234 +232,191 @@ impl Reader {
         }
     }
 
-    /// A frame that was published.
-    async fn take(&mut self, text: Arc<str>) -> Result<(), AgentError> {
-        let Some(frame) = Frame::decode(&text) else {
-            return Ok(());
-        };
-        if self.run.is_some() && frame.run != self.run {
-            return Ok(());
-        }
-        if self.run.is_none() {
-            self.hand_out(text.clone());
-            return Ok(());
-        }
-        if frame.is_end() {
-            let end = serde_json::from_str::<End>(frame.data).unwrap_or_else(|_| unknown_end());
-            let behind = self
-                .place
-                .is_some_and(|place| end.attempt > 0 && (end.attempt, end.last) > place);
-            if behind {
-                self.fill_up_to((end.attempt, end.last)).await?;
-            }
-            // The log may have held it.
-            if !self.over {
-                self.hand_out(text.clone());
-            }
-            return Ok(());
-        }
-        let at = (frame.attempt, frame.number);
-        if frame.number > 0 {
-            if let Some(place) = self.place {
-                if at <= place {
-                    return Ok(());
-                }
-                let follows = if at.0 == place.0 {
-                    at.1 == place.1 + 1
-                } else {
-                    at.1 == 1
-                };
-                if !follows {
-                    self.fill_up_to((at.0, at.1 - 1)).await?;
-                }
-            } else if self.anchor.is_some() && at.1 > 1 {
-                // Which place the reader came back to only the log knows.
-                self.fill_up_to((at.0, at.1 - 1)).await?;
-            }
-            if self.place.is_some_and(|place| at <= place) {
-                return Ok(());
-            }
-        } else if frame.id <= self.last {
-            return Ok(());
-        }
-        self.hand_out(text.clone());
-        Ok(())
-    }
-
-    /// Waits for the log to have the frames up to this one.
-    async fn fill_up_to(&mut self, wanted: (i64, i64)) -> Result<(), AgentError> {
-        let began = tokio::time::Instant::now();
-        loop {
-            self.refill().await?;
-            if self.over || self.place.is_some_and(|place| place >= wanted) {
-                return Ok(());
-            }
-            if !self.logged || began.elapsed() > GAP {
-                self.ready.push_back(Item::Cut);
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Reads the log from where this reader is.
-    async fn refill(&mut self) -> store::Result<()> {
-        let (tenant, thread, run) = (self.app.tenant, self.thread, self.run);
-        loop {
-            // With the frame the reader came back with, while its place is not known.
-            let after = match self.anchor {
-                Some(id) if self.place.is_none() => before(id),
-                _ => self.last,
-            };
-            let batches = self
-                .app
-                .store
-                .read(async |tx| run_events::read(tx, tenant, thread, run, after, BATCHES).await)
-                .await?;
-            let full = batches.len() as i64 == BATCHES;
-            for batch in batches {
-                for text in frame::split(&batch.frames) {
-                    let Some(frame) = Frame::decode(text) else { continue };
-                    if frame.id > self.last {
-                        self.last = frame.id;
-                        self.hand_out(text.into());
-                    } else if self.anchor == Some(frame.id) && frame.number > 0 {
-                        self.place = Some((frame.attempt, frame.number));
-                    }
-                }
-            }
-            if !full {
-                return Ok(());
-            }
-        }
-    }
-
-    async fn catch_up(&mut self) -> Result<(), AgentError> {
-        if self.logged || self.run.is_none() {
-            self.refill().await?;
-        }
-        Ok(())
-    }
-
-    /// Looks into the log where that has to be, and whether the run is over, for when nobody says so.
-    async fn look(&mut self) -> Result<(), AgentError> {
-        if self.tails() || self.looks > 0 {
-            match self.refill().await {
-                Ok(()) => self.looks = self.looks.saturating_sub(1),
-                // The database is away: this look was for nothing.
-                Err(error) if error.is_transient() => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let now = Instant::now();
-        // Somebody else may have looked a moment ago.
-        let then = now.checked_sub(LOOK / 2).unwrap_or(now);
-        if self.run.is_none() {
-            return self.look_at_heard(then).await;
-        }
-        self.look_at_row(then).await
-    }
-
-    /// Whether runs of the thread are over that were heard, and whose end was not: what was published may be lost, and what
-    /// is in no log is lost for good. A thread on which nothing goes on costs no look.
-    async fn look_at_heard(&mut self, then: Instant) -> Result<(), AgentError> {
-        for run in self.heard.open() {
-            let row = self.app.looks.of(run);
-            let Standing::Over(status) = row.since(&self.app, run, then).await? else {
-                continue;
-            };
-            if self.heard.is_over(run) {
-                let end = End {
-                    status,
-                    ..unknown_end()
-                };
-                self.ready.push_back(Item::End(run, end));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the run is over, by a look at its row that began then or later.
-    async fn look_at_row(&mut self, then: Instant) -> Result<(), AgentError> {
-        let Some((run, row)) = self.run.zip(self.row.clone()).filter(|_| !self.over) else {
-            return Ok(());
-        };
-        let status = match row.since(&self.app, run, then).await? {
-            // Of nothing that was not known the next look may know.
-            Standing::Open | Standing::Unknown => return Ok(()),
-            Standing::Over(status) => status,
-        };
-        // What was published before the end was committed is here by now, or never.
-        while let Some(Event::Frame(text)) = self.events.try_next() {
-            Box::pin(self.take(text)).await?;
-        }
-        if !self.over
-            && let Err(error) = self.refill().await
-        {
-            // The database is away: the next look comes to the same.
-            return if error.is_transient() {
+    async fn read_log(&mut self) -> Result<(), AgentError> {
+        match self.log.read(&self.app, self.thread, self.run).await {
+            Ok(()) => Ok(()),
+            // The database is away: this look was for nothing.
+            Err(error) if error.is_transient() => {
+                tokio::time::sleep(TAIL).await;
                 Ok(())
-            } else {
-                Err(error.into())
-            };
+            }
+            Err(error) => Err(error.into()),
         }
-        if !self.over {
-            self.over = true;
-            self.ready.push_back(Item::End(
-                run,
-                End {
-                    status,
-                    ..unknown_end()
-                },
-            ));
-        }
-        Ok(())
     }
 
-    fn hand_out(&mut self, text: Arc<str>) {
-        let Some(frame) = Frame::decode(&text) else { return };
-        if self.run.is_none() {
-            // Ids of runs in no log are those of the clocks of their workers, so they need not rise from run to run.
-            if !self.heard.is_new(&frame) {
-                return;
-            }
-        } else {
-            self.last = self.last.max(frame.id);
-        }
-        if frame.number > 0 && !frame.is_end() {
-            self.place = Some((frame.attempt, frame.number));
-        }
-        if let (true, Some(run)) = (frame.is_end(), frame.run) {
-            let end = serde_json::from_str(frame.data).unwrap_or_else(|_| unknown_end());
-            self.over = self.run.is_some();
-            self.ready.push_back(Item::End(run, end));
+    /// A frame of the log.
+    fn take_logged(&mut self, position: i64, text: &Arc<str>) {
+        let Some(frame) = Frame::decode(text) else { return };
+        if self.seen.as_mut().is_some_and(|seen| seen.covers(position, &frame)) {
+            self.heard.take(&frame, Source::Log);
             return;
         }
-        self.ready.push_back(Item::Frame(text));
-    }
-}
-
-/// The largest id that is smaller.
-const fn before(id: EventId) -> EventId {
-    if id.seq > 0 {
-        EventId {
-            ms: id.ms,
-            seq: id.seq - 1,
-        }
-    } else {
-        EventId {
-            ms: id.ms - 1,
-            seq: i64::MAX,
+        match self.heard.fit(&frame, Source::Log) {
+            Fit::Old => self.heard.note_logged(&frame),
+            Fit::Next => self.hand_out(text, Source::Log),
+            Fit::Gap => {
+                // It was deleted before this reader came so far.
+                self.ready.push_back(Item::Cut);
+                self.hand_out(text, Source::Log);
+            }
         }
     }
-}
 
-const fn unknown_end() -> End {
-    End {
-        status: None::<RunStatus>,
-        attempt: 0,
-        last: 0,
-        values: None,
-        error: None,
+    /// A frame that was published, once the log was read.
+    async fn deal_with(&mut self, held: Held) -> Result<(), AgentError> {
+        let Some(frame) = Frame::decode(&held.text) else {
+            self.held = None;
+            return Ok(());
+        };
+        let fit = self.heard.fit(&frame, Source::Live);
+        if fit == Fit::Old {
+            self.held = None;
+            return Ok(());
+        }
+        let Some(asked) = held.asked else {
+            if fit == Fit::Gap || self.may_follow_logged(&frame) {
+                self.held = Some(Held {
+                    asked: Some(Instant::now()),
+                    ..held
+                });
+                self.log.look();
+            } else {
+                self.hand_out(&held.text, Source::Live);
+                self.held = None;
+            }
+            return Ok(());
+        };
+        if fit == Fit::Next {
+            self.hand_out(&held.text, Source::Live);
+            self.held = None;
+        } else if self.waits_for_log(&frame, asked, held.last_time).await? {
+            let pause = if asked.elapsed() < GAP { GAP_LOOK } else { TAIL };
+            tokio::time::sleep(pause).await;
+            self.log.look();
+        } else {
+            self.give_up_waiting(&held.text, &frame);
+            self.held = None;
+        }
+        Ok(())
+    }
+
+    /// Whether the log may hold what came before a frame, although nothing shows it: what another run or an earlier attempt
+    /// logged last, or what a worker did whose run was ended by others.
+    fn may_follow_logged(&self, frame: &Frame<'_>) -> bool {
+        let Some(run) = frame.run else { return false };
+        let new = !self.heard.knows(run) && self.looks > 0;
+        let of_others = frame.attempt == 0 && (self.run.is_none() || self.logged);
+        new || of_others || self.heard.begins_again(frame)
+    }
+
+    /// Whether the log may still bring what comes before a frame that was published.
+    async fn waits_for_log(&mut self, frame: &Frame<'_>, asked: Instant, last_time: bool) -> Result<bool, AgentError> {
+        let Some(run) = frame.run else { return Ok(false) };
+        if frame.is_end() || last_time {
+            // An end is in the log before it is published.
+            return Ok(false);
+        }
+        if !self.logged_run(run) {
+            // Whether it is logged all the same only the log can tell.
+            let patience = if self.run.is_none() || self.tails() {
+                GAP
+            } else {
+                Duration::ZERO
+            };
+            return Ok(asked.elapsed() < patience);
+        }
+        let row = self.row.clone().unwrap_or_else(|| self.app.looks.of(run));
+        if let Standing::Over(_) = row.since(&self.app, run, moment_ago()).await?
+            && let Some(held) = &mut self.held
+        {
+            held.last_time = true;
+        }
+        Ok(true)
+    }
+
+    /// The log does not have what comes before a frame.
+    fn give_up_waiting(&mut self, text: &Arc<str>, frame: &Frame<'_>) {
+        let Some(run) = frame.run else { return };
+        if !frame.is_end() && self.logged_run(run) {
+            // Of an attempt that died before this was logged: the log says what happened.
+            return;
+        }
+        if self.heard.is_placed(run) {
+            self.ready.push_back(Item::Cut);
+        }
+        self.hand_out(text, Source::Live);
+    }
+
+    fn logged_run(&self, run: RunId) -> bool {
+        self.heard.is_logged(run) || (self.logged && self.run.is_some())
+    }
+
+    /// Waits for what is published, or for the next look.
+    async fn listen(&mut self) -> Result<(), AgentError> {
+        let now = Instant::now();
+        if now >= self.next_look {
+            self.next_look = now + if self.tails() { TAIL } else { LOOK };
+            return self.look().await;
+        }
+        let mut until = self.next_look;
+        if let Some(closing) = self.closing {
+            until = until.min(closing.until);
+        }
+        let event = match self.events.try_next() {
+            Some(event) => event,
+            None if self.closing.is_some_and(|closing| now >= closing.until) => {
+                self.end_by_row();
+                return Ok(());
+            }
+            None => {
+                tokio::select! {
+                    biased;
+                    event = self.events.next() => event,
+                    () = tokio::time::sleep_until(until) => return Ok(()),
+                }
+            }
+        };
+        match event {
+            Event::Frame(text) if self.concerns(&text) => {
+                self.held = Some(Held {
+                    text,
+                    asked: None,
+                    last_time: false,
+                });
+            }
+            Event::Frame(_) => {}
+            // Whether anything is missing shows in the numbers of what comes next, or in the log.
+            Event::Missed => {
+                self.heard.doubt();
+                self.log.look();
+            }
+        }
+        Ok(())
+    }
+
+    fn concerns(&self, text: &str) -> bool {
+        self.run.is_none() || Frame::decode(text).is_some_and(|frame| frame.run == self.run)
+    }
+
+    fn hand_out(&mut self, text: &Arc<str>, source: Source) {
+        let Some(frame) = Frame::decode(text) else { return };
+        let doubtful = frame.run.is_some_and(|run| self.heard.is_doubtful(run));
+        self.heard.take(&frame, source);
+        if !frame.is_end() {
+            self.ready.push_back(Item::Frame(text.clone()));
+            return;
+        }
+        let Some(run) = frame.run else {
+            // The thread is gone.
+            self.over = true;
+            return;
+        };
+        let end = serde_json::from_str(frame.data).unwrap_or_else(|_| end_of(None));
+        if doubtful && end.attempt == 0 && !self.logged_run(run) {
+            // Who ended it knows nothing of its frames.
+            self.ready.push_back(Item::Cut);
+        }
+        self.over = self.run.is_some();
+        self.ready.push_back(Item::End(run, end));
     }
 }

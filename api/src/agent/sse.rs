@@ -16,7 +16,7 @@ use towpath_domain::{RunId, ThreadId};
 
 use super::answer::without_nul;
 use super::app::AgentApp;
-use super::live::{Item, Reader};
+use super::live::{Item, Reader, cut};
 use super::runs::stop::CancelOnDrop;
 
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -36,7 +36,7 @@ pub(crate) struct Show {
 pub(crate) enum Kind {
     /// Of one run: it ends with the run.
     Run,
-    /// Of a thread: it never ends.
+    /// Of a thread: it ends with the thread.
     Thread(ThreadModes),
 }
 
@@ -169,10 +169,15 @@ impl Streaming {
                 self.disarm();
                 self.ended = true;
             }
-            // Nothing would tell the reader that events are missing, but the end of the stream does: it comes back.
+            // The end of the body alone looks like that of a run that did well. Coming back does not help: what is missing
+            // here is kept nowhere. The stream of a thread goes on with what comes.
             Item::Cut => {
-                self.disarm();
-                self.ended = matches!(self.show.kind, Kind::Run);
+                let cut = cut("Events were lost on their way to this reader, and are not kept");
+                self.gathered.push_back(event("error", &cut, None));
+                if self.show.kind == Kind::Run {
+                    self.disarm();
+                    self.ended = true;
+                }
             }
         }
     }

@@ -18,7 +18,7 @@ use towpath_store::{self as store, runs, threads};
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
-use super::live::{Item, Reader};
+use super::live::{Item, Reader, cut};
 use super::runs::stop::CancelOnDrop;
 
 /// The answer that waits. Its head goes out at once, so its status is 200 whatever the run comes to.
@@ -71,7 +71,7 @@ struct Seen {
     error: Option<String>,
     /// Where the run may be judged.
     feedback: Option<String>,
-    /// Frames were lost, perhaps the last state among them.
+    /// Frames were lost after the state, perhaps a later one among them.
     cut: bool,
 }
 
@@ -118,28 +118,35 @@ impl Waiting {
         if let Some(error) = end.error {
             return Ok(failed(&error.to_string()));
         }
-        let values = self.values(end.status, end.values).await?;
+        let Some(values) = self.values(end.status, end.values).await? else {
+            return Ok(failed(&cut(
+                "The run is over, and its last state was lost on its way here",
+            )));
+        };
         Ok(without_nul(match self.seen.feedback.take() {
             Some(feedback) => with_feedback(values, &feedback),
             None => values,
         }))
     }
 
-    /// The state a run left that ended so.
-    async fn values(&mut self, status: Option<RunStatus>, told: Option<Value>) -> Result<String, AgentError> {
-        let whole = !self.seen.cut && status == Some(RunStatus::Success);
-        if let Some(values) = self.seen.values.take().filter(|_| whole) {
-            return Ok(values);
+    /// The state a run left that ended so; nothing when it was lost on its way here and is kept nowhere.
+    async fn values(&mut self, status: Option<RunStatus>, told: Option<Value>) -> Result<Option<String>, AgentError> {
+        let mut seen = self.seen.values.take();
+        if !self.seen.cut
+            && status == Some(RunStatus::Success)
+            && let Some(values) = seen.take()
+        {
+            return Ok(Some(values));
         }
         if let Some(values) = told {
-            return Ok(values.to_string());
+            return Ok(Some(values.to_string()));
         }
-        let stored = stored(&self.app, self.thread, self.run).await?;
-        Ok(match (stored, self.seen.values.take()) {
-            (Some(stored), _) => stored.to_string(),
-            (None, Some(values)) => values,
-            (None, None) => "{}".to_owned(),
-        })
+        if let Some(stored) = stored(&self.app, self.thread, self.run).await? {
+            return Ok(Some(stored.to_string()));
+        }
+        // Its thread went with it. What a run streamed until somebody stopped it is all there is.
+        let lost = self.seen.cut && status != Some(RunStatus::Interrupted);
+        Ok((!lost).then(|| seen.unwrap_or_else(|| "{}".to_owned())))
     }
 }
 
@@ -147,7 +154,10 @@ impl Seen {
     fn take(&mut self, text: &str) {
         let Some(frame) = Frame::decode(text) else { return };
         match frame.event {
-            "values" => self.values = Some(frame.data.to_owned()),
+            "values" => {
+                self.values = Some(frame.data.to_owned());
+                self.cut = false;
+            }
             "error" => self.error = Some(frame.data.to_owned()),
             "feedback" => self.feedback = Some(frame.data.to_owned()),
             // A new attempt: what an earlier one said does not count.

@@ -1,6 +1,7 @@
-//! The platform surface, called in-process on SQLite.
+//! The platform surface and the agent surface, called in-process.
 
 mod accepted_json;
+mod agent;
 mod auth;
 mod contract;
 mod dashboard;

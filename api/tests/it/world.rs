@@ -61,7 +61,7 @@ pub struct World {
     pub database: Database,
 }
 
-async fn migrate(uri: &str) {
+pub async fn migrate(uri: &str) {
     let store = Store::open(uri, Options::default()).await.unwrap();
     store.migrate().await.unwrap();
     store.close().await;

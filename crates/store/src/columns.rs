@@ -27,7 +27,7 @@ macro_rules! columns {
     };
     (cron) => {
         "id, tenant_id, assistant_id, thread_id, schedule_id, user_id, schedule, timezone, end_time, payload, \
-         metadata, next_run_date, on_run_completed, enabled, created_at, updated_at"
+         metadata, next_run_date, on_run_completed, enabled, created_at, updated_at, caller"
     };
     (deployment_placement) => {
         "deployment_id, tenant_id, revision_id, artifact, state, address, restarts, error, updated_at"

@@ -43,6 +43,9 @@ pub struct Cron {
     pub created_at: Timestamp,
     /// When it was changed last.
     pub updated_at: Timestamp,
+    /// JSON object: who made it, as the auth of the graphs' author gave it. Absent where callers have no names, and in crons
+    /// of versions that did not keep it.
+    pub caller: Option<String>,
 }
 
 /// Which crons.
@@ -93,8 +96,8 @@ impl Order {
 pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
     on!(tx, |conn| sqlx::query(
         "INSERT INTO cron (id, tenant_id, assistant_id, thread_id, schedule_id, user_id, schedule, timezone, end_time,
-                           payload, metadata, next_run_date, on_run_completed, enabled, created_at, updated_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)",
+                           payload, metadata, next_run_date, on_run_completed, enabled, created_at, updated_at, caller)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)",
     )
     .bind(cron.id)
     .bind(cron.tenant_id)
@@ -112,13 +115,14 @@ pub async fn insert(tx: &mut Tx<'_>, cron: &Cron) -> Result<()> {
     .bind(cron.enabled)
     .bind(cron.created_at)
     .bind(cron.updated_at)
+    .bind(&cron.caller)
     .execute(conn)
     .await
     .map(drop))?;
     Ok(())
 }
 
-/// Writes everything of a cron that may change.
+/// Writes everything of a cron that may change. Its caller stays.
 ///
 /// # Errors
 /// [`Error::NotFound`].

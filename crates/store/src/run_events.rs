@@ -1,13 +1,21 @@
 //! The log of what runs streamed: batches of frames, for readers that resume or missed some.
+//!
+//! A reader goes by the position of a batch, which is the order of commits on its thread. Ids of frames do not give that
+//! order: a run at work makes them by its worker's clock, while another process logs the end of another run.
 
 use sqlx::FromRow;
-use towpath_domain::agent::EventId;
+use towpath_domain::agent::{EventId, Frame, frame};
 use towpath_domain::{RunId, TenantId, ThreadId, Timestamp};
 use uuid::Uuid;
 
 use crate::error::Result;
 use crate::query::{Arg, Query};
-use crate::tx::Tx;
+use crate::tx::{Conn, Dialect, Tx};
+
+/// Batches whose sizes are looked at for one page.
+const PAGE_ROWS: i64 = 200;
+/// Batches that are searched for a frame: it is in the first or in the second, unless it was never logged.
+const SEARCHED: usize = 4;
 
 /// Frames that follow each other.
 #[derive(Clone, Debug)]
@@ -31,16 +39,43 @@ pub struct NewBatch<'a> {
 /// Frames as they were logged.
 #[derive(Clone, Debug, FromRow)]
 pub struct Batch {
+    /// Where it stands in the log of its thread.
+    pub log_position: i64,
     /// The run; absent for events of the thread itself.
     pub run_id: Option<RunId>,
-    /// Which attempt of it.
-    pub attempt: i64,
     /// Frames behind each other: see [`towpath_domain::agent::frame`].
     pub frames: String,
-    /// Milliseconds of the last id.
-    pub last_ms: i64,
-    /// Number within them.
-    pub last_seq: i64,
+}
+
+/// A part of a log.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// Its batches, in the order of their positions.
+    pub batches: Vec<Batch>,
+    /// Whether others follow.
+    pub more: bool,
+}
+
+/// A frame in a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Where its batch stands.
+    pub log_position: i64,
+    /// Its run; absent for events of the thread itself.
+    pub run: Option<RunId>,
+    /// The fence of its attempt.
+    pub attempt: i64,
+    /// Its number within the attempt.
+    pub number: i64,
+}
+
+/// Where a reader goes on that has seen a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resume {
+    /// Batches behind this position hold everything that the reader may not have seen, perhaps with some that it has.
+    pub after: i64,
+    /// The frame itself, where the log has it.
+    pub found: Option<Found>,
 }
 
 /// Logs frames.
@@ -48,31 +83,77 @@ pub struct Batch {
 /// # Errors
 /// As every statement.
 pub async fn append(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, new: &NewBatch<'_>) -> Result<()> {
-    let now = tx.now();
-    on!(tx, |conn| sqlx::query(
-        "INSERT INTO run_event (thread_id, last_ms, last_seq, id, tenant_id, run_id, attempt, first, last, frames,
-                                created_at, expires_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)"
-    )
-    .bind(thread)
-    .bind(new.last_id.ms)
-    .bind(new.last_id.seq)
-    .bind(Uuid::now_v7())
-    .bind(tenant)
-    .bind(new.run)
-    .bind(new.attempt)
-    .bind(new.first)
-    .bind(new.last)
-    .bind(new.frames)
-    .bind(now)
-    .bind(new.expires_at)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    append_all(tx, tenant, thread, std::slice::from_ref(new)).await
+}
+
+/// Logs batches of frames that follow each other. Others who log on the thread wait until the transaction is over, so call it
+/// behind everything that takes a lock.
+///
+/// # Errors
+/// As every statement.
+pub async fn append_all(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, all: &[NewBatch<'_>]) -> Result<()> {
+    if all.is_empty() {
+        return Ok(());
+    }
+    lock(tx, thread).await?;
+    for new in all {
+        insert(tx, tenant, thread, new).await?;
+    }
     Ok(())
 }
 
-/// Batches of a thread, or of one run of it, that hold frames after `after`, oldest first.
+/// Keeps others from logging on the thread until the transaction is over: positions become visible in their order.
+async fn lock(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
+    // SQLite has one writer.
+    if tx.dialect() == Dialect::Sqlite {
+        return Ok(());
+    }
+    // Two threads with one key wait for each other, and nothing worse.
+    let (_, key) = thread.0.as_u64_pair();
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SELECT pg_advisory_xact_lock($1)")
+            .bind(key.cast_signed())
+            .execute(conn)
+            .await
+            .map(drop)?;
+    }
+    Ok(())
+}
+
+async fn insert(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, new: &NewBatch<'_>) -> Result<()> {
+    let (now, position) = (tx.now(), tx.now_param());
+    // The clock all processes share, in microseconds; ahead of that while the log grows faster.
+    let text = sql!(tx,
+        sqlite: "INSERT INTO run_event (thread_id, last_ms, last_seq, id, tenant_id, run_id, attempt, first, last, frames,
+                                        created_at, expires_at, log_position)
+                 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
+                         max((SELECT coalesce(max(log_position), 0) + 1 FROM run_event WHERE thread_id = $1), $13))",
+        postgres: "INSERT INTO run_event (thread_id, last_ms, last_seq, id, tenant_id, run_id, attempt, first, last, frames,
+                                          created_at, expires_at, log_position)
+                   VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
+                           greatest((SELECT coalesce(max(log_position), 0) + 1 FROM run_event WHERE thread_id = $1),
+                                    CAST(extract(epoch FROM towpath_now($13)) * 1000000 AS bigint)))");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(thread)
+        .bind(new.last_id.ms)
+        .bind(new.last_id.seq)
+        .bind(Uuid::now_v7())
+        .bind(tenant)
+        .bind(new.run)
+        .bind(new.attempt)
+        .bind(new.first)
+        .bind(new.last)
+        .bind(new.frames)
+        .bind(now)
+        .bind(new.expires_at)
+        .bind(position)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
+/// The next batches of a thread, or of one run of it, behind a position: about `bytes` of frames, and one batch at least.
 ///
 /// # Errors
 /// As every statement.
@@ -81,25 +162,139 @@ pub async fn read(
     tenant: TenantId,
     thread: ThreadId,
     run: Option<RunId>,
-    after: EventId,
-    limit: i64,
-) -> Result<Vec<Batch>> {
+    after: i64,
+    bytes: i64,
+) -> Result<Page> {
     let mut query = Query::new(
         tx,
-        "SELECT run_id, attempt, frames, last_ms, last_seq FROM run_event WHERE thread_id = ",
+        "SELECT log_position, CAST(octet_length(frames) AS bigint) AS bytes FROM run_event WHERE thread_id = ",
     );
-    query.bind(Arg::Uuid(thread.0)).push(" AND (last_ms, last_seq) > (");
+    narrow(&mut query, tenant, thread, run);
+    query.push(" AND log_position > ").bind(Arg::Int(after));
+    query.push(" ORDER BY log_position").limit(PAGE_ROWS);
+    let sizes: Vec<(i64, i64)> = query.fetch_all(tx).await?;
+    let (mut total, mut last) = (0_i64, None);
+    for &(position, size) in &sizes {
+        if last.is_some() && total + size > bytes {
+            break;
+        }
+        total += size;
+        last = Some(position);
+    }
+    let Some(last) = last else {
+        return Ok(Page::default());
+    };
+    let mut query = Query::new(
+        tx,
+        "SELECT log_position, run_id, frames FROM run_event WHERE thread_id = ",
+    );
+    narrow(&mut query, tenant, thread, run);
+    query.push(" AND log_position > ").bind(Arg::Int(after));
+    query.push(" AND log_position <= ").bind(Arg::Int(last));
+    query.push(" ORDER BY log_position");
+    Ok(Page {
+        batches: query.fetch_all(tx).await?,
+        more: sizes.len() as i64 == PAGE_ROWS || sizes.last().is_some_and(|&(position, _)| position > last),
+    })
+}
+
+/// Where a reader goes on that has seen the frame of this id, and what came before it.
+///
+/// # Errors
+/// As every statement.
+pub async fn resume(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    thread: ThreadId,
+    run: Option<RunId>,
+    seen: EventId,
+) -> Result<Resume> {
+    // Ids of one run rise, so its first batch that goes so far holds the frame, if any does.
+    let mut query = Query::new(
+        tx,
+        "SELECT min(log_position) AS first FROM run_event WHERE thread_id = ",
+    );
+    narrow(&mut query, tenant, thread, run);
     query
-        .bind(Arg::Int(after.ms))
+        .push(" AND (last_ms, last_seq) >= (")
+        .bind(Arg::Int(seen.ms))
         .push(", ")
-        .bind(Arg::Int(after.seq))
+        .bind(Arg::Int(seen.seq))
         .push(")");
+    query.push(" GROUP BY run_id ORDER BY 1");
+    let positions: Vec<(i64,)> = query.fetch_all(tx).await?;
+    let Some(&(first,)) = positions.first() else {
+        // It is not logged yet, or never will be. What ended a run from outside may bear a smaller id.
+        let after = match run {
+            Some(_) => last_position(tx, tenant, thread, run).await? - 1,
+            None => last_position(tx, tenant, thread, None).await?,
+        };
+        return Ok(Resume { after, found: None });
+    };
+    for &(position,) in positions.iter().take(SEARCHED) {
+        for batch in read(tx, tenant, thread, run, position - 1, 0).await?.batches {
+            if let Some(found) = search(&batch, seen) {
+                let after = if run.is_some() { position } else { first } - 1;
+                return Ok(Resume {
+                    after,
+                    found: Some(found),
+                });
+            }
+        }
+    }
+    Ok(Resume {
+        after: first - 1,
+        found: None,
+    })
+}
+
+fn search(batch: &Batch, id: EventId) -> Option<Found> {
+    let frame = frame::split(&batch.frames)
+        .filter_map(Frame::decode)
+        .find(|frame| frame.id == id)?;
+    Some(Found {
+        log_position: batch.log_position,
+        run: frame.run,
+        attempt: frame.attempt,
+        number: frame.number,
+    })
+}
+
+/// The position of the last batch of a thread, or of one run of it; 0 when there is none.
+///
+/// # Errors
+/// As every statement.
+pub async fn last_position(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: Option<RunId>) -> Result<i64> {
+    let mut query = Query::new(
+        tx,
+        "SELECT coalesce(max(log_position), 0) AS last FROM run_event WHERE thread_id = ",
+    );
+    narrow(&mut query, tenant, thread, run);
+    query.count(tx).await
+}
+
+/// Attempt and number of the last frame of a run that was logged by its worker.
+///
+/// # Errors
+/// As every statement.
+pub async fn last_frame(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, run: RunId) -> Result<Option<(i64, i64)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT attempt, last FROM run_event WHERE thread_id = $1 AND tenant_id = $2 AND run_id = $3
+         ORDER BY log_position DESC LIMIT 1"
+    )
+    .bind(thread)
+    .bind(tenant)
+    .bind(run)
+    .fetch_optional(conn)
+    .await)?)
+}
+
+fn narrow(query: &mut Query, tenant: TenantId, thread: ThreadId, run: Option<RunId>) {
+    query.bind(Arg::Uuid(thread.0));
     query.push(" AND tenant_id = ").bind(Arg::Uuid(tenant.0));
     if let Some(run) = run {
         query.push(" AND run_id = ").bind(Arg::Uuid(run.0));
     }
-    query.push(" ORDER BY last_ms, last_seq, id").limit(limit);
-    query.fetch_all(tx).await
 }
 
 /// The id of the last frame logged for a thread.

@@ -141,6 +141,20 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thre
     .await)?)
 }
 
+/// Whether a thread is there.
+///
+/// # Errors
+/// As every statement.
+pub async fn exists(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<bool> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM thread WHERE tenant_id = $1 AND id = $2)"
+    )
+    .bind(tenant)
+    .bind(id)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// One thread, locked until the transaction ends, for a change that depends on what it says.
 ///
 /// # Errors
@@ -193,7 +207,8 @@ pub async fn update(
 pub async fn busy(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId, metadata: &str, config: &str) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| sqlx::query(
-        "UPDATE thread SET status = 'busy', metadata = $3, config = $4, updated_at = $5
+        "UPDATE thread SET rest_status = CASE WHEN status = 'busy' THEN rest_status ELSE status END,
+                           status = 'busy', metadata = $3, config = $4, updated_at = $5
          WHERE tenant_id = $1 AND id = $2"
     )
     .bind(tenant)
@@ -221,6 +236,7 @@ macro_rules! settle_text {
         concat!(
             "UPDATE thread SET status = CASE WHEN EXISTS (SELECT 1 FROM run WHERE tenant_id = $1 AND thread_id = $2
                                                           AND status = 'pending') THEN 'busy' ELSE $3 END,
+                               rest_status = $3,
                                current_values = coalesce($4, current_values),
                                interrupts = coalesce($5, interrupts),
                                error = $6,
@@ -262,21 +278,39 @@ pub async fn settle(
     Ok(())
 }
 
-/// A run of the thread was taken back: as [`settle`], with the state it had before the run, and waiting where that one
-/// waits for an answer.
+macro_rules! settle_untouched_text {
+    ($expires:literal) => {
+        concat!(
+            // Before the first run of a newer version only its interrupts say where it stood.
+            "UPDATE thread SET status = CASE WHEN EXISTS (SELECT 1 FROM run WHERE tenant_id = $1 AND thread_id = $2
+                                                          AND status = 'pending') THEN 'busy'
+                                        ELSE coalesce(rest_status, CASE WHEN interrupts = '{}' THEN 'idle'
+                                                                        ELSE 'interrupted' END) END,
+                               expires_at = CASE WHEN ttl_minutes IS NULL THEN NULL ELSE ",
+            $expires,
+            " END, updated_at = $3 WHERE tenant_id = $1 AND id = $2"
+        )
+    };
+}
+
+/// A run of the thread was taken back, or ended before it began: as [`settle`], with the state, the error and the status
+/// that the thread had before the run.
 ///
 /// # Errors
 /// As every statement.
 pub async fn settle_untouched(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
-    let waits: Option<(bool,)> = on!(tx, |conn| sqlx::query_as(
-        "SELECT interrupts <> '{}' FROM thread WHERE tenant_id = $1 AND id = $2"
-    )
-    .bind(tenant)
-    .bind(id)
-    .fetch_optional(conn)
-    .await)?;
-    let status = ThreadStatus::after(waits.is_some_and(|(waits,)| waits));
-    settle(tx, tenant, id, status, &Left::default()).await
+    let now = tx.now();
+    let text = sql!(tx,
+        sqlite: settle_untouched_text!("$3 + CAST(ttl_minutes * 60000000 AS INTEGER)"),
+        postgres: settle_untouched_text!("$3 + ttl_minutes * interval '1 minute'"));
+    on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(id)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
 }
 
 /// Writes a thread's state outside of a run: somebody updated it.

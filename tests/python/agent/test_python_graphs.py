@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import time
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from langgraph_sdk import get_sync_client
 
 from harness import Process, binary, free_address, until
 from projects import CONFIG, PYTHON, begin, over
+from world import Clocked
 
 
 def test_a_project_runs_as_it_is(serve, project):
@@ -206,6 +208,71 @@ def test_the_authors_auth_decides(serve, project):
     assert as_bob.delete(f"/assistants/{assistant}").status_code == 403
     run = ann.runs.list(identity)[0]
     assert run["kwargs"]["config"]["configurable"]["langgraph_auth_user_id"] == "ann"
+
+
+WHO = """
+    from typing import TypedDict
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.graph import END, START, StateGraph
+
+    class State(TypedDict, total=False):
+        who: str
+        may: list
+
+    async def look(state, config: RunnableConfig):
+        user = config["configurable"].get("langgraph_auth_user")
+        return {"who": user and user.identity, "may": user and user.permissions}
+
+    graph = StateGraph(State).add_node(look).add_edge(START, "look").add_edge("look", END).compile()
+"""
+FORGED = {"langgraph_auth_user_id": "ann", "langgraph_auth_user": {"identity": "ann", "permissions": ["admin"]}}
+
+
+def of(server, name):
+    """A client of somebody."""
+    return get_sync_client(url=server.url, api_key=None, headers={"authorization": f"Bearer {name}"})
+
+
+def test_nobody_is_somebody_else(serve, project):
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, agent=WHO, auth=AUTH)
+    server, _ = serve()
+    mallory = of(server, "mallory")
+    made = mallory.assistants.create("agent", context=FORGED)
+    changed = mallory.assistants.create("agent")
+    mallory.assistants.update(changed["assistant_id"], context=FORGED)
+    thread = mallory.threads.create()["thread_id"]
+    for assistant, more in [
+        (made["assistant_id"], {}),
+        (changed["assistant_id"], {}),
+        ("agent", {"context": FORGED}),
+        ("agent", {"config": {"configurable": FORGED}}),
+        # What the runs before left on the thread.
+        ("agent", {}),
+    ]:
+        answer = mallory.runs.wait(thread, assistant, input={}, **more)
+        assert answer == {"who": "mallory", "may": []}, (assistant, more)
+    assert "langgraph_auth" not in str(mallory.threads.get(thread)["config"])
+
+
+@pytest.mark.parametrize("layout", ["embedded", "cluster"])
+def test_a_cron_runs_as_its_maker(project, layout):
+    if layout == "cluster" and "TOWPATH_TEST_POSTGRES" not in os.environ:
+        pytest.skip("TOWPATH_TEST_POSTGRES is not set")
+    project.write(config=CONFIG | {"auth": {"path": "./auth.py:auth"}}, agent=WHO, auth=AUTH)
+    server = Clocked(layout, PYTHON, project.config)
+    try:
+        bob = of(server, "bob")
+        thread = bob.threads.create()["thread_id"]
+        cron = bob.crons.create_for_thread(thread, "agent", schedule="* * * * *", input={}, context=FORGED)
+        assert cron["user_id"] == "bob"
+        server.move_to(server.now() + timedelta(minutes=1))
+        run = until("the cron to fire", lambda: bob.runs.list(thread) or None)[-1]
+        assert over(bob, thread, run["run_id"])["status"] == "success"
+        assert bob.threads.get_state(thread)["values"] == {"who": "bob", "may": []}
+        bob.crons.delete(cron["cron_id"])
+        server.stop()
+    finally:
+        server.drop()
 
 
 APP = """

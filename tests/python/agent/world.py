@@ -115,12 +115,13 @@ class Server:
 class Clocked(Server):
     """An agent server whose clock a test moves."""
 
-    def __init__(self, layout):
+    def __init__(self, layout, env=None, graphs=GRAPHS):
         self.ahead = timedelta()
         with tempfile.NamedTemporaryFile(prefix="towpath-clock.", delete=False) as file:
             self.offset = pathlib.Path(file.name)
         # No job may lose its lease to a clock that is moved by a minute.
-        super().__init__(layout, {"TOWPATH_CLOCK_OFFSET_FILE": str(self.offset), "TOWPATH_ENGINE_LEASE_SECONDS": "600"})
+        own = {"TOWPATH_CLOCK_OFFSET_FILE": str(self.offset), "TOWPATH_ENGINE_LEASE_SECONDS": "600"}
+        super().__init__(layout, own | (env or {}), graphs)
 
     def now(self):
         """What its clock says."""

@@ -229,7 +229,7 @@ impl Conclusion<'_> {
         } = self.job;
         let (frame, log) = self.last_frame(status);
         if self.rest.stream.logged() {
-            run_events::append(tx, tenant, thread, &log.batch(run, self.rest.fence)).await?;
+            run_events::append_all(tx, tenant, thread, &log.batches(run, self.rest.fence)).await?;
             let kept = std::time::Duration::from_secs(self.job.events_kept_s);
             let until = tx.now().plus(kept);
             run_events::expire(tx, tenant, thread, run, until).await?;
@@ -241,14 +241,14 @@ impl Conclusion<'_> {
     /// The frame that ends the run, and the rest of its log.
     fn last_frame(&self, status: Option<RunStatus>) -> (String, Log) {
         let orphan = self.job.temporary && status.is_some();
+        // The last state of a run that did well was streamed just now. Of one that was stopped it may be long ago.
+        let streamed = status != Some(RunStatus::Interrupted) && self.kwargs.stream_mode.contains(&StreamMode::Values);
         self.rest.stream.end(&End {
             status,
             attempt: 0,
             last: 0,
             // Who waits for a thread that is gone cannot read its state there.
-            values: (orphan && !self.kwargs.stream_mode.contains(&StreamMode::Values))
-                .then(|| self.values().cloned())
-                .flatten(),
+            values: (orphan && !streamed).then(|| self.values().cloned()).flatten(),
             error: self.ending.error().filter(|_| orphan).cloned(),
         })
     }

@@ -4,8 +4,7 @@ use serde_json::json;
 use towpath_domain::agent::frame::{End, Frame};
 use towpath_domain::agent::{CancelAction, EventId, Kwargs, RunStatus, ThreadStatus};
 use towpath_domain::job::Ended;
-use towpath_store::runs::{self, Run};
-use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
+use towpath_store::{self as store, Tx, checkpoints, run_events, runs, threads};
 
 use super::RunAgent;
 use super::stream::end_frame;
@@ -24,13 +23,18 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         Err(store::Error::NotFound) => {
             checkpoints::delete_run(tx, thread, run).await?;
             threads::settle_untouched(tx, tenant, thread).await?;
-            return tell(tx, job, None, None).await;
+            return tell(tx, job, Log::OfOthers, None, None).await;
         }
         row => row?,
     };
     if row.status.is_final() {
         return Ok(());
     }
+    let kwargs = serde_json::from_str::<Kwargs>(&row.kwargs).ok();
+    let log = match &kwargs {
+        Some(kwargs) if kwargs.resumable => Log::Own,
+        _ => Log::OfOthers,
+    };
     let (status, error) = match ended {
         Ended::Cancelled => (RunStatus::Interrupted, None),
         Ended::Failed(error) => {
@@ -57,20 +61,31 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         } else {
             threads::settle_untouched(tx, tenant, thread).await?;
         }
-        return tell(tx, job, None, None).await;
+        return tell(tx, job, log, None, None).await;
     }
-    if let Some(url) = webhook(&row) {
+    if let Some(url) = kwargs.as_ref().and_then(|kwargs| kwargs.webhook.as_deref()) {
         let body = send_webhook::body(&row, status, tx.now(), None, error.as_ref());
-        send_webhook::start(tx, tenant, &url, body).await?;
+        send_webhook::start(tx, tenant, url, body).await?;
     }
     runs::finish(tx, tenant, run, status).await?;
-    let stands = if error.is_some() {
-        ThreadStatus::Error
+    if error.is_some() {
+        leave(tx, job, ThreadStatus::Error, error.as_ref()).await?;
+    } else if row.started_at.is_some() || job.temporary {
+        leave(tx, job, ThreadStatus::Idle, None).await?;
     } else {
-        ThreadStatus::Idle
-    };
-    leave(tx, job, stands, error.as_ref()).await?;
-    tell(tx, job, Some(status), error).await
+        // It never began, so its thread stands where it stood: perhaps it waits for an answer.
+        threads::settle_untouched(tx, tenant, thread).await?;
+    }
+    tell(tx, job, log, Some(status), error).await
+}
+
+/// Whose events the log of the thread holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Log {
+    /// Those of the run: whoever reads it finds its end there, even if nothing else was logged.
+    Own,
+    /// Perhaps those of others, or of every run.
+    OfOthers,
 }
 
 async fn leave(
@@ -92,18 +107,19 @@ async fn leave(
     threads::settle(tx, tenant, thread, stands, &left).await
 }
 
-/// Tells readers, and the log where the run has one.
+/// Tells readers, and the log where there is one.
 async fn tell(
     tx: &mut Tx<'_>,
     job: &RunAgent,
+    log: Log,
     status: Option<RunStatus>,
     error: Option<serde_json::Value>,
 ) -> store::Result<()> {
     let &RunAgent {
         tenant, thread, run, ..
     } = job;
-    let logged = run_events::last_id(tx, tenant, thread).await?;
-    let mut id = logged.unwrap_or_default().next(tx.now().micros() / 1000);
+    let last = run_events::last_id(tx, tenant, thread).await?;
+    let mut id = last.unwrap_or_default().next(tx.now().micros() / 1000);
     let mut frames = Vec::new();
     if let Some(error) = &error {
         frames.push(
@@ -119,15 +135,22 @@ async fn tell(
         );
         id = EventId { seq: id.seq + 1, ..id };
     }
+    // Its worker may have logged more than a reader has come to.
+    let (attempt, number) = match last {
+        Some(_) => run_events::last_frame(tx, tenant, thread, run)
+            .await?
+            .unwrap_or_default(),
+        None => (0, 0),
+    };
     let end = End {
         status,
-        attempt: 0,
-        last: 0,
+        attempt,
+        last: number,
         values: None,
         error: error.filter(|_| job.temporary),
     };
     frames.push(end_frame(run, 0, id, &end));
-    if logged.is_some() {
+    if log == Log::Own || last.is_some() {
         let mut log = String::new();
         for frame in &frames {
             towpath_domain::agent::frame::append(&mut log, frame);
@@ -150,8 +173,4 @@ async fn tell(
         tx.publish(thread, frame);
     }
     Ok(())
-}
-
-fn webhook(run: &Run) -> Option<String> {
-    serde_json::from_str::<Kwargs>(&run.kwargs).ok()?.webhook
 }

@@ -313,10 +313,7 @@ impl<'a> RunHost<'a> {
         self.wrote.fetch_or(!saves.is_empty(), Ordering::Relaxed);
         ctx.commit(async |tx| {
             write_all(tx, thread, Some(run), &saves).await?;
-            if !log.is_empty() {
-                run_events::append(tx, tenant, thread, &log.batch(run, fence)).await?;
-            }
-            Ok(())
+            run_events::append_all(tx, tenant, thread, &log.batches(run, fence)).await
         })
         .await?;
         if !saves.is_empty() {

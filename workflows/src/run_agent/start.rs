@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use towpath_domain::agent::merge::{RESERVED_CONFIGURABLE, drop_reserved_configurable};
 use towpath_domain::agent::{AdmittedRun, InTheWay, Layers, Object, RunStatus, ThreadStatus, merge};
 use towpath_domain::{CronId, JobId, Rejection, RunId, TenantId, ThreadId, Timestamp, Why};
 use towpath_durable::Start;
@@ -24,7 +25,7 @@ pub struct NewRun<'a> {
     pub assistant: &'a Assistant,
     /// What was asked.
     pub admitted: AdmittedRun,
-    /// What the request's headers add to `configurable`.
+    /// What the request's headers add to `configurable`, and what the server itself does: who calls.
     pub headers: Object,
     /// The caller, where callers are known.
     pub user: Option<String>,
@@ -165,13 +166,21 @@ pub(super) fn draw_up(
         .and_then(|part| part.as_object_mut())
     {
         for (key, value) in new.headers {
-            configurable.entry(key).or_insert(value);
+            if RESERVED_CONFIGURABLE.contains(&key.as_str()) {
+                configurable.insert(key, value);
+            } else {
+                configurable.entry(key).or_insert(value);
+            }
         }
     }
-    if kwargs.context.is_none() {
-        let context = object_of_assistant(assistant, &assistant.context)?;
-        kwargs.context = (!context.is_empty()).then_some(context);
-    }
+    let of_assistant = kwargs.context.is_none();
+    let mut context = match kwargs.context.take() {
+        Some(context) => context,
+        None => object_of_assistant(assistant, &assistant.context)?,
+    };
+    // That of an assistant may be older than the rule.
+    drop_reserved_configurable(&mut context);
+    kwargs.context = (!of_assistant || !context.is_empty()).then_some(context);
     metadata.insert("graph_id".to_owned(), json!(assistant.graph_id));
     metadata.insert("assistant_id".to_owned(), json!(assistant.id));
     if made {

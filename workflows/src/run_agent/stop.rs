@@ -1,7 +1,7 @@
 //! Stopping runs, and deleting them and their threads.
 
 use serde_json::json;
-use towpath_domain::agent::{CancelAction, ThreadStatus};
+use towpath_domain::agent::{CancelAction, EventId, frame};
 use towpath_domain::{AssistantId, RunId, TenantId, ThreadId};
 use towpath_store::runs::{self, Open};
 use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
@@ -45,7 +45,7 @@ pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id:
     }
     checkpoints::delete_run(tx, thread, id).await?;
     if runs::delete(tx, tenant, id).await? && !run.status.is_final() {
-        threads::settle(tx, tenant, thread, ThreadStatus::Idle, &threads::Left::default()).await?;
+        threads::settle_untouched(tx, tenant, thread).await?;
     }
     Ok(())
 }
@@ -62,9 +62,17 @@ pub async fn delete_thread(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> s
     cancel(tx, tenant, &open, CancelAction::Rollback).await?;
     match threads::delete(tx, tenant, id).await {
         // It was temporary, and went with its run just now.
-        Err(store::Error::NotFound) => Ok(()),
-        deleted => deleted,
+        Err(store::Error::NotFound) => {}
+        deleted => deleted?,
     }
+    tell_gone(tx, id);
+    Ok(())
+}
+
+/// Tells readers of a thread's stream, after the commit, that the thread is gone.
+pub(crate) fn tell_gone(tx: &mut Tx<'_>, thread: ThreadId) {
+    let id = EventId::default().next(tx.now().micros() / 1000);
+    tx.publish(thread, frame::thread_gone(id));
 }
 
 /// The threads that were last used with an assistant.

@@ -101,13 +101,14 @@ async fn a_lost_attempt_goes_on_where_it_was_and_its_events_keep_their_order() {
         json!({"log": ["one", "two"]}),
         "no step was done twice"
     );
-    let after = towpath_domain::agent::EventId::default();
     let logged = server
         .store()
-        .read(async |tx| run_events::read(tx, server.tenant, thread, Some(run.id), after, 1000).await)
+        .read(async |tx| run_events::read(tx, server.tenant, thread, Some(run.id), 0, i64::MAX).await)
         .await
         .unwrap();
+    assert!(!logged.more);
     let frames: Vec<String> = logged
+        .batches
         .iter()
         .flat_map(|batch| towpath_domain::agent::frame::split(&batch.frames))
         .map(str::to_owned)
@@ -325,6 +326,39 @@ async fn runs_that_wait_end_at_once_when_cancelled() {
     assert_eq!(server.run(first.id).await.unwrap().status, RunStatus::Success);
     assert_eq!(server.thread(thread).await.status, ThreadStatus::Idle);
     assert!(server.claim().await.is_none());
+}
+
+/// It waits for an answer before the run, so it does after a run that never began.
+#[tokio::test]
+async fn a_thread_stands_where_it_stood_when_a_run_is_cancelled_before_it_began() {
+    let server = Server::new().await;
+    for (graph, status) in [
+        ("steps", ThreadStatus::Idle),
+        ("asks", ThreadStatus::Interrupted),
+        ("stops", ThreadStatus::Interrupted),
+        ("broken", ThreadStatus::Error),
+    ] {
+        let thread = ThreadId::new();
+        server.start(Target::On(thread), graph, json!({})).await;
+        server.perform().await;
+        let before = server.thread(thread).await;
+        assert_eq!(before.status, status, "{graph}");
+        for action in [CancelAction::Interrupt, CancelAction::Rollback] {
+            let delayed = json!({"after_seconds": 3600});
+            let (one, _) = server.start(Target::On(thread), graph, delayed.clone()).await;
+            let (two, _) = server.start(Target::On(thread), graph, delayed).await;
+            for run in [one, two] {
+                assert_eq!(server.thread(thread).await.status, ThreadStatus::Busy, "{graph}");
+                server.cancel(&run, action).await;
+            }
+            let after = server.thread(thread).await;
+            assert_eq!(
+                (after.status, &after.interrupts, &after.error, &after.current_values),
+                (status, &before.interrupts, &before.error, &before.current_values),
+                "{graph}, {action:?}"
+            );
+        }
+    }
 }
 
 #[tokio::test]

@@ -49,6 +49,10 @@ const GRAPHS: &str = r#"{"graphs": {
                                                       {"append": {"log": "asked"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
         "edges": [["__start__", "ask"], ["ask", "two"]]}},
+    "stops": {"native": {"kind": "workflow", "channels": {"log": "append"}, "interrupt_before": ["two"],
+        "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
+                  "two": {"kind": "script", "steps": [{"append": {"log": "two"}}]}},
+        "edges": [["__start__", "one"], ["one", "two"]]}},
     "broken": {"native": {"kind": "script", "channels": {"log": "append"},
         "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName};
 use serde_json::{Value, json};
+use towpath_domain::agent::merge::RESERVED_CONFIGURABLE;
 use towpath_domain::agent::{AdmittedRun, Object, RunRequest};
 use towpath_domain::{AssistantId, RequestId, RunId, ThreadId};
 use towpath_durable::trace;
@@ -172,6 +173,7 @@ fn told(headers: &HeaderMap, settings: &Settings) -> Object {
         let wanted = (usual || any(&settings.headers_in))
             && !any(&settings.headers_out)
             && !KEYS.contains(&name.as_str())
+            && !RESERVED_CONFIGURABLE.contains(&name.as_str())
             && name != http::header::AUTHORIZATION;
         if let (true, Some(value)) = (wanted, text(name)) {
             told.insert(name.as_str().to_owned(), json!(value));
@@ -270,6 +272,7 @@ mod tests {
             ("user-agent", "sdk/1"),
             ("accept", "*/*"),
             ("x-request-id", "r-1"),
+            ("langgraph_auth_user_id", "alice"),
             (
                 "baggage",
                 "langsmith-metadata=%7B%22a%22%3A1%7D,langsmith-tags=x%2Cy,other=1",
@@ -277,10 +280,15 @@ mod tests {
         ] {
             headers.insert(HeaderName::from_static(name), value.parse().unwrap());
         }
-        assert_eq!(
-            Value::Object(told(&headers, &Settings::default())),
-            json!({"x-user": "ada", "user-agent": "sdk/1", "x-request-id": "r-1", "langgraph_request_id": "r-1",
-                   "langsmith-metadata": {"a": 1}, "langsmith-tags": ["x", "y"]})
-        );
+        let expected = json!({"x-user": "ada", "user-agent": "sdk/1", "x-request-id": "r-1",
+                              "langgraph_request_id": "r-1", "langsmith-metadata": {"a": 1},
+                              "langsmith-tags": ["x", "y"]});
+        assert_eq!(Value::Object(told(&headers, &Settings::default())), expected);
+        // Not even where the author lets every header through.
+        let every = Settings {
+            headers_in: vec!["langgraph_*".to_owned()],
+            ..Settings::default()
+        };
+        assert_eq!(Value::Object(told(&headers, &every)), expected);
     }
 }

@@ -25,7 +25,8 @@ pub(super) fn routes() -> Routes<AgentApp> {
         .routes(routes!(cancel_many))
 }
 
-/// Cancels a run when it is dropped before it was disarmed: when its reader went away.
+/// Cancels a run when it is dropped before it was disarmed: when its reader went away. While the process drains it does
+/// nothing, since a reader cannot be told then from one whose connection was cut.
 pub(crate) struct CancelOnDrop(Option<(AgentApp, RunId)>);
 
 impl CancelOnDrop {
@@ -43,6 +44,10 @@ impl CancelOnDrop {
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         let Some((app, run)) = self.0.take() else { return };
+        // It is this process that leaves: its readers come back to another one, and the run goes on there.
+        if app.draining.is_cancelled() {
+            return;
+        }
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };

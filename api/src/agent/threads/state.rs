@@ -4,6 +4,7 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
+use towpath_domain::agent::merge::drop_reserved_metadata;
 use towpath_runtime::{At, Command, Graph, GraphError, HistoryQuery, StateSnapshot, Update};
 use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
 use uuid::Uuid;
@@ -231,8 +232,12 @@ pub(crate) async fn update(
     Body(change): Body<StateChange>,
 ) -> Result<Json<Value>, AgentError> {
     let row = find(&app, thread).await?;
-    let metadata: Map<String, Value> =
+    let mut metadata: Map<String, Value> =
         serde_json::from_str(&row.metadata).map_err(|error| AgentError::internal(&error))?;
+    // A checkpoint that bears the id of a run goes when that run is taken back. The assistant is the server's own entry.
+    let assistant = metadata.remove_entry("assistant_id");
+    drop_reserved_metadata(&mut metadata);
+    metadata.extend(assistant);
     let graph = graph(&app, thread_state::graph_of(&row).as_deref())?;
     let mut at = change.checkpoint.unwrap_or_default().at(thread);
     at.id = at.id.or(change.checkpoint_id.filter(|id| !id.is_empty()));

@@ -1,4 +1,4 @@
-//! Whatever happens on a thread, as a stream that never ends.
+//! Whatever happens on a thread, as a stream that ends with the thread.
 
 use axum::extract::State;
 use axum::response::Response;

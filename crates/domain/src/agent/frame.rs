@@ -5,7 +5,7 @@
 //! ```
 //! `attempt` is the fence of the job that performs the run: it rises with every attempt. Frames of one attempt are
 //! numbered from 1 without gaps, so a reader sees when it missed some. Number 0 is outside of that order: events of
-//! the thread itself, and the end of a run. In a log, frames stand behind each other, each after its length in bytes.
+//! the thread itself, its end, and the end of a run. In a log, frames stand behind each other, each after its length in bytes.
 
 use std::fmt::Write as _;
 
@@ -16,7 +16,8 @@ use super::state::RunStatus;
 use super::stream::EventId;
 use crate::RunId;
 
-/// The event that says a run is over. Readers never see it by this name: it is no event of the protocol.
+/// The event that says a run is over; without a run, that the thread is gone. Readers never see it by this name: it is no
+/// event of the protocol.
 pub const END: &str = "";
 
 /// An event, borrowed from its text.
@@ -41,10 +42,11 @@ pub struct Frame<'a> {
 pub struct End {
     /// How it ended; absent when the run was rolled back or deleted.
     pub status: Option<RunStatus>,
-    /// The fence of the attempt that ended it; 0 when it was ended by others.
+    /// The fence of the attempt that streamed the last frame; 0 when that is not known. Who was ended by others may have
+    /// published more, which was never logged.
     #[serde(default)]
     pub attempt: i64,
-    /// The number of that attempt's last frame.
+    /// The number of that frame.
     #[serde(default)]
     pub last: i64,
     /// The final state, when its thread went with the run and so cannot be asked.
@@ -102,7 +104,7 @@ impl<'a> Frame<'a> {
         })
     }
 
-    /// Whether it says that its run is over.
+    /// Whether it says that its run is over, or that the thread is gone.
     #[must_use]
     pub const fn is_end(&self) -> bool {
         self.event.is_empty()
@@ -115,12 +117,32 @@ pub fn append(log: &mut String, frame: &str) {
     log.push_str(frame);
 }
 
+/// The frame that says a thread is gone.
+#[must_use]
+pub fn thread_gone(id: EventId) -> String {
+    Frame {
+        run: None,
+        attempt: 0,
+        number: 0,
+        id,
+        event: END,
+        data: "{}",
+    }
+    .encode()
+}
+
+/// The first frame of a log and what follows it; `None` at the end, and where no frame can be read.
+#[must_use]
+pub fn first(log: &str) -> Option<(&str, &str)> {
+    let (length, after) = log.split_once('\n')?;
+    after.split_at_checked(length.parse().ok()?)
+}
+
 /// The frames of a log, up to the first that cannot be read.
 pub fn split(log: &str) -> impl Iterator<Item = &str> {
     let mut rest = log;
     std::iter::from_fn(move || {
-        let (length, after) = rest.split_once('\n')?;
-        let (frame, next) = after.split_at_checked(length.parse().ok()?)?;
+        let (frame, next) = first(rest)?;
         rest = next;
         Some(frame)
     })

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 /// A JSON object.
 pub type Object = Map<String, Value>;
 
-/// Keys of `configurable` that only the server may set; a request's are dropped.
+/// Keys of `configurable`, and of a context, that only the server may set; those of clients are dropped.
 pub const RESERVED_CONFIGURABLE: [&str; 13] = [
     "langgraph_auth_user",
     "langgraph_auth_user_id",
@@ -22,7 +22,7 @@ pub const RESERVED_CONFIGURABLE: [&str; 13] = [
     "__context_provided__",
 ];
 
-/// Keys of `metadata` that only the server may set; a request's are dropped.
+/// Keys of `metadata` that only the server may set for a run; those of clients are dropped.
 pub const RESERVED_METADATA: [&str; 5] = [
     "thread_id",
     "assistant_id",
@@ -30,6 +30,17 @@ pub const RESERVED_METADATA: [&str; 5] = [
     "cron_id",
     "counters_since_delta_snapshot",
 ];
+
+/// Drops keys of a `configurable` or of a context that only the server may set. The two mirror each other, so a key that
+/// is dropped from one alone comes back through the other.
+pub fn drop_reserved_configurable(object: &mut Object) {
+    object.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
+}
+
+/// Drops keys of metadata that only the server may set for a run.
+pub fn drop_reserved_metadata(metadata: &mut Object) {
+    metadata.retain(|key, _| !RESERVED_METADATA.contains(&key.as_str()));
+}
 
 /// Keys of `configurable` that say where a run starts. They hold for that run and not for the thread.
 pub const PLACE: [&str; 4] = ["checkpoint_id", "checkpoint_ns", "checkpoint_map", "thread_ts"];
@@ -64,7 +75,8 @@ pub struct Merged {
     pub thread_config: Object,
 }
 
-/// Merges the layers: key by key, the later one wins; `configurable` and `metadata` are merged one level deeper.
+/// Merges the layers: key by key, the later one wins; `configurable` and `metadata` are merged one level deeper. Reserved
+/// keys are dropped from every layer: clients write assistants and threads, too.
 #[must_use]
 pub fn merge(layers: Layers<'_>) -> Merged {
     let part = |config: &Object, name: &str| match config.get(name) {
@@ -73,8 +85,9 @@ pub fn merge(layers: Layers<'_>) -> Merged {
     };
     let mut kept = part(layers.assistant_config, "configurable");
     kept.extend(part(layers.thread_config, "configurable"));
+    drop_reserved_configurable(&mut kept);
     let mut asked = part(layers.config, "configurable");
-    asked.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
+    drop_reserved_configurable(&mut asked);
     let mut configurable = kept.clone();
     configurable.extend(asked.clone());
     configurable.extend(layers.forced.clone());
@@ -83,12 +96,9 @@ pub fn merge(layers: Layers<'_>) -> Merged {
 
     let mut metadata = layers.assistant_metadata.clone();
     metadata.extend(layers.thread_metadata.clone());
-    for asked in [part(layers.config, "metadata"), layers.metadata.clone()] {
-        let allowed = asked
-            .into_iter()
-            .filter(|(key, _)| !RESERVED_METADATA.contains(&key.as_str()));
-        metadata.extend(allowed);
-    }
+    metadata.extend(part(layers.config, "metadata"));
+    metadata.extend(layers.metadata.clone());
+    drop_reserved_metadata(&mut metadata);
     if let Some(assistant) = layers.forced.get("assistant_id") {
         metadata.insert("assistant_id".to_owned(), assistant.clone());
     }
@@ -159,5 +169,76 @@ mod tests {
             json!({"model": "large", "user": "u", "tone": "warm"}),
             "the place of one run is not the thread's"
         );
+    }
+
+    /// Who may write an assistant or a thread must not speak for the server in runs of others.
+    #[test]
+    fn reserved_keys_are_dropped_from_every_layer() {
+        let forged = || {
+            let mut configurable =
+                Object::from_iter(RESERVED_CONFIGURABLE.map(|key| (key.to_owned(), json!("forged"))));
+            configurable.insert("mine".to_owned(), json!(1));
+            object(json!({ "configurable": configurable }))
+        };
+        let metadata = || {
+            let mut metadata = Object::from_iter(RESERVED_METADATA.map(|key| (key.to_owned(), json!("forged"))));
+            metadata.insert("mine".to_owned(), json!(1));
+            metadata
+        };
+        let nothing = Object::new();
+        let forced = object(json!({"run_id": "r", "assistant_id": "a"}));
+        let none = Layers {
+            assistant_config: &nothing,
+            assistant_metadata: &nothing,
+            thread_config: &nothing,
+            thread_metadata: &nothing,
+            config: &nothing,
+            metadata: &nothing,
+            forced: &forced,
+        };
+        let (config, metadata) = (forged(), metadata());
+        for (layer, layers) in [
+            (
+                "assistant",
+                Layers {
+                    assistant_config: &config,
+                    assistant_metadata: &metadata,
+                    ..none
+                },
+            ),
+            (
+                "thread",
+                Layers {
+                    thread_config: &config,
+                    thread_metadata: &metadata,
+                    ..none
+                },
+            ),
+            (
+                "request",
+                Layers {
+                    config: &config,
+                    metadata: &metadata,
+                    ..none
+                },
+            ),
+        ] {
+            let merged = merge(layers);
+            assert_eq!(
+                merged.config["configurable"],
+                json!({"mine": 1, "run_id": "r", "assistant_id": "a"}),
+                "the {layer}'s config"
+            );
+            assert_eq!(
+                merged.thread_config["configurable"],
+                json!({"mine": 1}),
+                "what the thread keeps of the {layer}'s config"
+            );
+            assert_eq!(
+                Value::Object(merged.metadata),
+                json!({"mine": 1, "assistant_id": "a"}),
+                "the {layer}'s metadata"
+            );
+        }
     }
 }

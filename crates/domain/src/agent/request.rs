@@ -6,7 +6,7 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use super::merge::{Object, RESERVED_CONFIGURABLE};
+use super::merge::{Object, drop_reserved_configurable};
 use super::state::MultitaskStrategy;
 use super::stream::StreamMode;
 use crate::Rejection;
@@ -259,8 +259,12 @@ impl RunRequest {
             Some(Value::Object(configurable)) => configurable,
             _ => Object::new(),
         };
-        configurable.retain(|key, _| !RESERVED_CONFIGURABLE.contains(&key.as_str()));
-        let context = match self.context {
+        drop_reserved_configurable(&mut configurable);
+        let mut context = self.context;
+        if let Some(context) = &mut context {
+            drop_reserved_configurable(context);
+        }
+        let context = match context {
             Some(context) if !context.is_empty() && !configurable.is_empty() => {
                 let _ = context;
                 return Err(Rejection::rule(
@@ -281,6 +285,7 @@ impl RunRequest {
                 .into_iter()
                 .filter(|(key, value)| key != "thread_id" && !value.is_null());
             configurable.extend(place);
+            drop_reserved_configurable(&mut configurable);
         }
         if let Some(id) = self.checkpoint_id {
             if id.parse::<uuid::Uuid>().is_err() {
@@ -524,6 +529,19 @@ mod tests {
         assert_eq!(Value::Object(run.kwargs.context.unwrap()), json!({"user": "u"}));
         let both = json!({"assistant_id": "a", "context": {"x": 1}, "config": {"configurable": {"user": "u"}}});
         assert_eq!(request(both).admit(false).unwrap_err().why, Why::Rule);
+    }
+
+    #[test]
+    fn keys_of_the_server_come_in_by_no_way() {
+        let forged = || json!({"langgraph_auth_user_id": "alice", "langgraph_auth_user": {"identity": "alice"}});
+        for way in ["context", "checkpoint"] {
+            let run = admitted(json!({"assistant_id": "a", way: forged()}));
+            assert_eq!(run.kwargs.config["configurable"], json!({}), "by the {way}");
+            assert!(run.kwargs.context.unwrap_or_default().is_empty(), "by the {way}");
+        }
+        let run = admitted(json!({"assistant_id": "a", "config": {"configurable": forged()}}));
+        assert_eq!(run.kwargs.config["configurable"], json!({}));
+        assert_eq!(run.kwargs.context, None);
     }
 
     #[test]

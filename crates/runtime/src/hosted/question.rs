@@ -213,6 +213,17 @@ impl Caller {
     pub fn identity(&self) -> &str {
         self.0.get("identity").and_then(Value::as_str).unwrap_or_default()
     }
+
+    /// What runs of this caller find in their `configurable`.
+    #[must_use]
+    pub fn configurable(&self) -> Map<String, Value> {
+        let permissions = self.0.get("permissions").cloned().unwrap_or_else(|| json!([]));
+        Map::from_iter([
+            ("langgraph_auth_user".to_owned(), Value::Object(self.0.clone())),
+            ("langgraph_auth_user_id".to_owned(), json!(self.identity())),
+            ("langgraph_auth_permissions".to_owned(), permissions),
+        ])
+    }
 }
 
 /// What a caller may.

@@ -109,6 +109,12 @@ async fn through(run: &Run<'_>, plan: &Plan) -> Result<Finish, GraphError> {
 }
 
 impl Run<'_> {
+    /// Whether this run, perhaps an earlier attempt of it, made the checkpoint with these metadata.
+    pub(super) fn made(&self, metadata: &Map<String, Value>) -> bool {
+        let by = metadata.get("run_id").and_then(Value::as_str);
+        by.is_some_and(|by| by == self.execution.run_id.to_string())
+    }
+
     /// An answer that a command gave without saying to what.
     pub(super) fn offer_answer(&self, answer: Value) {
         *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
@@ -161,9 +167,8 @@ fn scalars(execution: &Execution) -> Map<String, Value> {
     if let Some(configurable) = execution.config.get("configurable").and_then(Value::as_object) {
         add_scalars(&mut found, configurable);
     }
-    found
-        .entry("run_id")
-        .or_insert_with(|| Value::from(execution.run_id.to_string()));
+    // By this a run that is tried again, a rollback and a deletion know its checkpoints, so no other layer may say it.
+    found.insert("run_id".to_owned(), Value::from(execution.run_id.to_string()));
     found
 }
 

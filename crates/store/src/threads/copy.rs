@@ -17,8 +17,8 @@ pub async fn copy(tx: &mut Tx<'_>, tenant: TenantId, from: ThreadId, to: ThreadI
         // What is in flight is not copied, so the copy is never busy.
         "INSERT INTO thread (id, tenant_id, status, metadata, config, current_values, interrupts, error, ttl_strategy,
                              ttl_minutes, expires_at, created_at, updated_at, state_updated_at)
-         SELECT $3, tenant_id, CASE WHEN status = 'busy' THEN CASE WHEN interrupts = '{}' THEN 'idle'
-                ELSE 'interrupted' END ELSE status END, metadata, config, current_values, interrupts, error,
+         SELECT $3, tenant_id, CASE WHEN status = 'busy' THEN coalesce(rest_status, CASE WHEN interrupts = '{}' THEN 'idle'
+                ELSE 'interrupted' END) ELSE status END, metadata, config, current_values, interrupts, error,
                 ttl_strategy, ttl_minutes, expires_at, $4, $4, $4
          FROM thread WHERE tenant_id = $1 AND id = $2"
     )

@@ -1,11 +1,10 @@
-//! Threads, runs and events, on both databases.
+//! Threads and runs, on both databases.
 
 use serde_json::{Value, json};
-use towpath_domain::agent::{EventId, MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
+use towpath_domain::agent::{MultitaskStrategy, RunStatus, ThreadStatus, TtlStrategy};
 use towpath_domain::job::JobState;
 use towpath_domain::{AssistantId, JobId, RunId, TenantId, ThreadId};
 use towpath_store::jobs::{self, NewJob};
-use towpath_store::run_events::{self, NewBatch};
 use towpath_store::runs::temporary::{self, Temporary};
 use towpath_store::runs::{self, NewRun};
 use towpath_store::threads::{self, Filter, Left, NewThread, Search, SortBy, Ttl};
@@ -32,13 +31,14 @@ macro_rules! on_both {
     )*};
 }
 
+mod events;
 mod histories;
 
 on_both!(
     filters_mean_the_same,
     threads_are_found,
     a_thread_follows_its_runs,
-    events_are_read_from_where_a_reader_was,
+    a_thread_goes_back_to_where_it_stood,
     runs_with_threads_of_their_own_come_and_go_together,
 );
 
@@ -306,55 +306,61 @@ async fn a_thread_follows_its_runs(database: Database) {
     assert!(matches!(gone, Err(Error::NotFound)), "runs go with their thread");
 }
 
-async fn events_are_read_from_where_a_reader_was(database: Database) {
+async fn a_thread_goes_back_to_where_it_stood(database: Database) {
     let store = &database.store;
-    let (tenant, thread) = (TenantId::new(), ThreadId::new());
-    let (one, two) = (RunId::new(), RunId::new());
-    for (run, ms, seq) in [(one, 10, 0), (one, 10, 1), (two, 10, 2), (two, 11, 0)] {
+    let tenant = TenantId::new();
+    let id = thread(store, tenant, &json!({})).await;
+    let read = async || store.read(async |tx| threads::get(tx, tenant, id).await).await.unwrap();
+    let busy = async || {
+        store
+            .write(async |tx| threads::busy(tx, tenant, id, "{}", "{}").await)
+            .await
+            .unwrap();
+    };
+    let untouched = async |run: RunId| {
         store
             .write(async |tx| {
-                let new = NewBatch {
-                    run: Some(run),
-                    attempt: 1,
-                    first: 1,
-                    last: 1,
-                    last_id: EventId { ms, seq },
-                    frames: "f",
-                    expires_at: None,
-                };
-                run_events::append(tx, tenant, thread, &new).await
+                runs::delete(tx, tenant, run).await?;
+                threads::settle_untouched(tx, tenant, id).await
             })
             .await
             .unwrap();
-    }
-    let read = async |run: Option<RunId>, ms: i64, seq: i64| {
-        let after = EventId { ms, seq };
-        let found = store
-            .read(async |tx| run_events::read(tx, tenant, thread, run, after, 10).await)
+    };
+    let failed = r#"{"error":"E"}"#;
+    for (status, error) in [
+        (ThreadStatus::Interrupted, None),
+        (ThreadStatus::Error, Some(failed)),
+        (ThreadStatus::Idle, None),
+    ] {
+        let ended = run(store, tenant, id).await;
+        busy().await;
+        store
+            .write(async |tx| {
+                runs::finish(tx, tenant, ended, RunStatus::Success).await?;
+                // Nobody is asked anything: it was to stop before a node.
+                let left = Left {
+                    state: Some((r#"{"n":1}"#, "{}")),
+                    error,
+                };
+                threads::settle(tx, tenant, id, status, &left).await
+            })
             .await
             .unwrap();
-        found
-            .iter()
-            .map(|batch| (batch.last_ms, batch.last_seq))
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(read(None, 0, 0).await, [(10, 0), (10, 1), (10, 2), (11, 0)]);
-    assert_eq!(read(None, 10, 1).await, [(10, 2), (11, 0)]);
-    assert_eq!(read(Some(one), 0, 0).await, [(10, 0), (10, 1)]);
-    let last = store
-        .read(async |tx| run_events::last_id(tx, tenant, thread).await)
-        .await;
-    assert_eq!(last.unwrap(), Some(EventId { ms: 11, seq: 0 }));
-    let pruned = store
-        .write(async |tx| {
-            let past = tx.now().minus(std::time::Duration::from_secs(1));
-            run_events::expire(tx, tenant, thread, one, past).await?;
-            run_events::prune(tx, 100).await
-        })
-        .await
-        .unwrap();
-    assert_eq!(pruned, 2);
-    assert_eq!(read(None, 0, 0).await, [(10, 2), (11, 0)]);
+        assert_eq!(read().await.status, status);
+        let (one, two) = (run(store, tenant, id).await, run(store, tenant, id).await);
+        busy().await;
+        busy().await;
+        untouched(one).await;
+        assert_eq!(read().await.status, ThreadStatus::Busy, "another run is open");
+        let copied = store
+            .write(async |tx| threads::copy(tx, tenant, id, ThreadId::new()).await)
+            .await
+            .unwrap();
+        assert_eq!(copied.status, status, "what is in flight is not copied");
+        untouched(two).await;
+        let row = read().await;
+        assert_eq!((row.status, row.error.as_deref()), (status, error));
+    }
 }
 
 async fn runs_with_threads_of_their_own_come_and_go_together(database: Database) {

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 10] = [
+const FROZEN: [(&str, &str, &str); 11] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -64,6 +64,11 @@ const FROZEN: [(&str, &str, &str); 10] = [
         "0010_job_history",
         "f851248faa255502f92652545d0bf6e77217d2a73d36dcc9fb9f31d034db710166c88e549afd8c622d1fe0675689c2e2",
         "ae89ad14613e406968e3734e6e4c599df9c92521cf265e43b597e604769b3f1558811d052ceb723e362b15c7d748e440",
+    ),
+    (
+        "0011_agent_server",
+        "61aa2e5935e79b09ae4dedbf2a89d1a1ba16e8e2a0231e9eb38b221a1f289456811d5fadb51cbc3ef31981db5d6ff960",
+        "fa6783621a73bcc00d5eedee3fcf8989cfff3e20112b0daa779e4c48a69af9d31d1b513dfce0e217a2073a478653730d",
     ),
 ];
 

@@ -70,7 +70,7 @@ impl<'a> Engine<'a> {
 
     /// Brings in the input or the command.
     pub(super) async fn begin(&mut self, input: Option<Value>) -> Result<(), Halt> {
-        let own_before = self.metadata.get("run_id") == self.run.metadata.get("run_id");
+        let own_before = self.run.made(&self.metadata);
         // A run that made a checkpoint has used its command up: trying it again would apply it twice.
         let command = self
             .run
@@ -283,7 +283,7 @@ async fn load(
     if let Some(latest) = latest
         && !nested
         && run.execution.attempt > 1
-        && latest.metadata.get("run_id") == run.metadata.get("run_id")
+        && run.made(&latest.metadata)
     {
         return Ok((Some((latest, true)), false));
     }

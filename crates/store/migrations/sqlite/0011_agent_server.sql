@@ -1,0 +1,19 @@
+-- The log of a thread in the order in which it was committed. Ids of events do not give that order: a run at work makes them
+-- by its worker's clock, and the end of another run is logged by another process meanwhile. A reader goes by the position, so
+-- it passes over nothing that is logged later. Positions are microseconds, so that they go on rising when everything before
+-- them was pruned: `store/src/run_events.rs`.
+ALTER TABLE run_event ADD COLUMN log_position INTEGER NOT NULL DEFAULT 0;
+UPDATE run_event SET log_position = placed.nth
+FROM (SELECT thread_id, last_ms, last_seq, id,
+             row_number() OVER (PARTITION BY thread_id ORDER BY last_ms, last_seq, id) AS nth
+      FROM run_event) AS placed
+WHERE run_event.thread_id = placed.thread_id AND run_event.last_ms = placed.last_ms
+  AND run_event.last_seq = placed.last_seq AND run_event.id = placed.id;
+CREATE INDEX run_event_position ON run_event (thread_id, log_position);
+
+-- Where the thread stood before its open runs: there it stands again when they are taken back, or cancelled before they began.
+-- Absent until the first run after this migration.
+ALTER TABLE thread ADD COLUMN rest_status TEXT;
+
+-- Who made the cron, where callers have names: JSON, as the auth of the graphs' author gave it. Its runs are that caller's.
+ALTER TABLE cron ADD COLUMN caller TEXT;
