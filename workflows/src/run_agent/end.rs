@@ -1,8 +1,9 @@
 //! The end of a run whose worker does not end it: cancelled while it waited, attempts spent, no worker left.
 
+use serde::Deserialize;
 use serde_json::json;
 use towpath_domain::agent::frame::{End, Frame};
-use towpath_domain::agent::{CancelAction, EventId, Kwargs, RunStatus, ThreadStatus};
+use towpath_domain::agent::{CancelAction, EventId, RunStatus, ThreadStatus};
 use towpath_domain::job::Ended;
 use towpath_store::runs::{self, Run};
 use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
@@ -152,6 +153,11 @@ async fn tell(
     Ok(())
 }
 
+/// Whom the end is told, however the rest of the arguments reads.
 fn webhook(run: &Run) -> Option<String> {
-    serde_json::from_str::<Kwargs>(&run.kwargs).ok()?.webhook
+    #[derive(Deserialize)]
+    struct Asked {
+        webhook: Option<String>,
+    }
+    serde_json::from_str::<Asked>(&run.kwargs).ok()?.webhook
 }
