@@ -49,6 +49,9 @@ const GRAPHS: &str = r#"{"graphs": {
                                                       {"append": {"log": "asked"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
         "edges": [["__start__", "ask"], ["ask", "two"]]}},
+    "asks slowly": {"native": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
+        "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "go on?", "into": "answer"}, {"sleep_ms": 60000}]}},
+        "edges": [["__start__", "ask"]]}},
     "broken": {"native": {"kind": "script", "channels": {"log": "append"},
         "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;
