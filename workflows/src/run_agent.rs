@@ -147,8 +147,15 @@ impl RunAgent {
         let Some(graph) = graphs.get(graph_id) else {
             return Ok(host.failed("ValueError", &format!("Graph '{graph_id}' not found")));
         };
-        let began = attempt > 1 && kwargs.strict_resume && host.has_written().await?;
-        let mut execution = match self.execution(world, run, kwargs, (attempt, began), host.fresh()) {
+        let repeated = host.is_repeated();
+        let earlier = Earlier {
+            attempt,
+            repeated,
+            wrote: repeated && kwargs.strict_resume && host.has_written().await?,
+            command_saved: repeated && kwargs.command.is_some() && host.has_saved_command().await?,
+            shared_crashes: host.shared_crashes(),
+        };
+        let mut execution = match self.execution(world, run, kwargs, earlier, host.fresh()) {
             Ok(execution) => execution,
             Err(error) => return Ok(host.failed("ValueError", &error.to_string())),
         };
@@ -187,11 +194,11 @@ impl RunAgent {
         world: &AgentWorld,
         run: &Run,
         kwargs: &Kwargs,
-        (attempt, began): (u32, bool),
+        earlier: Earlier,
         fresh: bool,
     ) -> Result<Execution, serde_json::Error> {
         let mut metadata: Map<String, Value> = serde_json::from_str(&run.metadata)?;
-        metadata.extend(own_metadata(world, attempt));
+        metadata.extend(own_metadata(world, earlier.attempt));
         let mut config = kwargs.config.clone();
         config.insert("metadata".to_owned(), Value::Object(metadata.clone()));
         if let (Some(tracing), Some(Value::Object(configurable))) =
@@ -229,14 +236,32 @@ impl RunAgent {
                 Durability::Exit => towpath_runtime::Durability::Exit,
             },
             // An earlier attempt that wrote anything was let pass, and may have used answers up.
-            strict_resume: kwargs.strict_resume && !began,
-            attempt,
+            strict_resume: kwargs.strict_resume && !earlier.wrote,
+            attempt: earlier.attempt,
+            repeated: earlier.repeated,
+            command_saved: earlier.command_saved,
+            shared_crashes: earlier.shared_crashes,
             run_id: self.run.0,
             thread_id: self.thread.0,
             temporary: self.temporary,
             fresh,
         })
     }
+}
+
+/// What an attempt finds of those before it.
+#[derive(Clone, Copy)]
+struct Earlier {
+    /// Its own number.
+    attempt: u32,
+    /// There was one, counted or not.
+    repeated: bool,
+    /// One wrote something.
+    wrote: bool,
+    /// One saved what the command writes.
+    command_saved: bool,
+    /// So many ended with their process, which was not theirs alone.
+    shared_crashes: u32,
 }
 
 /// What this server adds to the metadata of runs; clients show it.

@@ -6,17 +6,19 @@
 
 mod rules;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use hmac::{Hmac, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use sha2::Sha256;
-use towpath_domain::agent::RunStatus;
+use towpath_domain::agent::{MultitaskStrategy, RunStatus};
 use towpath_domain::job::{Ended, RetryPolicy};
-use towpath_domain::{TenantId, Timestamp};
-use towpath_durable::{Ctx, Failure, Outcome, Start, Workflow};
+use towpath_domain::{AssistantId, RunId, TenantId, ThreadId, Timestamp};
+use towpath_durable::{Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_outbound::{Call, CallError};
 use towpath_store::runs::Run;
 use towpath_store::{self as store, Tx};
@@ -34,15 +36,16 @@ const LIMIT: Duration = Duration::from_secs(15);
 pub struct SendWebhook {
     /// The address.
     pub url: String,
-    /// What it is told.
-    pub body: Value,
+    /// What it is told: a JSON object, kept as its text. A run's input and state may be as deep as JSON is read, and lie
+    /// deeper here.
+    pub body: Box<RawValue>,
 }
 
 /// Records a call.
 ///
 /// # Errors
 /// As every statement.
-pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, url: &str, body: Value) -> store::Result<()> {
+pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, url: &str, body: Box<RawValue>) -> store::Result<()> {
     let call = SendWebhook {
         url: url.to_owned(),
         body,
@@ -50,28 +53,58 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, url: &str, body: Value) ->
     towpath_durable::start(tx, &call, Start::new(tenant)).await.map(drop)
 }
 
+/// A run, as it is told.
+#[derive(Serialize)]
+struct Told<'a> {
+    run_id: RunId,
+    thread_id: ThreadId,
+    assistant_id: AssistantId,
+    metadata: Option<&'a RawValue>,
+    status: RunStatus,
+    kwargs: Option<&'a RawValue>,
+    multitask_strategy: MultitaskStrategy,
+    created_at: String,
+    updated_at: String,
+    run_started_at: Option<String>,
+    run_ended_at: String,
+    values: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'a Value>,
+}
+
 /// What is told about a run that ended at `now`.
+///
+/// # Panics
+/// Never: the keys of what is told are texts.
 #[must_use]
-pub fn body(run: &Run, status: RunStatus, now: Timestamp, values: Option<&Value>, error: Option<&Value>) -> Value {
-    let stored = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
-    let mut body = json!({
-        "run_id": run.id,
-        "thread_id": run.thread_id,
-        "assistant_id": run.assistant_id,
-        "metadata": stored(&run.metadata),
-        "status": status,
-        "kwargs": stored(&run.kwargs),
-        "multitask_strategy": run.multitask_strategy,
-        "created_at": rfc3339(run.created_at),
-        "updated_at": rfc3339(now),
-        "run_started_at": run.started_at.map(rfc3339),
-        "run_ended_at": rfc3339(now),
-        "values": values,
-    });
-    if let Some(error) = error {
-        body["error"] = error.clone();
-    }
-    body
+pub fn body(
+    run: &Run,
+    status: RunStatus,
+    now: Timestamp,
+    values: Option<&RawValue>,
+    error: Option<&Value>,
+) -> Box<RawValue> {
+    let told = Told {
+        run_id: run.id,
+        thread_id: run.thread_id,
+        assistant_id: run.assistant_id,
+        metadata: serde_json::from_str(&run.metadata).ok(),
+        status,
+        kwargs: serde_json::from_str(&run.kwargs).ok(),
+        multitask_strategy: run.multitask_strategy,
+        created_at: rfc3339(run.created_at),
+        updated_at: rfc3339(now),
+        run_started_at: run.started_at.map(rfc3339),
+        run_ended_at: rfc3339(now),
+        values,
+        error,
+    };
+    to_raw_value(&told).expect("an object whose keys are texts is JSON")
+}
+
+/// The fields of a body, each as its text.
+fn fields(body: &RawValue) -> Result<BTreeMap<String, Box<RawValue>>, Failure> {
+    serde_json::from_str(body.get()).map_err(|error| Failure::fatal(format!("the body is no JSON object: {error}")))
 }
 
 impl Workflow for SendWebhook {
@@ -82,8 +115,9 @@ impl Workflow for SendWebhook {
     type World = AgentWorld;
 
     async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
-        let mut body = self.body.clone();
-        body["webhook_sent_at"] = json!(rfc3339(world.store.clock().now()));
+        let mut body = fields(&self.body)?;
+        let sent_at = to_raw_value(&rfc3339(world.store.clock().now())).fatal()?;
+        body.insert("webhook_sent_at".to_owned(), sent_at);
         let authored = world.settings.authored.current();
         let rules = &authored.webhooks;
         if rules.off {
@@ -94,7 +128,7 @@ impl Workflow for SendWebhook {
             return Err(Failure::fatal(refused));
         }
         rules.narrow(&mut body);
-        let body = body.to_string();
+        let body = serde_json::to_string(&body).fatal()?;
         let mut headers = HeaderMap::new();
         for (name, value) in &rules.headers {
             if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.reveal().parse::<HeaderValue>()) {

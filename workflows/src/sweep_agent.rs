@@ -1,6 +1,8 @@
 //! Tidies up an agent server, again and again: items, threads and kept events whose time is over, and checkpoints
 //! beyond what is kept. A chain like a cron's, so one sweep goes on at a time.
 
+mod orphans;
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -91,12 +93,14 @@ impl Workflow for SweepAgent {
         let forgotten = rounds(ctx, async |tx| run_events::prune(tx, BATCH).await).await?;
         let over = end_threads(ctx, world, tenant).await?;
         let cut = cut_histories(ctx, world, tenant, schedule.next_at).await?;
-        if expired + forgotten + over + cut > 0 {
+        let orphans = orphans::end_orphans(ctx, world, tenant).await?;
+        if expired + forgotten + over + cut + orphans > 0 {
             tracing::info!(
                 sweep.items = expired,
                 sweep.event_batches = forgotten,
                 sweep.threads = over,
                 sweep.checkpoints = cut,
+                sweep.orphaned_runs = orphans,
                 "swept"
             );
         }

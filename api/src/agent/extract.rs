@@ -25,8 +25,12 @@ const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
 /// A body that is worth a thread of its own while it is read.
 const LARGE_BYTES: usize = 1 << 20;
 
+/// What is nested deeper is refused. JSON is read 127 levels deep everywhere, and what a request holds lies deeper where it is
+/// kept with a run, merged into a config, or shown with a state.
+const MOST_LEVELS: usize = 100;
+
 /// A JSON object as the body, under any content type: browsers send text/plain to save a preflight. No body at all
-/// counts as `{}`. Nesting deeper than 128 is refused.
+/// counts as `{}`. Nesting deeper than [`MOST_LEVELS`] is refused.
 #[derive(Clone, Debug)]
 pub(crate) struct Body<T>(pub T);
 
@@ -93,6 +97,11 @@ fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentError> {
     } else {
         body
     };
+    if is_too_deep(body) {
+        return Err(AgentError::invalid(format!(
+            "Request body is nested deeper than {MOST_LEVELS} levels"
+        )));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
     let value: T = serde_path_to_error::deserialize(&mut json).map_err(|problem| {
         let place = dotted(problem.path());
@@ -100,6 +109,26 @@ fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, AgentError> {
     })?;
     json.end().map_err(|problem| json_problem("", &problem))?;
     Ok(value)
+}
+
+/// Whether brackets outside of texts are nested too deep. What is no JSON may be judged wrongly: it is refused either way.
+fn is_too_deep(body: &[u8]) -> bool {
+    let (mut levels, mut quoted, mut escaped) = (0_usize, false, false);
+    for byte in body {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            _ if quoted => {}
+            b'[' | b'{' => levels += 1,
+            b']' | b'}' => levels = levels.saturating_sub(1),
+            _ => {}
+        }
+        if levels > MOST_LEVELS {
+            return true;
+        }
+    }
+    false
 }
 
 /// Reads `T` out of JSON that was read before.
@@ -304,8 +333,15 @@ mod tests {
             panic!("values of an object are no object");
         };
         assert_eq!(listed.detail(), "Request body: expected an object");
-        let deep = read_json::<Value>("[".repeat(500).as_bytes()).unwrap_err();
-        assert_eq!(deep.detail(), "Request body is nested too deeply");
+        let nested = |levels: usize| {
+            let text = format!(r#"{}"\"[[" {}"#, "[".repeat(levels), "]".repeat(levels));
+            read_json::<Value>(text.as_bytes())
+        };
+        nested(MOST_LEVELS).expect("brackets in a text do not count");
+        let deep = "Request body is nested deeper than 100 levels";
+        assert_eq!(nested(MOST_LEVELS + 1).unwrap_err().detail(), deep);
+        let deep_text = "[".repeat(500);
+        assert_eq!(read_json::<Value>(deep_text.as_bytes()).unwrap_err().detail(), deep);
     }
 
     #[test]

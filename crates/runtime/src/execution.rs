@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use crate::{CheckpointRef, HostError, Shared};
 
-/// What a run is given. A run that is tried again (the host was lost) gets the same values with a higher `attempt`:
-/// when the latest checkpoint's metadata names the same run, the graph goes on from there by itself.
+/// What a run is given. A run that is tried again (the host was lost) gets the same values, with `repeated` and mostly a
+/// higher `attempt`: when the latest checkpoint's metadata names the same run, the graph goes on from there by itself.
 #[derive(Clone, Debug)]
 pub struct Execution {
     /// Input; `None` goes on from the state of the thread.
@@ -37,8 +37,15 @@ pub struct Execution {
     pub durability: Durability,
     /// A resume that answers no waiting interrupt fails before anything is written.
     pub strict_resume: bool,
-    /// Which attempt at this run, from 1.
+    /// Which attempt at this run, from 1. One that a leaving worker handed back, and one that another run's crash ended, do
+    /// not count.
     pub attempt: u32,
+    /// The run was at work before, in this attempt or in an earlier one.
+    pub repeated: bool,
+    /// What the command writes is saved already, on the checkpoint the run starts from: only its answer is given again.
+    pub command_saved: bool,
+    /// How often a process ended in which this run was not alone. Each time it is run beside fewer others.
+    pub shared_crashes: u32,
     /// The run.
     pub run_id: Uuid,
     /// The thread.
@@ -66,6 +73,9 @@ impl Execution {
             durability: Durability::Async,
             strict_resume: false,
             attempt: 1,
+            repeated: false,
+            command_saved: false,
+            shared_crashes: 0,
             run_id,
             thread_id,
             temporary: false,
@@ -324,6 +334,9 @@ pub struct GraphError {
     pub traceback: Option<String>,
 }
 
+/// The class of [`GraphError::shared_crash`].
+const SHARED_CRASH: &str = "SharedHostCrashed";
+
 impl GraphError {
     /// An error of the graph or of its input.
     #[must_use]
@@ -356,6 +369,18 @@ impl GraphError {
             retry: true,
             traceback: None,
         }
+    }
+
+    /// The process that ran the graph ended, and other runs were in it: any of them may have been the cause.
+    #[must_use]
+    pub fn shared_crash(message: impl Into<String>) -> Self {
+        Self::lost(SHARED_CRASH, message)
+    }
+
+    /// Whether the process ended in which the run was not alone: see [`GraphError::shared_crash`].
+    #[must_use]
+    pub fn is_shared_crash(&self) -> bool {
+        self.retry && self.class == SHARED_CRASH
     }
 
     /// Whether this says that the run's token was cancelled.

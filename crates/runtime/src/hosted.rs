@@ -5,18 +5,22 @@
 
 mod calls;
 mod child;
+mod choice;
 mod connection;
 pub mod environment;
 mod forks;
 pub mod frame;
 mod logs;
 pub mod message;
+mod options;
 pub mod package;
 mod pool;
 mod process;
 mod question;
 mod run;
 mod spawner;
+mod stopping;
+mod upkeep;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +30,8 @@ use serde_json::{Map, Value};
 
 pub use child::{Launch, StartError};
 pub use message::{AuthHandlers, LoadError};
-pub use pool::{Options, Pool};
+pub use options::Options;
+pub use pool::Pool;
 pub use question::{Allowed, Caller, Denied, Request};
 
 use crate::{

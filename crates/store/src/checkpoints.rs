@@ -4,6 +4,7 @@
 //! is `jsonb` on PostgreSQL. Scalars of a checkpoint's channels stand in the checkpoint itself, larger values in
 //! `checkpoint_blobs`, once for each version of a channel.
 
+mod command;
 mod read;
 mod replaced;
 mod retain;
@@ -15,6 +16,7 @@ use crate::error::Result;
 use crate::query::{Arg, Query};
 use crate::tx::Tx;
 
+pub use command::has_saved_command;
 pub use read::{Blobs, Place, blobs, get, has_written, latest, list, writes};
 pub use retain::{Cut, Storage, apply, copy, delete_all, delete_run, keep_latest, overgrown, storage};
 

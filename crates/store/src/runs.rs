@@ -1,6 +1,7 @@
 //! Runs of the agent server. Whether a run that is not over is at work is what its job says, so no write of its own
 //! tells that it began.
 
+mod orphaned;
 pub mod temporary;
 
 use serde_json::Value;
@@ -11,6 +12,8 @@ use towpath_domain::{AssistantId, CronId, JobId, RunId, TenantId, ThreadId, Time
 use crate::error::Result;
 use crate::query::{Arg, Query};
 use crate::tx::Tx;
+
+pub use orphaned::orphaned;
 
 /// A run as it stands.
 #[derive(Clone, Debug, FromRow)]

@@ -104,6 +104,7 @@ async def test_without_langgraph_it_says_so(folder):
 async def test_pings_are_answered_while_the_loop_is_blocked(fresh):
     peer = await fresh()
     pong = await peer.ping(7)
+    assert pong["stray_threads"] == 0
     assert pong["t"] == 7 and pong["loop_lag_ms"] < 500 and pong["rss_bytes"] > 10_000_000 and pong["streams"] == 0
     run = peer.run("blocking", {"x": 4})
     while (pong := await peer.ping(8))["loop_lag_ms"] < 300:
@@ -260,6 +261,51 @@ async def test_threads_of_cancelled_nodes_do_not_wait_for_ever(fresh, project):
     peer.cancel(run)
     assert (await asyncio.wait_for(run.done, 5))["status"] == "cancelled"
     await until(lambda: [one for one in peer.logs if one["message"] == "refused: the run is over"])
+
+
+async def test_threads_that_work_for_runs_that_are_over_are_counted(fresh, project):
+    held = GRAPH.replace("lambda state: {}", "held").replace(
+        "from langgraph",
+        "import pathlib, time\n"
+        "def held(state):\n"
+        "    print('at work')\n"
+        "    while not pathlib.Path('done').exists():\n        time.sleep(0.01)\n"
+        "from langgraph",
+        1,
+    )
+    folder = project(g_py=held)
+    peer = await fresh(config(), folder)
+    runs = [peer.run("g", {"messages": []}) for _ in range(3)]
+    await until(lambda: len([one for one in peer.logs if one["message"] == "at work"]) == 3)
+    assert (await peer.ping())["stray_threads"] == 0, "they work for runs that go on"
+    for run in runs[1:]:
+        peer.cancel(run)
+        assert (await asyncio.wait_for(run.done, 5))["status"] == "cancelled"
+    assert (await peer.ping())["stray_threads"] == 2
+    (folder / "done").touch()
+    assert (await asyncio.wait_for(runs[0].done, 5))["status"] == "success"
+    async with asyncio.timeout(60):
+        while (await peer.ping())["stray_threads"] > 0:
+            await asyncio.sleep(0.005)
+
+
+async def test_what_is_said_faster_than_it_is_read_is_dropped(fresh, project):
+    loud = GRAPH.replace("lambda state: {}", "shout").replace(
+        "from langgraph",
+        "def shout(state):\n"
+        "    for _ in range(4000):\n        print('x' * 10_000)\n"
+        "    return {}\n"
+        "from langgraph",
+        1,
+    )
+    peer = await fresh(config(), project(g_py=loud.replace("def shout", "async def shout")))
+    # Nothing is sent before the loop turns: 40 MB would wait.
+    assert (await peer.wait("g", {"messages": []})).result["status"] == "success"
+    assert (await peer.wait("g", {"messages": []})).result["status"] == "success"
+    said = [one for one in peer.logs if one["source"] == "stdout"]
+    assert 0 < len(said) < 8000
+    dropped = [one for one in peer.logs if "were dropped" in one["message"]]
+    assert dropped and dropped[0]["level"] == "warning"
 
 
 async def test_what_the_user_started_ends_with_the_child(fresh, project):

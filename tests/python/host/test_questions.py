@@ -1,9 +1,10 @@
 """Questions about threads and graphs."""
 
+import asyncio
 import json
 
 import pytest
-from peer import DRAW, HISTORY, SCHEMAS, STATE_GET, STATE_UPDATE, SUBGRAPHS, Refused, text
+from peer import CP_GET, DRAW, HISTORY, SCHEMAS, STATE_GET, STATE_UPDATE, SUBGRAPHS, Refused, text, until
 
 
 async def test_state(peer):
@@ -117,3 +118,25 @@ async def test_what_is_not_there(peer):
     with pytest.raises(Refused) as refused:
         await peer.ask(0x90)
     assert refused.value.error["kind"] == "unsupported"
+
+
+async def test_an_answer_that_is_too_long_is_an_error(fresh):
+    peer = await fresh(max_frame_bytes=100_000)
+    run = await peer.wait("steps", {"log": ["x" * 40_000]})
+    assert run.result["status"] == "success"
+    with pytest.raises(Refused, match="more than the server takes"):
+        await peer.ask(HISTORY, run.thread, graph="steps")
+    assert (await peer.ask(HISTORY, run.thread, graph="steps", limit=1))[0]["next"] == []
+    assert (await peer.ping())["streams"] == 0
+
+
+async def test_a_question_that_is_taken_back_leaves_nothing(fresh):
+    peer = await fresh()
+    peer.hold = lambda type_, fields: type_ == CP_GET
+    asked = peer.open(STATE_GET, "11111111-0000-0000-0000-000000000001", graph="steps", ns="")
+    await until(lambda: peer.held)
+    assert (await peer.ping())["streams"] == 1
+    peer.cancel(asked)
+    answer = await asyncio.wait_for(asked.done, 10)
+    assert answer["error"]["kind"] == "cancelled"
+    assert (await peer.ping())["streams"] == 0

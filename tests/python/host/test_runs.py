@@ -284,6 +284,62 @@ async def test_a_run_that_was_lost_goes_on_where_it_was(fresh, after, graph, dur
     assert len(steps) == len(set(steps)) >= steps_before, "no superstep is made twice"
 
 
+@pytest.mark.parametrize("attempt", [1, 2], ids=["handed back", "failed"])
+async def test_a_repeated_run_applies_its_command_once(fresh, attempt):
+    """An attempt that was handed back is not counted, and has used its command up all the same."""
+    peer = await fresh()
+    thread, run = str(uuid.uuid4()), str(uuid.uuid4())
+    await peer.wait("human", {"log": ["in"]}, thread=thread)
+    command = {"resume": "yes", "update": {"log": ["u"]}}
+    puts = []
+
+    def save(stream, type_, fields):
+        puts.append(type_)
+        if puts.count(CP_PUT) < 2:
+            return None
+        peer.kill()
+        return {"kind": "lost", "error": "Lost", "message": "gone"}
+
+    peer.on_save = save
+    await peer.wait("human", thread=thread, run=run, command=command, durability="sync")
+    second = await fresh(threads=peer.threads)
+    again = await second.wait(
+        "human", thread=thread, run=run, command=command, durability="sync", attempt=attempt, repeated=True
+    )
+    assert again.result["status"] == "success", again.result
+    assert values(again)["log"] == ["in", "u", "asked: yes", "done"]
+
+
+@pytest.mark.parametrize("resume", ["yes", None])
+async def test_a_command_that_is_saved_goes_on_without_the_rest_of_it(fresh, resume):
+    """The server leaves out what an earlier attempt saved on the checkpoint the run starts from."""
+    peer = await fresh()
+    thread, run = str(uuid.uuid4()), str(uuid.uuid4())
+    await peer.wait("human", {"log": ["in"]}, thread=thread)
+    saved = []
+
+    def save(stream, type_, fields):
+        saved.append(fields)
+        if len(saved) < 2:
+            return None
+        peer.kill()
+        return {"kind": "lost", "error": "Lost", "message": "gone"}
+
+    peer.on_save = save
+    command = {"update": {"log": ["u"]}} | ({"resume": resume} if resume else {})
+    await peer.wait("human", thread=thread, run=run, command=command, durability="sync")
+    assert {channel for _, channel, _, _ in saved[0]["writes"]} == {"log"} | ({"__resume__"} if resume else set())
+    second = await fresh(threads=peer.threads)
+    again = await second.wait(
+        "human", thread=thread, run=run, command={"resume": resume} if resume else None, attempt=2, repeated=True
+    )
+    assert again.result["status"] == "success", again.result
+    if resume:
+        assert values(again)["log"] == ["in", "u", "asked: yes", "done"]
+    else:
+        assert again.result["state"]["next"] == ["ask"] and len(interrupts(again)) == 1
+
+
 async def test_a_lost_fork_goes_on_from_the_fork(fresh):
     peer = await fresh()
     first = await peer.wait("steps", {"log": ["a"]})

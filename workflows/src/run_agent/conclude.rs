@@ -179,7 +179,8 @@ impl Conclusion<'_> {
             attempts::record(tx, self.run.job_id, &attempt).await?;
         }
         if let Some(url) = &self.kwargs.webhook {
-            let body = send_webhook::body(self.run, status, tx.now(), self.values(), self.ending.error());
+            let values = self.ending.left().map(|left| left.values.raw());
+            let body = send_webhook::body(self.run, status, tx.now(), values, self.ending.error());
             send_webhook::start(tx, tenant, url, body).await?;
         }
         if self.job.temporary {

@@ -1,10 +1,12 @@
 //! The end of a run whose worker does not end it: cancelled while it waited, attempts spent, no worker left.
 
+use serde::Deserialize;
 use serde_json::json;
 use towpath_domain::agent::frame::{End, Frame};
-use towpath_domain::agent::{CancelAction, EventId, Kwargs, RunStatus, ThreadStatus};
+use towpath_domain::agent::{CancelAction, EventId, RunStatus, ThreadStatus};
 use towpath_domain::job::Ended;
-use towpath_store::{self as store, Tx, checkpoints, run_events, runs, threads};
+use towpath_store::runs::{self, Run};
+use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
 
 use super::RunAgent;
 use super::stream::end_frame;
@@ -173,4 +175,13 @@ async fn tell(
         tx.publish(thread, frame);
     }
     Ok(())
+}
+
+/// Whom the end is told, however the rest of the arguments reads.
+fn webhook(run: &Run) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Asked {
+        webhook: Option<String>,
+    }
+    serde_json::from_str::<Asked>(&run.kwargs).ok()?.webhook
 }

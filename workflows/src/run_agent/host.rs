@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
@@ -32,6 +33,8 @@ use crate::tracer::Tracer;
 const LINGER: Duration = Duration::from_millis(100);
 /// How long events wait for the log.
 const LOG_LINGER: Duration = Duration::from_millis(40);
+/// Before a run is tried again whose process ended with others in it.
+const CRASH_REST: Duration = Duration::from_millis(500);
 /// A graph that has this much waiting for the log waits with it.
 const LOG_WAITING: usize = 4 << 20;
 
@@ -59,6 +62,15 @@ pub struct RunHost<'a> {
     work: Notify,
     /// What its trace will say, where it is traced.
     trace: OnceLock<Trace>,
+    progress: Progress,
+}
+
+/// What a run's job remembers from attempt to attempt, beside what the run saves.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Progress {
+    /// How often its process ended while others were in it.
+    #[serde(default)]
+    shared_crashes: u32,
 }
 
 impl<'a> RunHost<'a> {
@@ -84,6 +96,7 @@ impl<'a> RunHost<'a> {
             EventId::default()
         };
         let fence = ctx.fence();
+        let progress = ctx.cursor::<Progress>()?.unwrap_or_default();
         let stream = Stream::new(
             world.queue.clone(),
             world.store.clock().clone(),
@@ -112,6 +125,7 @@ impl<'a> RunHost<'a> {
             wrote: AtomicBool::new(false),
             work: Notify::new(),
             trace: OnceLock::new(),
+            progress,
         })
     }
 
@@ -123,6 +137,16 @@ impl<'a> RunHost<'a> {
     /// Which attempt this is, from 1.
     pub const fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Whether the run was at work before. An attempt that was handed back is not counted, and has begun all the same.
+    pub const fn is_repeated(&self) -> bool {
+        self.fence > 1
+    }
+
+    /// How often the process of the run ended while others were in it.
+    pub const fn shared_crashes(&self) -> u32 {
+        self.progress.shared_crashes
     }
 
     /// Attempts that failed. One whose worker was lost did not.
@@ -140,6 +164,15 @@ impl<'a> RunHost<'a> {
         let (thread, run) = (self.thread, self.run);
         self.store
             .read(async |tx| checkpoints::has_written(tx, thread, run).await)
+            .await
+            .retry()
+    }
+
+    /// Whether an earlier attempt saved what the command writes.
+    pub async fn has_saved_command(&self) -> Result<bool, Failure> {
+        let (thread, run) = (self.thread, self.run);
+        self.store
+            .read(async |tx| checkpoints::has_saved_command(tx, thread, run).await)
             .await
             .retry()
     }
@@ -201,6 +234,7 @@ impl<'a> RunHost<'a> {
             Ok(Err(error)) if error.is_cancelled() => Ok(Ending::Cancelled {
                 left: self.left(graph).await,
             }),
+            Ok(Err(error)) if error.is_shared_crash() => Err(self.crashed_with_others(&error).await?),
             Ok(Err(error)) if error.retry => {
                 // What it did is not done again by the next attempt.
                 self.write().await?;
@@ -226,6 +260,20 @@ impl<'a> RunHost<'a> {
                 })
             }
         }
+    }
+
+    /// The process ended with all its runs, of which one was at fault. That costs this run no attempt; the next one is beside
+    /// fewer others, so that who is at fault is soon alone.
+    async fn crashed_with_others(&self, error: &GraphError) -> Result<Failure, Failure> {
+        self.write().await?;
+        let progress = Progress {
+            shared_crashes: self.progress.shared_crashes.saturating_add(1),
+        };
+        tracing::warn!(run.id = %self.run, shared_crashes = progress.shared_crashes, error = %error,
+                       "the process of a run ended with others in it; the run is tried again");
+        let mut ctx = self.ctx.lock().await;
+        ctx.checkpoint(&progress, async |_| Ok(())).await?;
+        Ok(Failure::Snooze(CRASH_REST))
     }
 
     /// Where the thread stands after a run that did not say so itself.

@@ -17,6 +17,7 @@ mod indexing;
 mod many;
 mod postgres;
 mod quarantine;
+mod repeats;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

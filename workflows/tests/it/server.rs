@@ -53,6 +53,9 @@ const GRAPHS: &str = r#"{"graphs": {
         "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
                   "two": {"kind": "script", "steps": [{"append": {"log": "two"}}]}},
         "edges": [["__start__", "one"], ["one", "two"]]}},
+    "asks slowly": {"native": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
+        "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "go on?", "into": "answer"}, {"sleep_ms": 60000}]}},
+        "edges": [["__start__", "ask"]]}},
     "broken": {"native": {"kind": "script", "channels": {"log": "append"},
         "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;

@@ -1,5 +1,6 @@
 //! Calls to addresses of users happen at least once, and every one of them carries the token of its job.
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,10 +8,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
+use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
-use serde_json::json;
+use serde_json::value::{RawValue, to_raw_value};
+use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
+use towpath_domain::ThreadId;
+use towpath_domain::agent::RunStatus;
 use towpath_durable::Signal;
+use towpath_workflows::run_agent::Target;
 use towpath_workflows::send_webhook;
 
 use crate::server::Server;
@@ -51,8 +57,9 @@ impl Receiver {
 
 impl Server {
     async fn call(&self, url: &str) -> String {
+        let body = to_raw_value(&json!({"run_id": "one"})).unwrap();
         self.store()
-            .write(async |tx| send_webhook::start(tx, self.tenant, url, json!({"run_id": "one"})).await)
+            .write(async |tx| send_webhook::start(tx, self.tenant, url, body.clone()).await)
             .await
             .unwrap();
         let job = self.claim_of(POOL).await.expect("the call is ready");
@@ -101,4 +108,38 @@ async fn every_attempt_of_a_call_carries_the_same_token() {
     server.perform_of(POOL).await;
     assert_eq!(receiver.calls.recv().await.unwrap(), other);
     assert_ne!(other, token);
+}
+
+async fn hear(State(told): State<mpsc::UnboundedSender<Bytes>>, body: Bytes) -> StatusCode {
+    told.send(body).unwrap();
+    StatusCode::OK
+}
+
+/// What a run was given lies deeper in what is told of it, and there it is read again.
+#[tokio::test]
+async fn a_run_with_an_input_as_deep_as_may_be_is_told() {
+    let server = Server::new().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/told", listener.local_addr().unwrap());
+    let (told, mut bodies) = mpsc::unbounded_channel();
+    let router = Router::new().route("/told", post(hear)).with_state(told);
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    // With the two objects around it the arguments of the run are one level short of what can be read.
+    let deep = (0..123).fold(json!([]), |inner, _| Value::Array(vec![inner]));
+    let asked = json!({"input": {"log": deep}, "webhook": url});
+    let (run, _events) = server.start(Target::On(ThreadId::new()), "steps", asked).await;
+    server.perform().await;
+    assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Success);
+    server.perform_of(POOL).await;
+    let body = bodies.recv().await.unwrap();
+    let body: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(&body).unwrap();
+    let deep = deep.to_string();
+    assert!(body["kwargs"].get().contains(&deep), "{}", body["kwargs"]);
+    assert!(
+        body["values"].get().contains(&deep[1..deep.len() - 1]),
+        "{}",
+        body["values"]
+    );
+    assert_eq!(body["status"].get(), r#""success""#);
+    assert!(body.contains_key("webhook_sent_at"));
 }

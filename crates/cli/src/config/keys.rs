@@ -297,7 +297,7 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text("10"),
         kind: Kind::Count { least: 0, most: 3600 },
-        about: "a cancelled run of Python code that is still at work after this is ended with its process",
+        about: "a cancelled run of Python code that is still at work after this is over all the same; its process gets no more runs",
     },
     Key {
         name: "encryption_key",

@@ -92,6 +92,13 @@ pub(super) fn is_call(r#type: Type) -> bool {
 
 /// Answers one call. An error is one of the connection or of the server, after which the run cannot go on.
 pub(super) async fn answer(frame: &Frame, stream: &Stream, host: &dyn Host) -> Result<(), GraphError> {
+    let cancelled = host.cancelled();
+    tokio::select! {
+        biased;
+        // What is looked up takes memory until the child has read it.
+        () = stream.room() => {}
+        () = cancelled.cancelled() => return Err(GraphError::cancelled()),
+    }
     let lost = match frame.r#type {
         Type::CP_GET => {
             let ask: CpGet = message::read(&frame.payload).map_err(protocol)?;
@@ -160,7 +167,20 @@ fn reply<T: Serialize>(stream: &Stream, call: u64, answer: Result<Option<T>, Fai
         Ok(value) => (value, None),
         Err(error) => (None, Some(error)),
     };
-    stream.send(Type::REPLY, &Reply { call, value, error });
+    let Err(error) = stream.try_send(Type::REPLY, &Reply { call, value, error }) else {
+        return;
+    };
+    let failed = Failed {
+        kind: "invalid".to_owned(),
+        error: "ValueError".to_owned(),
+        message: format!("what the graph asked for is too long to be read at once: {error}"),
+    };
+    let reply = Reply::<()> {
+        call,
+        value: None,
+        error: Some(failed),
+    };
+    stream.send(Type::REPLY, &reply);
 }
 
 fn failed(error: &HostError) -> Failed {

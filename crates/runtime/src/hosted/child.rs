@@ -100,7 +100,11 @@ pub struct Child {
     /// Where the user's own routes are served.
     pub http_socket: Option<PathBuf>,
     /// Runs it has now.
-    pub open: AtomicUsize,
+    pub open: Arc<AtomicUsize>,
+    /// Of those, the ones that were given up and do not stop.
+    pub abandoned: AtomicUsize,
+    /// At most so many runs share it now, which lost a process together with others; 0 where any run may.
+    pub company: AtomicUsize,
     /// Runs it ever had.
     pub served: AtomicU64,
     /// It takes no more runs.
@@ -110,8 +114,17 @@ pub struct Child {
     /// When it had a run last.
     pub used: Mutex<Instant>,
     ending: mpsc::UnboundedSender<End>,
-    ended: watch::Receiver<Option<String>>,
+    ended: watch::Receiver<Option<Ended>>,
     _socket_file: SocketFile,
+}
+
+/// How a child ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// With its last words.
+    pub how: String,
+    /// The runs that were in it.
+    pub runs: usize,
 }
 
 enum End {
@@ -161,13 +174,22 @@ impl Child {
         let http_socket = http_path.filter(|_| ready.http);
         let (ending, endings) = mpsc::unbounded_channel();
         let (tell, ended) = watch::channel(None);
-        tokio::spawn(supervise(running, words, connection.clone(), control, endings, tell));
+        let open = Arc::new(AtomicUsize::new(0));
+        let watched = Watched {
+            running,
+            words,
+            connection: connection.clone(),
+            open: open.clone(),
+        };
+        tokio::spawn(supervise(watched, control, endings, tell));
         Ok(Self {
             number,
             connection,
             ready,
             hello,
-            open: AtomicUsize::new(0),
+            open,
+            abandoned: AtomicUsize::new(0),
+            company: AtomicUsize::new(0),
             served: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             since: Instant::now(),
@@ -186,25 +208,44 @@ impl Child {
 
     /// Ends it: TERM to its whole group, then KILL.
     pub fn kill(&self) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.drain();
         let _ = self.ending.send(End::Now);
     }
 
     /// Asks it to end once its runs are over, at the latest after `grace`.
     pub fn retire(&self, grace: Duration) {
-        self.draining.store(true, Ordering::Relaxed);
+        self.drain();
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         self.connection.send(Type::SHUTDOWN, &Shutdown { grace_ms });
         let _ = self.ending.send(End::After(grace + TERM_TO_KILL));
     }
 
     /// Waits until the process is gone; how it ended.
-    pub async fn gone(&self) -> String {
+    pub async fn gone(&self) -> Ended {
         let mut ended = self.ended.clone();
-        match ended.wait_for(Option::is_some).await {
-            Ok(how) => how.clone().unwrap_or_default(),
-            Err(_) => "ended".to_owned(),
-        }
+        let found = match ended.wait_for(Option::is_some).await {
+            Ok(found) => found.clone(),
+            Err(_) => None,
+        };
+        found.unwrap_or_else(|| Ended {
+            how: "the graph host ended".to_owned(),
+            runs: self.runs(),
+        })
+    }
+
+    /// How many runs it has.
+    pub fn runs(&self) -> usize {
+        self.open.load(Ordering::Relaxed)
+    }
+
+    /// See [`Child::company`].
+    pub fn company(&self) -> usize {
+        self.company.load(Ordering::Relaxed)
+    }
+
+    /// It takes no more runs.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
     }
 
     /// Marks that it was used now.
@@ -213,15 +254,27 @@ impl Child {
     }
 }
 
-/// Stays with a child until it is gone.
-async fn supervise(
-    mut running: Running,
+/// A child, for who stays with it.
+struct Watched {
+    running: Running,
     words: Words,
     connection: Connection,
+    open: Arc<AtomicUsize>,
+}
+
+/// Stays with a child until it is gone.
+async fn supervise(
+    watched: Watched,
     mut control: mpsc::UnboundedReceiver<Frame>,
     mut endings: mpsc::UnboundedReceiver<End>,
-    tell: watch::Sender<Option<String>>,
+    tell: watch::Sender<Option<Ended>>,
 ) {
+    let Watched {
+        mut running,
+        words,
+        connection,
+        open: runs,
+    } = watched;
     let mut deadline = None;
     let mut open = true;
     let closed = connection.closed();
@@ -240,13 +293,9 @@ async fn supervise(
                 Some(End::Now) | None => {
                     open = ending.is_some();
                     running.signal(Signal::SIGTERM);
-                    deadline = Some(tokio::time::Instant::now() + TERM_TO_KILL);
+                    deadline = Some(earlier(deadline, TERM_TO_KILL));
                 }
-                Some(End::After(grace)) => {
-                    // Asking again gives no more time.
-                    let at = tokio::time::Instant::now() + grace;
-                    deadline = Some(deadline.map_or(at, |earlier: tokio::time::Instant| earlier.min(at)));
-                }
+                Some(End::After(grace)) => deadline = Some(earlier(deadline, grace)),
             },
             // Without its connection it is of no use.
             () = closed.cancelled(), if deadline.is_none() => {
@@ -266,6 +315,14 @@ async fn supervise(
     // What it had started goes with it.
     running.signal(Signal::SIGKILL);
     let how = words.after(status).await;
-    tell.send_replace(Some(how));
+    // Each of them keeps its place until it has heard of this.
+    let runs = runs.load(Ordering::Relaxed);
+    tell.send_replace(Some(Ended { how, runs }));
     connection.close();
+}
+
+/// Asking again gives no more time.
+fn earlier(deadline: Option<tokio::time::Instant>, grace: Duration) -> tokio::time::Instant {
+    let at = tokio::time::Instant::now() + grace;
+    deadline.map_or(at, |deadline| deadline.min(at))
 }

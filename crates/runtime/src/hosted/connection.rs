@@ -1,7 +1,7 @@
 //! One connection to a child: frames in both directions, told apart by their streams.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,15 +10,22 @@ use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio_util::sync::CancellationToken;
 
-use super::frame::{self, Frame, Type};
+use super::frame::{self, Frame, FrameError, Type};
 use super::logs;
 use super::message::{self, Log, Ping, Pong};
 
 /// Longest frame of a child.
 pub const MAX_FRAME_BYTES: usize = 256 << 20;
+/// Longest frame to a child: what was saved in pieces is read at once.
+pub const MAX_SENT_BYTES: usize = 1 << 30;
+/// While this much waits to be written, no more is looked up to be sent.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
+/// What is longer is not copied to be written with others.
+const LONG_BYTES: usize = 64 << 10;
 /// What is read at once.
 const READ_BYTES: usize = 64 << 10;
 
@@ -28,10 +35,27 @@ pub struct Connection(Arc<Inner>);
 
 struct Inner {
     out: UnboundedSender<Bytes>,
+    queue: Queue,
     streams: Mutex<Streams>,
     health: Mutex<Health>,
     pinged: AtomicU64,
     closed: CancellationToken,
+}
+
+/// What waits to be written.
+#[derive(Default)]
+struct Queue {
+    bytes: AtomicUsize,
+    written: Notify,
+}
+
+/// Why a stream cannot be opened.
+#[derive(Clone, Copy, Debug)]
+pub enum OpenError {
+    /// The connection is over.
+    Over,
+    /// Its first frame is too long.
+    TooLong(FrameError),
 }
 
 #[derive(Default)]
@@ -50,6 +74,8 @@ pub struct Health {
     pub loop_lag: Duration,
     /// Its memory.
     pub rss_bytes: u64,
+    /// Threads at work for what is over.
+    pub stray_threads: u64,
 }
 
 impl Connection {
@@ -60,16 +86,18 @@ impl Connection {
         let (control, controls) = mpsc::unbounded_channel();
         let inner = Arc::new(Inner {
             out,
+            queue: Queue::default(),
             streams: Mutex::default(),
             health: Mutex::new(Health {
                 heard: Instant::now(),
                 loop_lag: Duration::ZERO,
                 rss_bytes: 0,
+                stray_threads: 0,
             }),
             pinged: AtomicU64::new(0),
             closed: CancellationToken::new(),
         });
-        tokio::spawn(write_all(write, outgoing, inner.closed.clone()));
+        tokio::spawn(write_all(write, outgoing, inner.clone()));
         tokio::spawn({
             let inner = inner.clone();
             async move {
@@ -82,13 +110,16 @@ impl Connection {
         (Self(inner), controls)
     }
 
-    /// Opens a stream with its first frame; `None` when the connection is over.
-    pub fn open(&self, r#type: Type, payload: &impl Serialize) -> Option<Stream> {
+    /// Opens a stream with its first frame.
+    ///
+    /// # Errors
+    /// The connection is over, or the frame is too long.
+    pub fn open(&self, r#type: Type, payload: &impl Serialize) -> Result<Stream, OpenError> {
         let (to, frames) = mpsc::unbounded_channel();
         let id = {
             let mut streams = self.0.streams();
             if streams.over {
-                return None;
+                return Err(OpenError::Over);
             }
             loop {
                 streams.last = streams.last.checked_add(1).unwrap_or(1);
@@ -105,8 +136,8 @@ impl Connection {
             id,
             frames,
         };
-        stream.send(r#type, payload);
-        Some(stream)
+        stream.try_send(r#type, payload).map_err(OpenError::TooLong)?;
+        Ok(stream)
     }
 
     /// Sends on stream 0.
@@ -148,8 +179,17 @@ impl Inner {
     }
 
     fn send(&self, r#type: Type, stream: u32, payload: &impl Serialize) {
+        if let Err(error) = self.try_send(r#type, stream, payload) {
+            tracing::error!(%error, r#type = r#type.0, "a frame to a graph host was not sent");
+        }
+    }
+
+    fn try_send(&self, r#type: Type, stream: u32, payload: &impl Serialize) -> Result<(), FrameError> {
+        let frame = frame::encode_map(r#type, stream, payload, MAX_SENT_BYTES)?;
+        self.queue.bytes.fetch_add(frame.len(), Ordering::Relaxed);
         // A connection that is over is seen by who waits for an answer.
-        let _ = self.out.send(frame::encode(r#type, stream, &message::write(payload)));
+        let _ = self.out.send(frame);
+        Ok(())
     }
 
     /// Every open stream ends.
@@ -199,6 +239,7 @@ impl Inner {
                         heard: Instant::now(),
                         loop_lag: Duration::from_millis(pong.loop_lag_ms),
                         rss_bytes: pong.rss_bytes,
+                        stray_threads: pong.stray_threads,
                     };
                 }
             }
@@ -213,7 +254,8 @@ impl Inner {
     }
 }
 
-async fn write_all(mut socket: OwnedWriteHalf, mut frames: UnboundedReceiver<Bytes>, closed: CancellationToken) {
+async fn write_all(mut socket: OwnedWriteHalf, mut frames: UnboundedReceiver<Bytes>, inner: Arc<Inner>) {
+    let closed = inner.closed.clone();
     let mut batch = Vec::new();
     loop {
         let count = tokio::select! {
@@ -223,18 +265,30 @@ async fn write_all(mut socket: OwnedWriteHalf, mut frames: UnboundedReceiver<Byt
         if count == 0 {
             break;
         }
-        // One write for what came together.
-        let written = if let [one] = &batch[..] {
-            socket.write_all(one).await
-        } else {
-            socket.write_all(&batch.concat()).await
+        let bytes: usize = batch.iter().map(Bytes::len).sum();
+        let written = tokio::select! {
+            written = write(&mut socket, &batch, bytes) => written,
+            () = closed.cancelled() => break,
         };
         batch.clear();
+        inner.queue.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        inner.queue.written.notify_waiters();
         if written.is_err() {
             closed.cancel();
             break;
         }
     }
+}
+
+/// One write for what came together, unless that is long.
+async fn write(socket: &mut OwnedWriteHalf, batch: &[Bytes], bytes: usize) -> std::io::Result<()> {
+    if batch.len() > 1 && bytes <= LONG_BYTES {
+        return socket.write_all(&batch.concat()).await;
+    }
+    for frame in batch {
+        socket.write_all(frame).await?;
+    }
+    Ok(())
 }
 
 /// One activity on a connection. Dropping it makes later frames of it be dropped.
@@ -250,6 +304,31 @@ impl Stream {
         self.connection.0.send(r#type, self.id, payload);
     }
 
+    /// As [`Stream::send`], of what may be long.
+    ///
+    /// # Errors
+    /// It is longer than a child is sent.
+    pub fn try_send(&self, r#type: Type, payload: &impl Serialize) -> Result<(), FrameError> {
+        self.connection.0.try_send(r#type, self.id, payload)
+    }
+
+    /// Waits while too much waits to be written to the child, of this stream or of others.
+    pub async fn room(&self) {
+        let Inner { queue, closed, .. } = &*self.connection.0;
+        loop {
+            let written = queue.written.notified();
+            tokio::pin!(written);
+            written.as_mut().enable();
+            if queue.bytes.load(Ordering::Relaxed) <= MAX_QUEUED_BYTES || closed.is_cancelled() {
+                return;
+            }
+            tokio::select! {
+                () = written => {}
+                () = closed.cancelled() => return,
+            }
+        }
+    }
+
     /// Fills `frames` with what is there, at least one frame; zero when the connection is over, or the stream is.
     pub async fn next(&mut self, frames: &mut Vec<Frame>) -> usize {
         self.frames.recv_many(frames, 256).await
@@ -259,5 +338,32 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         self.connection.0.streams().open.remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::super::message::Bin;
+    use super::*;
+
+    #[tokio::test]
+    async fn nothing_more_is_looked_up_for_a_child_that_does_not_read() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let (connection, _control) = Connection::start(ours);
+        let stream = connection.open(Type::RUN, &Bin::default()).unwrap();
+        assert!(stream.room().now_or_never().is_some());
+        let long = Bin(vec![0; MAX_QUEUED_BYTES + 1].into());
+        stream.try_send(Type::REPLY, &long).unwrap();
+        assert!(stream.room().now_or_never().is_none(), "so much waits");
+        let reading = tokio::spawn(async move {
+            let mut bytes = vec![0; 1 << 20];
+            while theirs.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
+        });
+        stream.room().await;
+        connection.close();
+        assert!(stream.room().now_or_never().is_some());
+        reading.await.unwrap();
     }
 }

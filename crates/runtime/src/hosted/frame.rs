@@ -4,7 +4,10 @@
 //! u32 length of the rest │ u8 type │ u32 stream │ payload        numbers are big-endian
 //! ```
 
+use std::io::{self, Write};
+
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use serde::Serialize;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -107,6 +110,9 @@ pub enum FrameError {
     /// Shorter than its own head.
     #[error("a frame of {0} bytes is shorter than its own head")]
     TooShort(usize),
+    /// Longer than the other side is sent.
+    #[error("{0} bytes and more are too much for one frame")]
+    Over(usize),
 }
 
 /// Length, type, stream.
@@ -145,15 +151,64 @@ pub fn take(buffer: &mut BytesMut, max_bytes: usize) -> Result<Option<Frame>, Fr
 
 /// A frame as bytes.
 ///
-/// # Panics
-/// The payload is longer than 4 GiB.
-#[must_use]
-pub fn encode(r#type: Type, stream: u32, payload: &[u8]) -> Bytes {
-    let length = u32::try_from(payload.len() + HEAD - 4).expect("a payload is shorter than 4 GiB");
+/// # Errors
+/// The payload is longer than the head of a frame can say.
+pub fn encode(r#type: Type, stream: u32, payload: &[u8]) -> Result<Bytes, FrameError> {
+    let length = payload.len() + HEAD - 4;
+    let length = u32::try_from(length).map_err(|_| FrameError::TooLong(length))?;
     let mut bytes = BytesMut::with_capacity(HEAD + payload.len());
     bytes.put_u32(length);
     bytes.put_u8(r#type.0);
     bytes.put_u32(stream);
     bytes.put_slice(payload);
-    bytes.freeze()
+    Ok(bytes.freeze())
+}
+
+/// A frame with a map of named fields, written once and no further than `max_bytes`, which are fewer than 4 GiB.
+///
+/// # Errors
+/// It would be longer.
+///
+/// # Panics
+/// Never: what is written has text keys and known lengths.
+pub fn encode_map(r#type: Type, stream: u32, payload: &impl Serialize, max_bytes: usize) -> Result<Bytes, FrameError> {
+    let mut frame = Bounded {
+        bytes: vec![0; HEAD],
+        max_bytes,
+        over: false,
+    };
+    let written = rmp_serde::encode::write_named(&mut frame, payload);
+    if frame.over {
+        return Err(FrameError::Over(max_bytes));
+    }
+    written.expect("maps with text keys are MessagePack");
+    let mut bytes = frame.bytes;
+    let length = bytes.len() - 4;
+    let length = u32::try_from(length).map_err(|_| FrameError::TooLong(length))?;
+    bytes[..4].copy_from_slice(&length.to_be_bytes());
+    bytes[4] = r#type.0;
+    bytes[5..HEAD].copy_from_slice(&stream.to_be_bytes());
+    Ok(bytes.into())
+}
+
+/// Bytes that are written no further than allowed.
+struct Bounded {
+    bytes: Vec<u8>,
+    max_bytes: usize,
+    over: bool,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, more: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + more.len() > self.max_bytes {
+            self.over = true;
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(more);
+        Ok(more.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

@@ -1,69 +1,18 @@
 //! The children of one set of graphs: how many, which one gets a run, and when one is replaced.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use super::child::{Child, Launch, StartError};
+use super::choice::Purpose;
 use super::forks::Forks;
 use super::message::Ready;
+use super::options::Options;
+use super::upkeep;
 use crate::GraphError;
-
-/// How a pool behaves.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// At most so many children serve at a time.
-    pub children: usize,
-    /// Runs of one child at a time.
-    pub slots: usize,
-    /// Another child is started when every child has this many runs.
-    pub spread: usize,
-    /// A child is replaced after so many runs; 0 is never.
-    pub max_runs: u64,
-    /// A child is replaced when it holds so many bytes; 0 is never.
-    pub max_rss_bytes: u64,
-    /// How long a cancelled run may take to end before its child is ended.
-    pub cancel_grace: Duration,
-    /// How often children are asked whether they live.
-    pub ping_every: Duration,
-    /// A child whose event loop is blocked for this long gets no new runs until it is free.
-    pub blocked_after: Duration,
-    /// A child that does not even answer pings for this long is ended.
-    pub silent_after: Duration,
-    /// A child beyond the first that had no run for this long is ended; also one that stood in for a blocked one, this
-    /// long after its start.
-    pub idle_after: Duration,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            children: 1,
-            slots: 64,
-            spread: 4,
-            max_runs: 0,
-            max_rss_bytes: 0,
-            cancel_grace: Duration::from_secs(10),
-            ping_every: Duration::from_secs(1),
-            blocked_after: Duration::from_secs(1),
-            silent_after: Duration::from_secs(300),
-            idle_after: Duration::from_secs(300),
-        }
-    }
-}
-
-impl Options {
-    /// One run for each child at a time, `slots` children.
-    #[must_use]
-    pub fn isolated(mut self, slots: usize) -> Self {
-        self.children = slots;
-        self.slots = 1;
-        self.spread = usize::MAX;
-        self
-    }
-}
 
 /// Of the next child, in whichever pool: a pool and the one that replaces it share a folder of sockets.
 static NUMBER: AtomicU64 = AtomicU64::new(1);
@@ -77,21 +26,30 @@ pub struct Pool {
     ready: Ready,
 }
 
-struct Inner {
+pub(super) struct Inner {
     launch: Launch,
     /// Where there may be several children: what has loaded the graphs for all of them.
     forks: Option<Arc<Forks>>,
-    options: Options,
+    pub(super) options: Options,
     state: Mutex<State>,
     changed: Notify,
 }
 
 #[derive(Default)]
-struct State {
-    children: Vec<Arc<Child>>,
-    starting: usize,
+pub(super) struct State {
+    pub(super) children: Vec<Arc<Child>>,
+    pub(super) starting: usize,
     failed: Option<Failed>,
-    over: bool,
+    pub(super) over: bool,
+}
+
+impl State {
+    /// Whether the last start failed so lately that it is not tried again yet.
+    pub(super) fn backs_off(&self) -> bool {
+        self.failed
+            .as_ref()
+            .is_some_and(|failed| failed.at.elapsed() < failed.pause())
+    }
 }
 
 struct Failed {
@@ -143,7 +101,7 @@ impl Pool {
             "graph host ready"
         );
         inner.add(first);
-        tokio::spawn(look_after(Arc::downgrade(&inner)));
+        tokio::spawn(upkeep::look_after(Arc::downgrade(&inner)));
         Ok(Self { inner, ready })
     }
 
@@ -165,12 +123,17 @@ impl Pool {
         &self.inner.launch
     }
 
-    /// A place for a run; waits for one.
+    /// A place for a run whose process ended so often while others were in it; waits for one.
     ///
     /// # Errors
     /// No child can be started.
-    pub async fn seat(&self) -> Result<Seat, GraphError> {
-        self.take(true).await
+    pub async fn seat(&self, shared_crashes: u32) -> Result<Seat, GraphError> {
+        let company = self.inner.options.company(shared_crashes);
+        if company < self.inner.options.slots {
+            self.take(Purpose::Suspect { company }).await
+        } else {
+            self.take(Purpose::Run).await
+        }
     }
 
     /// A child for a question: never waits for runs to end.
@@ -178,15 +141,15 @@ impl Pool {
     /// # Errors
     /// No child can be started.
     pub async fn anyone(&self) -> Result<Seat, GraphError> {
-        self.take(false).await
+        self.take(Purpose::Question).await
     }
 
-    async fn take(&self, run: bool) -> Result<Seat, GraphError> {
+    async fn take(&self, purpose: Purpose) -> Result<Seat, GraphError> {
         loop {
             let changed = self.inner.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            match Inner::choose(&self.inner, run) {
+            match Inner::choose(&self.inner, purpose) {
                 Choice::Taken(seat) => return Ok(seat),
                 Choice::Failed(why) => return Err(GraphError::lost("HostNotStarted", why.to_string())),
                 Choice::Wait => {}
@@ -201,9 +164,7 @@ impl Pool {
     pub fn children(&self) -> Vec<(i32, usize)> {
         let state = self.inner.state();
         let lives = state.children.iter().filter(|child| child.lives());
-        lives
-            .map(|child| (child.hello.pid, child.open.load(Ordering::Relaxed)))
-            .collect()
+        lives.map(|child| (child.hello.pid, child.runs())).collect()
     }
 
     /// Ends all children: their runs may go on for `grace`. Returns when they are gone.
@@ -231,7 +192,7 @@ impl Drop for Pool {
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         // Nothing between two fields can panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -261,65 +222,51 @@ impl Inner {
         std::mem::take(&mut state.children)
     }
 
-    /// Whether new runs had better go elsewhere.
-    fn blocked(&self, child: &Child) -> bool {
-        let health = child.connection.health();
-        // A thread of its own answers pings; what keeps even that from answering is no better.
-        let silent = health.heard.elapsed().saturating_sub(self.options.ping_every);
-        health.loop_lag.max(silent) >= self.options.blocked_after
-    }
-
     /// Finds a child, or starts one.
-    fn choose(this: &Arc<Self>, run: bool) -> Choice {
+    fn choose(this: &Arc<Self>, purpose: Purpose) -> Choice {
         let mut state = this.state();
         if state.over {
             return Choice::Failed(StartError::Process("the graph hosts were ended".to_owned()));
         }
         state.children.retain(|child| child.lives());
-        let serving = state
+        let serving: Vec<Arc<Child>> = state
             .children
             .iter()
-            .filter(|child| !child.draining.load(Ordering::Relaxed));
-        let (blocked, free): (Vec<_>, Vec<_>) = serving.cloned().partition(|child| this.blocked(child));
-        let open = |child: &Arc<Child>| child.open.load(Ordering::Relaxed);
-        let best = free
-            .iter()
-            .filter(|child| !run || open(child) < this.options.slots)
-            .min_by_key(|child| open(child))
-            // Better slow than not at all.
-            .or_else(|| blocked.iter().find(|_| !run))
-            .cloned();
-        // A blocked child still works on what it has; another one may stand in for it.
-        let most = this.options.children + blocked.len().min(this.options.children);
-        let room = free.len() + blocked.len() + state.starting < most;
-        let wanted = match &best {
-            Some(best) => run && open(best) >= this.options.spread && state.starting == 0,
-            None => true,
-        };
-        if wanted && room {
+            .filter(|child| !child.draining.load(Ordering::Relaxed))
+            .cloned()
+            .collect();
+        let found = this.find(purpose, &serving, state.starting);
+        if found.start {
             match &state.failed {
                 Some(failed) if failed.at.elapsed() < failed.pause() => {
-                    if best.is_none() && state.starting == 0 {
+                    if found.child.is_none() && state.starting == 0 {
                         return Choice::Failed(failed.why.clone());
                     }
                 }
-                _ => {
-                    state.starting += 1;
-                    tokio::spawn(start(this.clone()));
-                }
+                _ => Self::start_another(this, &mut state),
             }
         }
-        let Some(child) = best else { return Choice::Wait };
+        let Some(child) = found.child else { return Choice::Wait };
+        let run = !matches!(purpose, Purpose::Question);
         if run {
             child.open.fetch_add(1, Ordering::Relaxed);
             child.served.fetch_add(1, Ordering::Relaxed);
             child.touch();
+        }
+        if let Purpose::Suspect { company } = purpose {
+            child.company.store(company, Ordering::Relaxed);
         }
         Choice::Taken(Seat {
             child,
             pool: this.clone(),
             run,
         })
+    }
+
+    /// Starts one more child.
+    pub(super) fn start_another(this: &Arc<Self>, state: &mut State) {
+        state.starting += 1;
+        tokio::spawn(start(this.clone()));
     }
 }
 
@@ -346,68 +293,6 @@ async fn start(pool: Arc<Inner>) {
     }
 }
 
-/// Asks children how they are, and replaces those that had their time. Ends with the pool.
-async fn look_after(pool: Weak<Inner>) {
-    loop {
-        let Some(pool) = pool.upgrade() else { return };
-        let every = pool.options.ping_every;
-        look(&pool);
-        drop(pool);
-        tokio::time::sleep(every).await;
-    }
-}
-
-fn look(pool: &Arc<Inner>) {
-    let options = &pool.options;
-    let mut state = pool.state();
-    if state.over {
-        return;
-    }
-    state.children.retain(|child| child.lives());
-    let mut serving = 0;
-    // Of those, the ones that are not blocked.
-    let mut free = 0;
-    for child in &state.children {
-        child.connection.ping();
-        let health = child.connection.health();
-        let open = child.open.load(Ordering::Relaxed);
-        let pid = child.hello.pid;
-        if health.heard.elapsed() >= options.silent_after {
-            tracing::error!(host.pid = pid, runs = open, "a graph host does not answer; it is ended");
-            child.kill();
-            continue;
-        }
-        let worn = (options.max_runs > 0 && child.served.load(Ordering::Relaxed) >= options.max_runs)
-            || (options.max_rss_bytes > 0 && health.rss_bytes >= options.max_rss_bytes);
-        let idle = child.used.lock().unwrap_or_else(PoisonError::into_inner).elapsed() >= options.idle_after;
-        let spare = idle && open == 0 && serving > 0;
-        // It stood in for one that was blocked, and has done so for long enough.
-        let surplus = free >= options.children && child.since.elapsed() >= options.idle_after;
-        if (worn || spare || surplus) && !child.draining.swap(true, Ordering::Relaxed) {
-            tracing::info!(
-                host.pid = pid,
-                rss_mb = health.rss_bytes >> 20,
-                runs = open,
-                "a graph host is replaced"
-            );
-        }
-        if !child.draining.load(Ordering::Relaxed) {
-            serving += 1;
-            free += usize::from(!pool.blocked(child));
-        } else if open == 0 && child.connection.streams() == 0 {
-            child.retire(Duration::from_secs(1));
-        }
-    }
-    let may = state
-        .failed
-        .as_ref()
-        .is_none_or(|failed| failed.at.elapsed() >= failed.pause());
-    if serving == 0 && state.starting == 0 && may {
-        state.starting += 1;
-        tokio::spawn(start(pool.clone()));
-    }
-}
-
 /// A place of a child.
 pub struct Seat {
     child: Arc<Child>,
@@ -421,15 +306,40 @@ impl Seat {
     pub fn child(&self) -> &Child {
         &self.child
     }
+
+    /// Gives up a run that does not stop, for as long as the answer lives. The child gets no more runs, and is ended once no
+    /// other ones are in it.
+    pub(super) fn abandon(&self) -> Abandoned<'_> {
+        self.child.drain();
+        self.child.abandoned.fetch_add(1, Ordering::Relaxed);
+        self.pool.changed.notify_waiters();
+        Abandoned(&self.child)
+    }
+}
+
+/// A run that was given up and goes on all the same.
+pub(super) struct Abandoned<'a>(&'a Child);
+
+impl Drop for Abandoned<'_> {
+    fn drop(&mut self) {
+        self.0.abandoned.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if self.run {
-            self.child.open.fetch_sub(1, Ordering::Relaxed);
-            self.child.touch();
-            self.pool.changed.notify_waiters();
+        if !self.run {
+            return;
         }
+        {
+            // Nobody takes a place meanwhile.
+            let _state = self.pool.state();
+            if self.child.open.fetch_sub(1, Ordering::Relaxed) == 1 {
+                self.child.company.store(0, Ordering::Relaxed);
+            }
+        }
+        self.child.touch();
+        self.pool.changed.notify_waiters();
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::UnixStream;
 use tokio::process::Command;
 use tokio::sync::{mpsc, oneshot};
@@ -25,6 +25,8 @@ use super::spawner;
 
 /// What is kept of a child's last words.
 const LAST_WORDS: usize = 64 << 10;
+/// A longer line is read in pieces of this size.
+const PIECE: usize = 16 << 10;
 /// Credit of a run at its start.
 pub const WINDOW_BYTES: u64 = 4 << 20;
 
@@ -241,18 +243,41 @@ impl Drop for Running {
 pub struct Words(Arc<Mutex<(VecDeque<String>, usize)>>);
 
 impl Words {
-    pub async fn listen(self, from: impl AsyncRead + Unpin) {
-        let mut lines = BufReader::new(from).split(b'\n');
-        while let Ok(Some(line)) = lines.next_segment().await {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            tracing::info!("{}", logs::cut(&line));
-            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            kept.1 += line.len();
-            kept.0.push_back(line);
-            while kept.1 > LAST_WORDS && kept.0.len() > 1 {
-                let gone = kept.0.pop_front().map_or(0, |line| line.len());
-                kept.1 -= gone;
+    /// Reads to the end, line by line. A line that is too long is taken in pieces: it may never end.
+    pub async fn listen(self, mut from: impl AsyncRead + Unpin) {
+        let mut read = vec![0; PIECE];
+        // A line whose end has not come yet.
+        let mut begun: Vec<u8> = Vec::new();
+        loop {
+            let count = from.read(&mut read).await.unwrap_or(0);
+            let mut rest = &read[..count];
+            while let Some(end) = rest.iter().position(|&byte| byte == b'\n') {
+                begun.extend_from_slice(&rest[..end]);
+                self.keep(&begun);
+                begun.clear();
+                rest = &rest[end + 1..];
             }
+            begun.extend_from_slice(rest);
+            let over = count == 0;
+            if begun.len() >= PIECE || (over && !begun.is_empty()) {
+                self.keep(&begun);
+                begun.clear();
+            }
+            if over {
+                return;
+            }
+        }
+    }
+
+    fn keep(&self, line: &[u8]) {
+        let line = String::from_utf8_lossy(line).into_owned();
+        tracing::info!("{}", logs::cut(&line));
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.1 += line.len();
+        kept.0.push_back(line);
+        while kept.1 > LAST_WORDS && kept.0.len() > 1 {
+            let gone = kept.0.pop_front().map_or(0, |line| line.len());
+            kept.1 -= gone;
         }
     }
 
@@ -283,5 +308,44 @@ impl Words {
             return how;
         }
         format!("{how}. It said last:\n{said}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+
+    use super::*;
+
+    async fn until(words: &Words, what: &str, holds: impl Fn(&str) -> bool) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        while !holds(&words.tail(usize::MAX)) {
+            assert!(std::time::Instant::now() < deadline, "waited for {what}");
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_that_never_ends_is_kept_in_pieces() {
+        let (mut said, heard) = tokio::io::duplex(4096);
+        let words = Words::default();
+        let listening = tokio::spawn(words.clone().listen(heard));
+        said.write_all(&vec![b'x'; 10 * LAST_WORDS]).await.unwrap();
+        until(&words, "the beginning of a line", |tail| !tail.is_empty()).await;
+        said.write_all(b"!\nlast\nwords").await.unwrap();
+        until(&words, "the end of a line", |tail| tail.ends_with("!\nlast")).await;
+        drop(said);
+        listening.await.unwrap();
+        let tail = words.tail(usize::MAX);
+        assert!(tail.ends_with("!\nlast\nwords"), "what is left at the end is a line");
+        assert!(tail.len() <= LAST_WORDS + PIECE, "{} bytes are kept", tail.len());
+    }
+
+    #[tokio::test]
+    async fn lines_are_kept_as_they_are() {
+        let words = Words::default();
+        words.clone().listen(&b"one\n\ntwo\nthree\n"[..]).await;
+        assert_eq!(words.tail(usize::MAX), "one\n\ntwo\nthree");
+        assert_eq!(words.tail(2), "two\nthree");
     }
 }

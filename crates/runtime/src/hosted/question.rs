@@ -7,10 +7,26 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::calls::{self, Saves, Window};
+use super::connection::{OpenError, Stream};
 use super::frame::Type;
-use super::message::{self, Answer, Authenticate, Authorize, Authorized, Depth, Json, Question, Raised};
+use super::message::{self, Answer, Authenticate, Authorize, Authorized, Cancel, Depth, Json, Question, Raised};
 use super::pool::Pool;
 use crate::{At, CheckpointRef, GraphError, HistoryQuery, Host, Schemas, StateSnapshot, Update, Xray};
+
+/// A question that was asked. Dropped before its answer, it is taken back: nobody waits any more.
+struct Asked {
+    stream: Stream,
+    over: bool,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if !self.over {
+            let action = "interrupt".to_owned();
+            self.stream.send(Type::CANCEL, &Cancel { action });
+        }
+    }
+}
 
 /// Asks, and answers what the child asks meanwhile.
 async fn ask<T: DeserializeOwned>(
@@ -20,42 +36,68 @@ async fn ask<T: DeserializeOwned>(
     host: Option<&dyn Host>,
 ) -> Result<Result<Option<T>, Raised>, GraphError> {
     let seat = pool.anyone().await?;
-    let gone = || GraphError::lost("HostCrashed", "the graph host ended before it answered");
-    let mut stream = seat.child().connection.open(r#type, question).ok_or_else(gone)?;
-    let mut frames = Vec::new();
-    let mut window = Window::default();
-    loop {
-        if stream.next(&mut frames).await == 0 {
-            return Err(gone());
-        }
-        let mut saves = Saves::default();
-        let mut dealt = 0;
-        let mut answered = None;
-        for frame in frames.drain(..) {
-            match (frame.r#type, host) {
-                (Type::ANSWER, _) => {
-                    answered = Some(message::read::<Answer<T>>(&frame.payload).map_err(calls::protocol)?);
-                }
-                (Type::CP_PUT | Type::CP_WRITES, Some(_)) => {
-                    dealt += frame.payload.len();
-                    saves.add(&frame)?;
-                }
-                (call, Some(host)) if calls::is_call(call) => {
-                    saves.flush(&stream, host).await?;
-                    calls::answer(&frame, &stream, host).await?;
-                }
-                _ => {}
+    let stream = match seat.child().connection.open(r#type, question) {
+        Ok(stream) => stream,
+        Err(OpenError::Over) => return Err(gone()),
+        Err(OpenError::TooLong(error)) => return Err(GraphError::new("ValueError", error.to_string())),
+    };
+    let mut asked = Asked { stream, over: false };
+    let limit = pool.options().question_limit;
+    match tokio::time::timeout(limit, asked.answer(host)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(GraphError::lost(
+            "HostTimeout",
+            format!("the graph host did not answer within {limit:?}"),
+        )),
+    }
+}
+
+fn gone() -> GraphError {
+    GraphError::lost("HostCrashed", "the graph host ended before it answered")
+}
+
+impl Asked {
+    async fn answer<T: DeserializeOwned>(
+        &mut self,
+        host: Option<&dyn Host>,
+    ) -> Result<Result<Option<T>, Raised>, GraphError> {
+        let mut frames = Vec::new();
+        let mut window = Window::default();
+        loop {
+            if self.stream.next(&mut frames).await == 0 {
+                self.over = true;
+                return Err(gone());
             }
-        }
-        if let Some(host) = host {
-            saves.flush(&stream, host).await?;
-        }
-        window.dealt(dealt, &stream);
-        if let Some(answer) = answered {
-            return Ok(match answer.error {
-                Some(raised) => Err(raised),
-                None => Ok(answer.value),
-            });
+            let stream = &self.stream;
+            let mut saves = Saves::default();
+            let mut dealt = 0;
+            let mut answered = None;
+            for frame in frames.drain(..) {
+                match (frame.r#type, host) {
+                    (Type::ANSWER, _) => answered = Some(frame),
+                    (Type::CP_PUT | Type::CP_WRITES, Some(_)) => {
+                        dealt += frame.payload.len();
+                        saves.add(&frame)?;
+                    }
+                    (call, Some(host)) if calls::is_call(call) => {
+                        saves.flush(stream, host).await?;
+                        calls::answer(&frame, stream, host).await?;
+                    }
+                    _ => {}
+                }
+            }
+            if let Some(host) = host {
+                saves.flush(stream, host).await?;
+            }
+            window.dealt(dealt, stream);
+            if let Some(frame) = answered {
+                self.over = true;
+                let answer: Answer<T> = message::read(&frame.payload).map_err(calls::protocol)?;
+                return Ok(match answer.error {
+                    Some(raised) => Err(raised),
+                    None => Ok(answer.value),
+                });
+            }
         }
     }
 }

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::calls::{self, Saves, Window};
-use super::connection::Stream;
+use super::child::Ended;
+use super::connection::{OpenError, Stream};
 use super::frame::{Frame, Type};
-use super::message::{self, Cancel, Done, Failed, Json, Nodes, Run, json_or_none};
+use super::message::{self, Cancel, Done, Json, Nodes, Run, json_or_none};
 use super::pool::{Pool, Seat};
+use super::stopping;
 use crate::{CheckpointRef, Chunk, Durability, Execution, Finish, GraphError, Host, Shared};
 
 /// Runs a graph on a child of the pool.
@@ -16,18 +20,14 @@ use crate::{CheckpointRef, Chunk, Durability, Execution, Finish, GraphError, Hos
 pub async fn run(pool: &Pool, graph: &str, execution: &Execution, host: &dyn Host) -> Result<Finish, GraphError> {
     let cancelled = host.cancelled();
     let request = request(graph, execution)?;
-    let seat = tokio::select! {
+    let (stream, seat) = tokio::select! {
         biased;
         () = cancelled.cancelled() => return Err(GraphError::cancelled()),
-        seat = pool.seat() => seat?,
-    };
-    let grace = pool.options().cancel_grace;
-    let Some(stream) = seat.child().connection.open(Type::RUN, &request) else {
-        return Err(crashed(&seat).await);
+        begun = begin(pool, execution.shared_crashes, &request) => begun?,
     };
     let mut running = Running {
         kept: Some((stream, seat)),
-        grace,
+        grace: pool.options().cancel_grace,
     };
     let ended = running.drive(host).await;
     if !matches!(ended, End::Abandoned(_)) {
@@ -37,6 +37,19 @@ pub async fn run(pool: &Pool, graph: &str, execution: &Execution, host: &dyn Hos
     match ended {
         End::Done(done) => finish(*done, execution),
         End::Failed(error) | End::Abandoned(error) => Err(error),
+    }
+}
+
+/// Asks a child to run it.
+async fn begin(pool: &Pool, shared_crashes: u32, request: &Run) -> Result<(Stream, Seat), GraphError> {
+    loop {
+        let seat = pool.seat(shared_crashes).await?;
+        match seat.child().connection.open(Type::RUN, request) {
+            Ok(stream) => return Ok((stream, seat)),
+            // It ended before the run was in it.
+            Err(OpenError::Over) => drop(seat.child().gone().await),
+            Err(OpenError::TooLong(error)) => return Err(GraphError::new("ValueError", error.to_string())),
+        }
     }
 }
 
@@ -58,38 +71,8 @@ struct Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some((stream, seat)) = self.kept.take() {
-            // Nothing it still saves counts.
-            stream.send(
-                Type::FAIL,
-                &Failed {
-                    kind: "fenced".to_owned(),
-                    error: "HostLost".to_owned(),
-                    message: "the server gave the run up".to_owned(),
-                },
-            );
-            if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-                runtime.spawn(stop(stream, seat, self.grace));
-            }
+            stopping::give_up(stream, seat, self.grace);
         }
-    }
-}
-
-/// Waits until a run that was given up is over; ends its child when that takes too long.
-async fn stop(mut stream: Stream, seat: Seat, grace: Duration) {
-    let over = async {
-        let mut frames = Vec::new();
-        while stream.next(&mut frames).await > 0 {
-            if frames.drain(..).any(|frame| frame.r#type == Type::DONE) {
-                break;
-            }
-        }
-    };
-    if tokio::time::timeout(grace, over).await.is_err() {
-        tracing::warn!(
-            host.pid = seat.child().hello.pid,
-            "a run does not stop; its graph host is ended"
-        );
-        seat.child().kill();
     }
 }
 
@@ -118,12 +101,10 @@ impl Running {
                     continue;
                 }
                 () = &mut patience, if told => {
-                    tracing::warn!(
-                        host.pid = seat.child().hello.pid,
-                        "a cancelled run does not stop; its graph host is ended"
-                    );
-                    seat.child().kill();
-                    return End::Failed(GraphError::cancelled());
+                    // Others may be in its child, and go on.
+                    seat.child().drain();
+                    self.grace = Duration::ZERO;
+                    return End::Abandoned(GraphError::cancelled());
                 }
             }
             match deal(&mut frames, stream, host, &mut window).await {
@@ -175,8 +156,12 @@ async fn deal(
 
 /// Why a run ended with its child.
 async fn crashed(seat: &Seat) -> GraphError {
-    let how = seat.child().gone().await;
-    GraphError::lost("HostCrashed", how)
+    let Ended { how, runs } = seat.child().gone().await;
+    if runs > 1 {
+        GraphError::shared_crash(how)
+    } else {
+        GraphError::lost("HostCrashed", how)
+    }
 }
 
 /// The parts of a chunk: mode, levels of the namespace, JSON.
@@ -219,13 +204,24 @@ fn parse_chunk(payload: &[u8]) -> Option<Chunk> {
 
 fn request(graph: &str, execution: &Execution) -> Result<Run, GraphError> {
     let json = |error: serde_json::Error| GraphError::new("ValueError", error.to_string());
-    let command = execution.command.as_ref().map(Json::of).transpose().map_err(json)?;
+    let command = match &execution.command {
+        // The rest of it is on the checkpoint.
+        Some(command) if execution.command_saved => {
+            let answer = command.resume.as_ref();
+            answer.map(|answer| Json::of(&json!({"resume": answer}))).transpose()
+        }
+        command => command.as_ref().map(Json::of).transpose(),
+    };
+    let command = command.map_err(json)?;
+    // A command wins over an input, also when nothing of it is left to say.
+    let input = execution.input.as_ref().filter(|_| execution.command.is_none());
     Ok(Run {
         run: execution.run_id.to_string(),
         thread: execution.thread_id.to_string(),
         graph: graph.to_owned(),
         attempt: execution.attempt,
-        input: json_or_none(execution.input.as_ref()),
+        repeated: execution.repeated,
+        input: json_or_none(input),
         command,
         config: Json::of(&execution.config).map_err(json)?,
         context: json_or_none(execution.context.as_ref()),

@@ -25,6 +25,7 @@ fn parallel() -> Value {
 fn retried(execution: &Execution) -> Execution {
     Execution {
         attempt: execution.attempt + 1,
+        repeated: true,
         ..execution.clone()
     }
 }
@@ -131,7 +132,13 @@ async fn a_command_is_not_applied_twice_by_a_second_attempt() {
             Ok(finish) => finish,
             Err(error) => {
                 assert!(error.retry);
-                thread.run(&retried(&resume)).await
+                let command_saved = survived > 0;
+                thread
+                    .run(&Execution {
+                        command_saved,
+                        ..retried(&resume)
+                    })
+                    .await
             }
         };
         assert_eq!(
@@ -140,6 +147,29 @@ async fn a_command_is_not_applied_twice_by_a_second_attempt() {
             "after {survived} saves"
         );
     }
+}
+
+#[tokio::test]
+async fn a_command_counts_though_a_run_before_it_left_one_behind() {
+    let thread = arrange(json!({
+        "kind": "workflow", "channels": {"items": "append"},
+        "nodes": {"ask": {"kind": "script", "steps": [{"interrupt": "?", "into": "items"}]}},
+        "edges": [["__start__", "ask"]],
+    }));
+    thread.run(&thread.execution(Some(json!({})))).await;
+    // It saves what it was told, and is never heard of again.
+    let mut stopped = thread.command(json!({"update": {"items": ["left"]}}));
+    stopped.durability = Durability::Sync;
+    thread.host.crash_after(Some(1));
+    assert!(thread.try_run(&stopped).await.unwrap_err().retry);
+    // The first attempt of another one saves nothing.
+    let mut next = thread.command(json!({"resume": "yes", "update": {"items": ["u"]}}));
+    next.durability = Durability::Sync;
+    thread.host.crash_after(Some(0));
+    assert!(thread.try_run(&next).await.unwrap_err().retry);
+    thread.host.crash_after(None);
+    let finish = thread.run(&retried(&next)).await;
+    assert_eq!(finish.values, json!({"items": ["left", "u", "yes"]}));
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! Children and their pool, with a child that runs no Python.
 
 mod fake;
+mod neighbours;
+mod questions;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use towpath_runtime::hosted::{self, Launch, Options, Pool, StartError};
@@ -83,12 +85,18 @@ impl Set {
 
     /// Starts a run and waits for its first event.
     async fn begin(&self, input: Value) -> Begun {
+        self.begin_after(0, input).await
+    }
+
+    /// The same with a run whose process ended so often with others in it.
+    async fn begin_after(&self, shared_crashes: u32, input: Value) -> Begun {
         let host = Arc::new(MemoryHost::new());
         let graph = self.graphs.get("agent").unwrap();
         let run = tokio::spawn({
             let host = host.clone();
             async move {
-                let execution = Execution::new(Uuid::from_u128(1), Uuid::from_u128(2), Some(input));
+                let mut execution = Execution::new(Uuid::from_u128(1), Uuid::from_u128(2), Some(input));
+                execution.shared_crashes = shared_crashes;
                 graph.run(&execution, &*host).await
             }
         });
@@ -158,16 +166,37 @@ async fn a_cancelled_run_ends_and_its_child_stays() {
     assert_eq!(i64::from(before), pid(&set.run(json!({})).await.unwrap()));
 }
 
+/// Waits until a process is gone.
+async fn gone(pid: i32) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while std::path::Path::new(&format!("/proc/{pid}/stat")).exists() {
+        assert!(Instant::now() < deadline, "waited for the end of the process {pid}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
 #[tokio::test]
-async fn a_run_that_does_not_stop_is_ended_with_its_child_and_others_are_tried_again() {
+async fn of_a_command_that_is_saved_only_the_answer_is_given_again() {
     let set = Set::start(quick()).await;
-    let stuck = set.begin(json!({"do": "hang"})).await;
-    let other = set.begin(json!({"do": "wait"})).await;
-    stuck.host.cancel();
-    assert!(stuck.run.await.unwrap().unwrap_err().is_cancelled());
-    let lost = other.run.await.unwrap().unwrap_err();
-    assert!(lost.retry && !lost.is_cancelled(), "{lost}");
-    assert!(set.run(json!({})).await.is_ok());
+    let graph = set.graphs.get("agent").unwrap();
+    let host = MemoryHost::new();
+    // The child is told by the input what to do, and is sent none beside a command.
+    let told = json!({"update": {"do": "x"}, "resume": "yes", "goto": ["n"]});
+    let mut execution = Execution::new(Uuid::from_u128(1), Uuid::from_u128(2), None);
+    execution.command = Some(serde_json::from_value(told).unwrap());
+    execution.repeated = true;
+    let first = graph.run(&execution, &host).await.unwrap().values;
+    assert_eq!(
+        first,
+        json!({"command": {"update": {"do": "x"}, "resume": "yes", "goto": ["n"]}, "repeated": true})
+    );
+    execution.command_saved = true;
+    let again = graph.run(&execution, &host).await.unwrap().values;
+    assert_eq!(again, json!({"command": {"resume": "yes"}, "repeated": true}));
+    execution.command.as_mut().unwrap().resume = None;
+    execution.input = Some(json!({"do": "raise"}));
+    let goes_on = graph.run(&execution, &host).await.unwrap().values;
+    assert_eq!(goes_on, json!({"command": null, "repeated": true}));
 }
 
 #[tokio::test]
@@ -285,23 +314,21 @@ async fn a_swap_lets_runs_end_where_they_began() {
     before.host.cancel();
     assert!(before.run.await.unwrap().unwrap_err().is_cancelled());
     // Nobody holds the old set any more: its child goes.
-    while std::path::Path::new(&format!("/proc/{old}/stat")).exists() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    gone(old).await;
 }
 
 #[test]
 fn frames_are_taken_whole() {
     use bytes::BytesMut;
-    use hosted::frame::{FrameError, Type, encode, take};
-    let bytes = encode(Type::CHUNK, 7, b"abc");
+    use hosted::frame::{FrameError, Type, encode, encode_map, take};
+    let bytes = encode(Type::CHUNK, 7, b"abc").unwrap();
     let mut buffer = BytesMut::new();
     for byte in &bytes[..bytes.len() - 1] {
         buffer.extend_from_slice(&[*byte]);
         assert_eq!(take(&mut buffer, 1024), Ok(None));
     }
     buffer.extend_from_slice(&bytes[bytes.len() - 1..]);
-    buffer.extend_from_slice(&encode(Type::DONE, 8, b""));
+    buffer.extend_from_slice(&encode(Type::DONE, 8, b"").unwrap());
     let frame = take(&mut buffer, 1024).unwrap().unwrap();
     assert_eq!(
         (frame.r#type, frame.stream, &frame.payload[..]),
@@ -313,4 +340,11 @@ fn frames_are_taken_whole() {
     assert_eq!(take(&mut long, 1024), Err(FrameError::TooLong(65536)));
     let mut short = BytesMut::from(&[0, 0, 0, 1][..]);
     assert_eq!(take(&mut short, 1024), Err(FrameError::TooShort(1)));
+    // A map is written as it would be apart, and no further than allowed.
+    let map = json!({"call": 1, "value": "x".repeat(100)});
+    let payload = hosted::message::write(&map);
+    let whole = encode(Type::REPLY, 9, &payload).unwrap();
+    assert_eq!(encode_map(Type::REPLY, 9, &map, whole.len()), Ok(whole.clone()));
+    let most = whole.len() - 1;
+    assert_eq!(encode_map(Type::REPLY, 9, &map, most), Err(FrameError::Over(most)));
 }

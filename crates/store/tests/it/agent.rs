@@ -33,6 +33,7 @@ macro_rules! on_both {
 
 mod events;
 mod histories;
+mod repeats;
 
 on_both!(
     filters_mean_the_same,

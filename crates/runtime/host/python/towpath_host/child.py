@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -22,6 +21,7 @@ from .health import Health
 from .projects import Access, Graph, Project
 from .runs import Run, _uncancel
 from .streams import CallError, Stream
+from .threads import Threads
 from .web import Web
 from .wire import Type
 
@@ -43,7 +43,8 @@ class Child:
     def __init__(self, sock: socket.socket, project: Project, init: Fields, load_ms: int) -> None:
         self.project = project
         self.loop = asyncio.get_running_loop()
-        self.loop.set_default_executor(ThreadPoolExecutor(THREADS, thread_name_prefix="towpath-node"))
+        threads = Threads(THREADS)
+        self.loop.set_default_executor(threads)
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self._init = init
         self._load_ms = load_ms
@@ -57,7 +58,7 @@ class Child:
             project.use_vectors()
         self.connection = Connection(sock, self.loop, self._on_frame, self._on_close)
         self.connection.max_frame_bytes = init.get("max_frame_bytes") or wire.MAX_FRAME_BYTES
-        self._health = Health(self.connection, self.loop, lambda: len(self._streams))
+        self._health = Health(self.connection, self.loop, lambda: len(self._streams), threads.stray)
         logs.install(self.connection, init.get("log_level") or "info")
         self._questions: dict[int, Callable[[Stream, Fields], Awaitable[Any]]] = {
             Type.STATE_GET: self._state_get,
@@ -225,7 +226,11 @@ class Child:
             answer = {"error": _error(error)}
         finally:
             self._ended(stream)
-        stream.end(Type.ANSWER, answer)
+        try:
+            stream.end(Type.ANSWER, answer)
+        except Exception as error:
+            # It is too long for a frame, say: who asked would wait for ever.
+            stream.end(Type.ANSWER, {"error": _error(error)})
 
     @contextlib.asynccontextmanager
     async def _graph(self, fields: Fields, access: Access) -> AsyncIterator[tuple[Pregel, RunnableConfig]]:

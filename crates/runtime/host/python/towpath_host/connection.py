@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .wire import MAX_FRAME_BYTES, Parser, ProtocolError, frame, pack
+from .wire import MAX_FRAME_BYTES, Parser, ProtocolError, Type, frame, pack
 
 READ_BYTES = 1 << 18
 READS_AT_ONCE = 8
@@ -47,6 +47,8 @@ class Connection:
         self._aside: deque[Frame] = deque()
         self._writing = threading.Lock()
         self._out: list[bytes] = []
+        self._logs = 0
+        """Bytes of LOG frames among them."""
         self._rest: memoryview | None = None
         self._flush_asked = False
         self._watching_write = False
@@ -66,6 +68,8 @@ class Connection:
             if self._closed:
                 return
             self._out.append(data)
+            if type_ == Type.LOG:
+                self._logs += len(data)
             if self._flush_asked:
                 return
             self._flush_asked = True
@@ -111,6 +115,7 @@ class Connection:
             if self._rest is None:
                 self._rest = memoryview(self._out[0] if len(self._out) == 1 else b"".join(self._out))
                 self._out.clear()
+                self._logs = 0
             try:
                 sent = self._sock.send(self._rest)
             except (BlockingIOError, InterruptedError):
@@ -122,6 +127,11 @@ class Connection:
                 return True
             self._rest = self._rest[sent:] if sent < len(self._rest) else None
         return True
+
+    @property
+    def log_bytes(self) -> int:
+        """How much of what was said waits for what is written before it."""
+        return self._logs
 
     def drain(self, limit_s: float) -> None:
         """Writes what is queued, waiting for the socket at most so long. For the end of the process."""

@@ -30,10 +30,17 @@ _HERE = os.path.dirname(__file__)
 class Health:
     """Watches one loop."""
 
-    def __init__(self, connection: Connection, loop: asyncio.AbstractEventLoop, streams: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        loop: asyncio.AbstractEventLoop,
+        streams: Callable[[], int],
+        stray_threads: Callable[[], int],
+    ) -> None:
         self._connection = connection
         self._loop = loop
         self._streams = streams
+        self._stray_threads = stray_threads
         self._beat = time.monotonic()
         self._loop_thread = threading.get_ident()
         self._gone = threading.Event()
@@ -48,6 +55,7 @@ class Health:
             "loop_lag_ms": max(0, int(late * 1000)),
             "rss_bytes": rss_bytes(),
             "streams": self._streams(),
+            "stray_threads": self._stray_threads(),
         }
         self._connection.send_now(Type.PONG, 0, wire.pack(answer))
 

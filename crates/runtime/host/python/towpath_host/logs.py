@@ -16,7 +16,10 @@ from .streams import CURRENT
 from .wire import Type
 
 LINE_CHARS = 16 << 10
-"""A line that is longer is told in pieces."""
+"""A line that is longer is told in pieces, of a record the beginning."""
+
+WAITING_BYTES = 8 << 20
+"""While so much waits to be told, what is said is dropped: output costs no credit, and must not fill the memory."""
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -24,30 +27,51 @@ _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARN
 def install(connection: Connection, level: str) -> None:
     """Sends records, and lines of standard output and error, to the server."""
     root = logging.getLogger()
-    root.handlers[:] = [Handler(connection)]
+    teller = Teller(connection)
+    root.handlers[:] = [Handler(teller)]
     root.setLevel(_LEVELS.get(level, logging.INFO))
     # Who calls a model hears of it once, not once for each request below.
     for noisy in ("httpx", "httpcore", "asyncio"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
     logging.captureWarnings(True)
     warnings.filterwarnings("ignore", message="`durability` has no effect")
-    sys.stdout = Lines(connection, "stdout", sys.__stdout__)  # type: ignore[assignment]
-    sys.stderr = Lines(connection, "stderr", sys.__stderr__)  # type: ignore[assignment]
+    sys.stdout = Lines(teller, "stdout", sys.__stdout__)  # type: ignore[assignment]
+    sys.stderr = Lines(teller, "stderr", sys.__stderr__)  # type: ignore[assignment]
 
 
-def _tell(connection: Connection, fields: dict[str, Any]) -> None:
-    stream = CURRENT.get(None)
-    if stream is not None:
-        fields |= {"run": stream.run, "thread": stream.thread, "graph": stream.graph}
-    connection.tell(Type.LOG, 0, fields)
+class Teller:
+    """Sends LOG frames, unless the server is far behind."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._dropped = 0
+
+    def tell(self, fields: dict[str, Any]) -> None:
+        """Sends one record, in the name of the request at hand."""
+        if self._connection.log_bytes > WAITING_BYTES:
+            # Two threads may count one where they dropped two.
+            self._dropped += 1
+            return
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            message = f"{dropped} lines and records were dropped: more was said than the server could take"
+            self._send({"level": "warning", "logger": "towpath_host", "message": message, "source": "log"})
+        stream = CURRENT.get(None)
+        if stream is not None:
+            fields |= {"run": stream.run, "thread": stream.thread, "graph": stream.graph}
+        self._send(fields)
+
+    def _send(self, fields: dict[str, Any]) -> None:
+        fields.setdefault("time", datetime.now(timezone.utc).isoformat())
+        self._connection.tell(Type.LOG, 0, fields)
 
 
 class Handler(logging.Handler):
     """Records of the standard library's logging."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, teller: Teller) -> None:
         super().__init__()
-        self._connection = connection
+        self._teller = teller
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -56,15 +80,14 @@ class Handler(logging.Handler):
                 message += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
             elif record.exc_text:
                 message += "\n" + record.exc_text
-            _tell(
-                self._connection,
+            self._teller.tell(
                 {
                     "level": _level(record.levelno),
                     "logger": record.name,
-                    "message": message,
+                    "message": message[:LINE_CHARS],
                     "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(),
                     "source": "log",
-                },
+                }
             )
         except Exception:
             self.handleError(record)
@@ -85,8 +108,8 @@ def _level(number: int) -> str:
 class Lines(io.TextIOBase):
     """Standard output or error: each line is a record of its own."""
 
-    def __init__(self, connection: Connection, source: str, under: TextIO | None) -> None:
-        self._connection = connection
+    def __init__(self, teller: Teller, source: str, under: TextIO | None) -> None:
+        self._teller = teller
         self._source = source
         self._under = under
         self._rest = threading.local()
@@ -104,16 +127,15 @@ class Lines(io.TextIOBase):
         return len(text)
 
     def _line(self, line: str) -> None:
-        _tell(
-            self._connection,
-            {
-                "level": "info" if self._source == "stdout" else "warning",
-                "logger": self._source,
-                "message": line[:LINE_CHARS].rstrip("\r"),
-                "time": datetime.now(timezone.utc).isoformat(),
-                "source": self._source,
-            },
-        )
+        for at in range(0, len(line), LINE_CHARS):
+            self._teller.tell(
+                {
+                    "level": "info" if self._source == "stdout" else "warning",
+                    "logger": self._source,
+                    "message": line[at : at + LINE_CHARS].rstrip("\r"),
+                    "source": self._source,
+                }
+            )
 
     def flush(self) -> None:
         pending = getattr(self._rest, "text", "")

@@ -39,7 +39,8 @@ class Run:
         self.fields = fields
         self.sink = Sink(stream, fields.get("modes") or ())
         stream.sync = fields.get("durability") == "sync"
-        stream.fresh = bool(fields.get("fresh")) and fields.get("attempt", 1) == 1
+        self.repeated = bool(fields.get("repeated")) or fields.get("attempt", 1) > 1
+        stream.fresh = bool(fields.get("fresh")) and not self.repeated
         self.input = text.loads(fields.get("input"))
         self.command = states.command(text.loads(fields.get("command")))
         self.context = text.loads(fields.get("context"))
@@ -77,7 +78,7 @@ class Run:
 
     async def _stream(self, graph: Pregel) -> None:
         fields, sink = self.fields, self.sink
-        if fields.get("attempt", 1) > 1:
+        if self.repeated:
             await self._go_on()
         subgraphs = bool(fields.get("subgraphs"))
         options: dict[str, Any] = {

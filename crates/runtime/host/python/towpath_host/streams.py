@@ -60,6 +60,8 @@ class Stream:
         """The action of a CANCEL."""
         self.aborted: CallError | None = None
         """Why the server gave the request up."""
+        self.ended = False
+        """The last frame was sent."""
         self.last_checkpoint: str | None = None
         """The last one put in the namespace of the graph itself."""
         self._connection = connection
@@ -120,6 +122,7 @@ class Stream:
         """Sends the last frame. Threads of nodes that were cancelled may still be at work: what they ask from now on
         fails."""
         self._connection.send(type_, self.id, pack(fields))
+        self.ended = True
         if self.aborted is None:
             self.aborted = CallError("cancelled", "RuntimeError", "the run is over")
         for future in self._calls.values():

@@ -20,6 +20,9 @@ pub struct Pong {
     /// Memory of the process.
     #[serde(default)]
     pub rss_bytes: u64,
+    /// Threads that are still at work for requests that are over.
+    #[serde(default)]
+    pub stray_threads: u64,
 }
 
 /// A line of the child's log.

@@ -17,6 +17,9 @@ pub struct Run {
     pub graph: String,
     /// From 1.
     pub attempt: u32,
+    /// It was at work before.
+    #[serde(default)]
+    pub repeated: bool,
     /// What goes in.
     pub input: Option<Json>,
     /// Wins over the input.

@@ -146,8 +146,9 @@ impl<'a> Engine<'a> {
         if forks {
             return Ok(writes);
         }
-        if self.run.execution.attempt > 1 && !null_writes(&self.pending).is_empty() {
-            // An earlier attempt saved them; only the answer has one slot, so only that may be saved again.
+        if self.run.execution.command_saved {
+            // Only the answer has one slot, so only that may be saved again. That writes of nobody wait here says nothing:
+            // a run that was stopped before may have left them.
             writes.retain(|(channel, _)| codec::is_mark(channel));
         }
         self.put_null_writes(writes).await?;

@@ -16,8 +16,17 @@ use towpath_runtime::hosted::message::*;
 
 type Out = Arc<Mutex<UnixStream>>;
 
+/// What runs make the child say of itself, and what it heard.
+#[derive(Default)]
+struct Known {
+    lag_ms: u64,
+    stray_threads: u64,
+    questions: u64,
+    taken_back: u64,
+}
+
 fn send(out: &Out, r#type: Type, stream: u32, payload: &impl serde::Serialize) {
-    let bytes = frame::encode(r#type, stream, &write(payload));
+    let bytes = frame::encode(r#type, stream, &write(payload)).unwrap();
     // The server may be gone, which is the end anyway.
     let _ = out.lock().unwrap().write_all(&bytes);
 }
@@ -38,7 +47,7 @@ fn child() {
         capabilities: Vec::new(),
     };
     send(&out, Type::HELLO, 0, &hello);
-    let lag = Arc::new(Mutex::new(0));
+    let known = Arc::new(Mutex::new(Known::default()));
     let mut streams: HashMap<u32, Sender<Frame>> = HashMap::new();
     let mut buffer = BytesMut::new();
     let mut bytes = [0; 65536];
@@ -53,10 +62,12 @@ fn child() {
                 Type::INIT => begin(&out, &frame),
                 Type::PING => {
                     let ping: Ping = read(&frame.payload).unwrap();
+                    let known = known.lock().unwrap();
                     let pong = Pong {
                         t: ping.t,
-                        loop_lag_ms: *lag.lock().unwrap(),
+                        loop_lag_ms: known.lag_ms,
                         rss_bytes: 0,
+                        stray_threads: known.stray_threads,
                     };
                     send(&out, Type::PONG, 0, &pong);
                 }
@@ -68,16 +79,20 @@ fn child() {
                         out: out.clone(),
                         stream: frame.stream,
                         frames,
-                        lag: lag.clone(),
+                        known: known.clone(),
                         run: read(&frame.payload).unwrap(),
                     };
                     std::thread::spawn(move || run.perform());
                 }
-                _ => {
-                    if let Some(to) = streams.get(&frame.stream) {
+                // Never answered.
+                Type::STATE_GET => known.lock().unwrap().questions += 1,
+                _ => match streams.get(&frame.stream) {
+                    Some(to) => {
                         let _ = to.send(frame);
                     }
-                }
+                    None if frame.r#type == Type::CANCEL => known.lock().unwrap().taken_back += 1,
+                    None => {}
+                },
             }
         }
     }
@@ -113,7 +128,7 @@ struct Work {
     out: Out,
     stream: u32,
     frames: Receiver<Frame>,
-    lag: Arc<Mutex<u64>>,
+    known: Arc<Mutex<Known>>,
     run: Run,
 }
 
@@ -160,11 +175,26 @@ impl Work {
                 }
             }
             "block" => {
-                *self.lag.lock().unwrap() = 60_000;
+                self.known.lock().unwrap().lag_ms = 60_000;
                 self.chunk(b"\"blocked\"");
                 let _ = self.frames.recv();
-                *self.lag.lock().unwrap() = 0;
+                self.known.lock().unwrap().lag_ms = 0;
                 self.done("success", &json!({"pid": std::process::id()}));
+            }
+            "stray" => {
+                self.known.lock().unwrap().stray_threads = input["threads"].as_u64().unwrap();
+                self.done("success", &json!({"pid": std::process::id()}));
+            }
+            "questions" => {
+                let counts = {
+                    let known = self.known.lock().unwrap();
+                    json!([known.questions, known.taken_back])
+                };
+                self.done("success", &counts);
+            }
+            "" if self.run.input.is_none() => {
+                let command: Option<Value> = self.run.command.as_ref().map(|command| command.read().unwrap());
+                self.done("success", &json!({"command": command, "repeated": self.run.repeated}));
             }
             "pour" => self.pour(input["bytes"].as_u64().unwrap()),
             "raise" => {
@@ -206,7 +236,7 @@ impl Work {
     fn chunk(&self, json: &[u8]) {
         let mut payload = vec![1, 0];
         payload.extend_from_slice(json);
-        let bytes = frame::encode(Type::CHUNK, self.stream, &payload);
+        let bytes = frame::encode(Type::CHUNK, self.stream, &payload).unwrap();
         let _ = self.out.lock().unwrap().write_all(&bytes);
     }
 

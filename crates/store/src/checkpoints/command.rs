@@ -1,0 +1,28 @@
+//! What a run's command left on the checkpoint the run began at.
+
+use towpath_domain::{RunId, ThreadId};
+
+use crate::error::Result;
+use crate::tx::Tx;
+
+/// The task in whose name graph libraries save what a command writes.
+const NULL_TASK: &str = "00000000-0000-0000-0000-000000000000";
+
+/// Whether a run has saved what its command writes to channels, on a checkpoint of the graph itself that is there. The
+/// answer to a question is not meant: it has one slot.
+///
+/// # Errors
+/// As every statement.
+pub async fn has_saved_command(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<bool> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT EXISTS (
+             SELECT 1 FROM checkpoint_writes AS w JOIN checkpoints AS c
+             ON c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns AND c.checkpoint_id = w.checkpoint_id
+             WHERE w.thread_id = $1 AND w.checkpoint_ns = '' AND w.run_id = $2 AND w.task_id = $3 AND w.idx >= 0)"
+    )
+    .bind(thread.to_string())
+    .bind(run.to_string())
+    .bind(NULL_TASK)
+    .fetch_one(conn)
+    .await)?)
+}
