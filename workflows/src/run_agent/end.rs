@@ -32,11 +32,8 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
     if row.status.is_final() {
         return Ok(());
     }
-    let kwargs = serde_json::from_str::<Kwargs>(&row.kwargs).ok();
-    let log = match &kwargs {
-        Some(kwargs) if kwargs.resumable => Log::Own,
-        _ => Log::OfOthers,
-    };
+    let wishes = Wishes::of(&row);
+    let log = if wishes.resumable { Log::Own } else { Log::OfOthers };
     let (status, error) = match ended {
         Ended::Cancelled => (RunStatus::Interrupted, None),
         Ended::Failed(error) => {
@@ -65,7 +62,7 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         }
         return tell(tx, job, log, None, None).await;
     }
-    if let Some(url) = kwargs.as_ref().and_then(|kwargs| kwargs.webhook.as_deref()) {
+    if let Some(url) = wishes.webhook.as_deref() {
         let body = send_webhook::body(&row, status, tx.now(), None, error.as_ref());
         send_webhook::start(tx, tenant, url, body).await?;
     }
@@ -177,11 +174,17 @@ async fn tell(
     Ok(())
 }
 
-/// Whom the end is told, however the rest of the arguments reads.
-fn webhook(run: &Run) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Asked {
-        webhook: Option<String>,
+/// What was asked for the end of a run.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Wishes {
+    webhook: Option<String>,
+    resumable: bool,
+}
+
+impl Wishes {
+    /// Also where the rest of the arguments cannot be read.
+    fn of(run: &Run) -> Self {
+        serde_json::from_str(&run.kwargs).unwrap_or_default()
     }
-    serde_json::from_str::<Asked>(&run.kwargs).ok()?.webhook
 }
