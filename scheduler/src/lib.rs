@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{Timestamp, WorkerId};
-use towpath_durable::Expired;
+use towpath_durable::{Expired, Reach};
 use towpath_store::{self as store, Dialect, Store};
 
 mod gauges;
@@ -133,22 +133,35 @@ impl Scheduler {
     }
 }
 
-/// Ends leases that have passed their time, and says who has jobs and no lease. Each look is one short statement, and taking the
-/// jobs back is somebody else's affair: so being away is told from being busy.
+/// Ends leases that have passed their time, and says who has jobs and no lease. Each look is one short statement, and [`rescue`]
+/// takes the jobs back: so being away is told from being busy. A few times in a lease, and for one lease after a worker was lost, a
+/// look reaches everybody who has jobs.
 async fn look_for_lost(store: Store, lease: Duration, lost: watch::Sender<Vec<WorkerId>>, stop: CancellationToken) {
     let mut gap = Gap::new(lease);
     let beat = (lease / 20).clamp(Duration::from_millis(50), Duration::from_millis(500));
     let mut looked_for_old = Instant::now();
+    let mut next_reach = Instant::now();
+    let mut found = None::<Instant>;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(jittered(beat)) => {}
         }
-        let expired = gap.expired(Instant::now());
-        match towpath_durable::lost_workers(&store, expired).await {
+        let began = Instant::now();
+        let expired = gap.expired(began);
+        let reach = if began >= next_reach || found.is_some_and(|found| found.elapsed() < lease) {
+            Reach::Holders
+        } else {
+            Reach::Leases
+        };
+        match towpath_durable::lost_workers(&store, expired, reach).await {
             Ok(look) => {
                 gap.answered(Instant::now(), look.at);
+                if reach == Reach::Holders {
+                    next_reach = began + lease / 3;
+                }
                 if !look.lost.is_empty() {
+                    found = Some(began);
                     lost.send_replace(look.lost);
                 }
             }

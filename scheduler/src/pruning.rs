@@ -1,11 +1,13 @@
 //! Tidying up: what is over leaves the tables that everybody works on, and is forgotten after its time.
 //!
 //! Each chore goes on in small transactions until it has caught up or its time is up; what it leaves is a metric. While one
-//! is behind, the next turn comes at once. A chore that fails holds up none of the others.
+//! is behind, the next turn comes at once. A chore that fails holds up none of the others, and takes smaller steps from then on
+//! where the database gave one up.
 
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use towpath_domain::Timestamp;
 use towpath_store::jobs::{self, Position};
 use towpath_store::{self as store, Dialect, Store, feedback_tokens, idempotency, lanes, workers};
 
@@ -19,6 +21,8 @@ const SOON: Duration = Duration::from_secs(1);
 const BUDGET: Duration = Duration::from_secs(5);
 /// A walk through the jobs that are over begins anew after so long: some could not go when it came by.
 const ANEW: Duration = Duration::from_secs(5 * 60);
+/// Between two looks for indexes that could not be made when this build came.
+const INDEXES: Duration = Duration::from_secs(60);
 /// A worker that was killed is shown as silent for so long.
 const SILENT_WORKERS: Duration = Duration::from_secs(3600);
 /// What is left is counted up to here.
@@ -26,9 +30,13 @@ const COUNTED: i64 = 10_000;
 
 /// Runs until it is stopped, between two transactions.
 pub(crate) async fn run(store: Store, settings: Settings, stop: CancellationToken) {
-    let mut pruning = Pruning::new(&store, settings);
+    tokio::join!(prune(&store, settings, &stop), make_indexes(&store, &stop));
+}
+
+async fn prune(store: &Store, settings: Settings, stop: &CancellationToken) {
+    let mut pruning = Pruning::new(store, settings);
     loop {
-        let caught_up = pruning.turn(&store, &stop).await;
+        let caught_up = pruning.turn(store, stop).await;
         let rest = if caught_up { REST } else { SOON };
         tokio::select! {
             () = stop.cancelled() => return,
@@ -37,16 +45,73 @@ pub(crate) async fn run(store: Store, settings: Settings, stop: CancellationToke
     }
 }
 
+/// Makes indexes that a start could not make because the database was too busy. Some chores wait for theirs. Making one takes as
+/// long as its table is large, so nothing waits for it when the scheduler stops: the database finishes it, or the next one does.
+async fn make_indexes(store: &Store, stop: &CancellationToken) {
+    if store.dialect() == Dialect::Sqlite {
+        return;
+    }
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(jittered(INDEXES)) => {}
+        }
+        let began = Instant::now();
+        tokio::select! {
+            () = stop.cancelled() => return,
+            made = store.make_indexes() => noted("indexes", began, made),
+        };
+    }
+}
+
 /// What is remembered from turn to turn.
 struct Pruning {
     settings: Settings,
-    /// Rows of one transaction.
-    batch: i64,
+    /// Rows of one transaction of each chore.
+    archived: Batch,
+    forgotten: Batch,
+    lanes: Batch,
+    answers: Batch,
+    links: Batch,
     /// How far the walk through the jobs that are over has come, and when it began.
     over: Position,
     over_began: Instant,
+    /// Jobs that were over before this are forgotten, but for some that were locked, and since when that holds.
+    history: Timestamp,
+    history_began: Instant,
     /// How far the walk through the lanes has come.
     lane: String,
+}
+
+/// Rows of one transaction: fewer after one that the database gave up, since it would take as long again.
+#[derive(Clone, Copy)]
+struct Batch {
+    rows: i64,
+    most: i64,
+}
+
+impl Batch {
+    const fn new(most: i64) -> Self {
+        Self { rows: most, most }
+    }
+
+    /// Passes on what came of a transaction, and takes more or fewer rows in the next.
+    fn learn<T>(&mut self, done: store::Result<T>) -> store::Result<T> {
+        match &done {
+            Ok(_) => self.grow(),
+            Err(error) if error.is_contended() => self.shrink(),
+            Err(_) => {}
+        }
+        done
+    }
+
+    fn grow(&mut self) {
+        self.rows = (self.rows + self.rows / 8 + 1).min(self.most);
+    }
+
+    fn shrink(&mut self) {
+        self.rows = (self.rows / 2).max(1);
+    }
 }
 
 /// How long a chore may go on.
@@ -70,16 +135,22 @@ impl<'a> Budget<'a> {
 
 impl Pruning {
     fn new(store: &Store, settings: Settings) -> Self {
-        let batch = match store.dialect() {
+        let batch = Batch::new(match store.dialect() {
             // Everybody else who writes waits for it.
             Dialect::Sqlite => 200,
             Dialect::Postgres => 1000,
-        };
+        });
         Self {
             settings,
-            batch,
+            archived: batch,
+            forgotten: batch,
+            lanes: batch,
+            answers: batch,
+            links: batch,
             over: Position::START,
             over_began: Instant::now(),
+            history: Timestamp::from_micros(0),
+            history_began: Instant::now(),
             lane: String::new(),
         }
     }
@@ -111,12 +182,12 @@ impl Pruning {
     /// Moves jobs that have been over for a while to the history.
     async fn archive(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(self.settings.archive_jobs);
-        let batch = self.batch;
         loop {
-            let from = self.over;
+            let (from, rows) = (self.over, self.archived.rows);
             let step = store
-                .write(async |tx| jobs::archive(tx, before, from, batch).await)
-                .await?;
+                .write(async |tx| jobs::archive(tx, before, from, rows).await)
+                .await;
+            let step = self.archived.learn(step)?;
             self.over = step.position;
             if step.at_end {
                 if self.over_began.elapsed() >= ANEW {
@@ -136,32 +207,38 @@ impl Pruning {
     }
 
     /// Forgets jobs that have been over for long.
-    async fn forget(&self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
+    async fn forget(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(self.settings.keep_jobs);
-        let batch = self.batch;
+        if self.history_began.elapsed() >= ANEW {
+            self.history = Timestamp::from_micros(0);
+            self.history_began = Instant::now();
+        }
         loop {
-            let gone = store.write(async |tx| jobs::forget(tx, before, batch).await).await?;
-            if is_less(gone, batch) {
+            let (from, rows) = (self.history, self.forgotten.rows);
+            let step = store.write(async |tx| jobs::forget(tx, before, from, rows).await).await;
+            let step = self.forgotten.learn(step)?;
+            self.history = step.reached;
+            if step.at_end {
                 return Ok(0);
             }
             if budget.is_spent() {
                 break;
             }
         }
+        let from = self.history;
         store
-            .read(async |tx| jobs::unforgotten(tx, before, COUNTED).await)
+            .read(async |tx| jobs::unforgotten_from(tx, before, from, COUNTED).await)
             .await
     }
 
     /// Removes lanes that no open job is in. The walk goes through all of them, turn after turn.
     async fn prune_lanes(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
-        let batch = self.batch;
         loop {
-            let behind = self.lane.clone();
+            let (behind, rows) = (self.lane.clone(), self.lanes.rows);
             let pruned = store
-                .write(async |tx| lanes::prune_behind(tx, &behind, batch).await)
-                .await?;
-            match pruned.last {
+                .write(async |tx| lanes::prune_behind(tx, &behind, rows).await)
+                .await;
+            match self.lanes.learn(pruned)?.last {
                 Some(last) => self.lane = last,
                 None => {
                     self.lane.clear();
@@ -178,14 +255,12 @@ impl Pruning {
             .await
     }
 
-    async fn prune_answers(&self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
+    async fn prune_answers(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(idempotency::KEPT);
-        let batch = self.batch;
         loop {
-            let gone = store
-                .write(async |tx| idempotency::prune(tx, before, batch).await)
-                .await?;
-            if is_less(gone, batch) {
+            let rows = self.answers.rows;
+            let gone = store.write(async |tx| idempotency::prune(tx, before, rows).await).await;
+            if is_less(self.answers.learn(gone)?, rows) {
                 return Ok(0);
             }
             if budget.is_spent() {
@@ -197,14 +272,14 @@ impl Pruning {
             .await
     }
 
-    async fn prune_links(&self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
+    async fn prune_links(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
         let before = store.clock().now().minus(feedback_tokens::KEPT);
-        let batch = self.batch;
         loop {
+            let rows = self.links.rows;
             let gone = store
-                .write(async |tx| feedback_tokens::prune(tx, before, batch).await)
-                .await?;
-            if is_less(gone, batch) {
+                .write(async |tx| feedback_tokens::prune(tx, before, rows).await)
+                .await;
+            if is_less(self.links.learn(gone)?, rows) {
                 return Ok(0);
             }
             if budget.is_spent() {
@@ -239,5 +314,31 @@ fn noted(sweep: &'static str, began: Instant, done: store::Result<i64>) -> bool 
             tracing::warn!(sweep, error = %error, "a sweep failed; it is repeated at its next turn");
             true
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_was_given_up_is_not_repeated_as_it_was() {
+        let mut batch = Batch::new(1000);
+        let sizes: Vec<i64> = (0..11)
+            .map(|_| {
+                batch.shrink();
+                batch.rows
+            })
+            .collect();
+        assert_eq!(sizes, [500, 250, 125, 62, 31, 15, 7, 3, 1, 1, 1]);
+        // It comes back step by step: at once it would be given up again.
+        batch.grow();
+        assert_eq!(batch.rows, 2);
+        for _ in 0..100 {
+            batch.grow();
+        }
+        assert_eq!(batch.rows, 1000);
+        assert!(batch.learn(Err::<(), _>(store::Error::NotFound)).is_err());
+        assert_eq!(batch.rows, 1000, "no fault of its size");
     }
 }

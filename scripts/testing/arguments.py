@@ -16,6 +16,8 @@ environment:
                        operations on each database in the suite ingest (default: 3000); `long` is a million
   TOWPATH_TEST_EXPORT_ROUNDS
                        exports right after the last 202 in each layout in the suite kill (default: 10); `long` is 500
+  TOWPATH_TEST_SOAK_ROUNDS
+                       rounds of each layout in the suite soak (default: 9); `long` is 200
 
 What is missing on the machine is installed: Debian packages, Python packages into environments of their own, npm packages into
 a folder. PostgreSQL and Redis are private to the run. Each run keeps its logs, JUnit reports and durations in

@@ -34,6 +34,7 @@ PATHS = (
     # Both the drills and the other end-to-end tests are programs of one crate.
     ("tests/it/ingest_fuzz*", effect("ingest")),
     ("tests/it/kill*", effect("kill")),
+    ("tests/it/soak*", effect("soak")),
     ("tests/it/*faults*", effect("faults")),
     ("tests/it/*", effect(*DRILLS, tests_of=[END_TO_END])),
     ("tests/src/*fault_proxy*", effect(*DRILLS, *PYTHON_SUITES, tests_of=[END_TO_END])),

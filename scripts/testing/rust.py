@@ -10,10 +10,10 @@ from testing.context import Build, Context, Program
 
 # One resolution of features for the binary and all tests, so that nothing is compiled twice.
 BUILD = ("cargo", "build", "--workspace", "--bins", "--tests", "--message-format=json-render-diagnostics")
-# Tests of the suites ingest, kill and faults, by a part of their names.
-DRILLS = {"ingest": "ingest_fuzz::", "kill": "kill::", "faults": "faults::"}
+# Tests of the suites ingest, kill, soak and faults, by a part of their names.
+DRILLS = {"ingest": "ingest_fuzz::", "kill": "kill::", "soak": "soak::", "faults": "faults::"}
 # How many tests run at a time; None for as many as there are processors.
-AT_ONCE = {"rust": None, "ingest": 2, "kill": 4, "faults": 10}
+AT_ONCE = {"rust": None, "ingest": 2, "kill": 4, "soak": 2, "faults": 10}
 # Of the time limit of a suite, what is left to end its test programs where nextest does not watch each test.
 ENDING_SECONDS = 300
 # Rules about the tree: any file can break them.

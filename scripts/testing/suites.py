@@ -27,9 +27,10 @@ HOST = "tests/python/host/requirements.txt"
 
 # A suite that hangs is a failure, not a wait for ever.
 LIMIT_SECONDS = 2400
-# A million operations on both databases.
+# A million operations on both databases, or 200 rounds of each layout.
 LONG_LIMIT_SECONDS = 12 * 3600
 LONG_INGEST = bool(os.environ.get("TOWPATH_TEST_INGEST_OPERATIONS"))
+LONG_SOAK = bool(os.environ.get("TOWPATH_TEST_SOAK_ROUNDS"))
 # 500 exports in each layout.
 LONG_KILL_SECONDS = 4 * 3600
 LONG_KILL = bool(os.environ.get("TOWPATH_TEST_EXPORT_ROUNDS"))
@@ -240,6 +241,17 @@ SUITES = (
         typical_seconds=700,
         limit_seconds=LONG_KILL_SECONDS if LONG_KILL else LIMIT_SECONDS,
         shown=re.compile(r"^(?:kill drill, |export drill, |\|).*", re.MULTILINE),
+    ),
+    Suite(
+        "soak",
+        "months in rounds of days: a mixed load, a fault in each round; nothing acknowledged is lost, nothing grows without bound",
+        WAITING,
+        rust_tests("soak", LONG_LIMIT_SECONDS if LONG_SOAK else LIMIT_SECONDS),
+        SERVED,
+        arguments=NAMES,
+        typical_seconds=120,
+        limit_seconds=LONG_LIMIT_SECONDS if LONG_SOAK else LIMIT_SECONDS,
+        shown=re.compile(r"^(?:soak, |soak: |\|).*", re.MULTILINE),
     ),
     Suite(
         "python",

@@ -10,7 +10,10 @@
 //! `kill` of `scripts/test` asks for 110, so 220 in all). Several worlds of a layout share them: a round mostly waits.
 
 mod acknowledged;
+mod freeze;
+mod graphs;
 mod rounds;
+mod upgrade;
 mod upkeep;
 
 use std::cell::RefCell;

@@ -17,6 +17,7 @@ mod operating;
 mod redis_faults;
 mod serving;
 mod sharing;
+mod soak;
 mod sources;
 mod tables;
 mod telemetry;

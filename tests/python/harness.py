@@ -244,7 +244,7 @@ class World:
 
     def orphans(self) -> list:
         """What jobs that are over left behind, in each database: see tests/orphans.sql."""
-        questions = [part.split("\n", 1) for part in (ROOT / "tests/orphans.sql").read_text().split("\n-- ")[1:]]
+        questions = [part.partition("\n")[::2] for part in (ROOT / "tests/orphans.sql").read_text().split("\n-- ")[1:]]
         questions = [(what, statement) for what, statement in questions if statement.startswith("SELECT")]
         assert len(questions) == 9, questions
         left = []

@@ -49,9 +49,14 @@ pub fn generate(seed: u64, trees: usize, days: i64) -> Generated {
 /// As [`generate`], from another day on, counted from 1970-01-01.
 #[must_use]
 pub fn generate_from(first_day: i64, seed: u64, trees: usize, days: i64) -> Generated {
+    generate_for(&format!("generated-{seed}"), first_day, seed, trees, days)
+}
+
+/// As [`generate_from`], in a project of this name.
+#[must_use]
+pub fn generate_for(project: &str, first_day: i64, seed: u64, trees: usize, days: i64) -> Generated {
     let first = first_day * DAY_MICROS;
     let mut dice = Dice::new(seed);
-    let project = format!("generated-{seed}");
     let mut parts = Vec::new();
     let mut rows = BTreeMap::new();
     for tree in 0..trees {
@@ -63,7 +68,7 @@ pub fn generate_from(first_day: i64, seed: u64, trees: usize, days: i64) -> Gene
         let sibling = Run::new(&mut dice, start + 1_000, &[&root]);
         let grandchild = Run::new(&mut dice, start + 2_000, &[&root, &child]);
         for run in [root, child, sibling, grandchild] {
-            let (ops, columns) = run.tell(&mut dice, &project);
+            let (ops, columns) = run.tell(&mut dice, project);
             parts.extend(ops);
             rows.insert(run.id.to_string(), columns);
         }
@@ -78,7 +83,7 @@ pub fn generate_from(first_day: i64, seed: u64, trees: usize, days: i64) -> Gene
         .map(|chunk| body(chunk, dice.below(2) == 0))
         .collect();
     Generated {
-        project,
+        project: project.to_owned(),
         bodies,
         rows,
         start: rfc3339(first),

@@ -24,7 +24,7 @@ pub use binary::towpath;
 pub use columns::{COLUMNS, Columns, differences, parquet_files, read_rows, visit_rows};
 pub use dice::Dice;
 pub use environment::environment;
-pub use generator::{Body, Generated, compact, generate, generate_from, rfc3339};
+pub use generator::{Body, Generated, compact, generate, generate_for, generate_from, rfc3339};
 pub use moto::Moto;
 pub use postgres_server::PostgresServer;
 pub use process::{Exit, Process, Program, run_to_end};

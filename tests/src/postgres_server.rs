@@ -8,12 +8,17 @@ use tokio::process::Command;
 
 use crate::free_address;
 
+/// The library of the extension that counts what statements read.
+const STATEMENTS: &str = "pg_stat_statements";
+
 /// A private server on loopback, with its data in a folder of its own. Dropping it stops it at once.
 #[derive(Debug)]
 pub struct PostgresServer {
     programs: PathBuf,
     folder: tempfile::TempDir,
     address: SocketAddr,
+    /// Options of its start beside the usual ones.
+    options: String,
 }
 
 impl PostgresServer {
@@ -22,7 +27,24 @@ impl PostgresServer {
     /// # Panics
     /// If it is installed and does not start.
     pub async fn start() -> Option<Self> {
+        Self::launch(installed()?, String::new()).await
+    }
+
+    /// As [`PostgresServer::start`], with the library of `pg_stat_statements` loaded where it is installed.
+    ///
+    /// # Panics
+    /// If it is installed and does not start.
+    pub async fn counting_statements() -> Option<Self> {
         let programs = installed()?;
+        let options = if has_library(&programs, STATEMENTS) {
+            format!(" -c shared_preload_libraries={STATEMENTS}")
+        } else {
+            String::new()
+        };
+        Self::launch(programs, options).await
+    }
+
+    async fn launch(programs: PathBuf, options: String) -> Option<Self> {
         // Not in the world's folder: the server's account has to be able to walk there.
         let folder = tempfile::Builder::new()
             .prefix("towpath-postgres.")
@@ -32,6 +54,7 @@ impl PostgresServer {
             programs,
             folder,
             address: free_address(),
+            options,
         };
         if is_root() {
             let owned = Command::new("chown").arg("postgres").arg(server.folder.path()).status();
@@ -62,6 +85,16 @@ impl PostgresServer {
         self.address
     }
 
+    /// What it has logged so far: statements that it refused, each with its error.
+    ///
+    /// # Panics
+    /// If it has no log.
+    #[must_use]
+    pub fn log_text(&self) -> String {
+        let log = std::fs::read(self.folder.path().join("log"));
+        String::from_utf8_lossy(&log.expect("a server that was started has a log")).into_owned()
+    }
+
     /// Stops it as an operator does who restarts it: sessions are ended, what was committed is kept.
     ///
     /// # Panics
@@ -85,8 +118,9 @@ impl PostgresServer {
     pub async fn begin(&self) {
         let log = self.folder.path().join("log");
         let options = format!(
-            "-p {} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=200",
-            self.address.port()
+            "-p {} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c max_connections=200{}",
+            self.address.port(),
+            self.options
         );
         let log = log.display().to_string();
         self.run("pg_ctl", &["-w", "-t", "60", "-l", &log, "-o", &options, "start"])
@@ -144,6 +178,13 @@ fn installed() -> Option<PathBuf> {
             .then(|| PathBuf::from("/usr/local/bin"))
     };
     found.pop().or_else(elsewhere)
+}
+
+/// Whether the server can load a library of this name: Debian has a folder of them beside that of the programs.
+fn has_library(programs: &Path, name: &str) -> bool {
+    ["../lib", "../lib/postgresql"]
+        .iter()
+        .any(|folder| programs.join(folder).join(format!("{name}.so")).is_file())
 }
 
 /// Whether this is root, as the owner of our own process tells.

@@ -149,6 +149,28 @@ impl Process {
         lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
+    /// What `/metrics` shows under this name, all series together; 0 where there is none.
+    ///
+    /// # Panics
+    /// If the process does not answer.
+    pub async fn metric(&self, name: &str) -> f64 {
+        let address = self.program.address.expect("only servers have metrics");
+        let url = format!("http://{address}/metrics");
+        let answer = crate::api::http().get(&url).send().await;
+        let text = match answer {
+            Ok(answer) => answer.text().await,
+            Err(error) => Err(error),
+        };
+        let text = text.unwrap_or_else(|error| panic!("GET {url}: {error:?}"));
+        let values = text.lines().filter_map(|line| {
+            let rest = line.strip_prefix(name)?;
+            let (labels, value) = rest.rsplit_once(' ')?;
+            let of_name = labels.is_empty() || labels.starts_with('{');
+            of_name.then(|| value.parse::<f64>().expect("the value of a series is a number"))
+        });
+        values.sum()
+    }
+
     /// Its process id, while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {

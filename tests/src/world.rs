@@ -60,13 +60,23 @@ pub struct World {
 #[derive(Debug)]
 pub struct Plan {
     layout: Layout,
+    /// The command whose roles the processes of a cluster are: the platform, or agent servers.
+    command: &'static str,
     api_processes: usize,
     env: Vec<(String, String)>,
     proxied: bool,
-    postgres: bool,
+    postgres: Option<OwnPostgres>,
     bucket: bool,
     data: Option<std::path::PathBuf>,
     backup: Option<(std::path::PathBuf, Uuid)>,
+}
+
+/// A PostgreSQL of a world's own.
+#[derive(Clone, Copy, Debug)]
+enum OwnPostgres {
+    Plain,
+    /// It counts what each statement reads.
+    CountingStatements,
 }
 
 impl World {
@@ -94,10 +104,11 @@ impl World {
     pub fn plan(layout: Layout) -> Plan {
         Plan {
             layout,
+            command: "serve",
             api_processes: 1,
             env: Vec::new(),
             proxied: false,
-            postgres: false,
+            postgres: None,
             bucket: false,
             data: None,
             backup: None,
@@ -174,6 +185,13 @@ impl Plan {
         self
     }
 
+    /// Makes a cluster one of agent servers in place of the platform. `TOWPATH_AGENT_GRAPHS` names their graphs.
+    #[must_use]
+    pub fn agents(mut self) -> Self {
+        self.command = "agent";
+        self
+    }
+
     /// Serves the API by this many processes of a cluster.
     #[must_use]
     pub fn api_processes(mut self, count: usize) -> Self {
@@ -191,7 +209,14 @@ impl Plan {
     /// Gives the world a PostgreSQL of its own, which may be stopped, with a [`FaultProxy`] in front of it.
     #[must_use]
     pub fn own_postgres(mut self) -> Self {
-        self.postgres = true;
+        self.postgres = Some(OwnPostgres::Plain);
+        self
+    }
+
+    /// As [`Plan::own_postgres`], with `pg_stat_statements` where that is installed.
+    #[must_use]
+    pub fn own_postgres_counting_statements(mut self) -> Self {
+        self.postgres = Some(OwnPostgres::CountingStatements);
         self
     }
 
@@ -231,8 +256,12 @@ impl Plan {
         let (database, redis) = match self.layout {
             Layout::Embedded => (None, None),
             Layout::Cluster { .. } => {
-                let database = if self.postgres {
-                    let Some(server) = PostgresServer::start().await else {
+                let database = if let Some(own) = self.postgres {
+                    let started = match own {
+                        OwnPostgres::Plain => PostgresServer::start().await,
+                        OwnPostgres::CountingStatements => PostgresServer::counting_statements().await,
+                    };
+                    let Some(server) = started else {
                         eprintln!("skipped: PostgreSQL is not installed");
                         return None;
                     };
@@ -288,7 +317,7 @@ impl Plan {
             Layout::Embedded => 1,
             Layout::Cluster { .. } => self.api_processes,
         };
-        let programs = programs(self.layout, serving, folder.path(), &data, &env);
+        let programs = programs(self.layout, self.command, serving, folder.path(), &data, &env);
         if let Some((backup, _)) = &self.backup {
             let command = Program {
                 name: "restore".to_owned(),
@@ -374,7 +403,14 @@ fn common_env(data: &Path, tenant: Uuid) -> Vec<(String, String)> {
 }
 
 /// The first ones serve the API, `serving` of them.
-fn programs(layout: Layout, serving: usize, folder: &Path, data: &Path, env: &[(String, String)]) -> Vec<Program> {
+fn programs(
+    layout: Layout,
+    command: &str,
+    serving: usize,
+    folder: &Path,
+    data: &Path,
+    env: &[(String, String)],
+) -> Vec<Program> {
     let program = |name: &str, args: &[&str]| {
         let address = free_address();
         let mut args: Vec<String> = args.iter().map(ToString::to_string).collect();
@@ -402,10 +438,11 @@ fn programs(layout: Layout, serving: usize, folder: &Path, data: &Path, env: &[(
             )]
         }
         Layout::Cluster { workers } => {
-            let mut programs = vec![program("api", &["serve", "--role", "api"])];
-            programs.extend((1..serving).map(|n| program(&format!("api-{n}"), &["serve", "--role", "api"])));
-            programs.extend((0..workers).map(|n| program(&format!("worker-{n}"), &["serve", "--role", "worker"])));
-            programs.push(program("scheduler", &["serve", "--role", "scheduler"]));
+            let of_role = |name: &str, role: &str| program(name, &[command, "--role", role]);
+            let mut programs = vec![of_role("api", "api")];
+            programs.extend((1..serving).map(|n| of_role(&format!("api-{n}"), "api")));
+            programs.extend((0..workers).map(|n| of_role(&format!("worker-{n}"), "worker")));
+            programs.push(of_role("scheduler", "scheduler"));
             programs
         }
     }

@@ -2,6 +2,7 @@
 //! own row and what goes along.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::stream::FuturesUnordered;
@@ -38,6 +39,8 @@ pub(crate) struct Claimer {
     pub(crate) engine: Engine,
     pub(crate) pool: String,
     pub(crate) permits: Arc<Semaphore>,
+    /// One slot is wanted by a job that is performed alone, see `suspects.rs`.
+    pub(crate) spare: Arc<AtomicBool>,
     pub(crate) slots: usize,
     pub(crate) taken: Slots,
     pub(crate) held: Arc<Held>,
@@ -150,6 +153,7 @@ impl Claimer {
                 &self.pool,
                 (worker, claiming),
                 hand,
+                usize::from(self.spare.load(Ordering::Relaxed)),
                 &mut pace.rota,
             ));
         }
@@ -257,6 +261,7 @@ impl Claimer {
         let Over {
             mut hand,
             by: (worker, _claiming),
+            wanted,
             outset,
             took,
             turned,
@@ -268,7 +273,6 @@ impl Claimer {
                 for joining in hand.joining.drain(..) {
                     let _ = joining.done.send(());
                 }
-                let wanted = hand.slots();
                 if wanted > 0 {
                     let more = pace.rota.claimed(&outset, &turned.claimed, wanted, took) || pace.overlapped;
                     // Each tenant gets an equal share, so that many of them leave some slots free.

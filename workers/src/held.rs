@@ -78,10 +78,10 @@ impl Held {
         lost.filter(|entry| raise(&entry.signal, Signal::Lost)).count()
     }
 
-    /// Ends the lease if it may be over by `now`. Returns whose it was, and how many jobs were stopped.
-    pub(crate) fn end_overdue(&self, now: Instant) -> Option<(WorkerId, usize)> {
+    /// Ends the lease if it may be over by `now`. Returns how many jobs were stopped.
+    pub(crate) fn end_overdue(&self, now: Instant) -> Option<usize> {
         let lease = (*self.lease.borrow()).filter(|lease| lease.until.is_some_and(|until| until <= now))?;
-        Some((lease.worker, self.end(lease.worker)))
+        Some(self.end(lease.worker))
     }
 
     /// Whose lease there is.

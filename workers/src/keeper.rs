@@ -44,11 +44,18 @@ struct Work {
 struct State {
     /// The worker by the id that it has or gets next.
     row: Worker,
+    /// That id was tried, and nobody knows whether its lease began.
+    tried: bool,
     /// Ids it had before, whose leases may still be in the database.
     lost: Vec<WorkerId>,
     /// Jobs that look like strays, and since when.
     strays: HashMap<Fenced, Instant>,
+    /// When the database last said which jobs are this worker's.
+    known: Instant,
 }
+
+/// Ids of the past that are remembered. Leases of older ones end by their time.
+const PAST_IDS: usize = 16;
 
 impl Keeper {
     pub(crate) fn start(
@@ -83,8 +90,10 @@ impl Keeper {
             stop: stop.clone(),
             state: RefCell::new(State {
                 row,
+                tried: false,
                 lost: Vec::new(),
                 strays: HashMap::new(),
+                known: Instant::now(),
             }),
         };
         std::thread::Builder::new()
@@ -113,7 +122,8 @@ impl Drop for Keeper {
 }
 
 impl Work {
-    async fn keep(self, mut cancels: Cancels) {
+    async fn keep(self, cancels: Cancels) {
+        let mut cancels = Listener { cancels, lagged: false };
         let third = self.lease / 3;
         let mut next = Instant::now();
         loop {
@@ -122,26 +132,30 @@ impl Work {
             tokio::select! {
                 biased;
                 () = self.stop.cancelled() => return,
-                hint = cancels.next() => match hint {
-                    Hint::Job(job) => self.held.tell(job, Signal::Cancel),
-                    // Signals may have been missed: the rows know.
-                    Hint::Lagged => next = Instant::now(),
-                },
+                () = cancels.next(&self.held) => {}
                 () = tokio::time::sleep_until(glance.into()) => {}
             }
             self.end_overdue();
+            // Signals may have been missed: the rows know.
+            if std::mem::take(&mut cancels.lagged) {
+                next = Instant::now();
+            }
             if Instant::now() >= next {
                 let began = Instant::now();
-                let renewed = self.with_glances(third, "renew the lease", self.renew()).await;
+                let renewed = self
+                    .with_glances(third, "renew the lease", &mut cancels, self.renew())
+                    .await;
                 metrics::histogram!(metric::RENEWAL_SECONDS).record(began.elapsed());
                 let outcome = if renewed { "ok" } else { "failed" };
                 metrics::counter!(metric::RENEWALS, "outcome" => outcome).increment(1);
                 if renewed {
                     // Others may sit on what is asked here, so it has a limit of its own: the next renewal is in time all the same.
-                    self.with_glances(third, "look after jobs", self.look()).await;
+                    self.with_glances(third, "look after jobs", &mut cancels, self.look())
+                        .await;
                 }
-                // A failed round is tried again soon: there are two more thirds of the lease to do it in.
-                next = if renewed {
+                // A failed round is tried again soon: there are two more thirds of the lease to do it in. So is one that was
+                // followed by the end of the lease.
+                next = if renewed && self.held.current().is_some() {
                     began + third
                 } else {
                     Instant::now() + third / 5
@@ -155,6 +169,7 @@ impl Work {
         &self,
         limit: Duration,
         what: &'static str,
+        cancels: &mut Listener,
         work: impl Future<Output = store::Result<()>>,
     ) -> bool {
         tokio::pin!(work);
@@ -173,30 +188,42 @@ impl Work {
                     tracing::warn!(seconds = limit.as_secs_f64(), "it takes too long to {what}; trying anew");
                     return false;
                 }
+                () = cancels.next(&self.held) => {}
                 () = tokio::time::sleep(limit / 20) => self.end_overdue(),
             }
         }
     }
 
     /// Lets go of everything when the lease may be over by our own clock: nobody may have ended it in the database, but by the
-    /// time we know, somebody may.
+    /// time we know, somebody may. Also when nobody could be asked for so long which jobs are others' by now: their handlers would
+    /// go on beside those who took them over.
     fn end_overdue(&self) {
-        if let Some((worker, stopped)) = self.held.end_overdue(Instant::now()) {
-            metrics::counter!(metric::GIVEN_UP).increment(stopped as u64);
-            tracing::error!(
-                worker.id = %worker,
-                jobs = stopped,
-                "the lease could not be renewed in time; the handlers were stopped"
-            );
-            self.replace(worker);
-        }
+        let now = Instant::now();
+        let Some(worker) = self.held.current() else { return };
+        let (stopped, why) = if let Some(stopped) = self.held.end_overdue(now) {
+            (stopped, "the lease could not be renewed in time")
+        } else if self.until(self.state.borrow().known).is_some_and(|until| until <= now) {
+            (
+                self.held.end(worker),
+                "the database could not be asked in time which jobs are still this worker's",
+            )
+        } else {
+            return;
+        };
+        metrics::counter!(metric::GIVEN_UP).increment(stopped as u64);
+        tracing::error!(worker.id = %worker, jobs = stopped, "{why}; the handlers were stopped");
+        self.replace(worker);
     }
 
     /// A lease is lost, and its worker's id with it: what was claimed by that is taken back by whoever finds it.
     fn replace(&self, worker: WorkerId) {
         let mut state = self.state.borrow_mut();
         state.lost.push(worker);
+        if state.lost.len() > PAST_IDS {
+            state.lost.remove(0);
+        }
         state.row.id = WorkerId::new();
+        state.tried = false;
         state.strays.clear();
     }
 
@@ -225,6 +252,15 @@ impl Work {
     }
 
     async fn begin(&self) -> store::Result<()> {
+        let (tried, worker) = {
+            let state = self.state.borrow();
+            (state.tried, state.row.id)
+        };
+        // Its lease may have begun and ended meanwhile, and an id that lost its row never gets one again.
+        if tried {
+            self.replace(worker);
+        }
+        self.state.borrow_mut().tried = true;
         let started = Instant::now();
         let (row, lost) = {
             let state = self.state.borrow();
@@ -245,7 +281,11 @@ impl Work {
         if begun.await? {
             self.drain();
         }
-        self.state.borrow_mut().lost.clear();
+        let mut state = self.state.borrow_mut();
+        state.lost.clear();
+        state.tried = false;
+        state.known = started;
+        drop(state);
         self.held.begin(row.id, self.until(started));
         Ok(())
     }
@@ -262,27 +302,61 @@ impl Work {
         let Some(worker) = self.held.current() else {
             return Ok(());
         };
-        let held = self.held.list(worker);
+        let ours = self.ask(worker).await?;
+        let row = Worker {
+            finished: self.held.finished(),
+            ..self.state.borrow().row.clone()
+        };
+        if self.store.write_one(async |tx| workers::seen(tx, &row).await).await? {
+            self.drain();
+        }
+        self.look_around(worker).await?;
+        for job in self.strays(&ours) {
+            match towpath_durable::give_up(&self.store, job).await {
+                Ok(true) => {
+                    metrics::counter!(metric::STRAYS).increment(1);
+                    tracing::warn!(job.id = %job.id, "a job was held by nobody here; gave it back");
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    tracing::warn!(job.id = %job.id, error = %error, "cannot give a job back yet that nobody holds here");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hears who else is there, and in which pools jobs wait to be claimed alone.
+    async fn look_around(&self, worker: WorkerId) -> store::Result<()> {
         // Others give their signs of life as often as this one.
         let window = workers::SEEN.max(self.lease);
         let shared = self.store.dialect() == Dialect::Postgres;
         let looked = self.store.read(async |tx| {
-            let at_work = jobs::at_work(tx, worker).await?;
             let suspects = jobs::suspects(tx).await?;
             let alive = if shared {
                 workers::alive(tx, window).await?
             } else {
                 Vec::new()
             };
-            Ok((at_work, suspects, alive))
+            Ok((suspects, alive))
         });
-        let (at_work, suspects, alive) = looked.await?;
+        let (suspects, alive) = looked.await?;
         if shared {
             self.peers.seen(worker, &alive);
         }
         if !suspects.is_empty() {
             self.suspects.send_replace(suspects);
         }
+        Ok(())
+    }
+
+    /// Hears which jobs are this worker's, and tells those that were asked to stop or are others' by now. By itself, so that
+    /// nothing else that is asked keeps a handler going.
+    async fn ask(&self, worker: WorkerId) -> store::Result<HashSet<Fenced>> {
+        let held = self.held.list(worker);
+        let asked = Instant::now();
+        let at_work = self.store.read(async |tx| jobs::at_work(tx, worker).await).await?;
+        self.state.borrow_mut().known = asked;
         let mut ours = HashSet::with_capacity(at_work.len());
         for row in at_work {
             // A signal to stop may have been lost, or come before the job was known here.
@@ -299,20 +373,7 @@ impl Work {
                 metrics::counter!(metric::LOST).increment(1);
             }
         }
-        for job in self.strays(&ours) {
-            if towpath_durable::give_up(&self.store, job).await? {
-                metrics::counter!(metric::STRAYS).increment(1);
-                tracing::warn!(job.id = %job.id, "a job was held by nobody here; gave it back");
-            }
-        }
-        let row = Worker {
-            finished: self.held.finished(),
-            ..self.state.borrow().row.clone()
-        };
-        if self.store.write_one(async |tx| workers::seen(tx, &row).await).await? {
-            self.drain();
-        }
-        Ok(())
+        Ok(ours)
     }
 
     /// Jobs that are this worker's in the database, and nobody's here: whoever performed one could not write down how that ended,
@@ -336,6 +397,23 @@ impl Work {
         if !self.draining.is_cancelled() {
             tracing::info!(worker.id = %self.state.borrow().row.id, "asked to drain; claiming nothing more");
             self.draining.cancel();
+        }
+    }
+}
+
+/// Signals that jobs are to stop.
+struct Listener {
+    cancels: Cancels,
+    /// Some may have been missed.
+    lagged: bool,
+}
+
+impl Listener {
+    /// Passes the next signal on.
+    async fn next(&mut self, held: &Held) {
+        match self.cancels.next().await {
+            Hint::Job(job) => held.tell(job, Signal::Cancel),
+            Hint::Lagged => self.lagged = true,
         }
     }
 }

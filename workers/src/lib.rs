@@ -141,6 +141,7 @@ impl Workers {
             let line = Line {
                 pool: pool.clone(),
                 permits: Arc::new(Semaphore::new(slots)),
+                spare: Arc::default(),
                 taken: Slots::new(pool, slots),
                 assignments: send.clone(),
             };
@@ -148,6 +149,7 @@ impl Workers {
                 engine: engine.clone(),
                 pool: pool.clone(),
                 permits: line.permits.clone(),
+                spare: line.spare.clone(),
                 slots,
                 taken: line.taken.clone(),
                 held: held.clone(),

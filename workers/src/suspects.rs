@@ -6,6 +6,7 @@
 //! renewal, since they are few and in no hurry.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -20,6 +21,8 @@ use crate::{Assignment, Place};
 pub(crate) struct Line {
     pub(crate) pool: String,
     pub(crate) permits: Arc<Semaphore>,
+    /// A job that is performed alone waits for a slot. While there is a backlog, slots pass from job to job and never get free.
+    pub(crate) spare: Arc<AtomicBool>,
     pub(crate) taken: Slots,
     pub(crate) assignments: mpsc::Sender<Vec<Assignment>>,
 }
@@ -57,18 +60,24 @@ impl Suspects {
         }
     }
 
-    /// Waits until the job before is over and a slot is free, and claims one. Answers whether there was one.
+    /// Waits until the job before is over and a slot is free, and claims one. Answers whether there was one. A pool whose slots
+    /// long jobs hold is left for the next time: those of other pools wait, too.
     async fn claim(&self, line: &Line, alone: &Arc<Semaphore>) -> bool {
         let rights = async {
             let alone = Arc::clone(alone).acquire_owned().await;
-            let slot = Arc::clone(&line.permits).acquire_owned().await;
-            Some((alone.ok()?, slot.ok()?))
+            line.spare.store(true, Ordering::Relaxed);
+            let slot = tokio::time::timeout(
+                self.engine.settings().lease / 3,
+                Arc::clone(&line.permits).acquire_owned(),
+            );
+            Some((alone.ok()?, slot.await.ok()?.ok()?))
         };
         let rights = tokio::select! {
             biased;
             () = self.draining.cancelled() => None,
             rights = rights => rights,
         };
+        line.spare.store(false, Ordering::Relaxed);
         let (Some((alone, slot)), Some(worker)) = (rights, self.held.worker()) else {
             return false;
         };

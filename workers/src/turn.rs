@@ -32,17 +32,20 @@ impl Hand {
 pub(crate) struct Over {
     pub(crate) hand: Hand,
     pub(crate) by: (WorkerId, Claiming),
+    /// The most that it was to claim.
+    pub(crate) wanted: usize,
     pub(crate) outset: Outset,
     pub(crate) took: Duration,
     pub(crate) turned: store::Result<Turned>,
 }
 
-/// Begins a turn for this worker and pool. The claim counts as under way until what the turn answers is dropped.
+/// Begins a turn for this worker and pool that leaves `spare` slots free. The claim counts as under way until what the turn answers is dropped.
 pub(crate) fn begin(
     engine: &Engine,
     pool: &str,
     by: (WorkerId, Claiming),
     hand: Hand,
+    spare: usize,
     rota: &mut Rota,
 ) -> impl Future<Output = Over> + Send + use<> {
     let (engine, pool) = (engine.clone(), pool.to_owned());
@@ -51,17 +54,18 @@ pub(crate) fn begin(
     let outset = rota.next(!endings.lanes.is_empty());
     async move {
         let started = Instant::now();
-        let wanted = i64::try_from(hand.slots()).unwrap_or(i64::MAX);
+        let wanted = hand.slots().saturating_sub(spare);
         let claimer = jobs::Claimer {
             after: outset.after,
             marks: &outset.marks,
-            ..jobs::Claimer::new(&pool, by.0, wanted)
+            ..jobs::Claimer::new(&pool, by.0, i64::try_from(wanted).unwrap_or(i64::MAX))
         };
         let turned = write_and_claim(engine.store(), &claimer, &endings, &hand.joining).await;
         let took = started.elapsed();
         Over {
             hand,
             by,
+            wanted,
             outset,
             took,
             turned,

@@ -20,7 +20,7 @@ use towpath_domain::{ExportId, ExportRunId, TenantId, Timestamp};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
 use towpath_outbound::{Begun, Destination};
 use towpath_store::exports::{self, Export, files, runs};
-use towpath_store::{self as store, Tx, destinations};
+use towpath_store::{self as store, Tx, destinations, jobs};
 
 use crate::World;
 use crate::export_part::leftover;
@@ -136,7 +136,7 @@ impl Workflow for CleanExport {
         });
         let (export, row) = read.await.retry()?;
         let over = row.as_ref().map_or(export.finished_at, |row| row.finished_at);
-        self.put_off(ctx, world, over)?;
+        self.put_off(world, ctx.lease(), over).await?;
         let destination = match world.destination(tenant, export.destination_id).await {
             // Where nobody can go any more nothing can be tidied up.
             Err(Failure::Fatal(why)) => {
@@ -168,13 +168,14 @@ impl Workflow for CleanExport {
 }
 
 impl CleanExport {
-    /// The lease is a setting, and who records the late look does not know it.
-    fn put_off(&self, ctx: &Ctx, world: &World, over: Option<Timestamp>) -> Result<(), Failure> {
+    /// The lease is a setting, and who records the late look does not know it. By the clock that leases go by: this host's may be
+    /// ahead.
+    async fn put_off(&self, world: &World, lease: Duration, over: Option<Timestamp>) -> Result<(), Failure> {
         let (Look::Late, Some(over)) = (self.look, over) else {
             return Ok(());
         };
-        let due = over.plus(ctx.lease()).plus(SLACK);
-        let now = world.store.clock().now();
+        let due = over.plus(lease).plus(SLACK);
+        let now = world.store.read(async |tx| jobs::db_now(tx).await).await.retry()?;
         if now < due {
             return Err(Failure::Snooze(due.since(now)));
         }

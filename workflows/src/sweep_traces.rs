@@ -1,9 +1,11 @@
 //! Tidies up trace data, again and again: rows of deleted projects and of days past their time go out of sight, days
 //! worth it are compacted, segments that nobody else has brought into the index of trace runs are, objects that nobody
-//! reads any more are removed, the quarantine is kept in order. A chain, so one sweep goes on at a time.
+//! reads any more are removed, the quarantine is kept in order. A chain, so one sweep goes on at a time. Each chore goes on until
+//! it has caught up or its time is up; while one is behind, the next sweep comes at once.
 
 mod attachments;
 mod beside;
+pub(crate) mod chore;
 pub(crate) mod pending;
 mod quarantine;
 
@@ -22,19 +24,20 @@ use towpath_store::segments::replace::{self, Candidate, Worth};
 use towpath_store::segments::waste;
 use towpath_store::{self as store, Store, Tx, jobs, lanes, run_index, segments};
 
+use self::chore::Chore;
 use crate::World;
 use crate::compact_day::CompactDay;
 use crate::index_runs;
 use crate::metric;
 
-/// Between the end of one sweep and the beginning of the next.
+/// Between the end of one sweep and the beginning of the next…
 const EVERY: Duration = Duration::from_secs(60);
-/// Rows of one statement.
+/// … and while something is behind.
+pub(crate) const SOON: Duration = Duration::from_secs(1);
+/// Rows of one statement…
 const BATCH: i64 = 200;
-/// Batches of one sweep: the rest is for the next.
-const ROUNDS: usize = 50;
-/// Days that one sweep has compacted.
-const DAYS: usize = 100;
+/// … and objects of which the rows are read at once.
+const OBJECTS: i64 = 2000;
 /// Row groups looked at in one statement for days worth compacting…
 const PARTS: i64 = 20_000;
 /// … and how long one sweep goes on with it.
@@ -52,7 +55,9 @@ const ABANDONED: Duration = Duration::from_secs(60 * 60);
 const REMOVE_AGAIN: Duration = Duration::from_secs(60);
 /// … up to this.
 const REMOVE_AGAIN_AT_MOST: Duration = Duration::from_secs(24 * 60 * 60);
-/// What removals that fail may take of one sweep: a store that does not answer must not keep all else waiting.
+/// How long one sweep goes on removing objects of a kind…
+const REMOVING_TAKES: Duration = Duration::from_secs(120);
+/// … and what removals that fail may take of that: a store that does not answer must not keep all else waiting.
 const FAILURES_TAKE: Duration = Duration::from_secs(60);
 /// A patch waits so long for the trace run it belongs to, and so does a file.
 const RUN_COMES: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -117,10 +122,11 @@ impl Workflow for SweepTraces {
             // Somebody else sweeps.
             return ctx.done();
         };
-        let left = sweep(ctx, world, self).await?;
+        let (next_sweep, is_behind) = sweep(ctx, world, self).await?;
+        let rest = if is_behind { SOON } else { EVERY };
         ctx.settle(async |tx| {
-            let next = jobs::db_now(tx).await?.plus(EVERY);
-            let job = towpath_durable::start(tx, &left, Start::new(TenantId::nil()).at(next)).await?;
+            let next = jobs::db_now(tx).await?.plus(rest);
+            let job = towpath_durable::start(tx, &next_sweep, Start::new(TenantId::nil()).at(next)).await?;
             if schedules::advance(tx, CHAIN, schedule.next_at, next, Some(job)).await? {
                 Ok(())
             } else {
@@ -136,48 +142,61 @@ impl Workflow for SweepTraces {
     }
 }
 
-/// Sweeps, and says where the next sweep goes on.
-async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<SweepTraces, Failure> {
-    let now = world.store.clock().now();
+/// Sweeps, and says where the next sweep goes on, and whether anything is left for it.
+async fn sweep(ctx: &mut Ctx, world: &World, from: &SweepTraces) -> Result<(SweepTraces, bool), Failure> {
+    // The earlier of two clocks: on a host whose clock is ahead, what is being written at this moment would look old.
+    let now = world.store.read(async |tx| jobs::db_now(tx).await).await;
+    let now = now.retry()?.min(world.store.clock().now());
     let keep_from = world.keeping.first_day(now);
-    rounds(ctx, async move |tx| replace::retire_dead(tx, keep_from, BATCH).await).await?;
+    let mut is_behind = rounds(ctx, "deleted trace rows", async move |tx| {
+        replace::retire_dead(tx, keep_from, BATCH).await
+    })
+    .await?;
     failpoint::hit("sweep.retired");
-    let days = compact(ctx, world, now, from.days).await?;
+    let (days, left) = compact(ctx, world, now, from.days).await?;
+    is_behind |= left;
     index(ctx, world, now).await?;
     let replaced = now.minus(world.keeping.replaced);
-    rounds(ctx, async move |tx| {
+    is_behind |= rounds(ctx, "replaced segments", async move |tx| {
         waste::collect(tx, replaced, BATCH)
             .await
             .map(|taken| taken.len() as u64)
     })
     .await?;
-    rounds(ctx, async move |tx| run_index::collect(tx, replaced, BATCH).await).await?;
+    is_behind |= rounds(ctx, "replaced index files", async move |tx| {
+        run_index::collect(tx, replaced, BATCH).await
+    })
+    .await?;
     let abandoned = now.minus(ABANDONED);
-    rounds(ctx, async move |tx| {
+    is_behind |= rounds(ctx, "abandoned segments", async move |tx| {
         segments::abandon(tx, abandoned, BATCH)
             .await
             .map(|taken| taken.len() as u64)
     })
     .await?;
-    rounds(ctx, async move |tx| run_index::abandon(tx, abandoned, BATCH).await).await?;
+    is_behind |= rounds(ctx, "abandoned index files", async move |tx| {
+        run_index::abandon(tx, abandoned, BATCH).await
+    })
+    .await?;
     failpoint::hit("sweep.collected");
-    remove(ctx, world, abandoned, keep_from).await?;
-    remove_index_files(ctx, world, abandoned).await?;
-    pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
-    pending::trim(ctx, world).await?;
-    attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
-    attachments::remove_waste(ctx, world, replaced).await?;
+    is_behind |= remove(ctx, world, abandoned, keep_from).await?;
+    is_behind |= remove_index_files(ctx, world, abandoned).await?;
+    is_behind |= pending::expire(ctx, world, now.minus(RUN_COMES)).await?;
+    is_behind |= pending::trim(ctx, world).await?;
+    is_behind |= attachments::forget_orphans(ctx, world, now.minus(RUN_COMES)).await?;
+    is_behind |= attachments::remove_waste(ctx, world, replaced).await?;
     let look = quarantine::sweep(ctx, world, from.look, now).await?;
-    Ok(SweepTraces { look, days })
+    Ok((SweepTraces { look, days }, is_behind))
 }
 
-/// Starts a compaction of the days most worth it, unless one waits already. Answers where the next sweep goes on looking.
+/// Starts a compaction of the days most worth it, unless one waits already. Answers where the next sweep goes on looking, and whether
+/// days are left that were found.
 async fn compact(
     ctx: &mut Ctx,
     world: &World,
     now: Timestamp,
     from: Option<Candidate>,
-) -> Result<Option<Candidate>, Failure> {
+) -> Result<(Option<Candidate>, bool), Failure> {
     let worth = Worth {
         open_from: now.day(),
         closed_rows: CLOSED_ROWS,
@@ -200,8 +219,12 @@ async fn compact(
         }
     }
     found.sort_by_key(|(segments, _)| Reverse(*segments));
-    found.truncate(DAYS);
+    let chore = Chore::begin("days to compact");
+    let mut left = found.len();
     for (_, day) in found {
+        if chore.is_spent() {
+            break;
+        }
         let compact = CompactDay::new(day.tenant_id, day.project_id, day.day);
         let lane = compact.lane();
         ctx.commit_in(std::slice::from_ref(&lane), async |tx| {
@@ -214,8 +237,9 @@ async fn compact(
         })
         .await?;
         failpoint::hit("sweep.compaction_started");
+        left -= 1;
     }
-    Ok(from)
+    Ok((from, chore.end(left)))
 }
 
 /// Has segments indexed that wait for it: whoever published them may have died before it could say so, or they are too
@@ -240,56 +264,88 @@ async fn remove(
     world: &World,
     abandoned: Timestamp,
     keep_from: Option<NaiveDate>,
-) -> Result<(), Failure> {
-    let deleting = world
-        .store
-        .read(async |tx| segments::deleting(tx, BATCH * 10).await)
-        .await
-        .retry()?;
+) -> Result<bool, Failure> {
+    let chore = Chore::lasting("objects of segments", REMOVING_TAKES);
     let mut failing = Failing::default();
-    for old in deleting {
-        // Whoever began to write one that was never published may still be at it; an object that comes after its row is
-        // gone would stay for ever.
-        if old.rows == 0 && old.changed_at >= abandoned {
-            continue;
-        }
-        let began = Instant::now();
-        match remove_one(ctx, world, &old, keep_from).await {
-            Ok(()) => metrics::counter!(metric::SEGMENTS_REMOVED).increment(1),
-            Err(Failure::Retry(why) | Failure::Fatal(why)) => {
-                failing.note(&old, &why);
-                let again = world.store.clock().now().plus(pause(old.removal_failures));
-                ctx.commit(async |tx| segments::put_off_removal(tx, old.tenant_id, old.id, again).await)
-                    .await?;
-                failing.took += began.elapsed();
-                if failing.took > FAILURES_TAKE {
-                    break;
-                }
+    let left = loop {
+        let deleting = world
+            .store
+            .read(async |tx| segments::deleting(tx, abandoned, OBJECTS).await)
+            .await
+            .retry()?;
+        let is_last = is_short(&deleting);
+        let mut left = deleting.len();
+        for old in deleting {
+            if chore.is_spent() || failing.is_too_much() {
+                break;
             }
-            Err(failure) => return Err(failure),
+            let began = Instant::now();
+            match remove_one(ctx, world, &old, keep_from).await {
+                Ok(()) => metrics::counter!(metric::SEGMENTS_REMOVED).increment(1),
+                Err(Failure::Retry(why) | Failure::Fatal(why)) => {
+                    metrics::counter!(metric::REMOVALS_FAILED).increment(1);
+                    // Later failures are in the metric alone.
+                    if old.removal_failures == 0 {
+                        failing.note(&old.path, &why);
+                    }
+                    let again = world.store.clock().now().plus(pause(old.removal_failures));
+                    ctx.commit(async |tx| segments::put_off_removal(tx, old.tenant_id, old.id, again).await)
+                        .await?;
+                    failing.took += began.elapsed();
+                }
+                Err(failure) => return Err(failure),
+            }
+            left -= 1;
         }
-    }
-    failing.tell();
-    Ok(())
+        if left > 0 || is_last {
+            break left;
+        }
+    };
+    failing.tell("segments cannot be removed; they are tried again later");
+    // A store that does not answer is not asked again at once.
+    Ok(chore.end(left) && !failing.is_too_much())
 }
 
-/// As [`remove`], of index files.
-async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<(), Failure> {
-    let deleting = world
-        .store
-        .read(async |tx| run_index::deleting(tx, BATCH * 10).await)
-        .await
-        .retry()?;
-    for old in deleting {
-        // Its writer may still be at it, as that of a segment.
-        if old.entries == 0 && old.changed_at >= abandoned {
-            continue;
+/// As [`remove`], of index files. Those that cannot be removed are tried again by the next sweep.
+async fn remove_index_files(ctx: &mut Ctx, world: &World, abandoned: Timestamp) -> Result<bool, Failure> {
+    let chore = Chore::lasting("objects of index files", REMOVING_TAKES);
+    let mut failing = Failing::default();
+    let mut after = run_index::FIRST;
+    let left = loop {
+        let deleting = world
+            .store
+            .read(async |tx| run_index::deleting(tx, abandoned, after, OBJECTS).await)
+            .await
+            .retry()?;
+        let is_last = is_short(&deleting);
+        let mut left = deleting.len();
+        for old in deleting {
+            if chore.is_spent() || failing.is_too_much() {
+                break;
+            }
+            after = (old.changed_at, old.id);
+            left -= 1;
+            let began = Instant::now();
+            if let Err(error) = world.objects.delete(&Path::from(old.path.as_str())).await {
+                failing.note(&old.path, &Cause::of(&error));
+                failing.took += began.elapsed();
+                continue;
+            }
+            ctx.commit(async |tx| run_index::forget(tx, old.tenant_id, old.id).await)
+                .await?;
         }
-        world.objects.delete(&Path::from(old.path.as_str())).await.retry()?;
-        ctx.commit(async |tx| run_index::forget(tx, old.tenant_id, old.id).await)
-            .await?;
-    }
-    Ok(())
+        if left > 0 || is_last {
+            break left;
+        }
+    };
+    failing.tell("index files cannot be removed; the next sweep tries again");
+    let is_behind = chore.end(left + failing.objects);
+    Ok(is_behind && failing.objects == 0)
+}
+
+/// Whether there is no other page of objects behind this one.
+fn is_short<T>(page: &[T]) -> bool {
+    i64::try_from(page.len()).is_ok_and(|found| found < OBJECTS)
 }
 
 /// Removes what lies beside a segment's rows, its object, then its row: a crash in between is made up for.
@@ -315,39 +371,40 @@ fn pause(failures: i64) -> Duration {
 #[derive(Default)]
 struct Failing {
     took: Duration,
-    /// Segments that failed for the first time. Later failures are in the metric alone.
-    new: usize,
+    /// Objects that are told of.
+    objects: usize,
     /// One of those, and why.
     example: Option<(String, Cause)>,
 }
 
 impl Failing {
-    fn note(&mut self, old: &Segment, why: &Cause) {
-        metrics::counter!(metric::REMOVALS_FAILED).increment(1);
-        if old.removal_failures == 0 {
-            self.new += 1;
-            self.example.get_or_insert_with(|| (old.path.clone(), why.clone()));
-        }
+    fn note(&mut self, path: &str, why: &Cause) {
+        self.objects += 1;
+        self.example.get_or_insert_with(|| (path.to_owned(), why.clone()));
     }
 
-    fn tell(&self) {
+    fn is_too_much(&self) -> bool {
+        self.took > FAILURES_TAKE
+    }
+
+    fn tell(&self, what: &str) {
         if let Some((path, why)) = &self.example {
-            tracing::warn!(
-                segments = self.new,
-                object.path = path,
-                error = %why,
-                "segments cannot be removed; they are tried again later"
-            );
+            tracing::warn!(objects = self.objects, object.path = path, error = %why, "{what}");
         }
     }
 }
 
-/// Repeats a statement until nothing is left to do, or enough was done.
-async fn rounds(ctx: &mut Ctx, mut sweep: impl AsyncFnMut(&mut Tx<'_>) -> store::Result<u64>) -> Result<(), Failure> {
-    for _ in 0..ROUNDS {
-        if ctx.commit(async |tx| sweep(tx).await).await? == 0 {
-            break;
+/// Repeats a statement until nothing is left to do, or its time is up. Whether something may be left.
+async fn rounds(
+    ctx: &mut Ctx,
+    name: &'static str,
+    mut sweep: impl AsyncFnMut(&mut Tx<'_>) -> store::Result<u64>,
+) -> Result<bool, Failure> {
+    let chore = Chore::begin(name);
+    loop {
+        let done = ctx.commit(async |tx| sweep(tx).await).await?;
+        if done == 0 || chore.is_spent() {
+            return Ok(chore.end(usize::try_from(done).unwrap_or(usize::MAX)));
         }
     }
-    Ok(())
 }

@@ -14,7 +14,6 @@ use towpath_domain::agent::merge::drop_reserved_configurable;
 use towpath_domain::agent::request::check_config;
 use towpath_runtime::{Graph, Schemas, Xray};
 use towpath_store::assistants::{self as rows, Content, Order, Which};
-use towpath_store::runs;
 use towpath_workflows::run_agent;
 use uuid::Uuid;
 
@@ -351,15 +350,7 @@ pub(crate) async fn delete(
             } else {
                 Vec::new()
             };
-            let open = runs::open(tx, app.tenant, None, Some(id)).await?;
-            let touched: Vec<_> = doomed
-                .iter()
-                .copied()
-                .chain(open.iter().map(|run| run.thread_id))
-                .collect();
-            run_agent::lock_threads(tx, app.tenant, &touched).await?;
-            // Once more: others may have begun while we waited.
-            let open = runs::open(tx, app.tenant, None, Some(id)).await?;
+            let open = run_agent::lock_threads(tx, app.tenant, id, &doomed).await?;
             run_agent::cancel(tx, app.tenant, &open, CancelAction::Interrupt).await?;
             for thread in doomed {
                 match run_agent::delete_thread(tx, app.tenant, thread).await {

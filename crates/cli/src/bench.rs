@@ -15,6 +15,7 @@ mod python;
 mod report;
 mod runs;
 mod server;
+mod soak;
 mod workload;
 
 use crate::arguments::{Bench, BenchCommand};
@@ -22,7 +23,7 @@ use crate::arguments::{Bench, BenchCommand};
 /// Runs a benchmark and prints its table.
 ///
 /// # Errors
-/// When a database cannot be made, or a measurement loses a job.
+/// When a database cannot be made, a measurement loses a job, or a bound is not kept.
 pub async fn run(command: Bench) -> anyhow::Result<()> {
     match command.command {
         BenchCommand::Agent(options) => agent::run(&options).await,
@@ -31,5 +32,16 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Overload(options) => overload::run(&options).await,
         BenchCommand::Export(options) => export::run(&options).await,
         BenchCommand::Ingest(options) => ingest::run(&options).await,
+        BenchCommand::Soak(options) => {
+            let plan = soak::Plan::new(options.jobs, options.lanes, options.days)?;
+            let database = match options.database {
+                None => soak::Database::Sqlite { folder: options.keep },
+                Some(server) => soak::Database::Postgres {
+                    server,
+                    name: options.database_name,
+                },
+            };
+            soak::run(&database, &plan, options.output).await
+        }
     }
 }

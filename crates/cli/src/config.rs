@@ -126,10 +126,14 @@ impl Config {
             .as_deref()
             .map(|path| file::layer(path, &mut problems))
             .unwrap_or_default();
-        let resolved = values::resolve(inputs, &environment, &file);
+        let mut resolved = values::resolve(inputs, &environment, &file);
         problems.extend(resolved.iter().filter_map(Resolved::problem));
         if !problems.is_empty() {
             return Err(Problems(problems));
+        }
+        let mut settings = Settings::from_checked(&resolved);
+        if inputs.mode == Mode::Worker {
+            connect_many_slots(&mut settings, &mut resolved);
         }
         let aws = inputs
             .environment
@@ -141,12 +145,29 @@ impl Config {
         Ok(Self {
             environment,
             mode: inputs.mode,
-            settings: Settings::from_checked(&resolved),
+            settings,
             resolved,
             warnings,
             switches: Switches::read(&inputs.environment),
             aws,
         })
+    }
+}
+
+/// Jobs at a time that the usual connections of a worker are enough for…
+const FEW_SLOTS: usize = 64;
+/// … and the connections of one that performs more.
+const CONNECTIONS_FOR_MANY: u32 = 8;
+
+/// More connections for a worker that performs many jobs at a time, unless their number was given.
+fn connect_many_slots(settings: &mut Settings, resolved: &mut [Resolved]) {
+    let pools = towpath_workflows::registry().pools();
+    let slots: usize = pools.iter().map(|pool| settings.slots_of(pool)).sum();
+    let mut given = resolved.iter_mut();
+    let connections = given.find(|value| value.key.name == "database_connections" && value.origin == Origin::Default);
+    if let Some(value) = connections.filter(|_| slots > FEW_SLOTS) {
+        value.text = Some(CONNECTIONS_FOR_MANY.to_string());
+        settings.database_connections = CONNECTIONS_FOR_MANY;
     }
 }
 

@@ -469,12 +469,17 @@ fn no_children(tx: &Tx<'_>, id: JobId) -> store::Result<()> {
     Ok(())
 }
 
+/// How long a job rests whose rows others hold.
+const LOCKED: Duration = Duration::from_secs(1);
+
 /// What a failed store call means to a workflow that says nothing else.
 #[expect(clippy::needless_pass_by_value, reason = "it is handed to map_err as it is")]
 pub(crate) fn failure(error: store::Error) -> Failure {
     let cause = Cause::of(&error);
-    match error {
+    match &error {
         store::Error::NotFound | store::Error::Rejected(_) | store::Error::Corrupt { .. } => Failure::Fatal(cause),
+        // Others hold its rows: no fault of the job, so no attempt is spent.
+        _ if error.is_locked() => Failure::Snooze(LOCKED),
         _ => Failure::Retry(cause),
     }
 }

@@ -142,9 +142,7 @@ async fn reason(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
     Ok(match job.state {
         state if state.is_final() => Why::Over,
         JobState::Running => running(tx, job, now).await?,
-        JobState::Scheduled if job.run_at <= now && job.lost_leases >= i64::from(SUSPECT) => Why::Suspect {
-            lost_leases: job.lost_leases,
-        },
+        JobState::Scheduled if job.run_at <= now && is_claimed_alone(job) => suspect(tx, job).await?,
         JobState::Scheduled if job.run_at <= now => Why::Due,
         JobState::Scheduled if backs_off(tx, job).await? => Why::BackingOff {
             at: job.run_at,
@@ -181,6 +179,21 @@ async fn running(tx: &mut Tx<'_>, job: &Job, now: Timestamp) -> store::Result<Wh
         lease_until => Why::Running {
             worker,
             lease_until: lease_until.filter(|_| by_time),
+        },
+    })
+}
+
+/// Whether a worker claims the job as it is once it is due. In a lane it needs its place first, which the scheduler gives it.
+fn is_claimed_alone(job: &Job) -> bool {
+    job.lost_leases >= i64::from(SUSPECT) && (job.lane.is_none() || job.lane_held)
+}
+
+/// Why a job that is due and claimed alone is not running: what keeps all jobs of its pool from running keeps it, too.
+async fn suspect(tx: &mut Tx<'_>, job: &Job) -> store::Result<Why> {
+    Ok(match ready(tx, job).await? {
+        why @ (Why::PoolPaused | Why::PoolDraining | Why::NoWorker | Why::WorkersDraining) => why,
+        _ => Why::Suspect {
+            lost_leases: job.lost_leases,
         },
     })
 }

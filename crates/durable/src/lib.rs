@@ -41,5 +41,5 @@ pub use sweep::{
     end_old_leases, end_overdue, give_up, lost_workers, ready_due, ready_earlier_boots, rescue, respawn, take_back,
 };
 pub use towpath_store::jobs::{Claimed, Fenced, NewJob};
-pub use towpath_store::leases::{Expired, Look};
+pub use towpath_store::leases::{Expired, Look, Reach};
 pub use workflow::{Again, Ends, Registry, Workflow};

@@ -91,6 +91,9 @@ async fn give_back(tx: &mut Tx<'_>, hold: &mut Hold, job: Fenced) -> store::Resu
     hold.move_to(tx, job.id, to).await
 }
 
+/// How long a job rests whose end cannot be written. Somebody has to look at it, so it is not tried often.
+pub(crate) const PUT_OFF: Duration = Duration::from_secs(30);
+
 /// Lets go of a job whose end cannot be written: its worker has nothing more to do with it, and on SQLite no lease
 /// would end. Touches nothing but the job and its lane, because something else is what failed.
 pub(crate) async fn put_off(tx: &mut Tx<'_>, job: Fenced, span: Duration, error: &str) -> store::Result<()> {

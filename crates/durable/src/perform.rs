@@ -69,11 +69,24 @@ impl Bare {
     }
 
     /// Writes the row, with whatever others are at it. Returns as [`perform`] does.
-    pub async fn complete(self, engine: &Engine) {
-        match engine.complete(self.ending.clone()).await {
-            Ok(true) => self.completed(),
-            Ok(false) => self.missed(engine).await,
-            Err(error) => self.failed(engine, crate::ctx::failure(error)).await,
+    pub async fn complete(mut self, engine: &Engine) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match engine.complete(self.ending.clone()).await {
+                Ok(true) => return self.completed(),
+                Ok(false) => return self.missed(engine).await,
+                // The job ended well: it is not performed again because its row is not free or the database is away.
+                Err(error) if error.is_transient() => {
+                    self.span.in_scope(
+                        || tracing::warn!(error = %error, "cannot write down that the job ended; trying again"),
+                    );
+                    if rest(&mut pause, &mut self.signal).await.is_lost() {
+                        self.meters.failed(word(&Failure::Lost));
+                        return self.meters.took(self.started);
+                    }
+                }
+                Err(error) => return self.failed(engine, crate::ctx::failure(error)).await,
+            }
         }
     }
 
@@ -248,8 +261,32 @@ async fn supervise(
     }
 }
 
-/// How long a job rests whose end cannot be written. Somebody has to look at it, so it is not tried often.
-const PUT_OFF: Duration = Duration::from_secs(30);
+/// The pause before an end is written again.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// Whether a job is still this worker's after a pause.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Held,
+    Lost,
+}
+
+impl Standing {
+    const fn is_lost(self) -> bool {
+        matches!(self, Self::Lost)
+    }
+}
+
+/// Pauses, unless the lease is lost meanwhile. The next pause is twice as long, up to a second.
+async fn rest(pause: &mut Duration, signal: &mut watch::Receiver<Signal>) -> Standing {
+    tokio::select! {
+        () = tokio::time::sleep(*pause) => {
+            *pause = (*pause * 2).min(Duration::from_secs(1));
+            Standing::Held
+        }
+        _ = signal.wait_for(|signal| *signal == Signal::Lost) => Standing::Lost,
+    }
+}
 
 /// Marks the failure that is really a deadline; the row is ended as timed out.
 const DEADLINE: &str = "the deadline has passed";
@@ -265,7 +302,7 @@ async fn write_down(
     if matches!(failure, Failure::Lost) {
         return;
     }
-    let mut pause = Duration::from_millis(50);
+    let mut pause = FIRST_PAUSE;
     loop {
         let written = engine
             .store()
@@ -284,9 +321,8 @@ async fn write_down(
             Err(error) if error.is_transient() => {
                 // The database is away. The lease still runs; if it ends first, whoever takes the job back writes instead.
                 tracing::warn!(error = %error, "cannot write down how the attempt ended; trying again");
-                tokio::select! {
-                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(Duration::from_secs(1)),
-                    _ = signal.wait_for(|signal| *signal == Signal::Lost) => return,
+                if rest(&mut pause, signal).await.is_lost() {
+                    return;
                 }
             }
             Err(error) => {
@@ -295,7 +331,7 @@ async fn write_down(
                 let text = format!("cannot write down how the attempt ended: {error}");
                 let put_off = engine
                     .store()
-                    .write(async |tx| outcome::put_off(tx, job, PUT_OFF, &text).await)
+                    .write(async |tx| outcome::put_off(tx, job, outcome::PUT_OFF, &text).await)
                     .await;
                 if let Err(error) = put_off {
                     tracing::error!(error = %Cause::of(&error), "cannot put the job off either; its worker will give it up");

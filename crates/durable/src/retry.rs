@@ -27,7 +27,12 @@ pub async fn retry(tx: &mut Tx<'_>, id: JobId) -> store::Result<JobState> {
         // Nobody waits for a row that nobody else sees yet, so it may come before the lanes.
         jobs::recall(tx, id).await?;
     }
-    let mut hold = Hold::take(tx, id, &lanes, false).await?.ok_or(store::Error::NotFound)?;
+    let mut taken = Hold::take(tx, id, &lanes, false).await?;
+    // It may have left for the history while we waited for its lane. Once it is back it cannot leave again before we are done.
+    if taken.is_none() && jobs::recall(tx, id).await? {
+        taken = Hold::take(tx, id, &lanes, false).await?;
+    }
+    let mut hold = taken.ok_or(store::Error::NotFound)?;
     let row = hold.job(id).clone();
     if !row.state.is_final() {
         if !backs_off(tx, &row).await? {
@@ -48,7 +53,8 @@ pub async fn retry(tx: &mut Tx<'_>, id: JobId) -> store::Result<JobState> {
             "the job was a part of job {parent}, which has gone on without it"
         )));
     }
-    if row.open_children > 0 {
+    // Counted anew: what an earlier version wrote there when the job ended may be too much, and stays so.
+    if jobs::count_children(tx, id).await? > 0 {
         return Err(conflict(
             "jobs that it recorded are still ending; try again in a moment".to_owned(),
         ));

@@ -4,12 +4,12 @@
 //! A job that cannot be moved (its `end` fails, this version does not know its kind, somebody sits on its row) is logged and
 //! passed by: it would be the first of every sweep, and keep all others from being moved.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use towpath_domain::job::{Ended, JobState};
 use towpath_domain::{JobId, WorkerId};
 use towpath_store::jobs::{Fenced, Rest};
-use towpath_store::leases::{Expired, Look};
+use towpath_store::leases::{Expired, Look, Reach};
 use towpath_store::{self as store, Dialect, Store, Tx, jobs, leases, schedules};
 
 use crate::failure::Cause;
@@ -24,33 +24,54 @@ const SWEEP: i64 = 500;
 /// Jobs taken back in one statement.
 const BATCH: i64 = 1000;
 
+/// How long jobs of lost workers are ended one by one before it is looked for lost workers again.
+const ENDING: Duration = Duration::from_secs(1);
+
 /// Gives due jobs their place. Returns how many got one.
 ///
 /// # Errors
 /// When the database is not available; what was moved before stays moved.
 pub async fn ready_due(store: &Store) -> store::Result<usize> {
     let plain = store.write(async |tx| jobs::ready_plain(tx, SWEEP).await).await?;
-    let due = store.read(async |tx| jobs::due(tx, SWEEP).await).await?;
     let mut entered = 0;
-    for candidate in due {
-        let moved = store
-            .write(async |tx| {
-                let Some(mut hold) = Hold::take(tx, candidate.id, &[], false).await? else {
-                    return Ok(false);
-                };
-                let row = hold.job(candidate.id);
-                // Somebody else may have been faster.
-                if row.state != JobState::Scheduled || row.run_at > jobs::db_now(tx).await? {
-                    return Ok(false);
-                }
-                hold.enter(tx, candidate.id).await?;
-                Ok(true)
-            })
-            .await;
-        entered += usize::from(pass_by(candidate.id, moved)?);
+    let mut after = jobs::FIRST;
+    loop {
+        let due = store.read(async |tx| jobs::due(tx, after, SWEEP).await).await?;
+        for candidate in &due {
+            entered += usize::from(ready(store, candidate.id).await?);
+        }
+        match due.last() {
+            // Those that cannot be moved do not keep the ones behind them.
+            Some(last) if is_full(&due) => after = last.position(),
+            _ => break,
+        }
     }
     count("due", plain + entered);
     Ok(plain + entered)
+}
+
+/// Whether a page of candidates may have others behind it.
+fn is_full<T>(page: &[T]) -> bool {
+    i64::try_from(page.len()).is_ok_and(|found| found >= SWEEP)
+}
+
+async fn ready(store: &Store, id: JobId) -> store::Result<bool> {
+    let moved = store
+        .write(async |tx| {
+            jobs::pass_locked(tx).await?;
+            let Some(mut hold) = Hold::take(tx, id, &[], false).await? else {
+                return Ok(false);
+            };
+            let row = hold.job(id);
+            // Somebody else may have been faster.
+            if row.state != JobState::Scheduled || row.run_at > jobs::db_now(tx).await? {
+                return Ok(false);
+            }
+            hold.enter(tx, id).await?;
+            Ok(true)
+        })
+        .await;
+    pass_by(id, moved)
 }
 
 fn count(sweep: &'static str, moved: usize) {
@@ -78,8 +99,8 @@ fn pass_by(job: JobId, moved: store::Result<bool>) -> store::Result<bool> {
 ///
 /// # Errors
 /// As every statement.
-pub async fn lost_workers(store: &Store, expired: Expired) -> store::Result<Look> {
-    let look = async |tx: &mut Tx<'_>| leases::look(tx, expired).await;
+pub async fn lost_workers(store: &Store, expired: Expired, reach: Reach) -> store::Result<Look> {
+    let look = async |tx: &mut Tx<'_>| leases::look(tx, expired, reach).await;
     match store.dialect() {
         Dialect::Postgres => store.write_one(look).await,
         Dialect::Sqlite => store.write(look).await,
@@ -124,7 +145,7 @@ pub async fn take_back(store: &Store, workers: &[WorkerId]) -> store::Result<usi
 /// As every statement.
 pub async fn rescue(store: &Store) -> store::Result<usize> {
     end_old_leases(store).await?;
-    let look = lost_workers(store, Expired::End { by: None }).await?;
+    let look = lost_workers(store, Expired::End { by: None }, Reach::Holders).await?;
     take_back(store, &look.lost).await
 }
 
@@ -136,7 +157,7 @@ pub async fn rescue(store: &Store) -> store::Result<usize> {
 pub async fn ready_earlier_boots(store: &Store) -> store::Result<usize> {
     let held = store.write(async |tx| {
         leases::end_all(tx).await?;
-        leases::look(tx, Expired::Leave).await
+        leases::look(tx, Expired::Leave, Reach::Holders).await
     });
     let rescued = take_all(store, &held.await?.lost, Rest::None).await?;
     count("restarted", rescued);
@@ -159,29 +180,51 @@ async fn take_all(store: &Store, workers: &[WorkerId], rest: Rest) -> store::Res
             }
         }
     }
-    let ends = store
-        .read(async |tx| jobs::beyond_rest(tx, workers, SWEEP).await)
-        .await?;
-    for id in ends {
-        let moved = store
-            .write(async |tx| {
-                jobs::pass_locked(tx).await?;
-                // With its family: a job that ends here takes its open children along.
-                let Some(mut hold) = Hold::take(tx, id, &[], true).await? else {
-                    return Ok(false);
-                };
-                let row = hold.job(id);
-                let theirs = row.worker_id.is_some_and(|worker| workers.contains(&worker));
-                if row.state != JobState::Running || !theirs {
-                    return Ok(false);
-                }
-                outcome::lost(tx, &mut hold, id, outcome::SILENT).await?;
-                Ok(true)
-            })
-            .await;
-        taken += usize::from(pass_by(id, moved)?);
-    }
+    taken += end_lost(store, workers, rest).await?;
     Ok(taken)
+}
+
+/// Ends those jobs of lost workers that are not tried again, one by one with their families. Beside a scheduler only for a while: the
+/// next look finds the rest, and other workers that were lost meanwhile.
+async fn end_lost(store: &Store, workers: &[WorkerId], rest: Rest) -> store::Result<usize> {
+    let until = (rest == Rest::Some).then(|| Instant::now() + ENDING);
+    let mut ended = 0;
+    let mut after = JobId::nil();
+    loop {
+        let ends = store
+            .read(async |tx| jobs::beyond_rest(tx, workers, after, SWEEP).await)
+            .await?;
+        for id in &ends {
+            ended += usize::from(end_one(store, *id, workers).await?);
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(ended);
+            }
+        }
+        match ends.last() {
+            Some(last) if is_full(&ends) => after = *last,
+            _ => return Ok(ended),
+        }
+    }
+}
+
+async fn end_one(store: &Store, id: JobId, workers: &[WorkerId]) -> store::Result<bool> {
+    let moved = store
+        .write(async |tx| {
+            jobs::pass_locked(tx).await?;
+            // With its family: a job that ends here takes its open children along.
+            let Some(mut hold) = Hold::take(tx, id, &[], true).await? else {
+                return Ok(false);
+            };
+            let row = hold.job(id);
+            let theirs = row.worker_id.is_some_and(|worker| workers.contains(&worker));
+            if row.state != JobState::Running || !theirs {
+                return Ok(false);
+            }
+            outcome::lost(tx, &mut hold, id, outcome::SILENT).await?;
+            Ok(true)
+        })
+        .await;
+    pass_by(id, moved)
 }
 
 /// Takes a job from this process, which has let go of it without writing down how its attempt ended: its lease goes on, so nobody
@@ -190,11 +233,24 @@ async fn take_all(store: &Store, workers: &[WorkerId], rest: Rest) -> store::Res
 /// # Errors
 /// As every statement.
 pub async fn give_up(store: &Store, job: Fenced) -> store::Result<bool> {
-    let given = store.write(async |tx| {
-        let mut hold = Hold::fenced(tx, job, &[], true).await?;
-        outcome::lost(tx, &mut hold, job.id, outcome::UNSAID).await
-    });
-    match given.await {
+    let given = store
+        .write(async |tx| {
+            jobs::pass_locked(tx).await?;
+            let mut hold = Hold::fenced(tx, job, &[], true).await?;
+            outcome::lost(tx, &mut hold, job.id, outcome::UNSAID).await
+        })
+        .await;
+    let given = match given {
+        // What ends with it cannot be written. It is put off, as by a worker that has just tried.
+        Err(error) if !error.is_transient() && !matches!(error, store::Error::Stale) => {
+            let text = format!("{}: {}", outcome::UNSAID, Cause::of(&error));
+            store
+                .write(async |tx| outcome::put_off(tx, job, outcome::PUT_OFF, &text).await)
+                .await
+        }
+        given => given,
+    };
+    match given {
         Ok(()) => Ok(true),
         Err(store::Error::Stale) => Ok(false),
         Err(error) => Err(error),
@@ -207,39 +263,50 @@ pub async fn give_up(store: &Store, job: Fenced) -> store::Result<bool> {
 /// # Errors
 /// As every statement.
 pub async fn end_overdue(store: &Store, grace: Duration) -> store::Result<usize> {
-    let overdue = store.read(async |tx| jobs::overdue(tx, SWEEP).await).await?;
     let mut ended = 0;
-    for candidate in overdue {
-        let moved = store
-            .write(async |tx| {
-                jobs::pass_locked(tx).await?;
-                let Some(mut hold) = Hold::take(tx, candidate.id, &[], true).await? else {
-                    return Ok(false);
-                };
-                let row = hold.job(candidate.id);
-                let now = jobs::db_now(tx).await?;
-                let Some(deadline) = row.deadline_at else {
-                    return Ok(false);
-                };
-                let over = if row.state == JobState::Running {
-                    deadline.plus(grace)
-                } else {
-                    deadline
-                };
-                if row.state.is_final() || now < over {
-                    return Ok(false);
-                }
-                if row.state == JobState::Running {
-                    tx.signal_cancel(candidate.id);
-                }
-                hold.finish(tx, candidate.id, Some(Ended::TimedOut), false).await?;
-                Ok(true)
-            })
-            .await;
-        ended += usize::from(pass_by(candidate.id, moved)?);
+    let mut after = jobs::FIRST;
+    loop {
+        let overdue = store.read(async |tx| jobs::overdue(tx, after, SWEEP).await).await?;
+        for candidate in &overdue {
+            ended += usize::from(end_late(store, candidate.id, grace).await?);
+        }
+        match overdue.last() {
+            Some(last) if is_full(&overdue) => after = last.position(),
+            _ => break,
+        }
     }
     count("overdue", ended);
     Ok(ended)
+}
+
+async fn end_late(store: &Store, id: JobId, grace: Duration) -> store::Result<bool> {
+    let moved = store
+        .write(async |tx| {
+            jobs::pass_locked(tx).await?;
+            let Some(mut hold) = Hold::take(tx, id, &[], true).await? else {
+                return Ok(false);
+            };
+            let row = hold.job(id);
+            let now = jobs::db_now(tx).await?;
+            let Some(deadline) = row.deadline_at else {
+                return Ok(false);
+            };
+            let over = if row.state == JobState::Running {
+                deadline.plus(grace)
+            } else {
+                deadline
+            };
+            if row.state.is_final() || now < over {
+                return Ok(false);
+            }
+            if row.state == JobState::Running {
+                tx.signal_cancel(id);
+            }
+            hold.finish(tx, id, Some(Ended::TimedOut), false).await?;
+            Ok(true)
+        })
+        .await;
+    pass_by(id, moved)
 }
 
 /// Records the spawn job of each active schedule that has none. `rest` is how long one that ended without advancing
@@ -272,6 +339,9 @@ pub async fn respawn(store: &Store, rest: Duration) -> store::Result<usize> {
                 recorded += 1;
             }
             Err(store::Error::Stale) => {}
+            Err(error) if error.is_contended() => {
+                tracing::info!(schedule.id = %schedule.id, "a schedule is locked by somebody; the sweep goes on without it");
+            }
             Err(error) if error.is_transient() => return Err(error),
             Err(error) => {
                 let error = Cause::of(&error);

@@ -350,10 +350,14 @@ pub async fn versions(
 ) -> Result<Vec<Assistant>> {
     let mut query = Query::new(
         tx,
-        "SELECT * FROM (
+        concat!(
+            "SELECT ",
+            columns!(assistant),
+            " FROM (
              SELECT assistant_id AS id, tenant_id, graph_id, name, description, config, context, metadata, version,
                     created_at, created_at AS updated_at
-             FROM assistant_version) v WHERE tenant_id = ",
+             FROM assistant_version) v WHERE tenant_id = "
+        ),
     );
     query.bind(Arg::Uuid(tenant.0));
     query.push(" AND id = ").bind(Arg::Uuid(id.0));

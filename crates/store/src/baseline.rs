@@ -2,9 +2,13 @@
 //!
 //! `towpath bench engine` runs these on the same machine in the same run. Plain commits are one INSERT each. The
 //! hand-written queue is a table, a `SKIP LOCKED` claim that raises a fence, and an acknowledgement that compares it:
-//! no tenants, lanes, leases, steps or ends. `towpath bench ingest` runs [`Copies`].
+//! no tenants, lanes, leases, steps or ends. `towpath bench ingest` runs [`Copies`], and `towpath bench soak` asks a
+//! [`Probe`].
 
+mod calendar;
 mod copy;
+mod probe;
+mod statements;
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +18,10 @@ use towpath_domain::TenantId;
 
 use crate::error::{Error, Result};
 use crate::tx::{Conn, Tx};
+pub use calendar::{Calendar, calendar, move_clock};
 pub use copy::{Copied, Copies};
+pub use probe::{Outcomes, Pages, Probe, Processes, Rows, Size};
+pub use statements::{Cost, Costs};
 
 /// A connection of its own with the tables of the comparison.
 pub struct Baseline(Own);
@@ -270,6 +277,42 @@ pub async fn make_database(server: &str, name: &str) -> Result<String> {
     let mut conn = PgConnection::connect(server).await?;
     conn.execute(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}")))
         .await?;
+    Ok(address(server, name))
+}
+
+/// Finds a database that an earlier `towpath bench soak` kept, or makes it. Answers its address.
+///
+/// # Errors
+/// As [`make_database`], and when the database is somebody else's: the benchmark moves its clock and forgets its history.
+pub async fn find_or_make_database(server: &str, name: &str) -> Result<String> {
+    let mut conn = PgConnection::connect(server).await?;
+    let there: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM pg_database WHERE datname = $1)")
+        .bind(name)
+        .fetch_one(&mut conn)
+        .await?;
+    if !there {
+        return make_database(server, name).await;
+    }
+    let uri = address(server, name);
+    let mut conn = PgConnection::connect(&uri).await?;
+    let ours: bool = sqlx::query_scalar(
+        "SELECT to_regclass('baseline_soak') IS NOT NULL
+             OR NOT EXISTS (SELECT 1 FROM pg_tables WHERE schemaname = current_schema())",
+    )
+    .fetch_one(&mut conn)
+    .await?;
+    if ours {
+        Ok(uri)
+    } else {
+        Err(Error::Open(format!(
+            "the database {name} has tables and was not made by this benchmark, which would move its clock and delete its \
+             old jobs; name another one"
+        )))
+    }
+}
+
+/// The address of a database on a PostgreSQL server.
+fn address(server: &str, name: &str) -> String {
     let (before, query) = server
         .split_once('?')
         .map_or((server, None), |(before, query)| (before, Some(query)));
@@ -278,10 +321,10 @@ pub async fn make_database(server: &str, name: &str) -> Result<String> {
         .or_else(|| before.strip_prefix("postgresql://"))
         .unwrap_or(before);
     let host = host.split('/').next().unwrap_or_default();
-    Ok(query.map_or_else(
+    query.map_or_else(
         || format!("postgres://{host}/{name}"),
         |query| format!("postgres://{host}/{name}?{query}"),
-    ))
+    )
 }
 
 /// Drops a database that [`make_database`] made.

@@ -80,6 +80,12 @@ macro_rules! columns {
     (pending_patch) => {
         "tenant_id, run_id, seq, operation, created_at"
     };
+    (p, pending_patch) => {
+        "p.tenant_id, p.run_id, p.seq, p.operation, p.created_at"
+    };
+    (found, pending_patch) => {
+        "found.tenant_id, found.run_id, found.seq, found.operation, found.created_at"
+    };
     (project) => {
         "id, tenant_id, name, description, extra, reference_dataset_id, start_time, end_time"
     };
@@ -96,6 +102,10 @@ macro_rules! columns {
     };
     (schedule) => {
         "id, tenant_id, kind, pool, input, next_at, paused, spawn_job, created_at, ended_at"
+    };
+    (s, scheduled_export) => {
+        "s.id, s.tenant_id, s.destination_id, s.project_id, s.status, s.start_time, s.interval_hours, s.compression, \
+         s.format_version, s.export_fields, s.schedule_id, s.error, s.created_at, s.updated_at, s.finished_at"
     };
     (s, schedule) => {
         "s.id, s.tenant_id, s.kind, s.pool, s.input, s.next_at, s.paused, s.spawn_job, s.created_at, s.ended_at"
@@ -114,6 +124,10 @@ macro_rules! columns {
     (p, segment_part) => {
         "p.segment_id, p.tenant_id, p.project_id, p.day, p.row_group, p.rows, p.min_sort_time, p.max_sort_time, \
          p.min_seq, p.max_seq"
+    };
+    (o, segment_part) => {
+        "o.segment_id, o.tenant_id, o.project_id, o.day, o.row_group, o.rows, o.min_sort_time, o.max_sort_time, \
+         o.min_seq, o.max_seq"
     };
     (o, segment_part_past) => {
         "o.segment_id, o.tenant_id, o.project_id, o.day, o.row_group, o.rows, o.min_sort_time, o.max_sort_time, \

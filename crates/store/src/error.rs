@@ -76,14 +76,26 @@ impl Error {
         matches!(self, Self::Unavailable(_) | Self::Full)
     }
 
-    /// Whether the database gave up waiting for what others hold: a lock, or the end of a deadlock. Another row may be free.
+    /// Whether the database gave up waiting for a lock that others hold. Another row may be free.
+    #[must_use]
+    pub fn is_locked(&self) -> bool {
+        // Not free in time; a deadlock.
+        matches!(self.refusal().as_deref(), Some("55P03" | "40P01"))
+    }
+
+    /// Whether the database gave up on this statement because of what others do to its rows: a lock, or too much time. Another row
+    /// may be free.
     #[must_use]
     pub fn is_contended(&self) -> bool {
+        self.is_locked() || self.refusal().as_deref() == Some("57014")
+    }
+
+    /// The code of the database for why it is not available for this.
+    fn refusal(&self) -> Option<std::borrow::Cow<'_, str>> {
         let Self::Unavailable(source) = self else {
-            return false;
+            return None;
         };
-        let code = source.as_database_error().and_then(|refusal| refusal.code());
-        matches!(code.as_deref(), Some("55P03" | "57014" | "40P01"))
+        source.as_database_error()?.code()
     }
 
     /// What is wrong, in words that say nothing of addresses, users or statements: for whoever asks how the process

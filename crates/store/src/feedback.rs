@@ -237,10 +237,10 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: Uuid) -> Result<Option<
 pub async fn find_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[Uuid]) -> Result<Vec<Feedback>> {
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT * FROM feedback WHERE tenant_id = $1
-                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))",
-        postgres: "SELECT * FROM feedback WHERE tenant_id = $1
-                   AND id IN (SELECT value::uuid FROM json_array_elements_text($2::json))");
+        sqlite: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
+                   AND id IN (SELECT unhex(replace(value, '-', '')) FROM json_each($2))"),
+        postgres: concat!("SELECT ", columns!(feedback), " FROM feedback WHERE tenant_id = $1
+                   AND id IN (SELECT value::uuid FROM json_array_elements_text($2::json))"));
     let ids = id_list(ids.iter().copied());
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
@@ -469,7 +469,7 @@ async fn stored(tx: &mut Tx<'_>, list: &str) -> Result<Vec<Attachment>> {
                  WHERE a.tenant_id = unhex(listed.value ->> 'tenant_id', '-')
                    AND a.run_id = unhex(listed.value ->> 'run_id', '-') AND a.name = listed.value ->> 'name'"),
         postgres: concat!("SELECT ", columns!(a, attachment), " FROM json_to_recordset($1::json) AS listed(tenant_id uuid, run_id uuid, name text)
-                   CROSS JOIN LATERAL (SELECT * FROM attachment
+                   CROSS JOIN LATERAL (SELECT ", columns!(attachment), " FROM attachment
                                        WHERE tenant_id = listed.tenant_id AND run_id = listed.run_id
                                          AND name = listed.name LIMIT 1) a"));
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(list).fetch_all(conn).await)?)

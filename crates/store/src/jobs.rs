@@ -23,10 +23,10 @@ pub use family::{
     cancel_all, children, children_over, count_children, grew, insert_all, keep, let_go, mark, mark_cancel_all,
     open_children, places,
 };
-pub use history::{Archived, Position, archive, forget, recall, unarchived, unforgotten};
+pub use history::{Archived, Forgotten, Position, archive, forget, recall, unarchived, unforgotten, unforgotten_from};
 pub use list::{Filter, InHand, Listed, count_dead, dead, in_hand, list};
 pub use lost::{Rest, beyond_rest, pass_locked, suspects, take_back};
-pub use sweep::{Candidate, due, overdue, ready_plain};
+pub use sweep::{Candidate, FIRST, due, overdue, ready_plain};
 
 /// A job as it stands.
 #[derive(Clone, Debug, FromRow)]

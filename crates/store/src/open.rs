@@ -139,6 +139,18 @@ impl Store {
         }
     }
 
+    /// Makes the indexes that migrations leave to be made beside the work, as far as they are missing. Answers how many statements
+    /// that still takes. Making one takes as long as its table is large. On SQLite none is left to be made.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the database does not answer, [`Error::Driver`] when it refuses.
+    pub async fn make_indexes(&self) -> Result<i64> {
+        match &self.0.back {
+            Back::Sqlite(_) => Ok(0),
+            Back::Postgres(back) => back.make_indexes().await,
+        }
+    }
+
     /// Runs `f` on a connection for reading. Not a transaction: statements each see what is committed when they run.
     ///
     /// # Errors

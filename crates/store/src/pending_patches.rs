@@ -207,14 +207,14 @@ pub fn pages(patches: &[PatchSize], bytes: usize) -> impl Iterator<Item = &[Patc
 pub async fn read(tx: &mut Tx<'_>, tenant: TenantId, page: &[PatchSize]) -> Result<Vec<PendingPatch>> {
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to rows differs.
-        sqlite: "SELECT * FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
-                     SELECT $1, unhex(value ->> 0, '-'), value ->> 1 FROM json_each($2))",
-        postgres: "SELECT found.*
+        sqlite: concat!("SELECT ", columns!(pending_patch), " FROM pending_patch WHERE (tenant_id, run_id, seq) IN (
+                     SELECT $1, unhex(value ->> 0, '-'), value ->> 1 FROM json_each($2))"),
+        postgres: concat!("SELECT ", columns!(found, pending_patch), "
                    FROM (SELECT (value ->> 0)::uuid AS run_id, (value ->> 1)::bigint AS seq
                          FROM json_array_elements($2::json)) listed
-                   CROSS JOIN LATERAL (SELECT p.* FROM pending_patch p
+                   CROSS JOIN LATERAL (SELECT ", columns!(p, pending_patch), " FROM pending_patch p
                                        WHERE p.tenant_id = $1 AND p.run_id = listed.run_id AND p.seq = listed.seq
-                                       LIMIT 1) found");
+                                       LIMIT 1) found"));
     let keys: Vec<(TraceRunId, i64)> = page.iter().map(|patch| (patch.run_id, patch.seq)).collect();
     let mut found = Vec::with_capacity(keys.len());
     for list in bulk::lists(keys) {

@@ -1,14 +1,17 @@
 //! Pools: pausing them, and how full they are.
 
+mod depth;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use sqlx::FromRow;
 use towpath_domain::Timestamp;
 
 use crate::error::Result;
 use crate::tx::Tx;
 use crate::{gauges, workers};
+
+pub use depth::{COUNTED, Depth, Oldest, depths, depths_of, oldest_ready, oldest_ready_of};
 
 /// Pauses or resumes a pool. A paused pool's jobs are not claimed; those at work go on. It drains no more.
 ///
@@ -58,105 +61,6 @@ pub async fn is_paused(tx: &mut Tx<'_>, name: &str) -> Result<bool> {
     })?)
 }
 
-/// No number of a queue counts more jobs than these: there are so many, or more. Counting a backlog of a million every few
-/// seconds would cost as much as working it off.
-pub const COUNTED: i64 = 10_000;
-
-/// Tenants of a pool that are asked for their oldest job.
-const TENANTS: i64 = 1_000;
-
-/// How many open jobs of a pool are in a state.
-#[derive(Clone, Debug, FromRow)]
-pub struct Depth {
-    /// Pool.
-    pub pool: String,
-    /// State.
-    pub state: String,
-    /// Jobs, see [`depths`].
-    pub jobs: i64,
-}
-
-/// Counts the open jobs by pool and state, up to a bound: ready ones up to [`COUNTED`] in each pool; scheduled and waiting
-/// ones, and those in lanes for the blocked ones among them, up to [`COUNTED`] in all pools together. Running jobs are all
-/// counted: there are no more than slots.
-///
-/// # Errors
-/// As every statement.
-pub async fn depths(tx: &mut Tx<'_>) -> Result<Vec<Depth>> {
-    Ok(on!(tx, |conn| {
-        // From pool to pool in the index of ready jobs, past those that are not counted.
-        sqlx::query_as(
-            "WITH RECURSIVE served(pool) AS (
-                 SELECT (SELECT j.pool FROM job j WHERE j.state = 'ready' ORDER BY j.pool LIMIT 1)
-                 UNION ALL
-                 SELECT (SELECT j.pool FROM job j WHERE j.state = 'ready' AND j.pool > served.pool ORDER BY j.pool LIMIT 1)
-                 FROM served WHERE served.pool IS NOT NULL
-             )
-             SELECT pool, 'ready' AS state,
-                    (SELECT count(*) FROM (SELECT 1 FROM job j WHERE j.state = 'ready' AND j.pool = served.pool
-                                           LIMIT $1 + 0) found) AS jobs
-             FROM served WHERE pool IS NOT NULL
-             UNION ALL
-             SELECT pool, state, count(*) FROM (SELECT pool, state FROM job WHERE state = 'scheduled' LIMIT $1 + 0) found
-             GROUP BY pool, state
-             UNION ALL
-             SELECT pool, state, count(*)
-             FROM (SELECT pool, state FROM job WHERE lane IS NOT NULL AND finished_at IS NULL LIMIT $1 + 0) found
-             WHERE state = 'blocked' GROUP BY pool, state
-             UNION ALL
-             SELECT pool, state, count(*) FROM job WHERE state = 'running' GROUP BY pool, state
-             UNION ALL
-             SELECT pool, state, count(*) FROM (SELECT pool, state FROM job WHERE state = 'waiting' LIMIT $1 + 0) found
-             GROUP BY pool, state",
-        )
-        .bind(COUNTED)
-        .fetch_all(conn)
-        .await
-    })?)
-}
-
-/// The oldest ready job of a pool.
-#[derive(Clone, Debug, FromRow)]
-pub struct Oldest {
-    /// Pool.
-    pub pool: String,
-    /// When it was due.
-    pub run_at: Timestamp,
-}
-
-/// The oldest ready job of each pool that has one; of a pool with very many tenants, the oldest of the first thousand.
-///
-/// # Errors
-/// As every statement.
-pub async fn oldest_ready(tx: &mut Tx<'_>) -> Result<Vec<Oldest>> {
-    Ok(on!(tx, |conn| {
-        // In the index of ready jobs the first of each tenant and priority is the oldest of these. So it goes from one
-        // such first job to the next, past all between them.
-        sqlx::query_as(
-            "WITH RECURSIVE head(nth, pool, tenant_id, priority, run_at) AS (
-                 SELECT * FROM (SELECT 1, j.pool, j.tenant_id, j.priority, j.run_at FROM job j WHERE j.state = 'ready'
-                                ORDER BY j.pool, j.tenant_id, j.priority DESC, j.run_at, j.id LIMIT 1) found
-                 UNION ALL
-                 SELECT CASE WHEN j.pool = head.pool THEN head.nth + 1 ELSE 1 END, j.pool, j.tenant_id, j.priority, j.run_at
-                 FROM head JOIN job j ON j.id = coalesce(
-                     CASE WHEN head.nth < $1 THEN coalesce(
-                         (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool = head.pool
-                          AND i.tenant_id = head.tenant_id AND i.priority < head.priority
-                          ORDER BY i.priority DESC, i.run_at, i.id LIMIT 1),
-                         (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool = head.pool
-                          AND i.tenant_id > head.tenant_id
-                          ORDER BY i.tenant_id, i.priority DESC, i.run_at, i.id LIMIT 1)) END,
-                     (SELECT i.id FROM job i WHERE i.state = 'ready' AND i.pool > head.pool
-                      ORDER BY i.pool, i.tenant_id, i.priority DESC, i.run_at, i.id LIMIT 1))
-             )
-             SELECT pool, min(run_at) AS run_at FROM head GROUP BY pool",
-        )
-        .bind(TENANTS)
-        .fetch_all(conn)
-        .await
-    })?)
-}
-
 /// A pool as operators see it. Of jobs that wait, no more are counted than [`depths`] counts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overview {
@@ -184,57 +88,86 @@ pub struct Overview {
     pub slots: i64,
 }
 
+/// Pools by their names, as what is known of them comes together.
+#[derive(Default)]
+struct Pools(BTreeMap<String, Overview>);
+
+impl Pools {
+    fn named(&mut self, name: &str) -> &mut Overview {
+        self.0.entry(name.to_owned()).or_insert_with(|| Overview {
+            pool: name.to_owned(),
+            ..Overview::default()
+        })
+    }
+
+    fn know(&mut self, known: &gauges::Pool) {
+        let pool = self.named(&known.name);
+        pool.paused = known.paused;
+        pool.draining = known.draining;
+    }
+
+    fn count(&mut self, depth: &Depth) {
+        let pool = self.named(&depth.pool);
+        let place = match depth.state.as_str() {
+            "scheduled" => &mut pool.scheduled,
+            "blocked" => &mut pool.blocked,
+            "ready" => &mut pool.ready,
+            "running" => &mut pool.running,
+            _ => &mut pool.waiting,
+        };
+        *place += depth.jobs;
+    }
+
+    /// A worker serves this pool with so many slots. One that leaves is no place for work to come.
+    fn serve(&mut self, name: &str, worker: &workers::Worker, slots: i64) {
+        let pool = self.named(name);
+        pool.workers += i64::from(!worker.draining);
+        pool.slots += if worker.draining { 0 } else { slots };
+    }
+}
+
 /// Every pool that has an open job, a worker seen within `window`, or was ever paused, by name.
 ///
 /// # Errors
 /// As every statement.
 pub async fn list(tx: &mut Tx<'_>, window: Duration) -> Result<Vec<Overview>> {
-    let mut pools: BTreeMap<String, Overview> = BTreeMap::new();
-    let named = |pools: &mut BTreeMap<String, Overview>, name: &str, set: &mut dyn FnMut(&mut Overview)| {
-        set(pools.entry(name.to_owned()).or_insert_with(|| Overview {
-            pool: name.to_owned(),
-            ..Overview::default()
-        }));
-    };
+    let mut pools = Pools::default();
     for known in gauges::pools(tx).await? {
-        named(&mut pools, &known.name, &mut |pool| {
-            pool.paused = known.paused;
-            pool.draining = known.draining;
-        });
+        pools.know(&known);
     }
     for depth in depths(tx).await? {
-        named(&mut pools, &depth.pool, &mut |pool| {
-            let place = match depth.state.as_str() {
-                "scheduled" => &mut pool.scheduled,
-                "blocked" => &mut pool.blocked,
-                "ready" => &mut pool.ready,
-                "running" => &mut pool.running,
-                _ => &mut pool.waiting,
-            };
-            *place = depth.jobs;
-        });
+        pools.count(&depth);
     }
     for oldest in oldest_ready(tx).await? {
-        named(&mut pools, &oldest.pool, &mut |pool| {
-            pool.oldest_ready = Some(oldest.run_at);
-        });
+        pools.named(&oldest.pool).oldest_ready = Some(oldest.run_at);
     }
     for worker in workers::alive(tx, window).await? {
         for (name, slots) in worker.slots() {
-            named(&mut pools, &name, &mut |pool| {
-                // One that leaves is no place for work to come.
-                pool.workers += i64::from(!worker.draining);
-                pool.slots += if worker.draining { 0 } else { slots };
-            });
+            pools.serve(&name, &worker, slots);
         }
     }
-    Ok(pools.into_values().collect())
+    Ok(pools.0.into_values().collect())
 }
 
-/// One pool; `None` when nobody knows it.
+/// One pool; `None` when nobody knows it. What waits in other pools is not counted for it.
 ///
 /// # Errors
 /// As every statement.
 pub async fn overview(tx: &mut Tx<'_>, name: &str, window: Duration) -> Result<Option<Overview>> {
-    Ok(list(tx, window).await?.into_iter().find(|pool| pool.pool == name))
+    let mut pools = Pools::default();
+    for known in gauges::pools(tx).await?.iter().filter(|known| known.name == name) {
+        pools.know(known);
+    }
+    for depth in depths_of(tx, name).await? {
+        pools.count(&depth);
+    }
+    if let Some(run_at) = oldest_ready_of(tx, name).await? {
+        pools.named(name).oldest_ready = Some(run_at);
+    }
+    for worker in workers::alive(tx, window).await? {
+        if let Some(slots) = worker.slots().get(name) {
+            pools.serve(name, &worker, *slots);
+        }
+    }
+    Ok(pools.0.remove(name))
 }

@@ -47,14 +47,15 @@ const MIGRATION: (Duration, Duration) = (Duration::from_secs(600), Duration::fro
 /// How long the database waits for us, in parts of a lease, so that all of it is over before a lease is.
 ///
 /// A process that is stopped in the middle of a transaction must not keep its locks: lanes and jobs would stand still until it
-/// goes on. So it may be silent for a third of a lease. Who waits for a lock waits longer than that, and a statement may take
+/// goes on. So it may be silent for a third of a lease, also while it is to take a result. Who waits for a lock waits longer than that, and a statement may take
 /// longer than its locks. All of it is shorter than [`READ_SILENCE`], after which a line is given up, and all others with it: a
 /// statement that is slow is not a line that is lost.
 fn limits(lease: Duration) -> String {
     let lease = lease.clamp(Duration::from_millis(7500), Duration::from_secs(15));
     let [idle, lock, statement] = [lease / 3, lease / 2, lease * 8 / 15].map(|limit| limit.as_millis());
     format!(
-        "SET idle_in_transaction_session_timeout = {idle}; SET lock_timeout = {lock}; SET statement_timeout = {statement}"
+        "SET idle_in_transaction_session_timeout = {idle}; SET tcp_user_timeout = {idle}; SET lock_timeout = {lock};
+         SET statement_timeout = {statement}"
     )
 }
 
@@ -177,7 +178,7 @@ fn waited(error: &MigrateError) -> bool {
     let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else {
         return false;
     };
-    let code = error.as_database_error().and_then(|refusal| refusal.code());
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     matches!(code.as_deref(), Some("55P03" | "40P01"))
 }
 

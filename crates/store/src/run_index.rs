@@ -332,16 +332,29 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
     .map(|done| done.rows_affected()))?)
 }
 
-/// Files in `deleting`: their objects may be there still.
+/// Where a walk through files in `deleting` begins: before all of them.
+pub const FIRST: (Timestamp, RunIndexId) = (Timestamp::from_micros(0), RunIndexId::nil());
+
+/// Files in `deleting` behind `after`, by when they came there: their objects may be there still. Of those that were never
+/// published only what was given up before `abandoned`: until then their writer may be at it.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<IndexFile>> {
+pub async fn deleting(
+    tx: &mut Tx<'_>,
+    abandoned: Timestamp,
+    after: (Timestamp, RunIndexId),
+    limit: i64,
+) -> Result<Vec<IndexFile>> {
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         columns!(run_index),
-        " FROM run_index WHERE state = 'deleting' ORDER BY changed_at LIMIT $1 + 0"
+        " FROM run_index WHERE state = 'deleting' AND (entries > 0 OR changed_at < $1) AND (changed_at, id) > ($2, $3)
+         ORDER BY changed_at, id LIMIT $4 + 0"
     ))
+    .bind(abandoned)
+    .bind(after.0)
+    .bind(after.1)
     .bind(limit)
     .fetch_all(conn)
     .await)?)

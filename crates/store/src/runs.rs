@@ -264,6 +264,19 @@ pub async fn open(
     query.fetch_all(tx).await
 }
 
+/// Runs of these threads that are not over, oldest first.
+///
+/// # Errors
+/// As every statement.
+pub async fn open_on(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) -> Result<Vec<Open>> {
+    let mut query = Query::new(tx, "SELECT id, thread_id, job_id FROM run WHERE tenant_id = ");
+    query.bind(Arg::Uuid(tenant.0));
+    query.push(" AND status = 'pending' AND thread_id");
+    query.among(threads.iter().map(|thread| thread.0));
+    query.push(" ORDER BY created_at, id");
+    query.fetch_all(tx).await
+}
+
 /// Runs that stand there and are not over, oldest first.
 ///
 /// # Errors
@@ -293,22 +306,28 @@ pub async fn any_open(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId) -> Re
     .await)?)
 }
 
-/// Notes how a run is to be stopped. Of two cancels the later one counts.
+/// Notes how runs are to be stopped. Of two cancels the later one counts.
 ///
 /// # Errors
 /// As every statement.
-pub async fn set_cancel(tx: &mut Tx<'_>, tenant: TenantId, id: RunId, action: CancelAction) -> Result<()> {
+pub async fn set_cancel_all(tx: &mut Tx<'_>, tenant: TenantId, ids: &[RunId], action: CancelAction) -> Result<()> {
     let now = tx.now();
-    on!(tx, |conn| sqlx::query(
-        "UPDATE run SET cancel_action = $3, updated_at = $4 WHERE tenant_id = $1 AND id = $2 AND status = 'pending'"
-    )
-    .bind(tenant)
-    .bind(id)
-    .bind(action)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    let text = sql!(tx,
+        sqlite: "UPDATE run SET cancel_action = $3, updated_at = $4 WHERE tenant_id = $1 AND status = 'pending'
+                   AND id IN (SELECT unhex(value) FROM json_each($2))",
+        // An array, because plans for joins read the table, and no index of open runs, which would be compared with all of it.
+        postgres: "UPDATE run SET cancel_action = $3, updated_at = $4 WHERE tenant_id = $1 AND status || '' = 'pending'
+                     AND id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))");
+    let ids: Vec<String> = ids.iter().map(|id| id.0.simple().to_string()).collect();
+    let ids = serde_json::to_string(&ids).expect("texts are always JSON");
+    on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(ids)
+        .bind(action)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 

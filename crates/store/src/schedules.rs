@@ -181,6 +181,39 @@ pub async fn end(tx: &mut Tx<'_>, id: ScheduleId) -> Result<()> {
     Ok(())
 }
 
+/// Deletes at most `limit` schedules that ended before `before`. Returns how many. By then nobody asks for them: what they
+/// spawned is in business tables, and spawn jobs that were left over are forgotten.
+///
+/// # Errors
+/// As every statement.
+pub async fn prune(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
+    Ok(on!(tx, |conn| {
+        sqlx::query(
+            "DELETE FROM schedule WHERE id IN (
+                 SELECT id FROM schedule WHERE ended_at < $1 ORDER BY ended_at LIMIT $2 + 0)",
+        )
+        .bind(before)
+        .bind(limit)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected())
+    })?)
+}
+
+/// How many schedules ended before `before`; `most` means so many or more.
+///
+/// # Errors
+/// As every statement.
+pub async fn count_before(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
+    Ok(on!(tx, |conn| sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT 1 FROM schedule WHERE ended_at < $1 LIMIT $2 + 0) found"
+    )
+    .bind(before)
+    .bind(most)
+    .fetch_one(conn)
+    .await)?)
+}
+
 /// Active schedules that have no spawn job: it was never recorded, it is gone, or it ended before `rested` without
 /// advancing them. One that ended later is left alone until its time: a spawn that fails at once must not be repeated as fast
 /// as somebody looks.

@@ -90,6 +90,16 @@ pub struct Part {
     pub max_seq: i64,
 }
 
+/// What is read of a [`PlacedPart`], where `p` is the row group and `s` its segment.
+macro_rules! placed {
+    () => {
+        concat!(
+            columns!(p, segment_part),
+            ", s.path, s.bytes, s.compacted, s.indexed, s.changed_at"
+        )
+    };
+}
+
 /// A part together with the object it is in.
 #[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
 pub struct PlacedPart {
@@ -194,17 +204,19 @@ pub async fn live_parts(
     last: NaiveDate,
 ) -> Result<Vec<PlacedPart>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
-         WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
-         ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
-    )
-    .bind(tenant)
-    .bind(project)
-    .bind(first)
-    .bind(last)
-    .fetch_all(conn)
-    .await
+        sqlx::query_as(concat!(
+            "SELECT ",
+            placed!(),
+            " FROM segment_part p JOIN segment s ON s.id = p.segment_id
+             WHERE p.tenant_id = $1 AND p.project_id = $2 AND p.day BETWEEN $3 AND $4 AND s.state = 'live'
+             ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group"
+        ))
+        .bind(tenant)
+        .bind(project)
+        .bind(first)
+        .bind(last)
+        .fetch_all(conn)
+        .await
     })?)
 }
 
@@ -252,13 +264,13 @@ pub async fn live_parts_of(
 ) -> Result<Vec<PlacedPart>> {
     let text = sql!(tx,
         // Lists travel as JSON text in both; only the way back to ids differs.
-        sqlite: "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+        sqlite: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
                  WHERE p.tenant_id = $1 AND p.project_id IN (SELECT unhex(value, '-') FROM json_each($2))
-                   AND p.day BETWEEN $3 AND $4 AND s.state = 'live'",
-        postgres: "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
+                   AND p.day BETWEEN $3 AND $4 AND s.state = 'live'"),
+        postgres: concat!("SELECT ", placed!(), " FROM segment_part p JOIN segment s ON s.id = p.segment_id
                    WHERE p.tenant_id = $1
                      AND p.project_id = ANY (ARRAY (SELECT value::uuid FROM json_array_elements_text($2::json)))
-                     AND p.day BETWEEN $3 AND $4 AND s.state = 'live'");
+                     AND p.day BETWEEN $3 AND $4 AND s.state = 'live'"));
     let ids = id_list(projects.iter().map(|id| id.0));
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(tenant)
@@ -275,14 +287,16 @@ pub async fn live_parts_of(
 /// Only what the database says.
 pub async fn live_of_day(tx: &mut Tx<'_>, tenant: TenantId, day: NaiveDate) -> Result<Vec<PlacedPart>> {
     Ok(on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_part p JOIN segment s ON s.id = p.segment_id
-         WHERE p.tenant_id = $1 AND p.day = $2 AND s.state = 'live' ORDER BY p.segment_id, p.row_group",
-    )
-    .bind(tenant)
-    .bind(day)
-    .fetch_all(conn)
-    .await
+        sqlx::query_as(concat!(
+            "SELECT ",
+            placed!(),
+            " FROM segment_part p JOIN segment s ON s.id = p.segment_id
+             WHERE p.tenant_id = $1 AND p.day = $2 AND s.state = 'live' ORDER BY p.segment_id, p.row_group"
+        ))
+        .bind(tenant)
+        .bind(day)
+        .fetch_all(conn)
+        .await
     })?)
 }
 
@@ -400,16 +414,22 @@ pub async fn pinned(
     last: NaiveDate,
     holder: Uuid,
 ) -> Result<Vec<PlacedPart>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT p.*, s.path, s.bytes, s.compacted, s.indexed, s.changed_at FROM segment_pin h
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        placed!(),
+        " FROM segment_pin h
          JOIN segment s ON s.id = h.segment_id
-         JOIN (SELECT * FROM segment_part WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4
+         JOIN (SELECT ",
+        columns!(segment_part),
+        " FROM segment_part WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4
                UNION ALL
-               SELECT * FROM segment_part_past WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4) p
+               SELECT ",
+        columns!(segment_part),
+        " FROM segment_part_past WHERE tenant_id = $1 AND project_id = $2 AND day BETWEEN $3 AND $4) p
            ON p.segment_id = h.segment_id
          WHERE h.holder = $5
-         ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group",
-    )
+         ORDER BY p.day, p.min_sort_time, p.segment_id, p.row_group"
+    ))
     .bind(tenant)
     .bind(project)
     .bind(first)
@@ -469,19 +489,23 @@ pub async fn abandon_of(tx: &mut Tx<'_>, job: JobId) -> Result<u64> {
     .map(|done| done.rows_affected()))?)
 }
 
-/// Segments in `deleting`, whose objects may be there still: those that are to be tried by now.
+/// Segments in `deleting`, whose objects may be there still: those that are to be tried by now. Of those that were never published
+/// only what was given up before `abandoned`: until then their writer may be at it, and an object that comes after its row is gone
+/// would stay for ever.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn deleting(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Segment>> {
+pub async fn deleting(tx: &mut Tx<'_>, abandoned: Timestamp, limit: i64) -> Result<Vec<Segment>> {
     let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         columns!(segment),
         " FROM segment WHERE state = 'deleting' AND coalesce(remove_at, changed_at) <= $1
-         ORDER BY coalesce(remove_at, changed_at) LIMIT $2 + 0"
+           AND (rows > 0 OR changed_at < $2)
+         ORDER BY coalesce(remove_at, changed_at) LIMIT $3 + 0"
     ))
     .bind(now)
+    .bind(abandoned)
     .bind(limit)
     .fetch_all(conn)
     .await)?)

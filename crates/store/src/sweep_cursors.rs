@@ -34,13 +34,14 @@ pub async fn set(tx: &mut Tx<'_>, name: &str, position: &str) -> Result<()> {
     Ok(())
 }
 
-/// Takes a turn of a sweep that one process at a time is enough for, until `span` is over. False while the turn is another's.
-/// Two may take it where their clocks differ: what they do must be right twice.
+/// Takes a turn of a sweep that one process at a time is enough for, until `span` is over by the clock of the database: a host
+/// whose clock is ahead must not take it for longer. False while the turn is another's. What a turn does must be right twice: it
+/// may last longer than the turn.
 ///
 /// # Errors
 /// Only what the database says.
 pub async fn take_turn(tx: &mut Tx<'_>, name: &str, span: Duration) -> Result<bool> {
-    let now = tx.now();
+    let now = crate::jobs::db_now(tx).await?;
     // Microseconds, which have sixteen digits until the year 2286: texts of one length compare like numbers.
     let text = |at: towpath_domain::Timestamp| format!("{:016}", at.micros());
     let taken = on!(tx, |conn| sqlx::query(

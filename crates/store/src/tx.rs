@@ -194,7 +194,7 @@ impl<'c> Tx<'c> {
 /// Runs one body on whichever database is behind the [`Tx`].
 ///
 /// ```ignore
-/// let rows = on!(tx, |conn| sqlx::query_as("SELECT * FROM export WHERE id = $1").bind(id).fetch_all(conn).await)?;
+/// let rows = on!(tx, |conn| sqlx::query_as("SELECT id, status FROM export WHERE id = $1").bind(id).fetch_all(conn).await)?;
 /// let changed = on!(tx, |conn| sqlx::query("…").execute(conn).await.map(|done| done.rows_affected()))?;
 /// ```
 #[macro_export]

@@ -18,7 +18,7 @@ use towpath_domain::{JobId, ProjectId, Shard, TenantId, Timestamp, UnitId};
 use crate::segments::id_list;
 use crate::{Error, Result, Tx};
 
-pub use leaving::{FoldedUnit, count_folded, folded_before, folded_bytes_since, forget, named, named_among};
+pub use leaving::{FoldedUnit, Position, count_folded, folded_before, folded_bytes_since, forget, named, named_among};
 pub use shared::split;
 
 /// Where a unit stands.
@@ -343,9 +343,15 @@ impl Bounds {
 /// Open units of a shard, numbered within their workspaces in order of acceptance: the first half of a statement.
 macro_rules! turns {
     () => {
-        "SELECT * FROM (
-             SELECT u.*, row_number() OVER (PARTITION BY tenant_id ORDER BY ordinal IS NULL, ordinal, seq) AS turn
-             FROM wal_unit u WHERE state = 'open' AND shard = $1 AND (tenant_id <> $2 OR byte_offset > 0) "
+        concat!(
+            "SELECT ",
+            columns!(wal_unit),
+            " FROM (
+             SELECT ",
+            columns!(wal_unit),
+            ", row_number() OVER (PARTITION BY tenant_id ORDER BY ordinal IS NULL, ordinal, seq) AS turn
+             FROM wal_unit WHERE state = 'open' AND shard = $1 AND (tenant_id <> $2 OR byte_offset > 0) "
+        )
     };
 }
 

@@ -30,7 +30,7 @@ CRATES = graph.read(
     },
     TOP,
 )
-END_TO_END = {"python", "js", "agent", "contract", "ingest", "kill", "faults"}
+END_TO_END = {"python", "js", "agent", "contract", "ingest", "kill", "soak", "faults"}
 
 
 def suites_for(*files) -> set[str]:
@@ -97,6 +97,7 @@ class Select(unittest.TestCase):
 
     def test_drills_are_told_apart(self):
         self.assertEqual(suites_for("tests/it/kill/upkeep.rs"), {"rust", "kill", "fmt", "clippy"})
+        self.assertEqual(suites_for("tests/it/soak/day.rs"), {"rust", "soak", "fmt", "clippy"})
         self.assertEqual(suites_for("tests/it/ingest_fuzz/oracle.rs"), {"rust", "ingest", "fmt", "clippy"})
         self.assertEqual(suites_for("tests/it/redis_faults.rs"), {"rust", "faults", "fmt", "clippy"})
         self.assertEqual(packages_for("tests/it/kill/upkeep.rs"), frozenset())

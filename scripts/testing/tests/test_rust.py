@@ -87,7 +87,7 @@ class Commands(unittest.TestCase):
         self.assertEqual(command[command.index("--threads") + 1], "10")
         listed = json.loads((self.folder / "faults.programs.json").read_text())
         self.assertEqual([program["package"] for program in listed], ["towpath-tests"])
-        self.assertEqual(rust.tests_command("rust", self.context).count("--skip"), 3)
+        self.assertEqual(rust.tests_command("rust", self.context).count("--skip"), 4)
 
     def test_programs_end_before_their_suite(self):
         command = rust.tests_command("ingest", self.context, 5000)

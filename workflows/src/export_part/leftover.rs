@@ -56,7 +56,9 @@ impl ExportPart {
         }
         match destination.remove(path).await {
             Ok(()) => tracing::info!(object.path = %path, "removed a file of an attempt that was replaced"),
-            Err(failure) => tracing::info!(%failure, "a file of an attempt that was replaced cannot be removed now; the clean-up behind the run removes it"),
+            Err(failure) => {
+                tracing::info!(%failure, "a file of an attempt that was replaced cannot be removed now; the clean-up behind the run removes it");
+            }
         }
     }
 }

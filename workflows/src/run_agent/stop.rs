@@ -1,29 +1,31 @@
 //! Stopping runs, and deleting them and their threads.
 
+use std::collections::BTreeSet;
+
 use serde_json::json;
 use towpath_domain::agent::{CancelAction, EventId, frame};
-use towpath_domain::{AssistantId, RunId, TenantId, ThreadId};
+use towpath_domain::{AssistantId, JobId, RunId, TenantId, ThreadId};
 use towpath_store::runs::{self, Open};
 use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
 
 use super::lane;
 
-/// Cancels runs that are not over. Those that wait end at once; those at work end when their workers acknowledge it.
-/// Takes locks, so call it before the transaction's other writes.
+/// Cancels runs that are not over. Those that wait end at once; those at work end when their workers acknowledge it. All of them
+/// are locked and told in as many statements as one is. Takes locks, so call it before the transaction's other writes.
 ///
 /// # Errors
 /// As every statement.
 pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, open: &[Open], action: CancelAction) -> store::Result<()> {
-    lock(tx, open).await?;
-    for run in open {
-        // Before its job is cancelled: how it ends is read then.
-        runs::set_cancel(tx, tenant, run.id, action).await?;
+    if open.is_empty() {
+        return Ok(());
     }
-    // Those that wait first, or each place given up would be taken by one that is about to end too.
-    for run in open.iter().rev() {
-        towpath_durable::cancel(tx, run.job_id).await?;
-    }
-    Ok(())
+    let jobs: Vec<JobId> = open.iter().map(|run| run.job_id).collect();
+    let ids: Vec<RunId> = open.iter().map(|run| run.id).collect();
+    // Before the jobs are cancelled: how a run ends is read then.
+    towpath_durable::cancel_all(tx, &jobs, async |tx| {
+        runs::set_cancel_all(tx, tenant, &ids, action).await
+    })
+    .await
 }
 
 /// Deletes a run with the checkpoints it made. One that is not over is stopped.
@@ -102,42 +104,60 @@ pub async fn threads_of(tx: &mut Tx<'_>, tenant: TenantId, id: AssistantId) -> s
     }
 }
 
-/// Locks the lanes of threads, then the jobs of their runs that are not over: for whoever stops runs of several, or deletes
-/// several. Locked one after another, the lane of the second would come behind the jobs of the first.
+/// How often [`lock_threads`] looks again for runs that others began meanwhile.
+const LOOKS: usize = 5;
+
+/// Locks the lanes of threads, and of those on which runs of an assistant are not over, then the jobs of all runs on them that are
+/// not over: for whoever stops runs of several threads, or deletes several. Locked one after another, the lane of the second would
+/// come behind the jobs of the first. Answers the runs of the assistant.
 ///
 /// # Errors
 /// As every statement.
-pub async fn lock_threads(tx: &mut Tx<'_>, tenant: TenantId, threads: &[ThreadId]) -> store::Result<()> {
+pub async fn lock_threads(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    assistant: AssistantId,
+    threads: &[ThreadId],
+) -> store::Result<Vec<Open>> {
+    jobs::mark(tx).await?;
+    let mut open = runs::open(tx, tenant, None, Some(assistant)).await?;
+    let mut looks = 0;
+    loop {
+        let touched: BTreeSet<ThreadId> = open
+            .iter()
+            .map(|run| run.thread_id)
+            .chain(threads.iter().copied())
+            .collect();
+        lock_lanes(tx, tenant, &touched).await?;
+        let mut found = runs::open(tx, tenant, None, Some(assistant)).await?;
+        let is_locked = |run: &Open| touched.contains(&run.thread_id);
+        looks += 1;
+        if looks == LOOKS || found.iter().all(is_locked) {
+            jobs::keep(tx).await?;
+            // Where runs begin all the time, the last ones are as if they had begun after this.
+            found.retain(is_locked);
+            return Ok(found);
+        }
+        // Others began on more threads while we waited. Their lanes now would come behind the jobs, so it is done again.
+        jobs::let_go(tx).await?;
+        open = found;
+    }
+}
+
+/// Locks the lanes of threads, then the jobs of their runs that are not over.
+async fn lock_lanes(tx: &mut Tx<'_>, tenant: TenantId, threads: &BTreeSet<ThreadId>) -> store::Result<()> {
+    if threads.is_empty() {
+        return Ok(());
+    }
     let mut lanes: Vec<(String, i64)> = threads
         .iter()
         .map(|thread| (lane(*thread).key().to_owned(), 1))
         .collect();
     lanes.sort_unstable();
-    lanes.dedup();
-    if lanes.is_empty() {
-        return Ok(());
-    }
     lanes::lock_all(tx, &lanes).await?;
-    let mut ids = Vec::new();
-    for thread in threads {
-        let open = runs::open(tx, tenant, Some(*thread), None).await?;
-        ids.extend(open.into_iter().map(|run| run.job_id));
-    }
-    if !ids.is_empty() {
-        jobs::lock(tx, &ids).await?;
-    }
-    Ok(())
-}
-
-/// Locks lanes, then jobs, in the order everybody takes them.
-async fn lock(tx: &mut Tx<'_>, open: &[Open]) -> store::Result<()> {
-    let mut keys: Vec<String> = open.iter().map(|run| lane(run.thread_id).key().to_owned()).collect();
-    keys.sort_unstable();
-    keys.dedup();
-    for key in keys {
-        lanes::lock_existing(tx, &key).await?;
-    }
-    let ids: Vec<_> = open.iter().map(|run| run.job_id).collect();
+    let threads: Vec<ThreadId> = threads.iter().copied().collect();
+    let open = runs::open_on(tx, tenant, &threads).await?;
+    let ids: Vec<JobId> = open.into_iter().map(|run| run.job_id).collect();
     if !ids.is_empty() {
         jobs::lock(tx, &ids).await?;
     }

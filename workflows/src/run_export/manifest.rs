@@ -143,7 +143,9 @@ impl Look {
         }
         match self.destination.remove(&self.path).await {
             Ok(()) => tracing::info!(export.id = %id, "removed the manifest of an export that did not complete"),
-            Err(failure) => tracing::warn!(export.id = %id, %failure, "the manifest of an export that is over cannot be removed now; the clean-up behind the export removes it"),
+            Err(failure) => {
+                tracing::warn!(export.id = %id, %failure, "the manifest of an export that is over cannot be removed now; the clean-up behind the export removes it");
+            }
         }
     }
 }

@@ -11,29 +11,32 @@ use towpath_store::feedback::{self, Attachment};
 use towpath_store::sweep_cursors;
 use towpath_traces::fold;
 
+use super::chore::Chore;
 use crate::World;
 use crate::metric;
 
-/// Files of one step, and steps of one sweep: the rest is for the next.
+/// Files of one step.
 const FILES: i64 = 1000;
-const STEPS: usize = 10;
 /// Objects that are removed at a time.
 const AT_ONCE: usize = 16;
 /// The cursor of the walk through all attachments.
 const WALK: &str = "attachments";
 
 /// Looks at each attachment once, when it is as old as `before`, and forgets those whose trace run has not come by then.
-/// Each sweep goes on where the one before it ended.
-pub async fn forget_orphans(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<(), Failure> {
+/// Each sweep goes on where the one before it ended. Whether some are left to be looked at.
+pub async fn forget_orphans(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<bool, Failure> {
+    let chore = Chore::begin("attachments without a trace run");
     let read = world.store.read(async |tx| sweep_cursors::get(tx, WALK).await).await;
     let known = read.retry()?.and_then(|text| serde_json::from_str(&text).ok());
     let mut position: Position = known.unwrap_or(Position::start());
-    for _ in 0..STEPS {
+    loop {
         let read = world
             .store
             .read(async |tx| waste::walk(tx, &position, before, FILES).await);
         let files = read.await.retry()?;
-        let Some(last) = files.last() else { break };
+        let Some(last) = files.last().filter(|_| !chore.is_spent()) else {
+            return Ok(chore.end(files.len()));
+        };
         position = Position::of(last);
         let text = serde_json::to_string(&position).fatal()?;
         let mut tenants: BTreeMap<TenantId, Vec<Attachment>> = BTreeMap::new();
@@ -59,17 +62,17 @@ pub async fn forget_orphans(ctx: &mut Ctx, world: &World, before: Timestamp) -> 
         });
         metrics::counter!(metric::ATTACHMENTS_ORPHANED).increment(forgotten.await?);
     }
-    Ok(())
 }
 
 /// Removes objects that no row has named since before `before`. Those that cannot be removed are tried again after all
-/// others.
-pub async fn remove_waste(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<(), Failure> {
-    for _ in 0..STEPS {
+/// others. Whether some are left.
+pub async fn remove_waste(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<bool, Failure> {
+    let chore = Chore::begin("objects of attachments");
+    loop {
         let read = world.store.read(async |tx| waste::before(tx, before, FILES).await);
         let found: Vec<Waste> = read.await.retry()?;
-        if found.is_empty() {
-            break;
+        if found.is_empty() || chore.is_spent() {
+            return Ok(chore.end(found.len()));
         }
         let removals = found.into_iter().map(|object| {
             let objects = world.objects.clone();
@@ -110,5 +113,4 @@ pub async fn remove_waste(ctx: &mut Ctx, world: &World, before: Timestamp) -> Re
         .await?;
         metrics::counter!(metric::ATTACHMENTS_REMOVED).increment(gone.len() as u64);
     }
-    Ok(())
 }

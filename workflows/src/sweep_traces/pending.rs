@@ -6,24 +6,25 @@ use towpath_domain::{TenantId, Timestamp, TraceRunId};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::pending_patches::{self, Dropped};
 
+use super::chore::Chore;
 use crate::World;
 use crate::metric;
 
-/// Patches of one step, and steps of one sweep: the rest is for the next.
+/// Patches of one step.
 const PATCHES: i64 = 1000;
-const STEPS: usize = 50;
 /// Workspaces that are looked at in one step.
 const TENANTS: i64 = 100;
 
-/// Drops patches that have waited since before `before`.
-pub async fn expire(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<(), Failure> {
-    for _ in 0..STEPS {
+/// Drops patches that have waited since before `before`. Whether some are left.
+pub async fn expire(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<bool, Failure> {
+    let chore = Chore::begin("patches past their time");
+    loop {
         let read = world
             .store
             .read(async |tx| pending_patches::older(tx, before, PATCHES).await);
         let old = read.await.retry()?;
-        if old.is_empty() {
-            break;
+        if old.is_empty() || chore.is_spent() {
+            return Ok(chore.end(old.len()));
         }
         let mut tenants: BTreeMap<TenantId, Vec<(TenantId, TraceRunId, i64)>> = BTreeMap::new();
         for patch in old {
@@ -37,27 +38,26 @@ pub async fn expire(ctx: &mut Ctx, world: &World, before: Timestamp) -> Result<(
             metrics::counter!(metric::PATCHES_DROPPED).increment(dropped);
         }
     }
-    Ok(())
 }
 
 /// Drops the oldest patches of workspaces in which more wait than may: a fold drops only some thousand at once, and bounds
-/// may have been lowered.
-pub async fn trim(ctx: &mut Ctx, world: &World) -> Result<(), Failure> {
+/// may have been lowered. Whether some are left that have too many.
+pub async fn trim(ctx: &mut Ctx, world: &World) -> Result<bool, Failure> {
     let bounds = world.sizes.pending;
-    for _ in 0..STEPS {
+    let chore = Chore::begin("patches beyond their bounds");
+    loop {
         let read = world
             .store
             .read(async |tx| pending_patches::over(tx, bounds, TENANTS).await);
         let over = read.await.retry()?;
-        if over.is_empty() {
-            break;
+        if over.is_empty() || chore.is_spent() {
+            return Ok(chore.end(over.len()));
         }
         for tenant in over {
             let dropped = ctx.commit(async |tx| pending_patches::trim(tx, [tenant], bounds).await);
             report(&dropped.await?);
         }
     }
-    Ok(())
 }
 
 /// Tells operators what was dropped because too much waited.

@@ -147,3 +147,26 @@ async fn the_late_look_waits_for_a_longer_lease(on: Database) {
     assert_eq!(home.manifest(export), None);
     home.drain().await;
 }
+
+/// The clock of the host that looks may be ahead.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_late_look_goes_by_the_clock_of_the_database() {
+    let Some(server) = Database::postgres() else { return };
+    let mut home = Home::new_on(&server, 1).await;
+    home.drain().await;
+    home.lease(Duration::from_secs(600));
+    let (export, job) = home.before_the_manifest().await;
+    home.s3.hang_at("_manifest.json", false);
+    let frozen = home.freeze(job).await;
+    home.cancel(export).await.unwrap();
+    home.boot().await;
+    home.drive().await;
+    home.wait(LATE).await;
+    // Of this host alone: the database knows nothing of it.
+    home.clock.advance(Duration::from_secs(3600));
+    home.drive().await;
+    let late =
+        "SELECT count(*) FROM job WHERE kind = 'clean_export' AND state = 'scheduled' AND input LIKE '%\"late\"%'";
+    assert_ne!(home.count(late).await, 0, "the lease of that time runs still");
+    kill(frozen);
+}

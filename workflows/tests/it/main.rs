@@ -23,6 +23,7 @@ mod runs;
 mod s3;
 mod scheduling;
 mod server;
+mod stopping;
 mod sweeping;
 mod webhooks;
 mod yard;

@@ -75,8 +75,16 @@ impl Server {
     }
 
     pub async fn at(clock: Clock) -> Self {
+        Self::on(Database::sqlite(migrate).await, clock).await
+    }
+
+    /// In the server that `TOWPATH_TEST_POSTGRES` names.
+    pub async fn postgres() -> Option<Self> {
+        Some(Self::on(Database::postgres(migrate).await?, Clock::system()).await)
+    }
+
+    async fn on(database: Database, clock: Clock) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let database = Database::sqlite(migrate).await;
         let options = Options {
             clock,
             ..Options::default()

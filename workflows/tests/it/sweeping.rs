@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use futures::TryStreamExt;
 use object_store::path::Path;
-use towpath_domain::{JobId, SegmentId, TraceRunId};
+use towpath_domain::{JobId, RunIndexId, SegmentId, TraceRunId};
 use towpath_store::feedback::{self, Attachment};
 use towpath_store::pending_patches::{self, Bounds, Usage};
-use towpath_store::{Error, on, segments, units};
+use towpath_store::{Error, on, run_index, segments, units};
 use towpath_traces::accept::Route;
 use towpath_traces::fold;
 use towpath_traces::objects::Objects;
@@ -24,9 +24,11 @@ const LATER: Duration = Duration::from_secs(2 * 60 * 60);
 on_both_databases! {
     an_object_that_is_written_after_its_intent_was_given_up_is_removed_too,
     objects_that_cannot_be_removed_keep_nothing_else,
+    index_files_that_cannot_be_removed_keep_nothing_else,
     a_file_that_is_sent_again_outlasts_the_one_it_replaces,
     a_file_that_is_sent_again_outlasts_its_deleted_project,
     files_whose_trace_run_never_came_are_collected,
+    a_sweep_goes_on_until_it_has_caught_up,
     patches_that_wait_are_bounded,
     patches_that_waited_too_long_go,
 }
@@ -219,6 +221,31 @@ async fn files_whose_trace_run_never_came_are_collected(on: Database) {
     assert_eq!(home.count(FILES).await, 2);
 }
 
+/// However much there is: a sweep is bounded by its time alone.
+async fn a_sweep_goes_on_until_it_has_caught_up(on: Database) {
+    let home = Home::empty_on(&on, 1).await;
+    let now = home.clock.now();
+    let orphans: Vec<Attachment> = (1..=11_500_i64)
+        .map(|number| Attachment {
+            tenant_id: home.tenant,
+            run_id: TraceRunId::new(),
+            name: "orphan".to_owned(),
+            content_type: "text/plain".to_owned(),
+            path: format!("attachments/orphan/{number}"),
+            bytes: 1,
+            seq: (1 << 50) + number,
+            created_at: now,
+        })
+        .collect();
+    for orphans in orphans.chunks(2_500) {
+        let stored = home.store().write(async |tx| feedback::attach_all(tx, orphans).await);
+        stored.await.unwrap();
+    }
+    home.wait(31 * DAYS).await;
+    home.sweep().await;
+    assert_eq!(home.count(FILES).await, 0, "one sweep is enough");
+}
+
 async fn patches_that_wait_are_bounded(on: Database) {
     let mut home = Home::empty_on(&on, 1).await;
     home.world.sizes.pending = Bounds {
@@ -373,4 +400,33 @@ async fn objects_that_cannot_be_removed_keep_nothing_else(on: Database) {
     home.wait(Duration::from_secs(5 * 60)).await;
     home.sweep().await;
     assert_eq!(home.count(DELETING).await, 0);
+}
+
+async fn index_files_that_cannot_be_removed_keep_nothing_else(on: Database) {
+    let mut home = Home::empty_on(&on, 1).await;
+    let root = home.objects_in_a_folder();
+    let intend = async |home: &Home, path: &str| {
+        let intended = home
+            .store()
+            .write(async |tx| run_index::intend(tx, home.tenant, RunIndexId::new(), path, None).await);
+        intended.await.unwrap();
+    };
+    std::fs::create_dir_all(root.join("run_index/stuck").join("in the way")).unwrap();
+    intend(&home, "run_index/stuck").await;
+    home.wait(LATER).await;
+    home.sweep().await;
+    let behind = Path::from("run_index/behind");
+    home.world.objects.put(&behind, vec!["bytes".into()]).await.unwrap();
+    intend(&home, behind.as_ref()).await;
+    // Given up, and an hour later to be removed.
+    for _ in 0..2 {
+        home.wait(LATER).await;
+        home.sweep().await;
+    }
+    let deleting = "SELECT count(*) FROM run_index WHERE state = 'deleting'";
+    assert_eq!(home.count(deleting).await, 1, "the one behind is gone");
+    assert!(!root.join("run_index/behind").exists());
+    std::fs::remove_dir_all(root.join("run_index/stuck")).unwrap();
+    home.sweep().await;
+    assert_eq!(home.count(deleting).await, 0);
 }

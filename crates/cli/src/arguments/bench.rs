@@ -32,6 +32,48 @@ pub enum BenchCommand {
     Ingest(BenchIngest),
     /// Deployments: from the request to what serves, step by step.
     Deploy(BenchDeploy),
+    /// Months of load on the engine: whether tables, database, memory and statement costs stay bounded.
+    ///
+    /// The clock of the database moves ahead day by day. The last quarter of the days is compared with the second quarter.
+    /// The command fails when a bound is exceeded or when a job did not succeed exactly once. Statement costs are measured
+    /// on a PostgreSQL server that loads pg_stat_statements.
+    Soak(BenchSoak),
+}
+
+/// `towpath bench soak`
+#[derive(Debug, Args)]
+pub struct BenchSoak {
+    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    #[arg(long, value_name = "URI")]
+    pub database: Option<String>,
+    /// A database on that server to keep, made if it does not exist; the next run continues there [default: a temporary one]
+    #[arg(long, value_name = "NAME", requires = "database", value_parser = database_name)]
+    pub database_name: Option<String>,
+    /// A folder to keep the SQLite file in; the next run continues there [default: a temporary one]
+    #[arg(long, value_name = "DIR", conflicts_with = "database")]
+    pub keep: Option<PathBuf>,
+    /// Jobs over all days.
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    pub jobs: u64,
+    /// Lanes over all days, of one place each; half of the jobs are in lanes [default: a tenth of --jobs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub lanes: Option<u64>,
+    /// Simulated days. Finished jobs are kept for 14 days, or for a quarter of the days if that is less.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(4..=3650))]
+    pub days: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// The name is part of statements, so it must need no quotes.
+fn database_name(text: &str) -> Result<String, String> {
+    let begins = text.starts_with(|first: char| first.is_ascii_lowercase());
+    let fits = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '_';
+    if begins && text.len() <= 63 && text.chars().all(fits) {
+        return Ok(text.to_owned());
+    }
+    Err("expected lower-case letters, digits and underscores".to_owned())
 }
 
 /// `towpath bench deploy`

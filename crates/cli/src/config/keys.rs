@@ -84,7 +84,11 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "database_connections",
         environment: &[],
-        default: Fallback::Text("16"),
+        // A worker that performs many jobs at a time gets more: see `Config::load`.
+        default: Fallback::ByMode(|mode| match mode {
+            Mode::Dev | Mode::Api | Mode::Agent => "16",
+            Mode::Worker | Mode::Scheduler => "6",
+        }),
         kind: Kind::Count { least: 2, most: 1000 },
         about: "connections of this process to the database",
     },

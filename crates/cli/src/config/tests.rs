@@ -91,6 +91,32 @@ fn roles_have_ports_of_their_own() {
 }
 
 #[test]
+fn roles_have_connections_of_their_own() {
+    let connections = |mode, pairs: &[(&str, &str)]| {
+        let mut inputs = Inputs::closed(mode, Vec::new());
+        inputs.environment = set(pairs);
+        let config = Config::load(&inputs).unwrap();
+        let shown = config
+            .resolved
+            .iter()
+            .find(|value| value.key.name == "database_connections");
+        let shown = shown.and_then(Resolved::shown).unwrap();
+        assert_eq!(shown, config.settings.database_connections.to_string());
+        config.settings.database_connections
+    };
+    assert_eq!(
+        [Mode::Dev, Mode::Agent, Mode::Api, Mode::Worker, Mode::Scheduler].map(|mode| connections(mode, &[])),
+        [16, 16, 16, 6, 6]
+    );
+    let many = [("N_JOBS_PER_WORKER", "20")];
+    assert_eq!(connections(Mode::Worker, &many), 8);
+    assert_eq!(connections(Mode::Scheduler, &many), 6, "it performs no jobs");
+    let given = [("N_JOBS_PER_WORKER", "20"), ("TOWPATH_DATABASE_CONNECTIONS", "5")];
+    assert_eq!(connections(Mode::Worker, &given), 5);
+    assert_eq!(connections(Mode::Api, &given), 5);
+}
+
+#[test]
 fn only_dev_lends_its_own_credentials() {
     let lends = |mode| {
         Config::load(&Inputs::closed(mode, Vec::new()))

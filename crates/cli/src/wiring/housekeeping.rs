@@ -7,10 +7,11 @@ use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
+use towpath_domain::Timestamp;
 use towpath_scheduler::metric;
-use towpath_store::{Store, sweep_cursors, units};
+use towpath_store::{Store, jobs, sweep_cursors, units};
 use towpath_traces::objects::Objects;
-use towpath_traces::wal;
+use towpath_traces::wal::sweep::{self, FoldedWalk};
 
 /// The exporter's histograms grow until this is done.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
@@ -70,12 +71,13 @@ async fn upkeep(metrics: PrometheusHandle) {
 
 async fn sweep_folded(store: Store, objects: Objects) {
     let mut ticks = FOLDED.ticks();
+    let mut walk = FoldedWalk::new(BATCH);
     loop {
         ticks.tick().await;
         let began = Instant::now();
         match FOLDED.is_ours(&store).await {
             Ok(false) => {}
-            Ok(true) => FOLDED.note(began, folded(&store, &objects, began + FOLDED.turn).await),
+            Ok(true) => FOLDED.note(began, folded(&store, &objects, &mut walk, began + FOLDED.turn).await),
             Err(error) => FOLDED.note(began, Err(error)),
         }
     }
@@ -126,30 +128,30 @@ impl Sweep {
     }
 }
 
+/// The time by the earlier of this host's clock and the database's. On a host whose clock is ahead, what is being
+/// written at this moment would look old.
+async fn earlier_clock(store: &Store) -> anyhow::Result<Timestamp> {
+    let now = store.read(async |tx| jobs::db_now(tx).await).await;
+    Ok(now
+        .context("asking the database for the time")?
+        .min(store.clock().now()))
+}
+
 /// Removes what is folded until it has caught up or the turn is over. Answers how many units are left.
-async fn folded(store: &Store, objects: &Objects, until: Instant) -> anyhow::Result<i64> {
-    loop {
-        let before = store.clock().now().minus(KEEP_FOLDED);
-        let old = store
-            .read(async |tx| units::folded_before(tx, before, BATCH).await)
-            .await?;
-        let gone = wal::sweep::folded(objects, &old).await.context("folded units")?;
-        if !gone.is_empty() {
-            store.write(async |tx| units::forget(tx, &gone).await).await?;
-        }
-        let is_last = i64::try_from(old.len()).is_ok_and(|old| old < BATCH);
-        if is_last || gone.is_empty() || Instant::now() >= until {
-            return Ok(store
-                .read(async |tx| units::count_folded(tx, before, COUNTED).await)
-                .await?);
-        }
-    }
+async fn folded(store: &Store, objects: &Objects, walk: &mut FoldedWalk, until: Instant) -> anyhow::Result<i64> {
+    let before = earlier_clock(store).await?.minus(KEEP_FOLDED);
+    walk.go_on(store, objects, before, until)
+        .await
+        .context("folded units")?;
+    Ok(store
+        .read(async |tx| units::count_folded(tx, before, COUNTED).await)
+        .await?)
 }
 
 /// Removes objects that no row names, and files that were never finished.
 async fn leftovers(store: &Store, objects: &Objects) -> anyhow::Result<i64> {
-    let abandoned = store.clock().now().minus(ABANDONED);
-    wal::sweep::orphans(store, objects, abandoned)
+    let abandoned = earlier_clock(store).await?.minus(ABANDONED);
+    sweep::orphans(store, objects, abandoned)
         .await
         .context("units without a row")?;
     objects.sweep_unfinished(abandoned).await.context("unfinished files")?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use towpath_domain::JobId;
+use towpath_domain::{JobId, WorkerId};
 use towpath_durable::{Lane, Start, Why, explain};
 
 use crate::on_each;
@@ -120,8 +120,49 @@ on_each! {
             assert!(rested || matches!(told, Why::WorkerLost { lost_leases, .. } if lost_leases == lost), "{told:?}");
             world.rescue().await;
         }
+        // What keeps its whole pool from running keeps it, too.
+        assert_eq!(why(&world, job).await, Why::NoWorker);
+        let pause = async |paused| world.store.write(async |tx| towpath_store::pools::pause(tx, Script::POOL_NAME, paused).await).await.unwrap();
+        pause(true).await;
+        assert_eq!(why(&world, job).await, Why::PoolPaused);
+        world.store.write(async |tx| towpath_store::pools::drain(tx, Script::POOL_NAME).await).await.unwrap();
+        assert_eq!(why(&world, job).await, Why::PoolDraining);
+        pause(false).await;
+        let worker = sign_on(&world).await;
         assert_eq!(why(&world, job).await, Why::Suspect { lost_leases: 2 });
+        world.store.write(async |tx| towpath_store::workers::drain(tx, worker).await).await.unwrap();
+        assert_eq!(why(&world, job).await, Why::WorkersDraining);
+        sign_on(&world).await;
+
+        // Without its place in its lane nobody can claim it yet.
+        let lane = Start::new(world.tenant).lane(Lane::new("thread:1", 1));
+        let waits = world.start_as(Script::new("waits", []), lane).await;
+        world.execute("UPDATE lane SET held = 0").await;
+        world.execute("UPDATE job SET state = 'scheduled', lane_held = false, lost_leases = 2 WHERE lane IS NOT NULL").await;
+        assert_eq!(why(&world, waits).await, Why::Due);
     }
+}
+
+/// A worker that says that it is there, and claims nothing.
+async fn sign_on(world: &World) -> WorkerId {
+    let worker = towpath_store::workers::Worker {
+        id: WorkerId::new(),
+        host: "here".to_owned(),
+        pid: 1,
+        pools: format!("{{\"{}\": 1}}", Script::POOL_NAME),
+        version: "1".to_owned(),
+        draining: false,
+        started_at: world.store.clock().now(),
+        seen_at: world.store.clock().now(),
+        finished: "{}".to_owned(),
+        drain_at: None,
+    };
+    let seen = world
+        .store
+        .write(async |tx| towpath_store::workers::seen(tx, &worker).await)
+        .await;
+    assert!(!seen.unwrap(), "nobody asked it to drain");
+    worker.id
 }
 
 on_each! {

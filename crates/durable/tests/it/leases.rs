@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tokio::sync::Notify;
 use towpath_domain::WorkerId;
 use towpath_domain::job::{JobState, MAX_LOST_LEASES};
-use towpath_durable::Expired;
+use towpath_durable::{Expired, Reach};
 use towpath_store::{leases, on};
 
 use crate::on_each;
@@ -147,10 +147,13 @@ on_each! {
         world.store.write(async |tx| leases::begin(tx, worker, lease).await).await.unwrap();
         world.expire_leases().await;
         assert!(renew().await, "nobody has ended it yet");
-        towpath_durable::rescue(&world.store).await.unwrap();
-        assert!(renew().await, "nor could anybody after that");
+        // On SQLite a renewal leaves the time as it is.
+        if world.store.dialect() == towpath_store::Dialect::Postgres {
+            towpath_durable::rescue(&world.store).await.unwrap();
+            assert!(renew().await, "nor could anybody after that");
+        }
         world.expire_leases().await;
-        let look = async |expired| towpath_durable::lost_workers(&world.store, expired).await.unwrap();
+        let look = async |expired| towpath_durable::lost_workers(&world.store, expired, Reach::Holders).await.unwrap();
         let at = look(Expired::Leave).await.at;
         let by = at.minus(std::time::Duration::from_secs(1));
         look(Expired::End { by: Some(by) }).await;
@@ -190,7 +193,7 @@ async fn a_renewal_and_the_end_of_a_lease_exclude_each_other() {
         async move {
             store
                 .write(async |tx| {
-                    let look = leases::look(tx, Expired::End { by: None }).await?;
+                    let look = leases::look(tx, Expired::End { by: None }, Reach::Holders).await?;
                     ended.notify_one();
                     release.notified().await;
                     Ok(look.lost)
@@ -250,13 +253,15 @@ async fn a_locked_row_is_passed_by() {
 on_each! {
     async fn all_jobs_of_a_lost_worker_are_taken_back_in_few_statements(world) {
         world.backlog(6_400).await;
-        assert_eq!(world.claim(6_400).await.len(), 6_400);
+        let claimed = world.claim(6_400).await;
+        assert_eq!(claimed.len(), 6_400);
         world.expire_leases().await;
         let before = world.store.statements();
         assert_eq!(towpath_durable::rescue(&world.store).await.unwrap(), 6_400);
         let statements = world.store.statements() - before;
         assert!(statements < 40, "{statements} statements");
         assert_eq!(world.count("SELECT count(*) FROM attempt WHERE outcome = 'lost'").await, 6_400);
+        assert_eq!(world.job(claimed[0].id).await.state, JobState::Scheduled);
         // They rest, and not all for the same time.
         assert_eq!(world.count("SELECT count(*) FROM job WHERE state = 'scheduled' AND fence = 2 AND attempt = 1").await, 6_400);
         assert!(world.count("SELECT count(DISTINCT run_at) FROM job").await > 100);

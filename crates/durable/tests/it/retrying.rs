@@ -1,14 +1,17 @@
 //! Having jobs performed again by hand.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use towpath_domain::JobId;
 use towpath_domain::job::JobState;
 use towpath_durable::{Lane, Start, retry};
 use towpath_store::Error;
+use towpath_store::jobs::Position;
 
 use crate::on_each;
-use crate::support::{Op, PATIENCE, Script, World};
+use crate::support::{Database, Op, PATIENCE, Script, World};
 
 pub async fn again(world: &World, job: JobId) -> Result<JobState, String> {
     match world.store.write(async |tx| retry(tx, job).await).await {
@@ -151,4 +154,70 @@ on_each! {
         world.store.write(async |tx| towpath_durable::cancel(tx, later).await).await.unwrap();
         workers.drain(PATIENCE).await;
     }
+}
+
+on_each! {
+    async fn a_parent_that_was_counted_wrong_is_tried_again(world) {
+        let parent = world.start(Script::new("parent", [Op::Children(vec![Script::new("child", [Op::Fatal])], None), Op::CheckChildren])).await;
+        let workers = world.workers(1);
+        assert_eq!(world.until_over(parent).await.state, JobState::Failed);
+        workers.drain(PATIENCE).await;
+        // As an earlier version left it, which ended the parent before it counted its children.
+        world.execute("UPDATE job SET open_children = 1 WHERE parent_id IS NULL").await;
+        assert_eq!(again(&world, parent).await, Ok(JobState::Ready));
+        assert_eq!(world.job(parent).await.open_children, 0);
+        // While a child is still ending it has to wait.
+        world.execute("UPDATE job SET state = 'failed', finished_at = created_at WHERE parent_id IS NULL").await;
+        world.execute("UPDATE job SET state = 'ready', finished_at = NULL, dead = false WHERE parent_id IS NOT NULL").await;
+        let refused = again(&world, parent).await.unwrap_err();
+        assert!(refused.contains("still ending"), "{refused}");
+    }
+}
+
+/// The scheduler moves it to the history between two looks of whoever tries it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_leaves_meanwhile_is_tried_again() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let world = World::new(database).await;
+    let how = Start::new(world.tenant).lane(Lane::new("thread:1", 1));
+    let job = world.start_as(Script::new(Script::IN_LANE, [Op::Fatal]), how).await;
+    let cancelled = world.store.write(async |tx| towpath_durable::cancel(tx, job).await);
+    cancelled.await.unwrap();
+    let (locked, release) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let holding = tokio::spawn({
+        let (store, locked, release) = (world.store.clone(), locked.clone(), release.clone());
+        async move {
+            store
+                .write(async |tx| {
+                    towpath_store::lanes::lock(tx, "thread:1", 1).await?;
+                    locked.notify_one();
+                    release.notified().await;
+                    Ok(())
+                })
+                .await
+        }
+    });
+    locked.notified().await;
+    let trying = tokio::spawn({
+        let store = world.store.clone();
+        async move { store.write(async |tx| retry(tx, job).await).await }
+    });
+    // It has found the job among the open ones, and waits for its lane.
+    world.until_somebody_waits_for_a_lock().await;
+    let before = world.store.clock().now().plus(Duration::from_secs(1));
+    let archived = world
+        .store
+        .write(async |tx| towpath_store::jobs::archive(tx, before, Position::START, 10).await)
+        .await;
+    assert_eq!(archived.unwrap().moved, 1);
+    release.notify_one();
+    holding.await.unwrap().unwrap();
+    assert_eq!(trying.await.unwrap().unwrap(), JobState::Ready);
+    world
+        .store
+        .write(async |tx| towpath_durable::cancel(tx, job).await)
+        .await
+        .unwrap();
 }

@@ -32,7 +32,6 @@ pub const PATIENCE: Duration = Duration::from_secs(180);
 macro_rules! on_each {
     ($(#[$meta:meta])* async fn $name:ident($world:ident) $body:block) => {
         mod $name {
-            #[allow(unused_imports, reason = "not every body uses something of its file")]
             use super::*;
 
             async fn body($world: $crate::support::World) $body

@@ -29,10 +29,14 @@ CREATE TABLE job_history (
     started_at    timestamptz,
     finished_at   timestamptz NOT NULL,
     over_at       timestamptz NOT NULL  -- when it and its parent were over; by it history is emptied
-);
+) WITH (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_limit = 2000);
 CREATE INDEX job_history_over ON job_history (over_at);
 CREATE INDEX job_history_parent ON job_history (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX job_history_badly_over ON job_history (id) WHERE state IN ('failed', 'cancelled', 'timed_out');
+-- What lists are asked for.
+CREATE INDEX job_history_lane ON job_history (lane, id) WHERE lane IS NOT NULL;
+CREATE INDEX job_history_tenant ON job_history (tenant_id, id);
+CREATE INDEX job_history_kind ON job_history (kind, id);
+CREATE INDEX job_history_pool ON job_history (pool, id);
 
--- In this order jobs leave for the history.
-CREATE INDEX job_over ON job (finished_at, id) WHERE finished_at IS NOT NULL AND NOT dead;
+-- The indexes of `job` that go with it are made without locking the table: see `store/src/postgres/indexes.rs`.

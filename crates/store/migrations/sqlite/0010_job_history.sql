@@ -34,6 +34,13 @@ CREATE TABLE job_history (
 CREATE INDEX job_history_over ON job_history (over_at);
 CREATE INDEX job_history_parent ON job_history (parent_id) WHERE parent_id IS NOT NULL;
 CREATE INDEX job_history_badly_over ON job_history (id) WHERE state = 'failed' OR state = 'cancelled' OR state = 'timed_out';
+-- What lists are asked for.
+CREATE INDEX job_history_lane ON job_history (lane, id) WHERE lane IS NOT NULL;
+CREATE INDEX job_history_tenant ON job_history (tenant_id, id);
+CREATE INDEX job_history_kind ON job_history (kind, id);
+CREATE INDEX job_history_pool ON job_history (pool, id);
 
 -- In this order jobs leave for the history.
 CREATE INDEX job_over ON job (finished_at, id) WHERE finished_at IS NOT NULL AND NOT dead;
+-- Lists of a lane: jobs that are over and have not left yet. Open ones are found by `job_lane`.
+CREATE INDEX job_lane_over ON job (lane, id) WHERE lane IS NOT NULL AND finished_at IS NOT NULL;

@@ -112,7 +112,8 @@ pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String,
                 .unzip();
             // LATERAL: one look into the primary key for each pair, whatever the plan thinks of the table's size.
             sqlx::query_as(
-                "SELECT blob.* FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
+                "SELECT blob.channel, blob.version, blob.type, blob.blob
+                 FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
                  (SELECT channel, version, type, blob FROM checkpoint_blobs AS b WHERE b.thread_id = $1
                   AND b.checkpoint_ns = $2 AND b.channel = pair.channel AND b.version = pair.version) AS blob",
             )

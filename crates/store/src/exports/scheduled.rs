@@ -111,10 +111,12 @@ pub async fn insert(tx: &mut Tx<'_>, tenant: TenantId, new: &NewScheduled<'_>) -
 /// # Errors
 /// Those of the database.
 pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Option<ScheduledExport>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT s.*, (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(s, scheduled_export),
+        ", (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter
          FROM scheduled_export s WHERE s.tenant_id = $1 AND s.id = $2"
-    )
+    ))
     .bind(tenant)
     .bind(id)
     .fetch_optional(conn)
@@ -126,10 +128,12 @@ pub async fn find(tx: &mut Tx<'_>, tenant: TenantId, id: ExportId) -> Result<Opt
 /// # Errors
 /// Those of the database.
 pub async fn running_of(tx: &mut Tx<'_>, tenant: TenantId, project: ProjectId) -> Result<Vec<ScheduledExport>> {
-    Ok(on!(tx, |conn| sqlx::query_as(
-        "SELECT s.*, (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter FROM scheduled_export s
+    Ok(on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT ",
+        columns!(s, scheduled_export),
+        ", (SELECT f.filter FROM export_filter f WHERE f.id = s.id) AS filter FROM scheduled_export s
          WHERE s.tenant_id = $1 AND s.project_id = $2 AND s.status = 'RUNNING' ORDER BY s.id"
-    )
+    ))
     .bind(tenant)
     .bind(project)
     .fetch_all(conn)

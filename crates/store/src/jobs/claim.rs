@@ -261,10 +261,12 @@ macro_rules! postgres_turn {
 }
 
 /// One job that lost two leases, for PostgreSQL. They stay `scheduled` until they are claimed, so that no other claim finds them.
+/// By a sum: `run_at` alone could be looked up in the index of all that is due.
 const POSTGRES_CLAIM_ALONE: &str = concat!(
     "WITH picked AS MATERIALIZED (
          SELECT i.ctid AS row FROM job i
-         WHERE i.state = 'scheduled' AND i.lost_leases >= 2 AND i.pool = $2 AND i.run_at <= (SELECT towpath_now($1))
+         WHERE i.state = 'scheduled' AND i.lost_leases >= 2 AND i.pool = $2
+           AND i.run_at + interval '0' <= (SELECT towpath_now($1))
            AND (i.lane IS NULL OR i.lane_held) AND NOT EXISTS (SELECT 1 FROM pool WHERE name = $2 AND paused)
          ORDER BY i.run_at, i.id LIMIT $4 FOR UPDATE SKIP LOCKED
      )",

@@ -50,7 +50,7 @@ pub async fn open_children(tx: &mut Tx<'_>, parents: &[JobId], limit: i64) -> Re
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
             sqlx::query_as(
-                "SELECT job.id, job.lane FROM json_each($1) parent CROSS JOIN job
+                "SELECT job.id, job.lane, job.run_at AS at FROM json_each($1) parent CROSS JOIN job
                  WHERE job.parent_id = unhex(parent.value) AND job.finished_at IS NULL ORDER BY job.id LIMIT $2 + 0",
             )
             .bind(id_list(parents))
@@ -60,7 +60,7 @@ pub async fn open_children(tx: &mut Tx<'_>, parents: &[JobId], limit: i64) -> Re
         }
         Conn::Postgres(conn) => {
             sqlx::query_as(
-                "SELECT id, lane FROM job WHERE parent_id = ANY($1) AND finished_at IS NULL ORDER BY id LIMIT $2 + 0",
+                "SELECT id, lane, run_at AS at FROM job WHERE parent_id = ANY($1) AND finished_at IS NULL ORDER BY id LIMIT $2 + 0",
             )
             .bind(id_array(parents))
             .bind(limit)

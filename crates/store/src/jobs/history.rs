@@ -153,13 +153,33 @@ struct Over {
     leaves: bool,
 }
 
+/// Whether the walk has the index it needs. Without it each step would read all open jobs and sort those that are over.
+async fn can_walk(tx: &mut Tx<'_>) -> Result<bool> {
+    match tx.conn() {
+        Conn::Sqlite(_) => Ok(true),
+        // Made beside the work, which takes long where many jobs are over: see `postgres/indexes.rs`.
+        Conn::Postgres(conn) => Ok(sqlx::query_scalar(
+            "SELECT EXISTS (SELECT 1 FROM pg_index WHERE indexrelid = to_regclass('job_over') AND indisvalid)",
+        )
+        .fetch_one(conn)
+        .await?),
+    }
+}
+
 /// Looks at the next `limit` jobs that ended before `before`, and moves to the history those that may go. The others stay
 /// behind the walk until it begins anew: children of a job that is open or a dead letter, and jobs with children that are
-/// still ending.
+/// still ending. While the index of the walk is still to be made, nothing is moved.
 ///
 /// # Errors
 /// As every statement.
 pub async fn archive(tx: &mut Tx<'_>, before: Timestamp, from: Position, limit: i64) -> Result<Archived> {
+    if !can_walk(tx).await? {
+        return Ok(Archived {
+            moved: 0,
+            position: from,
+            at_end: true,
+        });
+    }
     // Subqueries of one row each. Of EXISTS, PostgreSQL may make a join that reads the table.
     let found: Vec<Over> = on!(tx, |conn| {
         sqlx::query_as(
@@ -246,92 +266,114 @@ async fn leave(tx: &mut Tx<'_>, ids: &[JobId]) -> Result<u64> {
     }
 }
 
-/// Brings a job back from the history, to be tried again. Answers whether it was there.
+/// Brings a job back from the history, to be tried again, and its children with it: they stay among the open jobs for as long
+/// as their parent does. Answers whether the job itself was there.
 ///
 /// # Errors
 /// As every statement.
 pub async fn recall(tx: &mut Tx<'_>, id: JobId) -> Result<bool> {
-    let moved = match tx.conn() {
+    let came: Vec<JobId> = match tx.conn() {
         Conn::Sqlite(conn) => {
-            let moved = sqlx::query(concat!(
+            let came = sqlx::query_scalar(concat!(
                 "INSERT INTO job (",
                 past_columns!(),
                 ") SELECT ",
                 past_columns!(),
-                " FROM job_history WHERE id = $1"
+                " FROM job_history WHERE id = $1 OR parent_id = $1 RETURNING id"
             ))
             .bind(id)
-            .execute(&mut *conn)
-            .await?
-            .rows_affected();
-            sqlx::query("DELETE FROM job_history WHERE id = $1")
+            .fetch_all(&mut *conn)
+            .await?;
+            sqlx::query("DELETE FROM job_history WHERE id = $1 OR parent_id = $1")
                 .bind(id)
                 .execute(conn)
                 .await?;
-            moved
+            came
         }
-        // Of two at once, the second waits for the first and finds nothing.
-        Conn::Postgres(conn) => sqlx::query(concat!(
-            "WITH gone AS (DELETE FROM job_history WHERE id = $1 RETURNING ",
-            past_columns!(),
-            ") INSERT INTO job (",
-            past_columns!(),
-            ") SELECT ",
-            past_columns!(),
-            " FROM gone"
-        ))
-        .bind(id)
-        .execute(conn)
-        .await?
-        .rows_affected(),
+        // Of two at once, the second waits for the first and finds nothing. An array, not OR, for which PostgreSQL reads the table.
+        Conn::Postgres(conn) => {
+            sqlx::query_scalar(concat!(
+                "WITH gone AS (
+                     DELETE FROM job_history
+                     WHERE id = ANY (ARRAY (SELECT id FROM job_history WHERE parent_id = $1 UNION ALL SELECT $1::uuid))
+                     RETURNING ",
+                past_columns!(),
+                ") INSERT INTO job (",
+                past_columns!(),
+                ") SELECT ",
+                past_columns!(),
+                " FROM gone RETURNING id"
+            ))
+            .bind(id)
+            .fetch_all(conn)
+            .await?
+        }
     };
-    Ok(moved == 1)
+    Ok(came.contains(&id))
 }
 
-/// Deletes at most `limit` jobs of the history that were over before `before`, with their steps and attempts. Returns how
-/// many jobs went.
+/// What one step of forgetting did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Jobs that went.
+    pub jobs: u64,
+    /// When the last of them was over.
+    pub reached: Timestamp,
+    /// Nothing that old is left at or behind it.
+    pub at_end: bool,
+}
+
+/// Deletes at most `limit` jobs of the history that were over at `from` or later and before `before`, the first to be over
+/// first, with their steps and attempts. What was deleted stays in the index until the table is vacuumed; who goes on from
+/// where the last step came to does not walk past it.
 ///
 /// # Errors
 /// As every statement.
-pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u64> {
-    match tx.conn() {
+pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, limit: i64) -> Result<Forgotten> {
+    let over: Vec<Timestamp> = match tx.conn() {
         Conn::Sqlite(conn) => {
-            let old: Vec<JobId> =
-                sqlx::query_scalar("SELECT id FROM job_history WHERE over_at < $1 ORDER BY over_at LIMIT $2 + 0")
-                    .bind(before)
-                    .bind(limit)
-                    .fetch_all(&mut *conn)
-                    .await?;
-            let old = id_list(&old);
+            let old: Vec<(JobId, Timestamp)> = sqlx::query_as(
+                "SELECT id, over_at FROM job_history WHERE over_at < $1 AND over_at >= $2 ORDER BY over_at LIMIT $3 + 0",
+            )
+            .bind(before)
+            .bind(from)
+            .bind(limit)
+            .fetch_all(&mut *conn)
+            .await?;
+            let (ids, over): (Vec<JobId>, Vec<Timestamp>) = old.into_iter().unzip();
+            let ids = id_list(&ids);
             for text in [
                 "DELETE FROM step WHERE job_id IN (SELECT unhex(value) FROM json_each($1))",
                 "DELETE FROM attempt WHERE job_id IN (SELECT unhex(value) FROM json_each($1))",
+                "DELETE FROM job_history WHERE id IN (SELECT unhex(value) FROM json_each($1))",
             ] {
-                sqlx::query(text).bind(&old).execute(&mut *conn).await?;
+                sqlx::query(text).bind(&ids).execute(&mut *conn).await?;
             }
-            Ok(
-                sqlx::query("DELETE FROM job_history WHERE id IN (SELECT unhex(value) FROM json_each($1))")
-                    .bind(&old)
-                    .execute(conn)
-                    .await?
-                    .rows_affected(),
-            )
+            over
         }
         // SKIP LOCKED: several schedulers share the work, and a job that comes back is passed by.
-        Conn::Postgres(conn) => Ok(sqlx::query(
-            "WITH picked AS MATERIALIZED (
-                 SELECT id FROM job_history WHERE over_at < $1 ORDER BY over_at LIMIT $2 FOR UPDATE SKIP LOCKED
-             ),
-             steps AS (DELETE FROM step WHERE job_id = ANY (ARRAY (SELECT id FROM picked))),
-             attempts AS (DELETE FROM attempt WHERE job_id = ANY (ARRAY (SELECT id FROM picked)))
-             DELETE FROM job_history WHERE id = ANY (ARRAY (SELECT id FROM picked))",
-        )
-        .bind(before)
-        .bind(limit)
-        .execute(conn)
-        .await?
-        .rows_affected()),
-    }
+        Conn::Postgres(conn) => {
+            sqlx::query_scalar(
+                "WITH picked AS MATERIALIZED (
+                     SELECT id FROM job_history WHERE over_at < $1 AND over_at >= $2
+                     ORDER BY over_at LIMIT $3 FOR UPDATE SKIP LOCKED
+                 ),
+                 steps AS (DELETE FROM step WHERE job_id = ANY (ARRAY (SELECT id FROM picked))),
+                 attempts AS (DELETE FROM attempt WHERE job_id = ANY (ARRAY (SELECT id FROM picked)))
+                 DELETE FROM job_history WHERE id = ANY (ARRAY (SELECT id FROM picked)) RETURNING over_at",
+            )
+            .bind(before)
+            .bind(from)
+            .bind(limit)
+            .fetch_all(conn)
+            .await?
+        }
+    };
+    Ok(Forgotten {
+        jobs: over.len() as u64,
+        reached: over.iter().copied().max().unwrap_or(from),
+        at_end: i64::try_from(over.len()).is_ok_and(|gone| gone < limit),
+    })
 }
 
 /// How many jobs that ended before `before` a walk has still to look at; `most` means so many or more.
@@ -356,10 +398,19 @@ pub async fn unarchived(tx: &mut Tx<'_>, before: Timestamp, from: Position, most
 /// # Errors
 /// As every statement.
 pub async fn unforgotten(tx: &mut Tx<'_>, before: Timestamp, most: i64) -> Result<i64> {
+    unforgotten_from(tx, before, Timestamp::from_micros(0), most).await
+}
+
+/// As [`unforgotten`], of those that were over at `from` or later.
+///
+/// # Errors
+/// As every statement.
+pub async fn unforgotten_from(tx: &mut Tx<'_>, before: Timestamp, from: Timestamp, most: i64) -> Result<i64> {
     Ok(on!(tx, |conn| sqlx::query_scalar(
-        "SELECT count(*) FROM (SELECT 1 FROM job_history WHERE over_at < $1 LIMIT $2 + 0) found",
+        "SELECT count(*) FROM (SELECT 1 FROM job_history WHERE over_at < $1 AND over_at >= $2 LIMIT $3 + 0) found",
     )
     .bind(before)
+    .bind(from)
     .bind(most)
     .fetch_one(conn)
     .await)?)

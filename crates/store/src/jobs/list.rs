@@ -10,7 +10,8 @@ use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp, WorkerId};
 
 use crate::error::Result;
-use crate::tx::Tx;
+use crate::pools::COUNTED;
+use crate::tx::{Dialect, Tx};
 
 /// A job in a list: all but its input, its cursor and what the engine counts for itself.
 #[derive(Clone, Debug, FromRow)]
@@ -96,32 +97,143 @@ const PAST: &str = "id, tenant_id, kind, pool, priority, state, run_at, deadline
                     cancel_at, error, false AS dead, created_at, started_at, \
                     finished_at";
 
+/// Rows of an index that are counted to learn which has the fewest.
+const PROBED: i64 = 10_000;
+
+/// The column by which jobs are found: an index begins with it, and its jobs come in the order of their ids. Without one they are
+/// found in that order by the ids themselves, or in a state by the index of that state.
+type Lead = Option<&'static str>;
+
+/// Binds what a filter says, in the order of [`Filter::columns`].
+macro_rules! bind_filter {
+    ($query:expr, $filter:expr) => {{
+        let mut query = $query;
+        if let Some(pool) = &$filter.pool {
+            query = query.bind(pool);
+        }
+        if let Some(kind) = &$filter.kind {
+            query = query.bind(kind);
+        }
+        if let Some(tenant) = $filter.tenant {
+            query = query.bind(tenant);
+        }
+        if let Some(lane) = &$filter.lane {
+            query = query.bind(lane);
+        }
+        if let Some(parent) = $filter.parent {
+            query = query.bind(parent);
+        }
+        if let Some(worker) = $filter.worker {
+            query = query.bind(worker);
+        }
+        query
+    }};
+}
+
 impl Filter {
     /// Whether a job of the history can fit.
     fn reaches_back(&self) -> bool {
         self.worker.is_none() && self.state.is_none_or(JobState::is_final)
     }
 
-    /// What holds for a job that fits. Parameters are in the order in which [`list`] binds them.
-    fn conditions(&self, before: Option<JobId>) -> String {
-        let mut text = String::from("TRUE");
-        // Literal, so that the index of that state can serve; the names are ours.
-        if let Some(state) = self.state {
-            let _ = write!(text, " AND state = '{}'", state.as_str());
-        }
-        let wanted = [
-            ("pool = ", self.pool.is_some()),
-            ("kind = ", self.kind.is_some()),
-            ("tenant_id = ", self.tenant.is_some()),
-            ("lane = ", self.lane.is_some()),
-            ("parent_id = ", self.parent.is_some()),
-            ("worker_id = ", self.worker.is_some()),
-            ("id < ", before.is_some()),
+    /// What is given beside the state.
+    fn columns(&self) -> Vec<&'static str> {
+        let given = [
+            ("pool", self.pool.is_some()),
+            ("kind", self.kind.is_some()),
+            ("tenant_id", self.tenant.is_some()),
+            ("lane", self.lane.is_some()),
+            ("parent_id", self.parent.is_some()),
+            ("worker_id", self.worker.is_some()),
         ];
-        for (nth, (condition, _)) in wanted.iter().filter(|(_, wanted)| *wanted).enumerate() {
-            let _ = write!(text, " AND {condition}${}", nth + 1);
+        let given = given.into_iter().filter(|(_, is_given)| *is_given);
+        given.map(|(column, _)| column).collect()
+    }
+
+    /// What holds for a job that fits. Parameters are those that `bind_filter` binds, and then `before`.
+    fn conditions(&self, dialect: Dialect, lead: Lead, before: Option<JobId>) -> String {
+        let mut text = String::from("TRUE");
+        if let Some(state) = self.state {
+            // Literal, so that the index of that state can serve, unless another is to; the names are ours.
+            let column = if lead.is_none() { "state" } else { "state || ''" };
+            let _ = write!(text, " AND {column} = '{}'", state.as_str());
+        }
+        let columns = self.columns();
+        let last = columns.len() + 1;
+        for (column, n) in columns.into_iter().zip(1..) {
+            let _ = match (lead == Some(column), before, dialect) {
+                // From one value to the same: of `=`, PostgreSQL takes the average number of rows, and where that is large it
+                // would rather walk through the ids.
+                (true, None, _) => write!(text, " AND {column} >= ${n} AND {column} <= ${n}"),
+                (true, Some(_), _) => write!(text, " AND {column} >= ${n} AND ({column}, id) < (${n}, ${last})"),
+                // SQLite would rather have the index of this one, and sort what it finds.
+                (false, _, Dialect::Sqlite) if lead.is_some() => write!(text, " AND +{column} = ${n}"),
+                (false, _, _) => write!(text, " AND {column} = ${n}"),
+            };
+        }
+        if before.is_some() && lead.is_none() {
+            let _ = write!(text, " AND id < ${last}");
         }
         text
+    }
+
+    /// How jobs are found that have not left: by what, and what else has to be said so that its index can serve.
+    fn present(&self) -> Vec<(Lead, &'static str)> {
+        if self.worker.is_some() {
+            return vec![(Some("worker_id"), " AND state = 'running'")];
+        }
+        if self.lane.is_some() {
+            let open = (Some("lane"), " AND finished_at IS NULL");
+            let over = (Some("lane"), " AND finished_at IS NOT NULL");
+            return match self.state {
+                None => vec![open, over],
+                Some(state) if state.is_final() => vec![over],
+                Some(_) => vec![open],
+            };
+        }
+        vec![(self.parent.is_some().then_some("parent_id"), "")]
+    }
+
+    /// How jobs of the history are found: by what has the fewest there. A filter of two things that are common each, and seldom
+    /// meet, still reads all that has the one.
+    async fn past(&self, tx: &mut Tx<'_>) -> Result<Lead> {
+        let columns = self.columns();
+        let state = self.state.filter(|state| *state != JobState::Succeeded);
+        if columns.len() + usize::from(state.is_some()) < 2 {
+            return Ok(columns.first().copied());
+        }
+        let mut counts: Vec<String> = columns
+            .iter()
+            .zip(1..)
+            .map(|(column, n)| {
+                format!(
+                    "SELECT CAST({n} AS bigint) AS n, count(*) AS jobs FROM (
+                         SELECT 1 FROM job_history WHERE {column} >= ${n} AND {column} <= ${n} LIMIT {PROBED}) found"
+                )
+            })
+            .collect();
+        if let Some(state) = state {
+            counts.push(format!(
+                "SELECT CAST(0 AS bigint) AS n, count(*) AS jobs FROM (
+                     SELECT 1 FROM job_history WHERE state = '{}' LIMIT {PROBED}) found",
+                state.as_str()
+            ));
+        }
+        let text = format!("{} ORDER BY 2, 1 LIMIT 1", counts.join(" UNION ALL "));
+        let (fewest, _): (i64, i64) = on!(tx, |conn| {
+            let query = sqlx::query_as(AssertSqlSafe(text)).persistent(false);
+            bind_filter!(query, self).fetch_one(conn).await
+        })?;
+        let nth = usize::try_from(fewest - 1).ok();
+        Ok(nth.and_then(|nth| columns.get(nth).copied()))
+    }
+}
+
+/// In the order of the ids, so that an index of the leading column can serve.
+fn order(lead: Lead, limit: i64) -> String {
+    match lead {
+        Some(column) => format!("ORDER BY {column} DESC, id DESC LIMIT {limit}"),
+        None => format!("ORDER BY id DESC LIMIT {limit}"),
     }
 }
 
@@ -131,40 +243,34 @@ impl Filter {
 /// # Errors
 /// As every statement.
 pub async fn list(tx: &mut Tx<'_>, filter: &Filter, before: Option<JobId>, limit: i64) -> Result<Vec<Listed>> {
-    let conditions = filter.conditions(before);
-    let order = format!("ORDER BY id DESC LIMIT {limit}");
-    let mut text = format!("SELECT {COLUMNS} FROM job WHERE {conditions} {order}");
-    if filter.reaches_back() {
-        // One statement, so that a job that moves between the two tables meanwhile is in one of them. Each is read in the
-        // order of its ids, and no further than the limit.
-        text = format!(
-            "SELECT * FROM ({text}) present
-             UNION ALL
-             SELECT * FROM (SELECT {PAST} FROM job_history WHERE {conditions} {order}) past
-             {order}"
-        );
-    }
+    let past = if filter.reaches_back() {
+        Some(filter.past(tx).await?)
+    } else {
+        None
+    };
+    let dialect = tx.dialect();
+    let part = |columns: &str, table: &str, lead: Lead, and: &str| {
+        let (conditions, order) = (filter.conditions(dialect, lead, before), order(lead, limit));
+        format!("SELECT {columns} FROM {table} WHERE {conditions}{and} {order}")
+    };
+    let present = filter.present().into_iter();
+    let mut parts: Vec<String> = present.map(|(lead, and)| part(COLUMNS, "job", lead, and)).collect();
+    parts.extend(past.map(|lead| part(PAST, "job_history", lead, "")));
+    // One statement, so that a job that moves between the two tables meanwhile is in one of them. Each part is read in the order
+    // of its ids, and no further than the limit.
+    let text = if parts.len() == 1 {
+        parts.remove(0)
+    } else {
+        let parts = parts.iter().zip(1..);
+        let parts: Vec<String> = parts
+            .map(|(part, n)| format!("SELECT {COLUMNS} FROM ({part}) part_{n}"))
+            .collect();
+        format!("{} {}", parts.join(" UNION ALL "), order(None, limit))
+    };
     Ok(on!(tx, |conn| {
         // One of very many texts: not worth a place among the prepared ones.
-        let mut query = sqlx::query_as(AssertSqlSafe(text)).persistent(false);
-        if let Some(pool) = &filter.pool {
-            query = query.bind(pool);
-        }
-        if let Some(kind) = &filter.kind {
-            query = query.bind(kind);
-        }
-        if let Some(tenant) = filter.tenant {
-            query = query.bind(tenant);
-        }
-        if let Some(lane) = &filter.lane {
-            query = query.bind(lane);
-        }
-        if let Some(parent) = filter.parent {
-            query = query.bind(parent);
-        }
-        if let Some(worker) = filter.worker {
-            query = query.bind(worker);
-        }
+        let query = sqlx::query_as(AssertSqlSafe(text)).persistent(false);
+        let mut query = bind_filter!(query, filter);
         if let Some(before) = before {
             query = query.bind(before);
         }
@@ -196,13 +302,14 @@ pub async fn dead(tx: &mut Tx<'_>, before: Option<(Timestamp, JobId)>, limit: i6
     })?)
 }
 
-/// How many dead letters there are.
+/// How many dead letters there are; [`COUNTED`] means so many or more.
 ///
 /// # Errors
 /// As every statement.
 pub async fn count_dead(tx: &mut Tx<'_>) -> Result<i64> {
     Ok(on!(tx, |conn| {
-        sqlx::query_scalar("SELECT count(*) FROM job WHERE dead")
+        sqlx::query_scalar("SELECT count(*) FROM (SELECT 1 FROM job WHERE dead LIMIT $1 + 0) found")
+            .bind(COUNTED)
             .fetch_one(conn)
             .await
     })?)

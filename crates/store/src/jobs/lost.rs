@@ -118,11 +118,12 @@ pub async fn take_back(tx: &mut Tx<'_>, worker: WorkerId, rest: Rest, limit: i64
     Ok(pools.len())
 }
 
-/// What [`take_back`] leaves of these workers' jobs: those that have to end. In the order of their ids, at most `limit`.
+/// What [`take_back`] leaves of these workers' jobs: those that have to end. In the order of their ids, at most `limit` behind
+/// `after`.
 ///
 /// # Errors
 /// As every statement.
-pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], limit: i64) -> Result<Vec<JobId>> {
+pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], after: JobId, limit: i64) -> Result<Vec<JobId>> {
     Ok(match tx.conn() {
         Conn::Sqlite(conn) => {
             let mut ids = String::from("[");
@@ -133,10 +134,11 @@ pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], limit: i64) -> R
             ids.push(']');
             sqlx::query_scalar(
                 "SELECT id FROM job WHERE state = 'running' AND worker_id IN (SELECT unhex(value) FROM json_each($1))
-                   AND (cancel_at IS NOT NULL OR lost_leases >= 5)
-                 ORDER BY id LIMIT $2 + 0",
+                   AND (cancel_at IS NOT NULL OR lost_leases >= 5) AND id > $2
+                 ORDER BY id LIMIT $3 + 0",
             )
             .bind(ids)
+            .bind(after)
             .bind(limit)
             .fetch_all(conn)
             .await?
@@ -145,10 +147,11 @@ pub async fn beyond_rest(tx: &mut Tx<'_>, workers: &[WorkerId], limit: i64) -> R
             let ids: Vec<_> = workers.iter().map(|worker| worker.0).collect();
             sqlx::query_scalar(
                 "SELECT id FROM job WHERE state = 'running' AND worker_id = ANY($1) AND lease_until IS NULL
-                   AND (cancel_at IS NOT NULL OR lost_leases >= 5)
-                 ORDER BY id LIMIT $2 + 0",
+                   AND (cancel_at IS NOT NULL OR lost_leases >= 5) AND id > $2
+                 ORDER BY id LIMIT $3 + 0",
             )
             .bind(ids)
+            .bind(after)
             .bind(limit)
             .fetch_all(conn)
             .await?
@@ -177,8 +180,9 @@ pub async fn suspects(tx: &mut Tx<'_>) -> Result<Vec<String>> {
     let text = sql!(tx,
         sqlite: "SELECT DISTINCT pool FROM job WHERE state = 'scheduled' AND lost_leases >= 2 AND run_at <= $1
                    AND (lane IS NULL OR lane_held)",
-        postgres: "SELECT DISTINCT pool FROM job WHERE state = 'scheduled' AND lost_leases >= 2
-                     AND run_at <= (SELECT towpath_now($1)) AND (lane IS NULL OR lane_held)");
+        // By its pool, and by a sum: `run_at` alone could be looked up in the index of all that is due.
+        postgres: "SELECT DISTINCT pool FROM job WHERE state = 'scheduled' AND lost_leases >= 2 AND pool >= ''
+                     AND run_at + interval '0' <= (SELECT towpath_now($1)) AND (lane IS NULL OR lane_held)");
     Ok(on!(tx, |conn| sqlx::query_scalar(text)
         .bind(now)
         .fetch_all(conn)

@@ -1,7 +1,7 @@
 //! What the scheduler looks for. Each finds candidates without locking; the caller locks and looks again.
 
 use sqlx::FromRow;
-use towpath_domain::JobId;
+use towpath_domain::{JobId, Timestamp};
 
 use crate::error::Result;
 use crate::tx::Tx;
@@ -13,19 +13,34 @@ pub struct Candidate {
     pub id: JobId,
     /// Its lane.
     pub lane: Option<String>,
+    /// Its due time or its deadline: with the id, its place among the candidates.
+    pub at: Timestamp,
 }
 
-/// Scheduled jobs whose time has come and who need a place in their lane, the longest due first.
+impl Candidate {
+    /// Where the candidates behind this one begin.
+    #[must_use]
+    pub const fn position(&self) -> (Timestamp, JobId) {
+        (self.at, self.id)
+    }
+}
+
+/// Before all candidates.
+pub const FIRST: (Timestamp, JobId) = (Timestamp::from_micros(0), JobId::nil());
+
+/// Scheduled jobs behind `after` whose time has come and who need a place in their lane, the longest due first.
 ///
 /// # Errors
 /// As every statement.
-pub async fn due(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Candidate>> {
+pub async fn due(tx: &mut Tx<'_>, after: (Timestamp, JobId), limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
-        sqlite: "SELECT id, lane FROM job WHERE state = 'scheduled' AND run_at <= $1 AND lane IS NOT NULL AND NOT lane_held
-                 ORDER BY run_at, id LIMIT $2 + 0",
-        postgres: "SELECT id, lane FROM job WHERE state = 'scheduled' AND run_at <= towpath_now($1) AND lane IS NOT NULL
-                   AND NOT lane_held ORDER BY run_at, id LIMIT $2 + 0");
-    find(tx, text, limit).await
+        sqlite: "SELECT id, lane, run_at AS at FROM job
+                 WHERE state = 'scheduled' AND run_at <= $1 AND (run_at, id) > ($2, $3) AND lane IS NOT NULL
+                   AND NOT lane_held ORDER BY run_at, id LIMIT $4 + 0",
+        postgres: "SELECT id, lane, run_at AS at FROM job
+                   WHERE state = 'scheduled' AND run_at <= towpath_now($1) AND (run_at, id) > ($2, $3)
+                     AND lane IS NOT NULL AND NOT lane_held ORDER BY run_at, id LIMIT $4 + 0");
+    find(tx, text, after, limit).await
 }
 
 /// Readies due jobs that have no lane, or hold their place in it, in one statement, and wakes their pools. Returns how many.
@@ -56,23 +71,27 @@ pub async fn ready_plain(tx: &mut Tx<'_>, limit: i64) -> Result<usize> {
     Ok(pools.len())
 }
 
-/// Jobs past their deadline. A running one has its worker's own timer, so the caller gives it some grace.
+/// Jobs behind `after` that are past their deadline. A running one has its worker's own timer, so the caller gives it some grace.
 ///
 /// # Errors
 /// As every statement.
-pub async fn overdue(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Candidate>> {
+pub async fn overdue(tx: &mut Tx<'_>, after: (Timestamp, JobId), limit: i64) -> Result<Vec<Candidate>> {
     let text = sql!(tx,
-        sqlite: "SELECT id, lane FROM job WHERE deadline_at IS NOT NULL AND finished_at IS NULL AND deadline_at <= $1
-                 ORDER BY deadline_at, id LIMIT $2 + 0",
-        postgres: "SELECT id, lane FROM job WHERE deadline_at IS NOT NULL AND finished_at IS NULL
-                   AND deadline_at <= towpath_now($1) ORDER BY deadline_at, id LIMIT $2 + 0");
-    find(tx, text, limit).await
+        sqlite: "SELECT id, lane, deadline_at AS at FROM job
+                 WHERE deadline_at IS NOT NULL AND finished_at IS NULL AND deadline_at <= $1
+                   AND (deadline_at, id) > ($2, $3) ORDER BY deadline_at, id LIMIT $4 + 0",
+        postgres: "SELECT id, lane, deadline_at AS at FROM job
+                   WHERE deadline_at IS NOT NULL AND finished_at IS NULL AND deadline_at <= towpath_now($1)
+                     AND (deadline_at, id) > ($2, $3) ORDER BY deadline_at, id LIMIT $4 + 0");
+    find(tx, text, after, limit).await
 }
 
-async fn find(tx: &mut Tx<'_>, text: &'static str, limit: i64) -> Result<Vec<Candidate>> {
+async fn find(tx: &mut Tx<'_>, text: &'static str, after: (Timestamp, JobId), limit: i64) -> Result<Vec<Candidate>> {
     let now = tx.now_param();
     Ok(on!(tx, |conn| sqlx::query_as(text)
         .bind(now)
+        .bind(after.0)
+        .bind(after.1)
         .bind(limit)
         .fetch_all(conn)
         .await)?)

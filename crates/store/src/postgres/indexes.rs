@@ -1,13 +1,18 @@
 //! Indexes and constraints of large tables that came after the first release.
 //!
 //! A migration is one transaction, and an index that is made in one lets nobody write to its table until all of the table is
-//! read. These are made beside the work, after the migrations and by one process at a time. Nothing depends on them but speed:
-//! where one cannot be made now, because a backup or another long transaction is under way, the next start tries again.
+//! read. These are made beside the work, after the migrations and by one process at a time. Nothing depends on them but speed,
+//! and what would be too slow without them waits for them. Where one cannot be made now, because a backup or another long
+//! transaction is under way, the scheduler tries again, and so does the next start.
 
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
 
-/// Name and text of each. What is made of `job` serves `store/src/leases.rs` and `jobs/lost.rs`.
-const WANTED: [(&str, &str); 2] = [
+use super::{MIGRATING, Postgres};
+use crate::error::Result;
+
+/// Name and text of each. What is made of `job` serves `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
+/// `jobs/history.rs`.
+const WANTED: [(&str, &str); 4] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -15,6 +20,14 @@ const WANTED: [(&str, &str); 2] = [
     (
         "job_suspect",
         "CREATE INDEX CONCURRENTLY job_suspect ON job (pool, run_at) WHERE state = 'scheduled' AND lost_leases >= 2",
+    ),
+    (
+        "job_lane_over",
+        "CREATE INDEX CONCURRENTLY job_lane_over ON job (lane, id) WHERE lane IS NOT NULL AND finished_at IS NOT NULL",
+    ),
+    (
+        "job_over",
+        "CREATE INDEX CONCURRENTLY job_over ON job (finished_at, id) WHERE finished_at IS NOT NULL AND NOT dead",
     ),
 ];
 
@@ -26,6 +39,23 @@ const LOCK: i64 = 0x746f_7770_6978;
 
 /// Making one waits for every transaction that began before. A short one is over by then.
 const PATIENCE: &str = "SET lock_timeout = '15s'";
+
+impl Postgres {
+    /// Makes those that are still missing. Answers how many statements are left.
+    pub(crate) async fn make_indexes(&self) -> Result<i64> {
+        let mut line = self.pool.line().await?;
+        if missing(line.conn()).await?.is_empty() {
+            line.keep();
+            return Ok(0);
+        }
+        line.conn().execute(MIGRATING).await?;
+        make(line.conn()).await?;
+        let left = missing(line.conn()).await?;
+        // Not kept: the lock and the settings go with it.
+        line.close().await;
+        Ok(i64::try_from(left.len()).unwrap_or(i64::MAX))
+    }
+}
 
 /// Makes those that are not there.
 pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
@@ -43,11 +73,11 @@ pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
     conn.execute(PATIENCE).await?;
     for statement in missing(conn).await? {
         if let Err(error) = conn.execute(AssertSqlSafe(statement.clone())).await {
-            let code = error.as_database_error().and_then(|refusal| refusal.code());
+            let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
             if !matches!(code.as_deref(), Some("55P03" | "40P01")) {
                 return Err(error);
             }
-            tracing::warn!(statement, "the database is too busy for this now; the next start tries again");
+            tracing::warn!(statement, "the database is too busy for this now; it is tried again");
             return Ok(());
         }
     }

@@ -94,9 +94,13 @@ async fn are_indexed(tx: &mut Tx<'_>, segments: &[SegmentId]) -> Result<bool> {
 
 /// Moves a row group to the past. False when it is there already.
 async fn retire(tx: &mut Tx<'_>, part: &Part) -> Result<bool> {
-    let moved = on!(tx, |conn| sqlx::query(
-        "INSERT INTO segment_part_past SELECT * FROM segment_part WHERE segment_id = $1 AND row_group = $2",
-    )
+    let moved = on!(tx, |conn| sqlx::query(concat!(
+        "INSERT INTO segment_part_past (",
+        columns!(segment_part),
+        ") SELECT ",
+        columns!(segment_part),
+        " FROM segment_part WHERE segment_id = $1 AND row_group = $2"
+    ))
     .bind(part.segment_id)
     .bind(part.row_group)
     .execute(conn)
@@ -243,13 +247,14 @@ pub async fn retire_dead(tx: &mut Tx<'_>, keep_from: Option<NaiveDate>, limit: i
 /// Visible row groups of deleted projects.
 async fn of_deleted_projects(tx: &mut Tx<'_>, limit: i64) -> Result<Vec<Part>> {
     let text = sql!(tx,
-        sqlite: "SELECT p.* FROM project_tombstone t CROSS JOIN segment_part p
-                 WHERE p.tenant_id = t.tenant_id AND p.project_id = t.project_id LIMIT $1 + 0",
+        sqlite: concat!("SELECT ", columns!(p, segment_part), " FROM project_tombstone t CROSS JOIN segment_part p
+                 WHERE p.tenant_id = t.tenant_id AND p.project_id = t.project_id LIMIT $1 + 0"),
         // LATERAL with a limit, because plans for joins read the table.
-        postgres: "SELECT p.* FROM project_tombstone t CROSS JOIN LATERAL (
-                       SELECT * FROM segment_part p WHERE p.tenant_id = t.tenant_id AND p.project_id = t.project_id
+        postgres: concat!("SELECT ", columns!(p, segment_part), " FROM project_tombstone t CROSS JOIN LATERAL (
+                       SELECT ", columns!(o, segment_part), " FROM segment_part o
+                       WHERE o.tenant_id = t.tenant_id AND o.project_id = t.project_id
                        LIMIT $1 + 0) p
-                   LIMIT $1 + 0");
+                   LIMIT $1 + 0"));
     Ok(on!(tx, |conn| sqlx::query_as(text).bind(limit).fetch_all(conn).await)?)
 }
 
@@ -268,11 +273,12 @@ async fn before(tx: &mut Tx<'_>, day: NaiveDate, limit: i64) -> Result<Vec<Part>
     }
     let text = sql!(tx,
         sqlite: concat!(workspaces!(),
-                        "SELECT p.* FROM workspace CROSS JOIN segment_part p
+                        "SELECT ", columns!(p, segment_part), " FROM workspace CROSS JOIN segment_part p
                          WHERE p.tenant_id = workspace.id AND p.day < $1 LIMIT $2 + 0"),
         postgres: concat!(workspaces!(),
-                          "SELECT p.* FROM workspace CROSS JOIN LATERAL (
-                               SELECT * FROM segment_part p WHERE p.tenant_id = workspace.id AND p.day < $1
+                          "SELECT ", columns!(p, segment_part), " FROM workspace CROSS JOIN LATERAL (
+                               SELECT ", columns!(o, segment_part), " FROM segment_part o
+                               WHERE o.tenant_id = workspace.id AND o.day < $1
                                LIMIT $2 + 0) p
                            LIMIT $2 + 0"));
     Ok(on!(tx, |conn| sqlx::query_as(text)

@@ -46,23 +46,54 @@ pub struct FoldedUnit {
     pub id: UnitId,
     /// The object it lies in.
     pub path: String,
+    /// When it was folded.
+    pub folded_at: Timestamp,
     /// Whether every unit of the object was folded before that time and none is in quarantine, so that the object may go.
     pub object_done: bool,
 }
 
-/// Units folded before this time, oldest first.
+/// Where a walk through folded units has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// When the last unit looked at was folded.
+    pub folded_at: Timestamp,
+    /// That unit.
+    pub id: UnitId,
+}
+
+impl Position {
+    /// Before all of them.
+    pub const START: Self = Self {
+        folded_at: Timestamp::from_micros(0),
+        id: UnitId::nil(),
+    };
+
+    /// Behind a unit.
+    #[must_use]
+    pub const fn of(unit: &FoldedUnit) -> Self {
+        Self {
+            folded_at: unit.folded_at,
+            id: unit.id,
+        }
+    }
+}
+
+/// Units behind `from` that were folded before this time, oldest first.
 ///
 /// # Errors
 /// Only what the database says.
-pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<FoldedUnit>> {
+pub async fn folded_before(tx: &mut Tx<'_>, before: Timestamp, from: Position, limit: i64) -> Result<Vec<FoldedUnit>> {
     Ok(on!(tx, |conn| sqlx::query_as(
         // Not EXISTS, for which PostgreSQL may read the whole table once.
-        "SELECT id, path, (SELECT o.seq FROM wal_unit o WHERE o.path = u.path
+        "SELECT id, path, folded_at, (SELECT o.seq FROM wal_unit o WHERE o.path = u.path
                            AND (o.state <> 'folded' OR o.folded_at >= $1) LIMIT 1) IS NULL
                  AND (SELECT q.bytes FROM quarantine q WHERE q.path = u.path LIMIT 1) IS NULL AS object_done
-         FROM wal_unit u WHERE state = 'folded' AND folded_at < $1 ORDER BY folded_at LIMIT $2 + 0",
+         FROM wal_unit u WHERE state = 'folded' AND folded_at < $1 AND (folded_at, id) > ($2, $3)
+         ORDER BY folded_at, id LIMIT $4 + 0",
     )
     .bind(before)
+    .bind(from.folded_at)
+    .bind(from.id)
     .bind(limit)
     .fetch_all(conn)
     .await)?)

@@ -5,13 +5,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use towpath_store::{Options, Result, Store, Tx, on};
+use towpath_store::{Conn, Options, Result, Store, Tx, on};
 
 /// The longest a test waits for another session. Shorter than the store lets a transaction be silent.
 const PATIENCE: Duration = Duration::from_secs(4);
 
 pub struct Database {
     pub store: Store,
+    pub uri: String,
     _whole: towpath_testing::Database,
 }
 
@@ -31,7 +32,11 @@ impl Database {
             .write(async |tx| run(tx, "CREATE TABLE note (text TEXT NOT NULL UNIQUE)").await)
             .await
             .unwrap();
-        Self { store, _whole: whole }
+        Self {
+            store,
+            uri: whole.uri.clone(),
+            _whole: whole,
+        }
     }
 
     /// The notes, in order.
@@ -59,6 +64,17 @@ pub async fn note(tx: &mut Tx<'_>, text: &str) -> Result<()> {
         .execute(conn)
         .await
         .map(drop))?)
+}
+
+/// Rows of a table that this transaction has read so far. SQLite does not count them.
+pub async fn rows_read(tx: &mut Tx<'_>, table: &str) -> Result<i64> {
+    let Conn::Postgres(conn) = tx.conn() else { return Ok(0) };
+    Ok(sqlx::query_scalar(
+        "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_xact_user_tables WHERE relname = $1",
+    )
+    .bind(table)
+    .fetch_one(conn)
+    .await?)
 }
 
 /// Waits until so many sessions of this database wait for a lock, or `over` says that there is nothing to wait for. Only on

@@ -5,11 +5,11 @@ use std::time::Duration;
 use towpath_domain::job::JobState;
 use towpath_domain::{JobId, TenantId, Timestamp};
 use towpath_store::attempts::{self, Attempt};
-use towpath_store::jobs::{self, Fenced, Filter, Job, Move, NewJob, Position};
+use towpath_store::jobs::{self, Fenced, Filter, Forgotten, Job, Move, NewJob, Position};
 use towpath_store::steps::{self, NewStep};
 use towpath_store::{Store, on};
 
-use crate::database::Database;
+use crate::database::{Database, run};
 
 /// One test for both databases.
 macro_rules! on_both {
@@ -29,6 +29,7 @@ macro_rules! on_both {
         }
     )*};
 }
+pub(crate) use on_both;
 
 on_both!(
     a_finished_child_stays_while_its_parent_is_open,
@@ -39,6 +40,8 @@ on_both!(
     readers_find_what_has_left,
     a_job_comes_back_as_it_was,
     steps_and_attempts_go_with_their_job,
+    children_come_back_with_their_parent,
+    forgetting_goes_on_where_it_came_to,
 );
 
 async fn record(store: &Store, parent: Option<JobId>) -> JobId {
@@ -93,8 +96,12 @@ fn later(store: &Store) -> Timestamp {
 }
 
 async fn forget(store: &Store, before: Timestamp) -> u64 {
+    forget_from(store, before, Timestamp::from_micros(0), 100).await.jobs
+}
+
+async fn forget_from(store: &Store, before: Timestamp, from: Timestamp, limit: i64) -> Forgotten {
     store
-        .write(async |tx| jobs::forget(tx, before, 100).await)
+        .write(async |tx| jobs::forget(tx, before, from, limit).await)
         .await
         .unwrap()
 }
@@ -366,4 +373,93 @@ async fn steps_and_attempts_go_with_their_job(database: Database) {
         .await
         .unwrap();
     assert_eq!(left, [open, open], "a step and an attempt of the job that is open");
+}
+
+/// Else they could be forgotten while it runs.
+async fn children_come_back_with_their_parent(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let (parent, stranger) = (record(&store, None).await, record(&store, None).await);
+    let children = [record(&store, Some(parent)).await, record(&store, Some(parent)).await];
+    succeed(&store, children[0]).await;
+    die_gently(&store, children[1]).await;
+    die_gently(&store, parent).await;
+    succeed(&store, stranger).await;
+    assert_eq!(archive(&store, later(&store)).await, 4);
+    let recalled = store.write(async |tx| jobs::recall(tx, parent).await).await;
+    assert!(recalled.unwrap());
+    for job in children.into_iter().chain([parent]) {
+        assert!(!has_left(&store, job).await, "{job} is still in the history");
+    }
+    assert!(has_left(&store, stranger).await);
+    let revived = store.write(async |tx| jobs::revive(tx, parent).await).await;
+    revived.unwrap();
+    assert_eq!(archive(&store, later(&store)).await, 0, "their parent is open again");
+    assert_eq!(forget(&store, later(&store)).await, 1, "the stranger");
+    for job in children {
+        assert!(is_there(&store, job).await);
+    }
+    let recalled = store.write(async |tx| jobs::recall(tx, parent).await).await;
+    assert!(!recalled.unwrap(), "it is not in the history");
+}
+
+/// What was deleted stays in the index until the table is vacuumed. From the start each step would read all of it again.
+async fn forgetting_goes_on_where_it_came_to(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    for _ in 0..5 {
+        let job = record(&store, None).await;
+        succeed(&store, job).await;
+        let over = store.clock().now();
+        while store.clock().now() <= over {
+            tokio::task::yield_now().await;
+        }
+    }
+    let before = later(&store);
+    assert_eq!(archive(&store, before).await, 5);
+    let ended: Vec<Timestamp> = store
+        .read(async |tx| {
+            Ok(on!(tx, |conn| sqlx::query_scalar(
+                "SELECT over_at FROM job_history ORDER BY over_at"
+            )
+            .fetch_all(conn)
+            .await)?)
+        })
+        .await
+        .unwrap();
+    let step = |jobs, reached, at_end| Forgotten { jobs, reached, at_end };
+    let start = Timestamp::from_micros(0);
+    assert_eq!(forget_from(&store, before, start, 2).await, step(2, ended[1], false));
+    let left = async |from| {
+        let left = store
+            .read(async |tx| jobs::unforgotten_from(tx, before, from, 100).await)
+            .await;
+        left.unwrap()
+    };
+    assert_eq!((left(ended[1]).await, left(ended[3]).await), (3, 2));
+    assert_eq!(
+        forget_from(&store, before, ended[3], 2).await,
+        step(2, ended[4], false),
+        "the first of them is behind"
+    );
+    assert_eq!(forget_from(&store, before, ended[4], 2).await, step(0, ended[4], true));
+    assert_eq!(forget_from(&store, before, start, 2).await, step(1, ended[2], true));
+}
+
+/// Where many jobs are over, making the index of the walk takes long. Without it each step would read all jobs.
+#[tokio::test]
+async fn nothing_leaves_before_the_index_of_the_walk_is_there() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let job = record(&store, None).await;
+    succeed(&store, job).await;
+    let dropped = store.write(async |tx| run(tx, "DROP INDEX job_over").await).await;
+    dropped.unwrap();
+    assert_eq!(archive(&store, later(&store)).await, 0);
+    assert!(!has_left(&store, job).await);
+    assert_eq!(store.make_indexes().await.unwrap(), 0, "nothing is left to be made");
+    assert_eq!(archive(&store, later(&store)).await, 1);
 }

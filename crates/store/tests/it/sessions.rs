@@ -90,11 +90,26 @@ async fn a_migration_waits_for_those_who_work() {
     migrating.await.unwrap().unwrap();
     let indexes =
         "SELECT c.relname::text || ' ' || x.indisvalid FROM pg_index x JOIN pg_class c ON c.oid = x.indexrelid
-                   WHERE c.relname IN ('job_worker', 'job_suspect', 'job_lease') ORDER BY 1";
+                   WHERE c.relname IN ('job_worker', 'job_suspect', 'job_lane_over', 'job_over', 'job_lease') ORDER BY 1";
     let made = fresh.raw().await.texts(indexes).await.unwrap();
-    assert_eq!(made, ["job_suspect true", "job_worker true"]);
-    // One that could not be made is made at the next start.
+    assert_eq!(
+        made,
+        [
+            "job_lane_over true",
+            "job_over true",
+            "job_suspect true",
+            "job_worker true"
+        ]
+    );
+    // One that could not be made is made at the next start, or by a process that is at work.
     fresh.raw().await.execute("DROP INDEX job_worker").await;
     new.migrate().await.unwrap();
+    assert_eq!(fresh.raw().await.texts(indexes).await.unwrap(), made);
+    fresh
+        .raw()
+        .await
+        .execute("DROP INDEX job_over; DROP INDEX job_worker")
+        .await;
+    assert_eq!(new.make_indexes().await.unwrap(), 0, "nothing is left");
     assert_eq!(fresh.raw().await.texts(indexes).await.unwrap(), made);
 }

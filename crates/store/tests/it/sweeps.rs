@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use towpath_domain::job::JobState;
-use towpath_domain::{JobId, TenantId};
+use towpath_domain::{Clock, JobId, TenantId};
 use towpath_store::jobs::{self, NewJob};
-use towpath_store::{lanes, sweep_cursors};
+use towpath_store::{Options, Store, lanes, sweep_cursors};
 
 use crate::database::Database;
 
@@ -28,6 +28,34 @@ async fn a_turn_is_taken_once(database: Database) {
     }
     assert!(take("b", minute).await, "the turn is over");
     assert!(!take("b", minute).await);
+}
+
+/// A host whose clock is a day ahead, and which then stops, keeps the turn from nobody for a day.
+#[tokio::test]
+async fn a_turn_goes_by_the_clock_of_the_database() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let tomorrow = store.clock().now().plus(Duration::from_secs(24 * 3600));
+    let options = Options {
+        clock: Clock::stopped(tomorrow),
+        ..Options::default()
+    };
+    let ahead = Store::open(&database.uri, options).await.unwrap();
+    let take = async |store: &Store| {
+        let taken = store
+            .write(async |tx| sweep_cursors::take_turn(tx, "a", Duration::ZERO).await)
+            .await;
+        taken.unwrap()
+    };
+    assert!(take(&ahead).await);
+    let over = store.clock().now();
+    while store.clock().now() <= over {
+        tokio::task::yield_now().await;
+    }
+    assert!(take(&store).await, "the turn was over at once");
 }
 
 async fn lanes_that_stay_hold_up_no_others(database: Database) {

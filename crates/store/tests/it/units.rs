@@ -275,7 +275,7 @@ async fn an_object_goes_with_the_last_of_its_units(database: Database) {
     let folded = async |more: &[UnitId]| {
         let listed = store.write(async |tx| {
             units::fold(tx, job, more).await?;
-            units::folded_before(tx, far_ahead, 10).await
+            units::folded_before(tx, far_ahead, units::Position::START, 10).await
         });
         let listed = listed.await.unwrap().into_iter();
         listed

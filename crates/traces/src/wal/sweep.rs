@@ -1,11 +1,12 @@
 //! Removes objects of the log that nobody needs any more.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::path::Path;
 use towpath_domain::{Timestamp, UnitId};
-use towpath_store::units::FoldedUnit;
+use towpath_store::units::{FoldedUnit, Position};
 use towpath_store::{Store, units};
 
 use crate::objects::{Objects, ObjectsError};
@@ -26,6 +27,53 @@ pub enum SweepError {
     /// The database.
     #[error(transparent)]
     Store(#[from] towpath_store::Error),
+}
+
+/// A walk through folded units, the first to be folded first. What cannot be removed is met again when it begins anew.
+#[derive(Debug)]
+pub struct FoldedWalk {
+    rows: i64,
+    from: Position,
+}
+
+impl FoldedWalk {
+    /// From the beginning, by so many units at a time.
+    #[must_use]
+    pub const fn new(rows: i64) -> Self {
+        Self {
+            rows,
+            from: Position::START,
+        }
+    }
+
+    /// Removes and forgets units that were folded before `before`, from where the walk has come to, until it has come to the end or
+    /// `until` is over.
+    ///
+    /// # Errors
+    /// What the object store says, when it removed nothing of a step; the next call goes on behind that. What the database says.
+    pub async fn go_on(
+        &mut self,
+        store: &Store,
+        objects: &Objects,
+        before: Timestamp,
+        until: Instant,
+    ) -> Result<(), SweepError> {
+        loop {
+            let (from, rows) = (self.from, self.rows);
+            let old = store
+                .read(async |tx| units::folded_before(tx, before, from, rows).await)
+                .await?;
+            let is_last = i64::try_from(old.len()).is_ok_and(|old| old < rows);
+            self.from = old.last().filter(|_| !is_last).map_or(Position::START, Position::of);
+            let gone = folded(objects, &old).await?;
+            if !gone.is_empty() {
+                store.write(async |tx| units::forget(tx, &gone).await).await?;
+            }
+            if is_last || Instant::now() >= until {
+                return Ok(());
+            }
+        }
+    }
 }
 
 /// Removes the objects of folded units (from [`units::folded_before`]) that no other unit needs, and answers whose rows may
@@ -74,8 +122,7 @@ pub async fn folded(objects: &Objects, folded: &[FoldedUnit]) -> Result<Vec<Unit
 /// Removes objects older than `before` that no row names: their transaction never committed. `before` must be longer
 /// ago than a transaction can take. Answers how many.
 ///
-/// A bucket lists names in order, and names begin with the time at which they were made. So of a bucket only what is old is
-/// listed. A folder has no order, and is listed whole.
+/// All of them are listed: neither a folder nor every kind of bucket lists names in order.
 ///
 /// # Errors
 /// What the object store or the database says.
@@ -89,10 +136,8 @@ pub async fn orphans(store: &Store, objects: &Objects, before: Timestamp) -> Res
         let Some(id) = name.and_then(|name| name.parse::<UnitId>().ok()) else {
             continue;
         };
-        if !objects.is_local() && is_younger(id, before) {
-            break;
-        }
-        if object.last_modified < before.to_utc() {
+        // By both clocks, that of its writer and that of the store: neither may be ahead.
+        if object.last_modified < before.to_utc() && !is_younger(id, before) {
             old.push(object.location);
         }
         if old.len() == TOGETHER {

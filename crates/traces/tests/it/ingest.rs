@@ -5,6 +5,7 @@ mod catalog;
 mod folding;
 mod index;
 mod log;
+mod odd;
 mod places;
 mod recorded;
 mod units;

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use towpath_domain::{Clock, JobId, TenantId, Timestamp, WorkerId};
 use towpath_durable::{Engine, Fenced, Lane, Registry, Settings, Signal, Start};
 use towpath_store::jobs::{self, Job};
-use towpath_store::{Dialect, Options, Store, attempts, lanes, leases, on, pools};
+use towpath_store::{Dialect, Options, Store, Tx, attempts, lanes, leases, on, pools};
 
 use super::puppet::{Act, Kept, POOL, Puppet, Strings, TICK, Told, lane_key};
 use super::reference::{GRACE, LEASE, Model, Move};
@@ -286,7 +286,7 @@ impl System {
         let claimed = home
             .store
             .write(async |tx| {
-                leases::begin(tx, worker, TICK * LEASE).await?;
+                lease(tx, worker).await?;
                 match n {
                     Some(n) => jobs::claim(tx, &jobs::Claimer::new(POOL, worker, i64::try_from(n).unwrap())).await,
                     None => jobs::claim_alone(tx, &jobs::Claimer::new(POOL, worker, 1)).await,
@@ -339,10 +339,13 @@ impl System {
         match act {
             Act::Renew => {
                 let worker = handler.worker;
-                home.store
-                    .write(async |tx| leases::renew(tx, worker, TICK * LEASE).await)
-                    .await
-                    .unwrap();
+                let renewed = home.store.write(async |tx| {
+                    if leases::renew(tx, worker, TICK * LEASE).await? {
+                        lease(tx, worker).await?;
+                    }
+                    Ok(())
+                });
+                renewed.await.unwrap();
             }
             Act::Vanish => {
                 let task = handler.task.take().unwrap();
@@ -464,6 +467,23 @@ struct Rows {
     steps: BTreeMap<JobId, BTreeMap<u32, i64>>,
     effects: BTreeMap<(JobId, String, i64), u32>,
     attempts: Vec<Vec<(i64, &'static str)>>,
+}
+
+/// Has a lease end when the model says. On SQLite none ends by time, but here.
+async fn lease(tx: &mut Tx<'_>, worker: WorkerId) -> towpath_store::Result<()> {
+    leases::begin(tx, worker, TICK * LEASE).await?;
+    if tx.dialect() == Dialect::Sqlite {
+        let until = tx.now().plus(TICK * LEASE);
+        on!(tx, |conn| sqlx::query(
+            "UPDATE lease SET alive_until = $2 WHERE worker_id = $1"
+        )
+        .bind(worker)
+        .bind(until)
+        .execute(conn)
+        .await
+        .map(drop))?;
+    }
+    Ok(())
 }
 
 #[derive(FromRow)]

@@ -370,7 +370,9 @@ async fn a_workspace_without_segments_has_no_index(world: World) {
     library.check("everything was deleted").await;
     let later = library.world.store.clock().now().plus(Duration::from_secs(60));
     assert_eq!(library.write(async |tx| catalog::collect(tx, later, 10).await).await, 1);
-    let going = library.read(async |tx| catalog::deleting(tx, 10).await).await;
+    let going = library
+        .read(async |tx| catalog::deleting(tx, later, catalog::FIRST, 10).await)
+        .await;
     assert_eq!(going.len(), 1);
     let tenant = library.tenant();
     library
@@ -378,7 +380,7 @@ async fn a_workspace_without_segments_has_no_index(world: World) {
         .await;
     assert!(
         library
-            .read(async |tx| catalog::deleting(tx, 10).await)
+            .read(async |tx| catalog::deleting(tx, later, catalog::FIRST, 10).await)
             .await
             .is_empty()
     );

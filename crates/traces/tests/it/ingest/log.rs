@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use futures::TryStreamExt as _;
 use object_store::path::Path;
-use towpath_domain::{TenantId, Timestamp};
+use towpath_domain::{TenantId, Timestamp, UnitId};
 use towpath_store::units;
 use towpath_traces::accept::Route;
 use towpath_traces::body::Encoding;
+use towpath_traces::objects::Objects;
 use towpath_traces::sample::Which;
-use towpath_traces::wal::{AppendError, OnRegistered, Options, Wal, sweep, unit};
+use towpath_traces::wal::sweep::{FoldedWalk, SweepError};
+use towpath_traces::wal::{AppendError, OnRegistered, Options, Wal, sweep, unit, unit_path};
 
+use super::odd::Odd;
 use super::world::{World, on_both_databases, sample};
 
 on_both_databases!(
@@ -24,6 +28,8 @@ on_both_databases!(
     closing_writes_what_waits_and_takes_no_more,
     an_empty_body_needs_no_unit,
     sweeping_takes_orphans_and_folded_units_and_leaves_the_rest,
+    a_unit_that_cannot_be_removed_holds_up_no_other,
+    orphans_are_found_in_a_list_without_order,
 );
 
 async fn units_on_disk(world: &World) -> usize {
@@ -181,12 +187,10 @@ async fn more_than_may_wait_comes_in_once_it_is_folded(world: World) {
     world.fold().await;
     let room = async {
         while wal.admit(1).is_err() {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(180), room)
-        .await
-        .unwrap();
+    tokio::time::timeout(Duration::from_secs(180), room).await.unwrap();
 }
 
 async fn closing_writes_what_waits_and_takes_no_more(world: World) {
@@ -214,7 +218,7 @@ async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: Worl
     world.unit(std::slice::from_ref(&accepted)).await;
     world.fold().await;
     world.unit(std::slice::from_ref(&accepted)).await;
-    let orphan = towpath_traces::wal::unit_path(towpath_domain::UnitId::new());
+    let orphan = unit_path(UnitId::new());
     world
         .objects
         .put(&orphan, unit::write(std::iter::once(&accepted.frame)))
@@ -233,7 +237,7 @@ async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: Worl
     );
     let folded = world
         .store
-        .read(async |tx| units::folded_before(tx, far_ahead, 10).await)
+        .read(async |tx| units::folded_before(tx, far_ahead, units::Position::START, 10).await)
         .await
         .unwrap();
     let gone = sweep::folded(&world.objects, &folded).await.unwrap();
@@ -246,4 +250,75 @@ async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: Worl
         1
     );
     assert_eq!((world.open_units().await, units_on_disk(&world).await), (1, 1));
+}
+
+async fn a_unit_that_cannot_be_removed_holds_up_no_other(world: World) {
+    let sample = sample(8);
+    for ranges in [[0..5, 5..10].as_slice(), &[10..15]] {
+        for range in ranges {
+            let accepted = world.accept(&sample.body(range.clone(), Which::Both, Encoding::Identity));
+            world.unit(&[accepted]).await;
+        }
+        world.fold().await;
+    }
+    let far_ahead = Timestamp::parse("2200-01-01").unwrap();
+    let folded = world
+        .store
+        .read(async |tx| units::folded_before(tx, far_ahead, units::Position::START, 10).await)
+        .await
+        .unwrap();
+    assert_eq!(folded.len(), 3);
+    let stuck = [folded[0].path.as_str(), folded[1].path.as_str()];
+    let odd = Odd::new(world.objects.store().clone(), stuck.map(Path::from));
+    let objects = Objects::over(odd.clone());
+    let left = async || {
+        let left = world
+            .store
+            .read(async |tx| units::count_folded(tx, far_ahead, 10).await)
+            .await;
+        left.unwrap()
+    };
+    let mut walk = FoldedWalk::new(2);
+    let mut go_on = async || {
+        let until = Instant::now() + Duration::from_secs(60);
+        walk.go_on(&world.store, &objects, far_ahead, until).await
+    };
+    assert!(matches!(go_on().await, Err(SweepError::Objects(_))));
+    assert_eq!(left().await, 3, "nothing of the first step can be removed");
+    go_on().await.unwrap();
+    assert_eq!(left().await, 2, "the one behind them is gone");
+    odd.mend();
+    go_on().await.unwrap();
+    assert_eq!(
+        (left().await, units_on_disk(&world).await),
+        (0, 0),
+        "the walk began anew"
+    );
+}
+
+/// An id that was made this long after now.
+fn made_in(ahead: Duration) -> UnitId {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        + ahead;
+    let time = uuid::Timestamp::from_unix(uuid::NoContext, since.as_secs(), 0);
+    UnitId(uuid::Uuid::new_v7(time))
+}
+
+async fn orphans_are_found_in_a_list_without_order(world: World) {
+    let accepted = world.accept(&sample(10).body(0..1, Which::Both, Encoding::Identity));
+    let minutes = |count: u64| Duration::from_secs(60 * count);
+    let before = world.store.clock().now().plus(minutes(5));
+    let [old, young] = [minutes(0), minutes(60)].map(|ahead| unit_path(made_in(ahead)));
+    for path in [&old, &young] {
+        let pieces = unit::write(std::iter::once(&accepted.frame));
+        world.objects.put(path, pieces).await.unwrap();
+    }
+    // The young one comes first.
+    let objects = Objects::over(Odd::new(world.objects.store().clone(), []));
+    let swept = sweep::orphans(&world.store, &objects, before).await.unwrap();
+    assert_eq!((swept, units_on_disk(&world).await), (1, 1));
+    assert!(world.objects.get(&old).await.is_err());
+    assert!(world.objects.get(&young).await.is_ok(), "it may be registered yet");
 }
