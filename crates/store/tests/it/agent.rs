@@ -32,6 +32,7 @@ macro_rules! on_both {
     )*};
 }
 
+mod filters;
 mod histories;
 
 on_both!(
