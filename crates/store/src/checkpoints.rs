@@ -5,6 +5,7 @@
 //! `checkpoint_blobs`, once for each version of a channel.
 
 mod read;
+mod removal;
 mod replaced;
 mod retain;
 
