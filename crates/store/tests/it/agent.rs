@@ -34,6 +34,7 @@ macro_rules! on_both {
 
 mod filters;
 mod histories;
+mod lives;
 mod removal;
 
 on_both!(
