@@ -63,12 +63,24 @@ pub struct Settings {
 }
 
 /// What the graphs' author says about what runs do; their file may change while the server works.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Authored {
     /// Which addresses webhooks may call, and what they are told.
     pub webhooks: Rules,
     /// How long threads live that are made for runs and kept.
     pub thread_ttl: Option<Ttl>,
+    /// Whether items that a graph reads begin their time to live anew, where the graph does not say.
+    pub refresh_on_read: bool,
+}
+
+impl Default for Authored {
+    fn default() -> Self {
+        Self {
+            webhooks: Rules::default(),
+            thread_ttl: None,
+            refresh_on_read: true,
+        }
+    }
 }
 
 /// A value that may be replaced while others read it; clones share it.

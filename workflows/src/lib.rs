@@ -52,6 +52,7 @@ pub mod send_webhook;
 pub mod spawn_export;
 pub mod sweep_agent;
 pub mod sweep_traces;
+pub mod thread_history;
 pub mod thread_state;
 pub mod tracer;
 pub mod world;

@@ -17,6 +17,7 @@ mod end;
 mod host;
 mod items;
 mod reading;
+mod sought;
 mod start;
 mod stateless;
 mod stop;
@@ -48,7 +49,7 @@ pub use self::reading::Runs;
 pub use self::start::{NewRun, Target, start};
 pub use self::stateless::{Recorder, Stateless};
 pub(crate) use self::stop::tell_gone;
-pub use self::stop::{cancel, delete_run, delete_thread, lock_threads, threads_of};
+pub use self::stop::{Deletion, cancel, delete_run, delete_thread, lock_threads, threads_of};
 
 /// The pool of runs.
 pub const POOL: &str = "agent";

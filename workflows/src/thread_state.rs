@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::agent::frame::Frame;
 use towpath_domain::agent::{EventId, ThreadStatus};
-use towpath_domain::{Rejection, TenantId, ThreadId};
+use towpath_domain::{Rejection, TenantId, ThreadId, Timestamp};
 use towpath_runtime::{
     At, CheckpointRef, Chunk, Graph, GraphError, HistoryQuery, Host, HostError, ItemCall, Put, PutWrites, Save, Saved,
     StateSnapshot, TypedSaved, Update,
@@ -26,6 +26,18 @@ impl StateHost {
     #[must_use]
     pub fn new(store: &Store, thread: ThreadId) -> Self {
         Self(Saver::new(store.clone(), thread, false))
+    }
+
+    /// Lists end where they take so many bytes: for a history that is read part by part.
+    #[must_use]
+    pub fn in_parts(self, bytes: u64) -> Self {
+        Self(self.0.in_parts(bytes))
+    }
+
+    /// Whether more than was listed last may be there.
+    #[must_use]
+    pub fn cut_short(&self) -> bool {
+        self.0.cut_short()
     }
 }
 
@@ -102,13 +114,14 @@ pub struct StateUpdate<'a> {
     pub metadata: Map<String, Value>,
 }
 
-/// Times an update is done anew because a run came in between.
+/// Times an update is done anew because something came in between.
 const ROUNDS: usize = 5;
 
 /// Updates the state of a thread that no run is at work on.
 ///
 /// # Errors
-/// A conflict while the thread is busy; what the graph refuses; those of the database.
+/// A conflict while the thread is busy; [`store::Error::NotFound`] where there is no such thread; what the graph refuses;
+/// those of the database.
 pub async fn update(
     store: &Store,
     tenant: TenantId,
@@ -116,17 +129,23 @@ pub async fn update(
     update: &StateUpdate<'_>,
 ) -> Result<CheckpointRef, UpdateError> {
     for _ in 0..ROUNDS {
-        let base = latest(store, update.thread).await?;
+        let base = store
+            .read(async |tx| {
+                // The thread first: a run that is recorded after this look changes it.
+                let thread = threads::get(tx, tenant, update.thread).await?;
+                Base::of(tx, &thread, &update.at).await
+            })
+            .await?;
         let host = StateHost::new(store, update.thread);
         let made = graph
             .update_state(&update.at, update.supersteps, &update.metadata, &host)
             .await?;
         let state = graph.state(&At::latest(update.thread.0), false, &host).await?;
         let written = store
-            .write(async |tx| record(tx, tenant, update.thread, &host, base.as_deref(), state.as_ref()).await)
+            .write(async |tx| record(tx, tenant, update, &host, &base, state.as_ref()).await)
             .await;
         match written {
-            // A run ended between the look and the lock: once more, on what it left.
+            // Something came in between: once more, on what that left.
             Err(store::Error::Stale) => {}
             written => return Ok(written.map(|()| made)?),
         }
@@ -134,30 +153,57 @@ pub async fn update(
     Err(store::Error::Stale.into())
 }
 
-async fn latest(store: &Store, thread: ThreadId) -> store::Result<Option<String>> {
-    let place = Place { thread, ns: "" };
-    let latest = store.read(async |tx| checkpoints::latest(tx, place).await).await?;
-    Ok(latest.map(|row| row.checkpoint_id))
+/// What an update is made of. Whatever changes it in between makes the update stale.
+#[derive(Debug, PartialEq, Eq)]
+struct Base {
+    /// When the thread changed last: a run that was recorded since may have come to its end, and have taken back what it
+    /// wrote on a checkpoint.
+    changed_at: Timestamp,
+    /// The latest checkpoint of the graph itself.
+    latest: Option<String>,
+    /// The checkpoint that is updated.
+    updated: Option<String>,
+}
+
+impl Base {
+    /// As it is now.
+    ///
+    /// # Errors
+    /// A conflict while a run of the thread is open.
+    async fn of(tx: &mut Tx<'_>, thread: &Thread, at: &At) -> store::Result<Self> {
+        let open = runs::open(tx, thread.tenant_id, Some(thread.id), None).await?;
+        if !open.is_empty() {
+            let open: Vec<String> = open.iter().map(|run| run.id.to_string()).collect();
+            let text = format!("Thread {} has in-flight runs: {}", thread.id, open.join(", "));
+            return Err(Rejection::conflict("", text).into());
+        }
+        let place = |ns| Place { thread: thread.id, ns };
+        let latest = checkpoints::latest(tx, place("")).await?;
+        let updated = match &at.id {
+            Some(id) => checkpoints::get(tx, place(&at.ns), id).await?,
+            None => checkpoints::latest(tx, place(&at.ns)).await?,
+        };
+        Ok(Self {
+            changed_at: thread.updated_at,
+            latest: latest.map(|row| row.checkpoint_id),
+            updated: updated.map(|row| row.checkpoint_id),
+        })
+    }
 }
 
 async fn record(
     tx: &mut Tx<'_>,
     tenant: TenantId,
-    thread: ThreadId,
+    update: &StateUpdate<'_>,
     host: &StateHost,
-    base: Option<&str>,
+    base: &Base,
     state: Option<&StateSnapshot>,
 ) -> store::Result<()> {
-    // No run begins or ends while this is locked.
+    let thread = update.thread;
+    // No run begins or ends while the lane is locked, and nobody deletes or cuts the thread while its row is.
     lanes::lock(tx, lane(thread).key(), 1).await?;
-    let open = runs::open(tx, tenant, Some(thread), None).await?;
-    if !open.is_empty() {
-        let open: Vec<String> = open.iter().map(|run| run.id.to_string()).collect();
-        let text = format!("Thread {thread} has in-flight runs: {}", open.join(", "));
-        return Err(Rejection::conflict("", text).into());
-    }
-    let now = checkpoints::latest(tx, Place { thread, ns: "" }).await?;
-    if now.as_ref().map(|row| row.checkpoint_id.as_str()) != base {
+    let row = threads::lock(tx, tenant, thread).await?;
+    if Base::of(tx, &row, &update.at).await? != *base {
         return Err(store::Error::Stale);
     }
     write_all(tx, thread, None, &host.0.take()).await?;

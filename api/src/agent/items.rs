@@ -270,13 +270,13 @@ pub(crate) async fn namespaces(
 
 /// Lets the time of items begin anew, where somebody wants it.
 async fn refresh(app: &AgentApp, wanted: Option<bool>, found: &[items::Item]) -> Result<(), AgentError> {
-    let wanted = wanted.unwrap_or(app.settings.refresh_on_read);
-    if !wanted || found.iter().all(|item| item.expires_at.is_none()) {
+    let mortal: Vec<&items::Item> = found.iter().filter(|item| item.expires_at.is_some()).collect();
+    if mortal.is_empty() || !wanted.unwrap_or(app.settings.refresh_on_read) {
         return Ok(());
     }
     Ok(app
         .store
-        .write(async |tx| items::refresh(tx, app.tenant, found).await)
+        .write(async |tx| items::refresh(tx, app.tenant, &mortal).await)
         .await?)
 }
 

@@ -1,5 +1,6 @@
 //! Threads: conversations whose state outlives their runs.
 
+mod history;
 mod model;
 mod state;
 mod stream;
@@ -12,10 +13,10 @@ use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::{ThreadStatus, TtlStrategy};
 use towpath_runtime::{At, Update};
+use towpath_store::checkpoints;
 use towpath_store::threads::{self as rows, Filter, NewThread, SortBy, Ttl};
-use towpath_store::{checkpoints, runs};
-use towpath_workflows::run_agent;
 use towpath_workflows::thread_state::{self, StateUpdate};
+use towpath_workflows::{run_agent, thread_history};
 
 pub(super) use self::model::FIELDS;
 use self::model::{Thread, extracted};
@@ -332,7 +333,7 @@ pub(crate) async fn count(
 pub(crate) struct Prune {
     #[schema(value_type = Vec<Uuid>)]
     thread_ids: Vec<ThreadId>,
-    /// `delete`, or `keep_latest` to delete all but the latest checkpoint.
+    /// `delete`, or `keep_latest` to delete all but the latest checkpoint and the calls of subgraphs it waits for.
     #[schema(value_type = Option<TtlChoice>)]
     strategy: Option<TtlStrategy>,
 }
@@ -347,14 +348,7 @@ pub(crate) async fn prune(State(app): State<AgentApp>, Body(body): Body<Prune>) 
             .store
             .write(async |tx| match strategy {
                 TtlStrategy::Delete => run_agent::delete_thread(tx, app.tenant, id).await,
-                TtlStrategy::KeepLatest => {
-                    rows::get(tx, app.tenant, id).await?;
-                    // What a run is at work on stays.
-                    if runs::any_open(tx, app.tenant, id).await? {
-                        return Ok(());
-                    }
-                    checkpoints::keep_latest(tx, id).await.map(drop)
-                }
+                TtlStrategy::KeepLatest => thread_history::keep_latest(tx, app.tenant, id).await,
             })
             .await;
         match done {
@@ -462,7 +456,7 @@ pub(crate) async fn delete(State(app): State<AgentApp>, Path(id): Path<ThreadId>
 pub(crate) async fn copy(State(app): State<AgentApp>, Path(id): Path<ThreadId>) -> Result<Json<Thread>, AgentError> {
     let copied = app
         .store
-        .write(async |tx| rows::copy(tx, app.tenant, id, ThreadId::new()).await)
+        .write(async |tx| thread_history::copy(tx, app.tenant, id, ThreadId::new()).await)
         .await;
     let missing = AgentError::conflict(format!("Thread with ID {id} not found"));
     let row = copied.map_err(|error| AgentError::from(error).or_missing(missing))?;

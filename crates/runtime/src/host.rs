@@ -86,6 +86,8 @@ pub enum ItemCall {
         namespace: Vec<String>,
         /// Which.
         key: String,
+        /// Whether its time to live begins anew; absent: as the server says.
+        refresh: Option<bool>,
     },
     /// Answers null.
     Put {
@@ -115,6 +117,8 @@ pub enum ItemCall {
         limit: u32,
         /// After so many.
         offset: u32,
+        /// Whether their time to live begins anew; absent: as the server says.
+        refresh: Option<bool>,
     },
     /// Answers a list of namespaces.
     Namespaces {

@@ -323,7 +323,7 @@ impl Host for MemoryHost {
     async fn item(&self, call: ItemCall) -> Result<Value, HostError> {
         let mut inner = self.lock();
         Ok(match call {
-            ItemCall::Get { namespace, key } => inner
+            ItemCall::Get { namespace, key, .. } => inner
                 .items
                 .get_key_value(&(namespace, key))
                 .map_or(Value::Null, |(at, value)| item(at, value)),
@@ -342,6 +342,7 @@ impl Host for MemoryHost {
                 filter,
                 limit,
                 offset,
+                ..
             } => inner
                 .items
                 .iter()

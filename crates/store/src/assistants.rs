@@ -228,7 +228,7 @@ pub async fn search(
         concat!("SELECT ", columns!(assistant), " FROM assistant WHERE tenant_id = "),
     );
     query.bind(Arg::Uuid(tenant.0));
-    narrow(&mut query, which);
+    narrow(&mut query, which)?;
     query.push(" ORDER BY ").push(order.text(ascending));
     query.page(limit, offset);
     query.fetch_all(tx).await
@@ -241,11 +241,11 @@ pub async fn search(
 pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, which: &Which) -> Result<i64> {
     let mut query = Query::new(tx, "SELECT count(*) FROM assistant WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
-    narrow(&mut query, which);
+    narrow(&mut query, which)?;
     query.count(tx).await
 }
 
-fn narrow(query: &mut Query, which: &Which) {
+fn narrow(query: &mut Query, which: &Which) -> Result<()> {
     if let Some(graph) = &which.graph_id {
         query.push(" AND graph_id = ").bind(Arg::Text(graph.clone()));
     }
@@ -260,8 +260,9 @@ fn narrow(query: &mut Query, which: &Which) {
     if !which.metadata.is_empty() {
         query
             .push(" AND ")
-            .contains("metadata", &Value::Object(which.metadata.clone()));
+            .contains("metadata", "metadata", &Value::Object(which.metadata.clone()))?;
     }
+    Ok(())
 }
 
 /// The pattern that finds `part` anywhere.
@@ -364,7 +365,7 @@ pub async fn versions(
     if !metadata.is_empty() {
         query
             .push(" AND ")
-            .contains("metadata", &Value::Object(metadata.clone()));
+            .contains("metadata", "metadata", &Value::Object(metadata.clone()))?;
     }
     query.push(" ORDER BY version DESC").page(limit, offset);
     query.fetch_all(tx).await

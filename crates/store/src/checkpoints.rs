@@ -6,6 +6,7 @@
 
 mod command;
 mod read;
+mod removal;
 mod replaced;
 mod retain;
 
@@ -17,7 +18,7 @@ use crate::query::{Arg, Query};
 use crate::tx::Tx;
 
 pub use command::has_saved_command;
-pub use read::{Blobs, Place, blobs, get, has_written, latest, list, writes};
+pub use read::{BlobSizes, Blobs, Place, blob_sizes, blobs, get, has_written, latest, list, write_sizes, writes};
 pub use retain::{Cut, Storage, apply, copy, delete_all, delete_run, keep_latest, overgrown, storage};
 
 /// A checkpoint as it is stored.

@@ -4,12 +4,22 @@
 //! PostgreSQL does that itself. For SQLite the filter is taken apart into one condition for each of its leaves.
 
 use serde_json::Value;
+use towpath_domain::Rejection;
 
-use crate::query::{Arg, Query};
+use crate::error::Result;
+use crate::query::{Arg, Query, brackets};
 use crate::tx::Dialect;
 
+/// Conditions of a filter: keys of its objects, elements of its lists.
+pub(crate) const MOST_CONDITIONS: usize = 1000;
+/// Levels of a filter, multiplied by the number of lists inside one another and one. Each list is a subquery, and SQLite adds
+/// the depth of subqueries to that of what is around them.
+const MOST_LEVELS: usize = 64;
+
 /// Adds the condition to a statement.
-pub(crate) fn push(query: &mut Query, column: &str, filter: &Value) {
+pub(crate) fn push(query: &mut Query, column: &str, field: &str, filter: &Value) -> Result<()> {
+    // For both databases, so that a filter means the same on each.
+    check(field, filter)?;
     match query.dialect() {
         Dialect::Postgres => {
             query.push("(").push(column).push(")::jsonb @> ");
@@ -25,6 +35,65 @@ pub(crate) fn push(query: &mut Query, column: &str, filter: &Value) {
             query.push(")");
         }
     }
+    Ok(())
+}
+
+/// Refuses a filter that is too large.
+pub(crate) fn check(field: &str, filter: &Value) -> Result<(), Rejection> {
+    let Size {
+        conditions,
+        levels,
+        lists,
+    } = Size::of(filter);
+    if conditions > MOST_CONDITIONS {
+        let message = format!("expected a filter of at most {MOST_CONDITIONS} keys and elements, not {conditions}");
+        return Err(Rejection::invalid(field, message));
+    }
+    if levels * (lists + 1) > MOST_LEVELS {
+        let message = format!("expected a filter of at most {MOST_LEVELS} levels, and of fewer where lists are nested");
+        return Err(Rejection::invalid(field, message));
+    }
+    Ok(())
+}
+
+/// How large a filter is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Size {
+    conditions: usize,
+    levels: usize,
+    /// Lists inside one another; also keys that are found as elements of lists are.
+    lists: usize,
+}
+
+impl Size {
+    fn of(filter: &Value) -> Self {
+        let mut size = Self::default();
+        match filter {
+            Value::Object(members) => {
+                for (key, value) in members {
+                    size.add(Self::of(value), !in_path(key));
+                }
+            }
+            Value::Array(elements) => {
+                for element in elements {
+                    size.add(Self::of(element), true);
+                }
+            }
+            _ => {}
+        }
+        size
+    }
+
+    fn add(&mut self, inner: Self, in_list: bool) {
+        self.conditions += 1 + inner.conditions;
+        self.levels = self.levels.max(1 + inner.levels);
+        self.lists = self.lists.max(usize::from(in_list) + inner.lists);
+    }
+}
+
+/// Whether a path can name a key: it has no way to write a quote.
+fn in_path(key: &str) -> bool {
+    !key.contains(['"', '\\'])
 }
 
 /// Where a part of the stored JSON is found.
@@ -72,9 +141,9 @@ impl Place {
         }
     }
 
-    /// The member `key`, if a path can name it: a path has no way to write a quote.
+    /// The member `key`, if a path can name it.
     fn member(&self, key: &str) -> Option<Self> {
-        if key.contains(['"', '\\']) {
+        if !in_path(key) {
             return None;
         }
         let step = |path: &str| format!("{path}.\"{key}\"");
@@ -115,8 +184,8 @@ impl Place {
             Value::Object(members) => {
                 // Read from JSON text only where there is one: `json_each` of a scalar is an error.
                 is(query, " = 'object'");
-                for (key, value) in members {
-                    query.push(" AND ");
+                for ((opening, closing), (key, value)) in brackets(members.len()).into_iter().zip(members) {
+                    query.push(" AND ").push(&"(".repeat(opening));
                     if let Some(member) = self.member(key) {
                         query.push("CASE WHEN ");
                         self.push_type(query);
@@ -126,13 +195,15 @@ impl Place {
                     } else {
                         self.some(query, depth, Some(key), value);
                     }
+                    query.push(&")".repeat(closing));
                 }
             }
             Value::Array(elements) => {
                 is(query, " = 'array'");
-                for element in elements {
-                    query.push(" AND ");
+                for ((opening, closing), element) in brackets(elements.len()).into_iter().zip(elements) {
+                    query.push(" AND ").push(&"(".repeat(opening));
                     self.some(query, depth, None, element);
+                    query.push(&")".repeat(closing));
                 }
             }
         }

@@ -199,7 +199,7 @@ pub async fn search(
 ) -> Result<Vec<Cron>> {
     let mut query = Query::new(tx, concat!("SELECT ", columns!(cron), " FROM cron WHERE tenant_id = "));
     query.bind(Arg::Uuid(tenant.0));
-    narrow(&mut query, which);
+    narrow(&mut query, which)?;
     let way = if ascending { "" } else { " DESC" };
     query.push(" ORDER BY ").push(order.text()).push(way);
     query.push(" NULLS LAST, id").push(way);
@@ -214,11 +214,11 @@ pub async fn search(
 pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, which: &Which) -> Result<i64> {
     let mut query = Query::new(tx, "SELECT count(*) FROM cron WHERE tenant_id = ");
     query.bind(Arg::Uuid(tenant.0));
-    narrow(&mut query, which);
+    narrow(&mut query, which)?;
     query.count(tx).await
 }
 
-fn narrow(query: &mut Query, which: &Which) {
+fn narrow(query: &mut Query, which: &Which) -> Result<()> {
     if let Some(assistant) = which.assistant_id {
         query.push(" AND assistant_id = ").bind(Arg::Uuid(assistant.0));
     }
@@ -231,8 +231,9 @@ fn narrow(query: &mut Query, which: &Which) {
     if !which.metadata.is_empty() {
         query
             .push(" AND ")
-            .contains("metadata", &Value::Object(which.metadata.clone()));
+            .contains("metadata", "metadata", &Value::Object(which.metadata.clone()))?;
     }
+    Ok(())
 }
 
 /// Removes a cron.

@@ -10,17 +10,23 @@
 //! ```
 //! No label is empty, so two dots in a row mark a name that was cut.
 
+mod filter;
 mod names;
+mod namespaces;
 
+use std::borrow::Cow;
+
+use serde::Serialize;
 use serde_json::{Map, Value};
 use sqlx::{AssertSqlSafe, FromRow};
 use towpath_domain::agent::namespace::{Namespace, split};
-use towpath_domain::{Rejection, TenantId, Timestamp};
+use towpath_domain::{TenantId, Timestamp};
 
 use self::names::{Names, UNCUT};
 use crate::query::{Arg, Query};
-use crate::tx::Dialect;
-use crate::{Error, Result, Tx};
+use crate::{Result, Tx, bulk};
+
+pub use self::namespaces::namespaces;
 
 /// What is read of an item.
 const READ: &str = "SELECT coalesce(whole_namespace, namespace) AS namespace, coalesce(whole_key, key) AS key, value,
@@ -125,28 +131,42 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, key: 
         .await)?)
 }
 
-/// Lets items that have a time to live begin it anew.
+/// An item, named as it is found by index.
+#[derive(Serialize)]
+struct Found<'a>(Cow<'a, str>, Cow<'a, str>);
+
+/// Lets items that have a time to live begin it anew. What they live counts as it is now: they may have been written since
+/// they were read. On PostgreSQL a row that is just being written is left to its writer, so that nobody waits here.
 ///
 /// # Errors
 /// As every statement.
-pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[Item]) -> Result<()> {
+pub async fn refresh(tx: &mut Tx<'_>, tenant: TenantId, items: &[&Item]) -> Result<()> {
     let now = tx.now();
-    for item in items {
-        let Some(end) = end(now, item.ttl_minutes) else {
-            continue;
-        };
-        let names = Names::of(&item.namespace, &item.key);
-        on!(tx, |conn| sqlx::query(
-            "UPDATE store_item SET expires_at = $4
-             WHERE tenant_id = $1 AND namespace = $2 AND key = $3 AND expires_at IS NOT NULL",
-        )
-        .bind(tenant)
-        .bind(&names.namespace)
-        .bind(&names.key)
-        .bind(end)
-        .execute(conn)
-        .await
-        .map(drop))?;
+    // The longest span is that of `end`.
+    let text = sql!(tx,
+        sqlite: "UPDATE store_item
+                 SET expires_at = max(expires_at, $3 + CAST(min(ttl_minutes, 1666666666) * 60000000 AS INTEGER))
+                 WHERE tenant_id = $1 AND (namespace, key) IN (SELECT value ->> 0, value ->> 1 FROM json_each($2))
+                 AND expires_at IS NOT NULL AND ttl_minutes IS NOT NULL",
+        postgres: "UPDATE store_item
+                   SET expires_at = greatest(expires_at, $3 + least(ttl_minutes, 1666666666) * interval '1 minute')
+                   WHERE ctid = ANY (ARRAY (
+                       SELECT found.ctid FROM json_array_elements($2::json) AS read, LATERAL (
+                           SELECT i.ctid FROM store_item AS i WHERE i.tenant_id = $1 AND i.namespace = read ->> 0
+                           AND i.key = read ->> 1 AND i.expires_at IS NOT NULL
+                           LIMIT 1 FOR NO KEY UPDATE SKIP LOCKED) AS found))");
+    let mortal = items.iter().filter(|item| item.expires_at.is_some()).map(|item| {
+        let Names { namespace, key, .. } = Names::of(&item.namespace, &item.key);
+        Found(namespace, key)
+    });
+    for list in bulk::lists(mortal.collect()) {
+        on!(tx, |conn| sqlx::query(text)
+            .bind(tenant)
+            .bind(list)
+            .bind(now)
+            .execute(conn)
+            .await
+            .map(drop))?;
     }
     Ok(())
 }
@@ -173,7 +193,7 @@ pub async fn delete(tx: &mut Tx<'_>, tenant: TenantId, namespace: &Namespace, ke
 /// Items at `prefix` and below it whose value matches `filter`, last written first.
 ///
 /// # Errors
-/// As every statement; `Rejected` for an operator that is not known.
+/// As every statement; `Rejected` for an operator that is not known, and for a filter that is too large.
 pub async fn search(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -183,63 +203,11 @@ pub async fn search(
     offset: i64,
 ) -> Result<Vec<Item>> {
     let mut query = alive(tx, READ, tenant, prefix.labels());
-    for (key, wanted) in filter {
-        query.push(" AND ");
-        let mut matcher = Matcher {
-            query: &mut query,
-            aliases: 0,
-        };
-        matcher.field(&Place::Column, key, wanted, key)?;
-    }
+    filter::push(&mut query, filter)?;
     query
         .push(" ORDER BY updated_at DESC, namespace, key")
         .page(limit, offset);
     query.fetch_all(tx).await
-}
-
-/// Namespaces that hold something: below `prefix`, ending in `suffix` (a `*` in either stands for any one label), cut
-/// to `max_depth` labels, sorted.
-///
-/// # Errors
-/// As every statement.
-pub async fn namespaces(
-    tx: &mut Tx<'_>,
-    tenant: TenantId,
-    prefix: &Namespace,
-    suffix: &Namespace,
-    max_depth: Option<usize>,
-    limit: usize,
-    offset: usize,
-) -> Result<Vec<Vec<String>>> {
-    let known: Vec<String> = prefix
-        .labels()
-        .iter()
-        .take_while(|label| *label != "*")
-        .cloned()
-        .collect();
-    let text = "SELECT DISTINCT coalesce(whole_namespace, namespace) AS namespace FROM store_item";
-    let mut query = alive(tx, text, tenant, &known);
-    query.push(" ORDER BY namespace");
-    let rows: Vec<(String,)> = query.fetch_all(tx).await?;
-    let mut found: Vec<Vec<String>> = rows
-        .iter()
-        .map(|(namespace,)| split(namespace))
-        .filter(|labels| matches(labels.iter(), prefix.labels().iter()))
-        .filter(|labels| matches(labels.iter().rev(), suffix.labels().iter().rev()))
-        .map(|mut labels| {
-            labels.truncate(max_depth.unwrap_or(usize::MAX));
-            labels
-        })
-        .collect();
-    found.sort();
-    found.dedup();
-    Ok(found.into_iter().skip(offset).take(limit).collect())
-}
-
-fn matches<'a>(labels: impl Iterator<Item = &'a String>, wanted: impl Iterator<Item = &'a String>) -> bool {
-    let mut labels = labels;
-    let mut wanted = wanted;
-    wanted.all(|want| labels.next().is_some_and(|label| want == "*" || want == label))
 }
 
 /// A statement about items at `prefix` and below it that have not expired.
@@ -302,183 +270,4 @@ pub async fn sweep(tx: &mut Tx<'_>, limit: i64) -> Result<u64> {
         .execute(conn)
         .await
         .map(|done| done.rows_affected()))?)
-}
-
-/// Writes the conditions of a filter: equality by key, objects recursively, or operators (`$eq $ne $gt $gte $lt
-/// $lte`), which compare values of one kind only. Keys and values are always bound, so whatever they hold needs no
-/// quoting; on SQLite members are found through `json_each`, because its paths cannot name every key.
-struct Matcher<'q> {
-    query: &'q mut Query,
-    aliases: usize,
-}
-
-/// Where an object is.
-#[derive(Clone)]
-enum Place {
-    /// The item's value.
-    Column,
-    /// SQLite: a row of `json_each`.
-    Row(String),
-    /// PostgreSQL: members from the value down.
-    Path(Vec<String>),
-}
-
-impl Matcher<'_> {
-    /// `field` is how the caller knows the member.
-    fn field(&mut self, of: &Place, key: &str, wanted: &Value, field: &str) -> Result<()> {
-        let Value::Object(members) = wanted else {
-            return self.compare(of, key, "$eq", wanted, field);
-        };
-        if members.keys().any(|name| name.starts_with('$')) {
-            for (index, (operator, wanted)) in members.iter().enumerate() {
-                if index > 0 {
-                    self.query.push(" AND ");
-                }
-                self.compare(of, key, operator, wanted, field)?;
-            }
-            return Ok(());
-        }
-        let place = match self.query.dialect() {
-            Dialect::Sqlite => {
-                let row = self.open_row(of, key);
-                self.query.push(&row).push(".type = 'object'");
-                Place::Row(row)
-            }
-            Dialect::Postgres => {
-                let member = below(of, key);
-                self.query.push("coalesce(jsonb_typeof(");
-                self.push_path(&member);
-                self.query.push(") = 'object'");
-                Place::Path(member)
-            }
-        };
-        for (name, wanted) in members {
-            self.query.push(" AND ");
-            self.field(&place, name, wanted, &format!("{field}.{name}"))?;
-        }
-        self.query.push(if matches!(place, Place::Row(_)) {
-            ")"
-        } else {
-            ", false)"
-        });
-        Ok(())
-    }
-
-    fn compare(&mut self, of: &Place, key: &str, operator: &str, wanted: &Value, field: &str) -> Result<()> {
-        let sign = match operator {
-            "$eq" | "$ne" => " = ",
-            "$gt" => " > ",
-            "$gte" => " >= ",
-            "$lt" => " < ",
-            "$lte" => " <= ",
-            _ => {
-                let message = format!("the operator {operator:?} is not one of $eq, $ne, $gt, $gte, $lt, $lte");
-                return Err(Error::Rejected(Rejection::invalid(format!("filter.{field}"), message)));
-            }
-        };
-        if operator == "$ne" {
-            self.query.push("NOT ");
-        }
-        match self.query.dialect() {
-            Dialect::Sqlite => self.compare_sqlite(of, key, sign, wanted),
-            Dialect::Postgres => self.compare_postgres(&below(of, key), sign, wanted),
-        }
-        Ok(())
-    }
-
-    fn compare_postgres(&mut self, member: &[String], sign: &str, wanted: &Value) {
-        if wanted.is_null() {
-            // A key that is not there is as good as null.
-            self.query.push("coalesce(");
-            self.push_path(member);
-            self.query.push(", 'null'::jsonb)").push(sign).push("'null'::jsonb");
-            return;
-        }
-        self.query.push("coalesce(");
-        if sign != " = " {
-            // jsonb orders values of different kinds too, which means nothing here.
-            self.query.push("jsonb_typeof(");
-            self.push_path(member);
-            self.query.push(") = jsonb_typeof(").bind(Arg::Text(wanted.to_string()));
-            self.query.push("::jsonb) AND ");
-        }
-        self.push_path(member);
-        self.query.push(sign).bind(Arg::Text(wanted.to_string()));
-        self.query.push("::jsonb, false)");
-    }
-
-    fn push_path(&mut self, path: &[String]) {
-        self.query.push("(value::jsonb");
-        for key in path {
-            self.query.push(" -> ").bind(Arg::Text(key.clone()));
-            self.query.push("::text");
-        }
-        self.query.push(")");
-    }
-
-    fn compare_sqlite(&mut self, of: &Place, key: &str, sign: &str, wanted: &Value) {
-        if wanted.is_null() {
-            self.query.push("NOT ");
-        }
-        let row = self.open_row(of, key);
-        match wanted {
-            // A key that is not there is as good as null.
-            Value::Null => self.query.push(&row).push(".type <> 'null'"),
-            Value::Bool(yes) => self
-                .query
-                .push(&row)
-                .push(".type IN ('true', 'false') AND ")
-                .push(&row)
-                .push(".value")
-                .push(sign)
-                .push(if *yes { "1" } else { "0" }),
-            Value::Number(number) => {
-                self.query.push(&row).push(".type IN ('integer', 'real') AND ");
-                self.query.push(&row).push(".value").push(sign);
-                self.query.push("json_extract(").bind(Arg::Text(number.to_string()));
-                self.query.push(", '$')")
-            }
-            Value::String(text) => {
-                self.query.push(&row).push(".type = 'text' AND ");
-                self.query
-                    .push(&row)
-                    .push(".value")
-                    .push(sign)
-                    .bind(Arg::Text(text.clone()))
-            }
-            Value::Array(_) | Value::Object(_) => {
-                let kind = if wanted.is_array() { "array" } else { "object" };
-                self.query.push(&row).push(".type = '").push(kind).push("' AND json(");
-                self.query.push(&row).push(".value)").push(sign);
-                self.query.push("json(").bind(Arg::Text(wanted.to_string()));
-                self.query.push(")")
-            }
-        };
-        self.query.push(")");
-    }
-
-    /// SQLite: opens `EXISTS (` over the member `key` and answers its alias; the caller adds a condition and the
-    /// closing bracket.
-    fn open_row(&mut self, of: &Place, key: &str) -> String {
-        self.aliases += 1;
-        let row = format!("m{}", self.aliases);
-        self.query.push("EXISTS (SELECT 1 FROM json_each(");
-        match of {
-            Place::Row(outer) => self.query.push(outer).push(".value"),
-            Place::Column | Place::Path(_) => self.query.push("store_item.value"),
-        };
-        self.query.push(") AS ").push(&row).push(" WHERE ");
-        self.query.push(&row).push(".key = ").bind(Arg::Text(key.to_owned()));
-        self.query.push(" AND ");
-        row
-    }
-}
-
-fn below(of: &Place, key: &str) -> Vec<String> {
-    let mut path = match of {
-        Place::Path(path) => path.clone(),
-        Place::Column | Place::Row(_) => Vec::new(),
-    };
-    path.push(key.to_owned());
-    path
 }

@@ -395,9 +395,11 @@ pub async fn list(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Wanted, limit: i64
         None => &mut query,
     };
     if let Some(metadata) = &wanted.metadata {
-        query
-            .push(" AND extra IS NOT NULL AND ")
-            .contains("extra", &serde_json::json!({ "metadata": metadata }));
+        query.push(" AND extra IS NOT NULL AND ").contains(
+            "extra",
+            "metadata",
+            &serde_json::json!({ "metadata": metadata }),
+        )?;
     }
     query.push(" ORDER BY start_time DESC, id").page(limit, offset);
     query.fetch_all(tx).await

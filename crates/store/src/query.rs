@@ -1,8 +1,11 @@
 //! Statements put together at run time, for searches with many optional parts. Values are always bound.
 
+use std::ops::ControlFlow;
+
 use chrono::NaiveDate;
+use futures::TryStreamExt as _;
 use sqlx::{AssertSqlSafe, FromRow};
-use towpath_domain::Timestamp;
+use towpath_domain::{Rejection, Timestamp};
 use uuid::Uuid;
 
 use crate::caseless;
@@ -54,6 +57,31 @@ macro_rules! bind_all {
         }
         query
     }};
+}
+
+/// Refuses a filter that [`Query::contains`] would refuse: for callers that hand it on to others.
+///
+/// # Errors
+/// It is too large.
+pub fn check_filter(field: &str, filter: &serde_json::Value) -> Result<(), Rejection> {
+    crate::containment::check(field, filter)
+}
+
+/// Brackets before and behind each of so many conditions that have to hold together: with `AND` between them they form a
+/// balanced tree. A chain is as deep as it is long, and SQLite refuses expressions deeper than 1000.
+pub(crate) fn brackets(conditions: usize) -> Vec<(usize, usize)> {
+    let mut brackets = vec![(0, 0); conditions];
+    let mut spans = vec![(0, conditions)];
+    while let Some((from, to)) = spans.pop() {
+        if to - from > 1 {
+            brackets[from].0 += 1;
+            brackets[to - 1].1 += 1;
+            let middle = from + (to - from) / 2;
+            spans.push((from, middle));
+            spans.push((middle, to));
+        }
+    }
+    brackets
 }
 
 /// A statement under construction. Text comes from this crate only.
@@ -158,10 +186,14 @@ impl Query {
         self
     }
 
-    /// Adds what holds when `column`, JSON kept as text, contains `filter`: see [`crate::containment`].
-    pub fn contains(&mut self, column: &str, filter: &serde_json::Value) -> &mut Self {
-        crate::containment::push(self, column, filter);
-        self
+    /// Adds what holds when `column`, JSON kept as text, contains `filter`: see [`crate::containment`]. The caller knows the
+    /// filter as `field`.
+    ///
+    /// # Errors
+    /// `Rejected` for a filter that is too large.
+    pub fn contains(&mut self, column: &str, field: &str, filter: &serde_json::Value) -> Result<&mut Self> {
+        crate::containment::push(self, column, field, filter)?;
+        Ok(self)
     }
 
     /// Adds what holds when `column` has `part` in it, in upper or lower case: see [`crate::caseless`].
@@ -183,6 +215,27 @@ impl Query {
             let query = sqlx::query_as(AssertSqlSafe(text)).persistent(kept);
             bind_all!(query, args).fetch_all(conn).await
         })?)
+    }
+
+    /// Runs it and hands out its rows one by one, until `take` breaks off. Others are never in memory together.
+    ///
+    /// # Errors
+    /// As every statement.
+    pub async fn each<T>(self, tx: &mut Tx<'_>, mut take: impl FnMut(T) -> ControlFlow<()>) -> Result<()>
+    where
+        T: for<'r> FromRow<'r, sqlx::sqlite::SqliteRow> + for<'r> FromRow<'r, sqlx::postgres::PgRow> + Send + Unpin,
+    {
+        let Self { text, args, kept, .. } = self;
+        on!(tx, |conn| {
+            let query = sqlx::query_as(AssertSqlSafe(text)).persistent(kept);
+            let mut rows = bind_all!(query, args).fetch(conn);
+            while let Some(row) = rows.try_next().await? {
+                if take(row).is_break() {
+                    break;
+                }
+            }
+        });
+        Ok(())
     }
 
     /// Runs it and says how many rows it changed.

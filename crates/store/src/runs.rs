@@ -193,7 +193,7 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter, limit: i
     stands(&mut query, filter.status);
     if let Some(metadata) = &filter.metadata {
         query.push(" AND ");
-        query.contains("run.metadata", metadata);
+        query.contains("run.metadata", "metadata", metadata)?;
     }
     query
         .push(" ORDER BY run.created_at DESC, run.id DESC")

@@ -1,6 +1,33 @@
 //! Threads: conversations whose state outlives their runs. Searching stands in [`search`], checkpoints in
 //! [`crate::checkpoints`].
 
+/// When the time of a thread is over that is touched at `$now` and lives for `$minutes`. The two databases add minutes to a
+/// time in their own ways.
+macro_rules! expires {
+    (sqlite: $now:literal, $minutes:literal) => {
+        concat!(
+            "CASE WHEN ",
+            $minutes,
+            " IS NULL THEN NULL ELSE ",
+            $now,
+            " + CAST(",
+            $minutes,
+            " * 60000000 AS INTEGER) END"
+        )
+    };
+    (postgres: $now:literal, $minutes:literal) => {
+        concat!(
+            "CASE WHEN ",
+            $minutes,
+            " IS NULL THEN NULL ELSE ",
+            $now,
+            " + ",
+            $minutes,
+            " * interval '1 minute' END"
+        )
+    };
+}
+
 mod copy;
 mod search;
 
@@ -170,7 +197,21 @@ pub async fn lock(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<Thr
         .await)?)
 }
 
-/// Writes a thread's metadata, and its time to live if one is given; both are the caller's whole answer.
+macro_rules! update_text {
+    ($expires:expr) => {
+        concat!(
+            "UPDATE thread SET metadata = $3, ttl_strategy = coalesce($4, ttl_strategy),
+                               ttl_minutes = coalesce($5, ttl_minutes), expires_at = ",
+            $expires,
+            ", updated_at = $6
+             WHERE tenant_id = $1 AND id = $2 RETURNING ",
+            columns!(thread)
+        )
+    };
+}
+
+/// Writes a thread's metadata, and its time to live if one is given; both are the caller's whole answer. Its time begins
+/// anew.
 ///
 /// # Errors
 /// [`Error::NotFound`](crate::Error::NotFound).
@@ -182,43 +223,49 @@ pub async fn update(
     ttl: Option<Ttl>,
 ) -> Result<Thread> {
     let now = tx.now();
-    Ok(on!(tx, |conn| sqlx::query_as(concat!(
-        "UPDATE thread SET metadata = $3, ttl_strategy = coalesce($4, ttl_strategy),
-                           ttl_minutes = coalesce($5, ttl_minutes), expires_at = coalesce($6, expires_at),
-                           updated_at = $7
-         WHERE tenant_id = $1 AND id = $2 RETURNING ",
-        columns!(thread)
-    ))
-    .bind(tenant)
-    .bind(id)
-    .bind(metadata)
-    .bind(ttl.map(|ttl| ttl.strategy))
-    .bind(ttl.map(|ttl| ttl.minutes))
-    .bind(ttl.map(|ttl| ttl.expires(now)))
-    .bind(now)
-    .fetch_one(conn)
-    .await)?)
+    let text = sql!(tx,
+        sqlite: update_text!(expires!(sqlite: "$6", "coalesce($5, ttl_minutes)")),
+        postgres: update_text!(expires!(postgres: "$6", "coalesce($5, ttl_minutes)")));
+    Ok(on!(tx, |conn| sqlx::query_as(text)
+        .bind(tenant)
+        .bind(id)
+        .bind(metadata)
+        .bind(ttl.map(|ttl| ttl.strategy))
+        .bind(ttl.map(|ttl| ttl.minutes))
+        .bind(now)
+        .fetch_one(conn)
+        .await)?)
 }
 
-/// A run was recorded on the thread: it is busy, with this metadata and config from now on.
+macro_rules! busy_text {
+    ($expires:expr) => {
+        concat!(
+            "UPDATE thread SET rest_status = CASE WHEN status = 'busy' THEN rest_status ELSE status END,
+                               status = 'busy', metadata = $3, config = $4, expires_at = ",
+            $expires,
+            ", updated_at = $5 WHERE tenant_id = $1 AND id = $2"
+        )
+    };
+}
+
+/// A run was recorded on the thread: it is busy, with this metadata and config from now on. Its time begins anew.
 ///
 /// # Errors
 /// As every statement.
 pub async fn busy(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId, metadata: &str, config: &str) -> Result<()> {
     let now = tx.now();
-    on!(tx, |conn| sqlx::query(
-        "UPDATE thread SET rest_status = CASE WHEN status = 'busy' THEN rest_status ELSE status END,
-                           status = 'busy', metadata = $3, config = $4, updated_at = $5
-         WHERE tenant_id = $1 AND id = $2"
-    )
-    .bind(tenant)
-    .bind(id)
-    .bind(metadata)
-    .bind(config)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    let text = sql!(tx,
+        sqlite: busy_text!(expires!(sqlite: "$5", "ttl_minutes")),
+        postgres: busy_text!(expires!(postgres: "$5", "ttl_minutes")));
+    on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(id)
+        .bind(metadata)
+        .bind(config)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(drop))?;
     Ok(())
 }
 
@@ -232,7 +279,7 @@ pub struct Left<'a> {
 }
 
 macro_rules! settle_text {
-    ($expires:literal) => {
+    ($expires:expr) => {
         concat!(
             "UPDATE thread SET status = CASE WHEN EXISTS (SELECT 1 FROM run WHERE tenant_id = $1 AND thread_id = $2
                                                           AND status = 'pending') THEN 'busy' ELSE $3 END,
@@ -241,14 +288,15 @@ macro_rules! settle_text {
                                interrupts = coalesce($5, interrupts),
                                error = $6,
                                state_updated_at = CASE WHEN $4 IS NULL THEN state_updated_at ELSE $7 END,
-                               expires_at = CASE WHEN ttl_minutes IS NULL THEN NULL ELSE ",
+                               expires_at = ",
             $expires,
-            " END, updated_at = $7 WHERE tenant_id = $1 AND id = $2"
+            ", updated_at = $7 WHERE tenant_id = $1 AND id = $2"
         )
     };
 }
 
-/// A run of the thread ended. The thread is busy while others are open, else it stands where `status` says.
+/// A run of the thread ended. The thread is busy while others are open, else it stands where `status` says. Its time begins
+/// anew.
 ///
 /// # Errors
 /// As every statement.
@@ -260,10 +308,9 @@ pub async fn settle(
     left: &Left<'_>,
 ) -> Result<()> {
     let now = tx.now();
-    // The two add minutes to a time in their own ways.
     let text = sql!(tx,
-        sqlite: settle_text!("$7 + CAST(ttl_minutes * 60000000 AS INTEGER)"),
-        postgres: settle_text!("$7 + ttl_minutes * interval '1 minute'"));
+        sqlite: settle_text!(expires!(sqlite: "$7", "ttl_minutes")),
+        postgres: settle_text!(expires!(postgres: "$7", "ttl_minutes")));
     on!(tx, |conn| sqlx::query(text)
         .bind(tenant)
         .bind(id)
@@ -313,10 +360,21 @@ pub async fn settle_untouched(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -
     Ok(())
 }
 
-/// Writes a thread's state outside of a run: somebody updated it.
+macro_rules! state_text {
+    ($expires:expr) => {
+        concat!(
+            "UPDATE thread SET status = $3, current_values = $4, interrupts = $5, error = NULL, state_updated_at = $6,
+                               expires_at = ",
+            $expires,
+            ", updated_at = $6 WHERE tenant_id = $1 AND id = $2"
+        )
+    };
+}
+
+/// Writes a thread's state outside of a run: somebody updated it. Its time begins anew.
 ///
 /// # Errors
-/// As every statement.
+/// [`Error::NotFound`](crate::Error::NotFound).
 pub async fn set_state(
     tx: &mut Tx<'_>,
     tenant: TenantId,
@@ -326,20 +384,22 @@ pub async fn set_state(
     interrupts: &str,
 ) -> Result<()> {
     let now = tx.now();
-    on!(tx, |conn| sqlx::query(
-        "UPDATE thread SET status = $3, current_values = $4, interrupts = $5, error = NULL, state_updated_at = $6,
-                           updated_at = $6
-         WHERE tenant_id = $1 AND id = $2"
-    )
-    .bind(tenant)
-    .bind(id)
-    .bind(status)
-    .bind(values)
-    .bind(interrupts)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(drop))?;
+    let text = sql!(tx,
+        sqlite: state_text!(expires!(sqlite: "$6", "ttl_minutes")),
+        postgres: state_text!(expires!(postgres: "$6", "ttl_minutes")));
+    let changed = on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(id)
+        .bind(status)
+        .bind(values)
+        .bind(interrupts)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
+    if changed == 0 {
+        return Err(crate::Error::NotFound);
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ import itertools
 import uuid
 
 import pytest
-from langgraph_sdk.errors import NotFoundError
+from langgraph_sdk.errors import ConflictError, NotFoundError
 
 from clients import collect, eventually
 
@@ -44,6 +44,41 @@ async def test_a_run_is_what_it_was_asked_to_be(client, graph):
     await client.runs.delete(thread, run["run_id"])
     with pytest.raises(NotFoundError):
         await client.runs.get(thread, run["run_id"])
+
+
+async def at_work(client, thread, run):
+    async def is_running():
+        return (await client.runs.get(thread, run["run_id"]))["status"] == "running"
+
+    await eventually("the run to be at work", is_running)
+
+
+async def test_a_run_that_is_deleted_at_work(client, graph):
+    thread = (await client.threads.create())["thread_id"]
+    await client.runs.wait(thread, graph("steps"), input={"log": ["in"]})
+    run = await client.runs.create(thread, graph("slow"), input={"log": ["more"]})
+    await at_work(client, thread, run)
+    await client.runs.delete(thread, run["run_id"])
+    # It has stopped by now, and what it did is taken back.
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, run["run_id"])
+    assert (await client.threads.get(thread))["status"] == "idle"
+    assert (await client.threads.get_state(thread))["values"]["log"] == ["in", "one", "two"]
+    await client.threads.update_state(thread, {"log": ["x"]}, as_node="first")
+
+
+async def test_a_run_is_not_deleted_under_another_one(client, graph):
+    thread = (await client.threads.create())["thread_id"]
+    first = await client.runs.create(thread, graph("steps"), input={"log": ["in"]})
+    await client.runs.join(thread, first["run_id"])
+    second = await client.runs.create(thread, graph("slow"), input={"log": []}, durability="exit")
+    await at_work(client, thread, second)
+    with pytest.raises(ConflictError, match=second["run_id"]):
+        await client.runs.delete(thread, first["run_id"])
+    await client.runs.cancel(thread, second["run_id"], wait=True)
+    await client.runs.delete(thread, first["run_id"])
+    with pytest.raises(NotFoundError):
+        await client.runs.get(thread, first["run_id"])
 
 
 async def test_a_run_on_a_thread_that_is_not_there(client, graph):

@@ -3,9 +3,9 @@
 import uuid
 
 import pytest
-from langgraph_sdk.errors import ConflictError, NotFoundError
+from langgraph_sdk.errors import ConflictError, NotFoundError, UnprocessableEntityError
 
-from clients import eventually
+from clients import collect, eventually
 
 # In both languages.
 pytestmark = pytest.mark.usefixtures("graph")
@@ -119,6 +119,49 @@ async def test_pruning(sdk, http, graph):
     missed = {"thread_ids": [missing], "strategy": None}
     assert (await http.post("/threads/prune", json=missed)).json() == {"pruned_count": 0}
     assert (await http.post("/threads/prune", json={"thread_ids": []})).json() == {"pruned_count": 0}
+
+
+async def test_pruning_takes_calls_of_subgraphs_along(sdk, http, graph):
+    thread = (await sdk.threads.create())["thread_id"]
+    parts = await collect(
+        sdk.runs.stream(thread, graph("nested"), input={"log": []}, stream_mode="values", stream_subgraphs=True)
+    )
+    call = next(part.event.split("|", 1)[1] for part in parts if "|" in part.event)
+    assert await sdk.threads.get_history(thread, checkpoint={"checkpoint_ns": call}, limit=100)
+    pruned = await http.post("/threads/prune", json={"thread_ids": [thread], "strategy": "keep_latest"})
+    assert pruned.json() == {"pruned_count": 1}
+    assert await sdk.threads.get_history(thread, checkpoint={"checkpoint_ns": call}, limit=100) == []
+    assert len(await sdk.threads.get_history(thread, limit=100)) == 1
+
+
+async def test_a_long_history_comes_whole(sdk, http, graph):
+    """It is read and sent in parts: the server holds a few megabytes of it at a time."""
+    thread = (await sdk.threads.create())["thread_id"]
+    long = "x" * 1_500_000
+    for _ in range(2):
+        await sdk.runs.wait(thread, graph("steps"), input={"log": [long]})
+    history = await sdk.threads.get_history(thread, limit=1000)
+    assert [one["metadata"]["step"] for one in history] == [6, 5, 4, 3, 2, 1, 0, -1]
+    for one in history:
+        there = await sdk.threads.get_state(thread, checkpoint_id=one["checkpoint"]["checkpoint_id"])
+        assert there["values"] == one["values"], one["metadata"]["step"]
+    got = await http.get(f"/threads/{thread}/history", params={"limit": 1_000_000})
+    assert got.headers["content-type"] == "application/json" and got.json() == history
+    assert await sdk.threads.get_history(thread, limit=5) == history[:5]
+    before = history[2]["checkpoint"]
+    assert await sdk.threads.get_history(thread, limit=1000, before=before) == history[3:]
+
+
+async def test_filters_that_are_too_large_are_refused(client, graph):
+    large = {f"key {nth}": nth for nth in range(1001)}
+    thread = (await client.threads.create(graph_id=graph("steps")))["thread_id"]
+    for field in ("metadata", "values"):
+        with pytest.raises(UnprocessableEntityError, match=f"{field}: expected a filter of at most 1000"):
+            await client.threads.search(**{field: large})
+    with pytest.raises(UnprocessableEntityError, match="metadata: expected a filter of at most 1000"):
+        await client.threads.get_history(thread, metadata=large)
+    with pytest.raises(UnprocessableEntityError, match="expected a filter of at most 1000 conditions"):
+        await client.store.search_items(["users"], filter=large)
 
 
 async def test_a_busy_threads_state_cannot_be_changed(client, graph):

@@ -51,6 +51,8 @@ pub struct RunHost<'a> {
     fence: i64,
     saver: Saver,
     stream: Stream,
+    /// Items that are read begin their time to live anew, where the graph does not say.
+    refresh: bool,
     /// Each save is durable before the graph goes on.
     sync: bool,
     /// Checkpoints are written at the end only.
@@ -118,6 +120,7 @@ impl<'a> RunHost<'a> {
             fence,
             saver: Saver::new(world.store.clone(), thread, fresh),
             stream,
+            refresh: world.settings.authored.current().refresh_on_read,
             sync: kwargs.durability == Durability::Sync,
             exit: kwargs.durability == Durability::Exit,
             token: ctx.cancelled(),
@@ -513,6 +516,6 @@ impl Host for RunHost<'_> {
     }
 
     async fn items(&self, calls: Vec<ItemCall>) -> Result<Vec<Value>, HostError> {
-        items::call(&self.store, self.tenant, &self.ctx, calls).await
+        items::call(&self.store, self.tenant, &self.ctx, calls, self.refresh).await
     }
 }

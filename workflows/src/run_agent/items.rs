@@ -14,11 +14,21 @@ use super::saver::away;
 
 /// A call whose namespaces were looked at.
 enum Call {
-    Get(Namespace, String),
+    Get(Namespace, String, Option<bool>),
     Put(Namespace, String, String, Option<f64>),
     Delete(Namespace, String),
-    Search(Namespace, serde_json::Map<String, Value>, u32, u32),
+    Search(Namespace, serde_json::Map<String, Value>, u32, u32, Option<bool>),
     Namespaces(Namespace, Namespace, Option<u32>, u32, u32),
+}
+
+impl Call {
+    /// Whether the items it finds begin their time to live anew.
+    fn refreshes(&self, usual: bool) -> bool {
+        match self {
+            Self::Get(_, _, refresh) | Self::Search(_, _, _, _, refresh) => refresh.unwrap_or(usual),
+            Self::Put(..) | Self::Delete(..) | Self::Namespaces(..) => false,
+        }
+    }
 }
 
 /// What a call found.
@@ -29,32 +39,61 @@ enum Found {
     Namespaces(Vec<Vec<String>>),
 }
 
-/// Answers calls, in one transaction.
+impl Found {
+    fn items(&self) -> &[Item] {
+        match self {
+            Self::Item(Some(item)) => std::slice::from_ref(item),
+            Self::Items(items) => items,
+            Self::Nothing | Self::Item(None) | Self::Namespaces(_) => &[],
+        }
+    }
+}
+
+/// Answers calls, in one transaction. Items that are read begin their time to live anew where the call wants it, or where it
+/// does not say and `refresh` is true.
 ///
 /// # Errors
-/// A namespace that is none, or the database.
+/// A namespace that is none, a filter that is none, or the database.
 pub async fn call(
     store: &Store,
     tenant: TenantId,
     ctx: &Mutex<&mut Ctx>,
     calls: Vec<ItemCall>,
+    refresh: bool,
 ) -> Result<Vec<Value>, HostError> {
     let calls: Vec<Call> = calls.into_iter().map(admit).collect::<Result<_, _>>()?;
-    let found = if calls
-        .iter()
-        .any(|call| matches!(call, Call::Put(..) | Call::Delete(..)))
-    {
+    let writes = |call: &Call| matches!(call, Call::Put(..) | Call::Delete(..));
+    let found = if calls.iter().any(writes) {
         let mut ctx = ctx.lock().await;
-        ctx.commit(async |tx| all(tx, tenant, &calls).await)
-            .await
-            .map_err(host_error)?
+        ctx.commit(async |tx| {
+            let found = all(tx, tenant, &calls).await?;
+            items::refresh(tx, tenant, &renewed(&calls, &found, refresh)).await?;
+            Ok(found)
+        })
+        .await
+        .map_err(host_error)?
     } else {
-        store
-            .read(async |tx| all(tx, tenant, &calls).await)
-            .await
-            .map_err(away)?
+        let read = store.read(async |tx| all(tx, tenant, &calls).await).await;
+        let found = read.map_err(away)?;
+        let items = renewed(&calls, &found, refresh);
+        if !items.is_empty() {
+            let mut ctx = ctx.lock().await;
+            ctx.commit(async |tx| items::refresh(tx, tenant, &items).await)
+                .await
+                .map_err(host_error)?;
+        }
+        found
     };
     found.iter().map(shown).collect()
+}
+
+/// Items that were read and begin their time to live anew.
+fn renewed<'f>(calls: &[Call], found: &'f [Found], refresh: bool) -> Vec<&'f Item> {
+    let wanted = calls.iter().zip(found).filter(|(call, _)| call.refreshes(refresh));
+    wanted
+        .flat_map(|(_, found)| found.items())
+        .filter(|item| item.expires_at.is_some())
+        .collect()
 }
 
 async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result<Vec<Found>> {
@@ -67,7 +106,7 @@ async fn all(tx: &mut Tx<'_>, tenant: TenantId, calls: &[Call]) -> store::Result
 
 async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<Found> {
     Ok(match call {
-        Call::Get(namespace, key) => Found::Item(items::get(tx, tenant, namespace, key).await?),
+        Call::Get(namespace, key, _) => Found::Item(items::get(tx, tenant, namespace, key).await?),
         Call::Put(namespace, key, value, ttl_minutes) => {
             items::put(tx, tenant, namespace, key, value, *ttl_minutes).await?;
             Found::Nothing
@@ -76,7 +115,7 @@ async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<Fo
             items::delete(tx, tenant, namespace, key).await?;
             Found::Nothing
         }
-        Call::Search(prefix, filter, limit, offset) => {
+        Call::Search(prefix, filter, limit, offset, _) => {
             Found::Items(items::search(tx, tenant, prefix, filter, i64::from(*limit), i64::from(*offset)).await?)
         }
         Call::Namespaces(prefix, suffix, depth, limit, offset) => {
@@ -89,7 +128,11 @@ async fn one(tx: &mut Tx<'_>, tenant: TenantId, call: &Call) -> store::Result<Fo
 
 fn admit(call: ItemCall) -> Result<Call, HostError> {
     Ok(match call {
-        ItemCall::Get { namespace, key } => Call::Get(full(namespace)?, key),
+        ItemCall::Get {
+            namespace,
+            key,
+            refresh,
+        } => Call::Get(full(namespace)?, key, refresh),
         ItemCall::Put {
             namespace,
             key,
@@ -102,7 +145,8 @@ fn admit(call: ItemCall) -> Result<Call, HostError> {
             filter,
             limit,
             offset,
-        } => Call::Search(part("namespace_prefix", prefix)?, filter, limit, offset),
+            refresh,
+        } => Call::Search(part("namespace_prefix", prefix)?, filter, limit, offset, refresh),
         ItemCall::Namespaces {
             prefix,
             suffix,

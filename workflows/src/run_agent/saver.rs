@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 use towpath_domain::{RunId, ThreadId};
 use towpath_runtime::{Checkpoint, HistoryQuery, HostError, Put, Save, Saved, Shared, Write};
 
+use super::sought::{Head, Part, READS, Sought, check_whole};
 use super::typed;
 use towpath_store::checkpoints::{self as tables, Batch, Blob, Place};
 use towpath_store::{self as store, Store, Tx};
@@ -24,6 +26,8 @@ pub struct Saver {
     fresh: bool,
     /// What waits to be written, oldest first.
     waiting: Mutex<Vec<Arc<Save>>>,
+    /// How much of a list is read at once.
+    part: Option<Part>,
 }
 
 impl Saver {
@@ -35,7 +39,22 @@ impl Saver {
             thread,
             fresh,
             waiting: Mutex::default(),
+            part: None,
         }
+    }
+
+    /// Lists end where they take so many bytes, with one checkpoint at least. [`Saver::cut_short`] says whether the last
+    /// one did.
+    #[must_use]
+    pub fn in_parts(mut self, bytes: u64) -> Self {
+        self.part = Some(Part::new(bytes));
+        self
+    }
+
+    /// Whether more than was listed last may be there.
+    #[must_use]
+    pub fn cut_short(&self) -> bool {
+        self.part.as_ref().is_some_and(Part::is_cut)
     }
 
     /// Whether the thread had no checkpoints.
@@ -87,22 +106,7 @@ impl Saver {
         if self.fresh {
             return Ok(None);
         }
-        let place = Place {
-            thread: self.thread,
-            ns,
-        };
-        let found = self
-            .store
-            .read(async |tx| {
-                let found = match id {
-                    Some(id) => tables::get(tx, place, id).await?,
-                    None => tables::latest(tx, place).await?,
-                };
-                full(tx, place, found.into_iter().collect()).await
-            })
-            .await
-            .map_err(away)?;
-        let mut saved = rows(ns, found)?;
+        let mut saved = self.read(ns, id.map_or(Sought::Latest, Sought::Named)).await?;
         for one in &mut saved {
             add(&mut one.writes, writes_on(&waiting, ns, &one.checkpoint.id));
         }
@@ -118,22 +122,7 @@ impl Saver {
         let waiting = self.take();
         let mut saved = Vec::new();
         if !self.fresh {
-            let place = Place {
-                thread: self.thread,
-                ns,
-            };
-            let filter = Value::Object(query.filter.clone());
-            let rows_limit = i64::try_from(limit).unwrap_or(i64::MAX);
-            let found = self
-                .store
-                .read(async |tx| {
-                    let before = query.before.as_deref();
-                    let found = tables::list(tx, place, before, Some(&filter), rows_limit).await?;
-                    full(tx, place, found).await
-                })
-                .await
-                .map_err(away)?;
-            saved = rows(ns, found)?;
+            saved = self.read(ns, Sought::Listed(query)).await?;
         }
         for save in &waiting {
             if let Save::Checkpoint(put) = &**save
@@ -156,11 +145,35 @@ impl Saver {
         Ok(saved)
     }
 
-    async fn read_writes(&self, ns: &str, id: &str) -> Result<Vec<Write>, HostError> {
-        let place = Place {
+    /// Reads what is sought from the tables.
+    async fn read(&self, ns: &str, sought: Sought<'_>) -> Result<Vec<Saved>, HostError> {
+        let place = self.place(ns);
+        for _ in 0..READS {
+            let read = self.store.read(async |tx| {
+                let found = sought.rows(tx, place, self.part.as_ref()).await?;
+                full(tx, place, found).await
+            });
+            match read.await {
+                Err(store::Error::Stale) => {}
+                read => return rows(ns, read.map_err(away)?),
+            }
+        }
+        Err(away(store::Error::Stale))
+    }
+
+    pub(super) const fn part(&self) -> Option<&Part> {
+        self.part.as_ref()
+    }
+
+    pub(super) const fn place<'n>(&self, ns: &'n str) -> Place<'n> {
+        Place {
             thread: self.thread,
             ns,
-        };
+        }
+    }
+
+    async fn read_writes(&self, ns: &str, id: &str) -> Result<Vec<Write>, HostError> {
+        let place = self.place(ns);
         let found = self
             .store
             .read(async |tx| tables::writes(tx, place, &[id]).await)
@@ -220,11 +233,26 @@ pub(super) fn corrupt(thread: ThreadId) -> store::Error {
     store::Error::corrupt("checkpoints", "checkpoint", thread)
 }
 
+/// A checkpoint as it is stored. Beside what stock savers store it names the channels whose values stand apart, so that a
+/// value that is not there is told from a channel that has none.
+#[derive(Serialize)]
+struct Stored<'a> {
+    #[serde(flatten)]
+    checkpoint: &'a Checkpoint,
+    channels_apart: Vec<&'a str>,
+}
+
 /// Scalars stay in the checkpoint, as stock savers keep them; other values that are new become blobs.
 fn encode(put: &Put, batch: &mut Batch) -> Result<(), serde_json::Error> {
     let scalar = |value: &Shared| !value.is_array() && !value.is_object();
     let mut inline = put.checkpoint.clone();
     inline.channel_values.retain(|_, value| scalar(value));
+    let values = put.checkpoint.channel_values.iter();
+    let apart = values.filter(|(channel, value)| !scalar(value) && inline.channel_versions.contains_key(*channel));
+    let stored = Stored {
+        checkpoint: &inline,
+        channels_apart: apart.map(|(channel, _)| channel.as_str()).collect(),
+    };
     for channel in &put.changed {
         let value = put.checkpoint.channel_values.get(channel);
         let (Some(value), Some(version)) = (value, put.checkpoint.channel_versions.get(channel)) else {
@@ -245,7 +273,7 @@ fn encode(put: &Put, batch: &mut Batch) -> Result<(), serde_json::Error> {
         checkpoint_ns: put.ns.clone(),
         checkpoint_id: put.checkpoint.id.clone(),
         parent_checkpoint_id: put.parent.clone(),
-        checkpoint: without_nul(serde_json::to_string(&inline)?),
+        checkpoint: without_nul(serde_json::to_string(&stored)?),
         metadata: without_nul(serde_json::to_string(&put.metadata)?),
     });
     Ok(())
@@ -297,12 +325,13 @@ async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) 
         heads.push(head);
     }
     let blobs = tables::blobs(tx, place, &wanted).await?;
+    for row in &rows {
+        let apart = Head::read(&row.checkpoint, place.thread)?.apart();
+        let missing = apart.into_iter().find(|key| !blobs.contains_key(key));
+        check_whole(tx, place, row, missing).await?;
+    }
     let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
-    let writes = if ids.is_empty() {
-        Vec::new()
-    } else {
-        tables::writes(tx, place, &ids).await?
-    };
+    let writes = tables::writes(tx, place, &ids).await?;
     Ok(Full {
         rows,
         heads,
@@ -423,6 +452,14 @@ fn add(writes: &mut Vec<Write>, new: Vec<Write>) {
 pub(crate) fn away(error: store::Error) -> HostError {
     match error {
         error if error.is_transient() => HostError::Lost(error.to_string()),
+        // What was asked for is wrong.
+        store::Error::Rejected(rejection) => HostError::Invalid {
+            class: "ValueError".to_owned(),
+            message: match rejection.field.as_str() {
+                "" => rejection.message,
+                field => format!("{field}: {}", rejection.message),
+            },
+        },
         error => HostError::Invalid {
             class: "RuntimeError".to_owned(),
             message: error.to_string(),

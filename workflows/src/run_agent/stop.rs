@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde_json::json;
 use towpath_domain::agent::{CancelAction, EventId, frame};
-use towpath_domain::{AssistantId, JobId, RunId, TenantId, ThreadId};
+use towpath_domain::{AssistantId, JobId, Rejection, RunId, TenantId, ThreadId};
+use towpath_store::jobs::Job;
 use towpath_store::runs::{self, Open};
 use towpath_store::{self as store, Tx, checkpoints, jobs, lanes, threads};
 
@@ -28,28 +29,56 @@ pub async fn cancel(tx: &mut Tx<'_>, tenant: TenantId, open: &[Open], action: Ca
     .await
 }
 
-/// Deletes a run with the checkpoints it made. One that is not over is stopped.
+/// What became of a run that was to be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deletion {
+    /// It is gone with the checkpoints it made.
+    Done,
+    /// It was at work and is told to stop. It goes, with what it did, when its worker has stopped; until then its thread is
+    /// busy.
+    Stopping,
+}
+
+/// Deletes a run with the checkpoints it made. One that is not over is stopped. Takes locks, so call it before the
+/// transaction's other writes.
 ///
 /// # Errors
-/// [`store::Error::NotFound`], and those of the database.
-pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id: RunId) -> store::Result<()> {
+/// [`store::Error::NotFound`]; a conflict while another run of the thread is at work, which may hold what this one made; those
+/// of the database.
+pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id: RunId) -> store::Result<Deletion> {
     let run = runs::get(tx, tenant, id).await?;
     if run.thread_id != thread {
         return Err(store::Error::NotFound);
     }
-    if !run.status.is_final() {
-        let open = Open {
-            id,
-            thread_id: thread,
-            job_id: run.job_id,
+    // No run of the thread is recorded, writes or ends while this is locked, and none is claimed while its job is.
+    lanes::lock(tx, lane(thread).key(), 1).await?;
+    let open = runs::open(tx, tenant, Some(thread), None).await?;
+    let ids: Vec<JobId> = open.iter().map(|run| run.job_id).collect();
+    let jobs: Vec<Job> = if ids.is_empty() { Vec::new() } else { jobs::lock(tx, &ids).await? };
+    if let Some(own) = open.iter().find(|run| run.id == id) {
+        cancel(tx, tenant, &[*own], CancelAction::Rollback).await?;
+        return match runs::get(tx, tenant, id).await {
+            Ok(_) => Ok(Deletion::Stopping),
+            // It waited, and was rolled back at once.
+            Err(store::Error::NotFound) => Ok(Deletion::Done),
+            Err(error) => Err(error),
         };
-        cancel(tx, tenant, &[open], CancelAction::Rollback).await?;
+    }
+    let at_work = |run: &&Open| jobs.iter().any(|job| job.id == run.job_id && job.started_at.is_some());
+    if let Some(other) = open.iter().find(at_work) {
+        let text = format!(
+            "Run {id} cannot be deleted while run {} of its thread is at work, which may hold its checkpoints. Delete it \
+             when that one is over, or cancel that one.",
+            other.id
+        );
+        return Err(Rejection::conflict("", text).into());
     }
     checkpoints::delete_run(tx, thread, id).await?;
-    if runs::delete(tx, tenant, id).await? && !run.status.is_final() {
-        threads::settle_untouched(tx, tenant, thread).await?;
+    if runs::delete(tx, tenant, id).await? {
+        Ok(Deletion::Done)
+    } else {
+        Err(store::Error::NotFound)
     }
-    Ok(())
 }
 
 /// Deletes a thread with everything on it. Runs that are not over are stopped.

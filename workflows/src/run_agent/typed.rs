@@ -5,42 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::Value;
-use towpath_domain::ThreadId;
 use towpath_runtime::{
     HistoryQuery, HostError, Save, Typed, TypedBlob, TypedPut, TypedSaved, TypedWrite, TypedWrites, add_writes,
 };
 use towpath_store::checkpoints::{self as tables, Batch, Place};
 use towpath_store::{self as store, Tx};
 
-use super::saver::{Saver, away, corrupt, without_nul};
-
-/// The parts of a checkpoint that say which blobs belong to it.
-#[derive(Deserialize)]
-struct Head {
-    #[serde(default)]
-    channel_versions: BTreeMap<String, Value>,
-    #[serde(default)]
-    channel_values: BTreeMap<String, IgnoredAny>,
-}
-
-impl Head {
-    fn read(checkpoint: &str, thread: ThreadId) -> store::Result<Self> {
-        serde_json::from_str(checkpoint).map_err(|_| corrupt(thread))
-    }
-
-    /// Channels and versions whose values stand apart.
-    fn wanted(&self) -> impl Iterator<Item = (String, String)> {
-        let apart = |(channel, _): &(&String, &Value)| !self.channel_values.contains_key(*channel);
-        self.channel_versions.iter().filter(apart).map(|(channel, version)| {
-            // Versions of old checkpoints are numbers.
-            let version = version.as_str().map_or_else(|| version.to_string(), str::to_owned);
-            (channel.clone(), version)
-        })
-    }
-}
+use super::saver::{Saver, away, without_nul};
+use super::sought::{Head, Key, READS, Sought, check_whole, lost};
 
 impl Saver {
     /// See [`towpath_runtime::Host::load_typed`].
@@ -60,18 +33,9 @@ impl Saver {
         if self.is_fresh() {
             return Ok(None);
         }
-        let place = self.place(ns);
         let found = self
-            .store
-            .read(async |tx| {
-                let found = match id {
-                    Some(id) => tables::get(tx, place, id).await?,
-                    None => tables::latest(tx, place).await?,
-                };
-                full(tx, place, found.into_iter().collect()).await
-            })
-            .await
-            .map_err(away)?
+            .read_typed(ns, id.map_or(Sought::Latest, Sought::Named))
+            .await?
             .pop();
         Ok(found.map(|mut saved| {
             add_writes(&mut saved.writes, waiting_writes(&waiting, ns, &saved.id));
@@ -88,18 +52,7 @@ impl Saver {
         let waiting = self.take();
         let mut saved = Vec::new();
         if !self.is_fresh() {
-            let place = self.place(ns);
-            let filter = Value::Object(query.filter.clone());
-            let rows = i64::try_from(limit).unwrap_or(i64::MAX);
-            saved = self
-                .store
-                .read(async |tx| {
-                    let before = query.before.as_deref();
-                    let found = tables::list(tx, place, before, Some(&filter), rows).await?;
-                    full(tx, place, found).await
-                })
-                .await
-                .map_err(away)?;
+            saved = self.read_typed(ns, Sought::Listed(query)).await?;
         }
         for put in puts(&waiting, ns) {
             let wanted = query.before.as_ref().is_none_or(|before| put.id < *before) && holds(&put.metadata, query);
@@ -114,6 +67,22 @@ impl Saver {
         saved.sort_by(|a, b| b.id.cmp(&a.id));
         saved.truncate(limit);
         Ok(saved)
+    }
+
+    /// Reads what is sought from the tables.
+    async fn read_typed(&self, ns: &str, sought: Sought<'_>) -> Result<Vec<TypedSaved>, HostError> {
+        let place = self.place(ns);
+        for _ in 0..READS {
+            let read = self.store.read(async |tx| {
+                let found = sought.rows(tx, place, self.part()).await?;
+                full(tx, place, found).await
+            });
+            match read.await {
+                Err(store::Error::Stale) => {}
+                read => return read.map_err(away),
+            }
+        }
+        Err(away(store::Error::Stale))
     }
 
     /// A checkpoint that waits to be written, with its blobs and the writes that are in the tables already.
@@ -146,6 +115,12 @@ impl Saver {
             blobs.extend(found.into_values().map(blob));
             writes = kept.into_iter().map(write).collect();
         }
+        for (channel, version) in head.apart() {
+            let is_it = |blob: &TypedBlob| blob.channel == channel && blob.version == version;
+            if !blobs.iter().any(is_it) {
+                return Err(away(lost(self.place(&put.ns), &channel, &version)));
+            }
+        }
         Ok(TypedSaved {
             ns: put.ns.clone(),
             id: put.id.clone(),
@@ -155,13 +130,6 @@ impl Saver {
             blobs,
             writes,
         })
-    }
-
-    const fn place<'n>(&self, ns: &'n str) -> Place<'n> {
-        Place {
-            thread: self.thread,
-            ns,
-        }
     }
 }
 
@@ -201,30 +169,30 @@ fn waiting_writes(waiting: &[Arc<Save>], ns: &str, id: &str) -> Vec<TypedWrite> 
 
 /// Rows with what belongs to them.
 async fn full(tx: &mut Tx<'_>, place: Place<'_>, rows: Vec<tables::Checkpoint>) -> store::Result<Vec<TypedSaved>> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut wanted = Vec::with_capacity(rows.len());
+    let mut heads = Vec::with_capacity(rows.len());
     for row in &rows {
-        let head = Head::read(&row.checkpoint, place.thread)?;
-        wanted.push(head.wanted().collect::<Vec<_>>());
+        heads.push(Head::read(&row.checkpoint, place.thread)?);
     }
-    let all: BTreeSet<(String, String)> = wanted.iter().flatten().cloned().collect();
-    let blobs = tables::blobs(tx, place, &all).await?;
+    let wanted: BTreeSet<Key> = heads.iter().flat_map(Head::wanted).collect();
+    // One copy of a value, however many checkpoints share it.
+    let blobs: BTreeMap<Key, TypedBlob> = tables::blobs(tx, place, &wanted)
+        .await?
+        .into_iter()
+        .map(|(key, row)| (key, blob(row)))
+        .collect();
+    for (row, head) in rows.iter().zip(&heads) {
+        let missing = head.apart().into_iter().find(|key| !blobs.contains_key(key));
+        check_whole(tx, place, row, missing).await?;
+    }
     let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
     let mut writes: BTreeMap<String, Vec<TypedWrite>> = BTreeMap::new();
     for row in tables::writes(tx, place, &ids).await? {
         let id = row.checkpoint_id.clone();
         writes.entry(id).or_default().push(write(row));
     }
-    let saved = rows.into_iter().zip(wanted).map(|(row, wanted)| TypedSaved {
+    let saved = rows.into_iter().zip(heads).map(|(row, head)| TypedSaved {
         ns: place.ns.to_owned(),
-        blobs: wanted
-            .iter()
-            .filter_map(|key| blobs.get(key))
-            .cloned()
-            .map(blob)
-            .collect(),
+        blobs: head.wanted().filter_map(|key| blobs.get(&key).cloned()).collect(),
         writes: writes.remove(&row.checkpoint_id).unwrap_or_default(),
         id: row.checkpoint_id,
         parent: row.parent_checkpoint_id,

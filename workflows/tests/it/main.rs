@@ -25,5 +25,6 @@ mod scheduling;
 mod server;
 mod stopping;
 mod sweeping;
+mod threads;
 mod webhooks;
 mod yard;

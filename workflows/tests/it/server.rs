@@ -16,7 +16,7 @@ use towpath_store::checkpoints::{self, Checkpoint, Place};
 use towpath_store::query::Query;
 use towpath_store::runs::{self, Run};
 use towpath_store::threads::{self, Thread};
-use towpath_store::{Options, Store, jobs};
+use towpath_store::{Options, Result, Store, Tx, jobs};
 use towpath_testing::Database;
 use towpath_workflows::agent::{self, AgentWorld, EVENTS_KEPT};
 use towpath_workflows::run_agent::{self, NewRun, Target};
@@ -75,15 +75,17 @@ impl Server {
     }
 
     pub async fn at(clock: Clock) -> Self {
-        Self::on(Database::sqlite(migrate).await, clock).await
+        Self::with(Database::sqlite(migrate).await, clock, GRAPHS).await
     }
 
     /// In the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
-        Some(Self::on(Database::postgres(migrate).await?, Clock::system()).await)
+        let database = Database::postgres(migrate).await?;
+        Some(Self::with(database, Clock::system(), GRAPHS).await)
     }
 
-    async fn on(database: Database, clock: Clock) -> Self {
+    /// On this database, with the graphs of this file.
+    pub async fn with(database: Database, clock: Clock, graphs: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let options = Options {
             clock,
@@ -95,7 +97,7 @@ impl Server {
         let mut registry = agent::registry();
         registry.attach(&store);
         let tenant = TenantId::new();
-        let graphs = Graphs::from_config(GRAPHS, folder.path()).unwrap();
+        let graphs = Graphs::from_config(graphs, folder.path()).unwrap();
         let graphs = graphs.with(&Outside::new(store.clock().clone()));
         for graph in graphs.ids() {
             let content = Content {
@@ -135,33 +137,36 @@ impl Server {
 
     /// Records a run and reads what it streams.
     pub async fn start(&self, target: Target, graph: &str, request: Value) -> (Run, Events) {
+        let events = self.world.queue.subscribe(target.id()).await;
+        let run = self
+            .store()
+            .write(async |tx| self.record(tx, target, graph, &request).await)
+            .await
+            .unwrap();
+        (run, events)
+    }
+
+    /// Records a run in a transaction.
+    pub async fn record(&self, tx: &mut Tx<'_>, target: Target, graph: &str, request: &Value) -> Result<Run> {
         let mut body = json!({"assistant_id": graph, "input": {"log": []}, "if_not_exists": "create"});
         for (key, value) in request.as_object().unwrap() {
             body[key] = value.clone();
         }
         let request: RunRequest = serde_json::from_value(body).unwrap();
         let admitted = request.admit(matches!(target, Target::Own(_))).unwrap();
-        let events = self.world.queue.subscribe(target.id()).await;
-        let run = self
-            .store()
-            .write(async |tx| {
-                let assistant = assistants::get(tx, self.tenant, AssistantId::of_graph(graph)).await?;
-                let new = NewRun {
-                    id: RunId::new(),
-                    thread: target,
-                    assistant: &assistant,
-                    admitted,
-                    headers: Object::new(),
-                    user: None,
-                    cron: None,
-                    events_kept: EVENTS_KEPT,
-                    ttl: None,
-                };
-                run_agent::start(tx, self.tenant, new).await
-            })
-            .await
-            .unwrap();
-        (run, events)
+        let assistant = assistants::get(tx, self.tenant, AssistantId::of_graph(graph)).await?;
+        let new = NewRun {
+            id: RunId::new(),
+            thread: target,
+            assistant: &assistant,
+            admitted,
+            headers: Object::new(),
+            user: None,
+            cron: None,
+            events_kept: EVENTS_KEPT,
+            ttl: None,
+        };
+        run_agent::start(tx, self.tenant, new).await
     }
 
     pub async fn claim(&self) -> Option<Claimed> {

@@ -1,5 +1,7 @@
 //! Runs of a thread.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, StatusCode};
@@ -10,7 +12,7 @@ use towpath_domain::agent::{OneOrMany, RunRequest, RunStatus, Since, StreamMode}
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::runs::{self as rows, Page as RunPage};
 use towpath_store::threads;
-use towpath_workflows::run_agent;
+use towpath_workflows::run_agent::{self, Deletion};
 use utoipa::openapi::schema::{Array, ArrayBuilder, ObjectBuilder, Type};
 
 use super::begin::Ready;
@@ -20,10 +22,14 @@ use crate::agent::answer::{Json, Page, Select};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
 use crate::agent::extract::{Body, Path, Query};
-use crate::agent::live::Reader;
+use crate::agent::live::{Item, Reader};
 use crate::agent::sse::{Kind, Show, locations, prefix};
 use crate::agent::{sse, wait};
 use crate::routes::{Routes, routes};
+
+/// The longest that the deletion of a run waits for it to stop. A worker that hears of it stops within its grace; one that died
+/// is found out when its lease ends.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
 
 pub(super) fn routes() -> Routes<AgentApp> {
     Routes::default()
@@ -207,18 +213,45 @@ pub(crate) async fn get(
     Ok(Json(run_of(&app, Some(thread), run).await?.try_into()?))
 }
 
-/// Delete a run with the checkpoints it made. One that goes on is stopped.
+/// Delete a run with the checkpoints it made. One that goes on is stopped first.
 #[utoipa::path(delete, path = "/threads/{thread_id}/runs/{run_id}", tag = "runs",
     params(("thread_id" = Uuid, Path, description = "The thread"), ("run_id" = Uuid, Path, description = "The run")),
-    responses((status = 204, description = "It is gone"), (status = 404, description = "No such run"), AgentError))]
+    responses((status = 204, description = "It is gone"),
+              (status = 404, description = "No such run"),
+              (status = 409, description = "Another run of the thread is at work, which may hold its checkpoints"),
+              AgentError))]
 pub(crate) async fn delete(
     State(app): State<AgentApp>,
     Path((thread, run)): Path<(ThreadId, RunId)>,
 ) -> Result<StatusCode, AgentError> {
-    app.store
+    let found = run_of(&app, Some(thread), run).await?;
+    // Before it is told: the end may come at once.
+    let reader = match found.status.is_final() {
+        true => None,
+        false => Some(Reader::of_run(&app, thread, run, false, Since::Now).await?),
+    };
+    let deletion = app
+        .store
         .write(async |tx| run_agent::delete_run(tx, app.tenant, thread, run).await)
         .await?;
+    if let (Deletion::Stopping, Some(reader)) = (deletion, reader) {
+        let stopped = tokio::time::timeout(STOP_LIMIT, end_of(reader)).await;
+        stopped.unwrap_or_else(|_| {
+            let text = "The run is told to stop, and has not stopped yet";
+            Err(AgentError::unavailable(text, Duration::from_secs(2)))
+        })?;
+    }
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Reads a run to its end.
+async fn end_of(mut reader: Reader) -> Result<(), AgentError> {
+    while let Some(item) = reader.next().await? {
+        if matches!(item, Item::End(..)) {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// How a run is joined.

@@ -1,15 +1,18 @@
 //! The state of a thread, its history, and updates from outside.
 
 use axum::extract::State;
+use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use towpath_domain::ThreadId;
 use towpath_domain::agent::merge::drop_reserved_metadata;
 use towpath_runtime::{At, Command, Graph, GraphError, HistoryQuery, StateSnapshot, Update};
+use towpath_store::query::check_filter;
 use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
 use uuid::Uuid;
 
 use super::find;
+use super::history::History;
 use crate::agent::answer::{Json, Time};
 use crate::agent::app::AgentApp;
 use crate::agent::errors::AgentError;
@@ -45,7 +48,7 @@ pub(super) fn refused(error: UpdateError) -> AgentError {
     }
 }
 
-fn graph_error(error: &GraphError) -> AgentError {
+pub(super) fn graph_error(error: &GraphError) -> AgentError {
     if error.retry {
         tracing::warn!(error = %error, "a thread's state cannot be read now");
         return AgentError::unavailable("Service Unavailable", std::time::Duration::from_secs(2));
@@ -250,7 +253,7 @@ pub(crate) async fn update(
     };
     let made = thread_state::update(&app.store, app.tenant, &graph, &update)
         .await
-        .map_err(refused)?;
+        .map_err(|error| refused(error).or_missing(AgentError::no_thread(thread)))?;
     let place = json!({
         "thread_id": thread, "checkpoint_ns": made.checkpoint_ns, "checkpoint_id": made.checkpoint_id,
     });
@@ -279,7 +282,7 @@ pub(crate) async fn history(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
     Query(past): Query<Past>,
-) -> Result<Json<Vec<StateSnapshot>>, AgentError> {
+) -> Result<Response, AgentError> {
     let limit = past.limit.unwrap_or(10);
     if limit < 1 {
         return Err(AgentError::invalid("limit: expected 1 or more"));
@@ -289,7 +292,7 @@ pub(crate) async fn history(
         before: past.before.filter(|before| !before.is_empty()),
         filter: Map::new(),
     };
-    look_back(&app, thread, &At::latest(thread.0), &query).await
+    look_back(&app, thread, At::latest(thread.0), query).await
 }
 
 /// Which states.
@@ -342,32 +345,27 @@ pub(crate) async fn search_history(
     State(app): State<AgentApp>,
     Path(thread): Path<ThreadId>,
     Body(search): Body<HistorySearch>,
-) -> Result<Json<Vec<StateSnapshot>>, AgentError> {
+) -> Result<Response, AgentError> {
     let limit = search.limit.unwrap_or(1);
     if !(1..=1000).contains(&limit) {
         return Err(AgentError::invalid("limit: expected 1 to 1000"));
     }
     let at = search.checkpoint.unwrap_or_default().at(thread);
+    let filter = search.metadata.unwrap_or_default();
+    check_filter("metadata", &Value::Object(filter.clone()))?;
     let query = HistoryQuery {
         limit: usize::try_from(limit).ok(),
         before: search.before.and_then(Before::id),
-        filter: search.metadata.unwrap_or_default(),
+        filter,
     };
-    look_back(&app, thread, &at, &query).await
+    look_back(&app, thread, at, query).await
 }
 
-async fn look_back(
-    app: &AgentApp,
-    thread: ThreadId,
-    at: &At,
-    query: &HistoryQuery,
-) -> Result<Json<Vec<StateSnapshot>>, AgentError> {
+async fn look_back(app: &AgentApp, thread: ThreadId, at: At, query: HistoryQuery) -> Result<Response, AgentError> {
     let row = find(app, thread).await?;
     let Some(name) = thread_state::graph_of(&row) else {
-        return Ok(Json(Vec::new()));
+        return Ok(Json(Vec::<StateSnapshot>::new()).into_response());
     };
     let graph = graph(app, Some(&name))?;
-    let host = StateHost::new(&app.store, thread);
-    let states = graph.history(at, query, &host).await;
-    states.map(Json).map_err(|error| graph_error(&error))
+    History::new(app, graph, at, query).respond().await
 }

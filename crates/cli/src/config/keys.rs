@@ -229,7 +229,7 @@ pub const KEYS: &[Key] = &[
             least: 0,
             most: 1_000_000,
         },
-        about: "checkpoints kept for each thread beside the latest states of its subgraphs, the newest first; 0 keeps all",
+        about: "checkpoints kept for each thread, the newest first; what subgraphs saved goes with the checkpoint that called them; 0 keeps all",
     },
     Key {
         name: "agent.keep_checkpoints_days",

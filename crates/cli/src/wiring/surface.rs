@@ -77,6 +77,7 @@ impl Surface {
         Ok(Authored {
             webhooks: file.webhooks(&self.environment)?,
             thread_ttl: file.server.thread_ttl(),
+            refresh_on_read: file.server.refresh_on_read(),
         })
     }
 }

@@ -324,7 +324,15 @@ impl Shape {
 
 fn item_call(op: StoreOp) -> Result<ItemCall, HostError> {
     Ok(match op {
-        StoreOp::Get { namespace, key } => ItemCall::Get { namespace, key },
+        StoreOp::Get {
+            namespace,
+            key,
+            refresh_ttl,
+        } => ItemCall::Get {
+            namespace,
+            key,
+            refresh: refresh_ttl,
+        },
         StoreOp::Put {
             namespace,
             key,
@@ -347,11 +355,13 @@ fn item_call(op: StoreOp) -> Result<ItemCall, HostError> {
             filter,
             limit,
             offset,
+            refresh_ttl,
         } => ItemCall::Search {
             prefix,
             filter: object(filter.as_ref())?,
             limit: limit.unwrap_or(SEARCH_LIMIT),
             offset: offset.unwrap_or(0),
+            refresh: refresh_ttl,
         },
         StoreOp::Namespaces {
             prefix,

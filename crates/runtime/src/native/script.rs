@@ -417,6 +417,7 @@ impl Item {
             Self::Get { namespace: place, key } => ItemCall::Get {
                 namespace: namespace(place)?,
                 key: key.fill_text(state),
+                refresh: None,
             },
             Self::Delete { namespace: place, key } => ItemCall::Delete {
                 namespace: namespace(place)?,
@@ -448,6 +449,7 @@ impl Item {
                 filter: filter.clone(),
                 limit: *limit,
                 offset: *offset,
+                refresh: None,
             },
         })
     }

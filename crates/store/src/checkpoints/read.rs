@@ -74,7 +74,7 @@ pub async fn list(
     }
     if let Some(metadata) = metadata.filter(|filter| filter.as_object().is_some_and(|filter| !filter.is_empty())) {
         query.push(" AND ");
-        query.contains("metadata", metadata);
+        query.contains("metadata", "metadata", metadata)?;
     }
     query.push(" ORDER BY checkpoint_id DESC").limit(limit);
     query.fetch_all(tx).await
@@ -131,21 +131,139 @@ pub async fn blobs(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String,
         .collect())
 }
 
-/// What tasks wrote after these checkpoints, in the order of task and index.
+/// What tasks wrote after these checkpoints, in the order of task and index. Any number of ids is one parameter.
 ///
 /// # Errors
 /// As every statement.
 pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<Vec<Write>> {
-    let mut query = Query::new(
-        tx,
-        "SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes WHERE thread_id = ",
-    );
-    query.bind(Arg::Text(place.thread.to_string()));
-    query.push(" AND checkpoint_ns = ").bind(Arg::Text(place.ns.to_owned()));
-    query.push(" AND ");
-    query.any_of("checkpoint_id", ids.iter().map(|id| Arg::Text((*id).to_owned())));
-    query.push(" ORDER BY checkpoint_id, task_path, task_id, idx");
-    query.fetch_all(tx).await
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let thread = place.thread.to_string();
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "SELECT w.checkpoint_id, w.task_id, w.task_path, w.idx, w.channel, w.type, w.blob
+                 FROM json_each($3) AS named CROSS JOIN checkpoint_writes AS w
+                 WHERE w.thread_id = $1 AND w.checkpoint_ns = $2 AND w.checkpoint_id = named.value
+                 ORDER BY w.checkpoint_id, w.task_path, w.task_id, w.idx",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(list_of(ids))
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            // LATERAL and OFFSET: one look into the primary key for each id, whatever the plan thinks of the table's size.
+            sqlx::query_as(
+                "SELECT written.* FROM unnest($3::text[]) AS named (id), LATERAL
+                 (SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes AS w
+                  WHERE w.thread_id = $1 AND w.checkpoint_ns = $2 AND w.checkpoint_id = named.id OFFSET 0) AS written
+                 ORDER BY checkpoint_id, task_path, task_id, idx",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(ids)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
+/// How many bytes blobs have, by channel and version.
+pub type BlobSizes = HashMap<(String, String), u64>;
+
+/// How many bytes these blobs have. Nothing of them is read.
+///
+/// # Errors
+/// As every statement.
+pub async fn blob_sizes(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(String, String)>) -> Result<BlobSizes> {
+    if wanted.is_empty() {
+        return Ok(BlobSizes::new());
+    }
+    let thread = place.thread.to_string();
+    let found: Vec<(String, String, i64)> = match tx.conn() {
+        Conn::Sqlite(conn) => {
+            let pairs = serde_json::to_string(wanted).expect("texts are always JSON");
+            sqlx::query_as(
+                "SELECT b.channel, b.version, coalesce(length(b.blob), 0) AS bytes
+                 FROM json_each($3) AS pair CROSS JOIN checkpoint_blobs AS b
+                 WHERE b.thread_id = $1 AND b.checkpoint_ns = $2 AND b.channel = pair.value ->> 0
+                 AND b.version = pair.value ->> 1",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(pairs)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            let (channels, versions): (Vec<&str>, Vec<&str>) = wanted
+                .iter()
+                .map(|(channel, version)| (channel.as_str(), version.as_str()))
+                .unzip();
+            sqlx::query_as(
+                "SELECT size.* FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
+                 (SELECT b.channel, b.version, coalesce(octet_length(b.blob), 0)::bigint AS bytes
+                  FROM checkpoint_blobs AS b WHERE b.thread_id = $1 AND b.checkpoint_ns = $2
+                  AND b.channel = pair.channel AND b.version = pair.version LIMIT 1) AS size",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(channels)
+            .bind(versions)
+            .fetch_all(conn)
+            .await?
+        }
+    };
+    Ok(found
+        .into_iter()
+        .map(|(channel, version, bytes)| ((channel, version), bytes.unsigned_abs()))
+        .collect())
+}
+
+/// How many bytes tasks wrote after these checkpoints, by checkpoint.
+///
+/// # Errors
+/// As every statement.
+pub async fn write_sizes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<HashMap<String, u64>> {
+    let thread = place.thread.to_string();
+    let found: Vec<(String, i64)> = match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "SELECT w.checkpoint_id, sum(length(w.blob)) AS bytes
+                 FROM json_each($3) AS named CROSS JOIN checkpoint_writes AS w
+                 WHERE w.thread_id = $1 AND w.checkpoint_ns = $2 AND w.checkpoint_id = named.value
+                 GROUP BY w.checkpoint_id",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(list_of(ids))
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            sqlx::query_as(
+                "SELECT named.id, written.bytes FROM unnest($3::text[]) AS named (id), LATERAL
+                 (SELECT coalesce(sum(octet_length(w.blob)), 0)::bigint AS bytes FROM checkpoint_writes AS w
+                  WHERE w.thread_id = $1 AND w.checkpoint_ns = $2 AND w.checkpoint_id = named.id) AS written",
+            )
+            .bind(thread)
+            .bind(place.ns)
+            .bind(ids)
+            .fetch_all(conn)
+            .await?
+        }
+    };
+    Ok(found
+        .into_iter()
+        .map(|(id, bytes)| (id, bytes.unsigned_abs()))
+        .collect())
+}
+
+fn list_of(ids: &[&str]) -> String {
+    serde_json::to_string(ids).expect("texts are always JSON")
 }
 
 /// Whether a run has saved writes of tasks, or of nobody, on a checkpoint that is there.

@@ -3,6 +3,7 @@
 use sqlx::FromRow;
 use towpath_domain::{RunId, ThreadId};
 
+use super::removal::{self, Name};
 use super::replaced;
 use crate::error::{Error, Result};
 use crate::tx::Tx;
@@ -14,6 +15,18 @@ pub struct Cut {
     pub count: Option<i64>,
     /// Those with this id or a later one, and the latest of each namespace.
     pub from: Option<String>,
+}
+
+impl Cut {
+    /// Checkpoints that stay of each namespace: its latest state always does.
+    fn kept(&self) -> i64 {
+        self.count.map_or(i64::MAX, |count| count.max(1))
+    }
+
+    /// Ids before this go. Nothing sorts before the empty text.
+    fn since(&self) -> &str {
+        self.from.as_deref().unwrap_or_default()
+    }
 }
 
 /// Which of these threads have more than is left by `cut`: a look that locks nothing, as most have not.
@@ -35,9 +48,8 @@ pub async fn overgrown(tx: &mut Tx<'_>, threads: &[ThreadId], cut: &Cut) -> Resu
                        HAVING count(*) > $2 OR (count(*) > 1 AND min(checkpoint_id) < $3)) AS long");
     let found: Vec<String> = on!(tx, |conn| sqlx::query_scalar(text)
         .bind(threads)
-        .bind(cut.count.map_or(i64::MAX, |count| count.max(1)))
-        // Nothing sorts before the empty text.
-        .bind(cut.from.as_deref().unwrap_or_default())
+        .bind(cut.kept())
+        .bind(cut.since())
         .fetch_all(conn)
         .await)?;
     found
@@ -46,19 +58,26 @@ pub async fn overgrown(tx: &mut Tx<'_>, threads: &[ThreadId], cut: &Cut) -> Resu
         .collect()
 }
 
-/// Deletes what is over by `cut`; answers how many checkpoints that were.
+/// Deletes what is over by `cut`, and what is left of calls of subgraphs whose root checkpoint is gone; answers how many
+/// checkpoints that were.
 ///
 /// # Errors
 /// As every statement.
 pub async fn apply(tx: &mut Tx<'_>, thread: ThreadId, cut: &Cut) -> Result<u64> {
-    let mut gone = 0;
-    if let Some(count) = cut.count {
-        gone += keep_last(tx, thread, count).await?;
-    }
-    if let Some(id) = &cut.from {
-        gone += drop_before(tx, thread, id).await?;
-    }
-    Ok(gone)
+    // One pass over the primary key: no checkpoint is read.
+    let beyond: Vec<Name> = on!(tx, |conn| sqlx::query_as(
+        "SELECT checkpoint_ns, checkpoint_id FROM (
+             SELECT checkpoint_ns, checkpoint_id,
+                    row_number() OVER (PARTITION BY checkpoint_ns ORDER BY checkpoint_id DESC) AS nth
+             FROM checkpoints WHERE thread_id = $1) AS ranked
+         WHERE nth > $2 OR (nth > 1 AND checkpoint_id < $3)"
+    )
+    .bind(thread.to_string())
+    .bind(cut.kept())
+    .bind(cut.since())
+    .fetch_all(conn)
+    .await)?;
+    removal::remove(tx, thread, &beyond).await
 }
 
 /// Deletes all checkpoints of a thread.
@@ -81,17 +100,18 @@ pub async fn delete_all(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
 /// Deletes the checkpoints a run made, and what it wrote on the one it began at; brings back what it replaced there. The
 /// thread's latest checkpoint is then that one, as it was.
 ///
+/// No other run may be at work on the thread: it may hold what this deletes.
+///
 /// # Errors
 /// As every statement.
 pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result<u64> {
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM checkpoints WHERE thread_id = $1 AND metadata ->> 'run_id' = $2"
+    let made: Vec<Name> = on!(tx, |conn| sqlx::query_as(
+        "SELECT checkpoint_ns, checkpoint_id FROM checkpoints WHERE thread_id = $1 AND metadata ->> 'run_id' = $2"
     )
     .bind(thread.to_string())
     .bind(run.to_string())
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
+    .fetch_all(conn)
+    .await)?;
     on!(tx, |conn| sqlx::query(
         "DELETE FROM checkpoint_writes WHERE thread_id = $1 AND run_id = $2"
     )
@@ -101,83 +121,23 @@ pub async fn delete_run(tx: &mut Tx<'_>, thread: ThreadId, run: RunId) -> Result
     .await
     .map(drop))?;
     replaced::bring_back(tx, thread, run).await?;
-    if gone > 0 {
-        sweep(tx, thread).await?;
+    if made.is_empty() {
+        return Ok(0);
     }
-    Ok(gone)
+    removal::remove(tx, thread, &made).await
 }
 
-/// Deletes all but the latest checkpoint of each namespace.
+/// Deletes all but the latest checkpoint of each namespace, and of calls of subgraphs all but those that the latest root
+/// checkpoint waits for.
 ///
 /// # Errors
 /// As every statement.
 pub async fn keep_latest(tx: &mut Tx<'_>, thread: ThreadId) -> Result<u64> {
-    keep_last(tx, thread, 1).await
-}
-
-/// Deletes all but the latest `count` checkpoints of each namespace.
-async fn keep_last(tx: &mut Tx<'_>, thread: ThreadId, count: i64) -> Result<u64> {
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM checkpoints WHERE thread_id = $1 AND checkpoint_id < (
-             SELECT min(kept.checkpoint_id) FROM (
-                 SELECT other.checkpoint_id FROM checkpoints AS other
-                 WHERE other.thread_id = $1 AND other.checkpoint_ns = checkpoints.checkpoint_ns
-                 ORDER BY other.checkpoint_id DESC LIMIT $2 + 0) AS kept)"
-    )
-    .bind(thread.to_string())
-    .bind(count.max(1))
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    if gone > 0 {
-        sweep(tx, thread).await?;
-    }
-    Ok(gone)
-}
-
-/// Deletes the checkpoints of a thread whose ids sort before `id`, but for the latest of each namespace.
-async fn drop_before(tx: &mut Tx<'_>, thread: ThreadId, id: &str) -> Result<u64> {
-    let gone = on!(tx, |conn| sqlx::query(
-        "DELETE FROM checkpoints WHERE thread_id = $1 AND checkpoint_id < $2 AND EXISTS (
-             SELECT 1 FROM checkpoints AS later WHERE later.thread_id = $1
-             AND later.checkpoint_ns = checkpoints.checkpoint_ns AND later.checkpoint_id > checkpoints.checkpoint_id)"
-    )
-    .bind(thread.to_string())
-    .bind(id)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected()))?;
-    if gone > 0 {
-        sweep(tx, thread).await?;
-    }
-    Ok(gone)
-}
-
-/// Deletes blobs and writes of a thread that belong to no checkpoint of it.
-async fn sweep(tx: &mut Tx<'_>, thread: ThreadId) -> Result<()> {
-    let thread = thread.to_string();
-    let blobs = sql!(tx,
-        sqlite: "DELETE FROM checkpoint_blobs WHERE thread_id = $1 AND NOT EXISTS (
-                     SELECT 1 FROM checkpoints AS c, json_each(c.checkpoint, '$.channel_versions') AS named
-                     WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_blobs.checkpoint_ns
-                     AND named.key = checkpoint_blobs.channel
-                     AND CAST(named.value AS TEXT) = checkpoint_blobs.version)",
-        postgres: "DELETE FROM checkpoint_blobs WHERE thread_id = $1 AND NOT EXISTS (
-                       SELECT 1 FROM checkpoints AS c
-                       WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_blobs.checkpoint_ns
-                       AND c.checkpoint -> 'channel_versions' ->> checkpoint_blobs.channel = checkpoint_blobs.version)");
-    let writes = "DELETE FROM checkpoint_writes WHERE thread_id = $1 AND NOT EXISTS (
-                      SELECT 1 FROM checkpoints AS c
-                      WHERE c.thread_id = $1 AND c.checkpoint_ns = checkpoint_writes.checkpoint_ns
-                      AND c.checkpoint_id = checkpoint_writes.checkpoint_id)";
-    let replaced = "DELETE FROM replaced_write WHERE thread_id = $1 AND NOT EXISTS (
-                        SELECT 1 FROM checkpoints AS c
-                        WHERE c.thread_id = $1 AND c.checkpoint_ns = replaced_write.checkpoint_ns
-                        AND c.checkpoint_id = replaced_write.checkpoint_id)";
-    for text in [blobs, writes, replaced] {
-        on!(tx, |conn| sqlx::query(text).bind(&thread).execute(conn).await.map(drop))?;
-    }
-    Ok(())
+    let cut = Cut {
+        count: Some(1),
+        from: None,
+    };
+    apply(tx, thread, &cut).await
 }
 
 /// Copies all checkpoints of a thread to another, which has none.

@@ -6,30 +6,42 @@ use super::{Thread, get};
 use crate::error::Result;
 use crate::tx::Tx;
 
-/// Makes `to` a copy of `from`: metadata, config, state and all checkpoints; no runs.
+macro_rules! copy_text {
+    ($expires:expr) => {
+        concat!(
+            // What is in flight is not copied, so the copy is never busy.
+            "INSERT INTO thread (id, tenant_id, status, metadata, config, current_values, interrupts, error, ttl_strategy,
+                                 ttl_minutes, expires_at, created_at, updated_at, state_updated_at)
+             SELECT $3, tenant_id, CASE WHEN status = 'busy' THEN coalesce(rest_status, CASE WHEN interrupts = '{}' THEN 'idle'
+                    ELSE 'interrupted' END) ELSE status END, metadata, config, current_values, interrupts, error,
+                    ttl_strategy, ttl_minutes, ",
+            $expires,
+            ", $4, $4, $4
+             FROM thread WHERE tenant_id = $1 AND id = $2"
+        )
+    };
+}
+
+/// Makes `to` a copy of `from`: metadata, config, state and all checkpoints; no runs. It lives as long as `from` would
+/// from now on.
+///
+/// The copy takes several statements. Nothing of `from` may change in between: its lane and its row are locked.
 ///
 /// # Errors
 /// [`Error::NotFound`](crate::Error::NotFound) when there is no `from`.
 pub async fn copy(tx: &mut Tx<'_>, tenant: TenantId, from: ThreadId, to: ThreadId) -> Result<Thread> {
     let now = tx.now();
-    let made = on!(tx, |conn| {
-        sqlx::query(
-        // What is in flight is not copied, so the copy is never busy.
-        "INSERT INTO thread (id, tenant_id, status, metadata, config, current_values, interrupts, error, ttl_strategy,
-                             ttl_minutes, expires_at, created_at, updated_at, state_updated_at)
-         SELECT $3, tenant_id, CASE WHEN status = 'busy' THEN coalesce(rest_status, CASE WHEN interrupts = '{}' THEN 'idle'
-                ELSE 'interrupted' END) ELSE status END, metadata, config, current_values, interrupts, error,
-                ttl_strategy, ttl_minutes, expires_at, $4, $4, $4
-         FROM thread WHERE tenant_id = $1 AND id = $2"
-    )
-    .bind(tenant)
-    .bind(from)
-    .bind(to)
-    .bind(now)
-    .execute(conn)
-    .await
-    .map(|done| done.rows_affected())
-    })?;
+    let text = sql!(tx,
+        sqlite: copy_text!(expires!(sqlite: "$4", "ttl_minutes")),
+        postgres: copy_text!(expires!(postgres: "$4", "ttl_minutes")));
+    let made = on!(tx, |conn| sqlx::query(text)
+        .bind(tenant)
+        .bind(from)
+        .bind(to)
+        .bind(now)
+        .execute(conn)
+        .await
+        .map(|done| done.rows_affected()))?;
     if made == 0 {
         return Err(crate::Error::NotFound);
     }

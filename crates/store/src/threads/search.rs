@@ -98,7 +98,7 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Resul
         "SELECT id, status, metadata, config, error, created_at, updated_at, state_updated_at, ",
     );
     query.push(values).push(" FROM thread");
-    narrow(&mut query, tenant, &wanted.filter);
+    narrow(&mut query, tenant, &wanted.filter)?;
     let way = if wanted.ascending { " ASC" } else { " DESC" };
     query.push(" ORDER BY ").push(wanted.sort_by.column()).push(way);
     query.push(", id").push(way).page(wanted.limit, wanted.offset);
@@ -111,16 +111,15 @@ pub async fn search(tx: &mut Tx<'_>, tenant: TenantId, wanted: &Search) -> Resul
 /// As every statement.
 pub async fn count(tx: &mut Tx<'_>, tenant: TenantId, filter: &Filter) -> Result<i64> {
     let mut query = Query::new(tx, "SELECT count(*) FROM thread");
-    narrow(&mut query, tenant, filter);
+    narrow(&mut query, tenant, filter)?;
     query.count(tx).await
 }
 
-fn narrow(query: &mut Query, tenant: TenantId, filter: &Filter) {
+fn narrow(query: &mut Query, tenant: TenantId, filter: &Filter) -> Result<()> {
     query.push(" WHERE tenant_id = ").bind(Arg::Uuid(tenant.0));
     query.push(" AND NOT temporary");
     if let Some(ids) = &filter.ids {
-        query.push(" AND ");
-        query.any_of("id", ids.iter().map(|id| Arg::Uuid(id.0)));
+        query.push(" AND id").among(ids.iter().map(|id| id.0));
     }
     if let Some(status) = filter.status {
         let status = match status {
@@ -131,12 +130,15 @@ fn narrow(query: &mut Query, tenant: TenantId, filter: &Filter) {
         };
         query.push(" AND status = ").bind(Arg::Text(status.to_owned()));
     }
-    for (column, filter) in [("metadata", &filter.metadata), ("current_values", &filter.values)] {
+    for (column, field, filter) in [
+        ("metadata", "metadata", &filter.metadata),
+        ("current_values", "values", &filter.values),
+    ] {
         if let Some(filter) = filter.as_ref().filter(|filter| !is_empty(filter)) {
-            query.push(" AND ");
-            query.contains(column, filter);
+            query.push(" AND ").contains(column, field, filter)?;
         }
     }
+    Ok(())
 }
 
 fn is_empty(filter: &Value) -> bool {

@@ -32,7 +32,10 @@ macro_rules! on_both {
 }
 
 mod events;
+mod filters;
 mod histories;
+mod lives;
+mod removal;
 mod repeats;
 
 on_both!(

@@ -11,6 +11,7 @@ mod bulk;
 mod database;
 mod dropped;
 mod full;
+mod items;
 mod jobs;
 mod leases;
 mod library;

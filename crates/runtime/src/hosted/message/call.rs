@@ -141,6 +141,8 @@ pub enum StoreOp {
         namespace: Vec<String>,
         /// Which.
         key: String,
+        /// Whether its time to live begins anew.
+        refresh_ttl: Option<bool>,
     },
     /// Nil.
     Put {
@@ -163,6 +165,8 @@ pub enum StoreOp {
         limit: Option<u32>,
         /// After so many.
         offset: Option<u32>,
+        /// Whether their time to live begins anew.
+        refresh_ttl: Option<bool>,
     },
     /// A list of lists.
     Namespaces {

@@ -1,0 +1,483 @@
+//! Threads beside their runs: deleted, updated, copied and cut while runs begin, work and end. On both databases.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value, json};
+use tokio::sync::{Notify, watch};
+use towpath_domain::agent::namespace::Namespace;
+use towpath_domain::agent::{CancelAction, RunStatus, ThreadStatus};
+use towpath_domain::{Clock, RunId, ThreadId};
+use towpath_durable::Signal;
+use towpath_queue::{Event, Events};
+use towpath_runtime::{At, CheckpointRef, Graph, HistoryQuery, Host as _, StateSnapshot, Update};
+use towpath_store::query::Query;
+use towpath_store::{self as store, Dialect, items};
+use towpath_testing::Database;
+use towpath_workflows::agent::Authored;
+use towpath_workflows::run_agent::{self, Deletion, Target};
+use towpath_workflows::thread_history;
+use towpath_workflows::thread_state::{self, StateHost, StateUpdate, UpdateError};
+
+use crate::home::migrate;
+use crate::server::Server;
+
+const GRAPHS: &str = r#"{"graphs": {
+    "steps": {"native": {"kind": "workflow", "channels": {"log": "append"},
+        "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
+                  "two": {"kind": "script", "steps": [{"append": {"log": "two"}}]}},
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "slow": {"native": {"kind": "workflow", "channels": {"log": "append", "slow": "append"},
+        "nodes": {"one": {"kind": "script", "steps": [{"append": {"slow": "one"}}]},
+                  "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "nested": {"native": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
+        "nodes": {"sub": {"kind": "workflow", "channels": {"log": "append", "answer": "last-value"},
+            "nodes": {"first": {"kind": "script", "steps": [{"append": {"log": "first"}}]},
+                      "ask": {"kind": "script", "steps": [{"interrupt": "go on?", "into": "answer"}, {"append": {"log": "asked"}}]}},
+            "edges": [["__start__", "first"], ["first", "ask"]]}},
+        "edges": [["__start__", "sub"]]}},
+    "reads": {"native": {"kind": "script", "channels": {"log": "append", "found": "last-value"},
+        "steps": [{"item": {"get": {"namespace": ["users"], "key": "k"}}, "into": "found"}]}}
+}}"#;
+
+/// One test for both databases.
+macro_rules! on_both {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            #[tokio::test]
+            async fn sqlite() {
+                super::$name(super::sqlite().await).await;
+            }
+
+            #[tokio::test]
+            async fn postgres() {
+                if let Some(server) = super::postgres().await {
+                    super::$name(server).await;
+                }
+            }
+        }
+    )*};
+}
+
+on_both!(
+    a_run_that_is_over_is_not_deleted_under_one_at_work,
+    a_run_that_is_over_is_deleted_before_one_that_waits,
+    a_run_that_is_deleted_at_work_keeps_its_thread_busy,
+    a_value_that_is_lost_is_no_empty_channel,
+    a_state_is_not_written_to_a_thread_that_is_gone,
+    calls_of_subgraphs_go_with_what_called_them,
+    a_history_is_read_in_parts,
+    items_that_a_graph_reads_live_on,
+);
+
+async fn sqlite() -> Server {
+    Server::with(Database::sqlite(migrate).await, clock(), GRAPHS).await
+}
+
+async fn postgres() -> Option<Server> {
+    Some(Server::with(Database::postgres(migrate).await?, clock(), GRAPHS).await)
+}
+
+/// Stands until a test moves it.
+fn clock() -> Clock {
+    Clock::stopped(Clock::system().now())
+}
+
+/// The longest that anything is waited for.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl Server {
+    fn graph(&self, name: &str) -> Graph {
+        self.world.graphs.get(name).expect("a graph of this file")
+    }
+
+    /// Records a run, performs it, and answers its id.
+    async fn done(&self, thread: ThreadId, graph: &str, request: Value) -> RunId {
+        let (run, _events) = self.start(Target::On(thread), graph, request).await;
+        self.perform().await;
+        run.id
+    }
+
+    async fn delete_run(&self, thread: ThreadId, run: RunId) -> store::Result<Deletion> {
+        self.store()
+            .write(async |tx| run_agent::delete_run(tx, self.tenant, thread, run).await)
+            .await
+    }
+
+    async fn update(&self, thread: ThreadId, id: Option<String>) -> Result<CheckpointRef, UpdateError> {
+        self.tick();
+        let update = Update {
+            values: json!({"log": ["by hand"]}),
+            as_node: Some("one".to_owned()),
+            command: None,
+        };
+        let update = StateUpdate {
+            thread,
+            at: At {
+                id,
+                ..At::latest(thread.0)
+            },
+            supersteps: &[vec![update]],
+            metadata: Map::new(),
+        };
+        thread_state::update(self.store(), self.tenant, &self.graph("steps"), &update).await
+    }
+
+    async fn state(&self, thread: ThreadId, graph: &str) -> StateSnapshot {
+        let host = StateHost::new(self.store(), thread);
+        let state = self.graph(graph).state(&At::latest(thread.0), false, &host).await;
+        state.unwrap().expect("the thread has a state")
+    }
+
+    /// Changes of a thread are told apart by their time.
+    fn tick(&self) {
+        self.store().clock().advance(Duration::from_millis(1));
+    }
+
+    /// Performs a run; once it has streamed `text`, does something, and then the worker hears that the run was cancelled.
+    async fn at_work(&self, events: &mut Events, text: &str, meanwhile: impl AsyncFnOnce()) {
+        let job = self.claim().await.expect("a run is ready");
+        let (tell, told) = watch::channel(Signal::Run);
+        let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
+        let beside = async {
+            while !matches!(events.next().await, Event::Frame(frame) if frame.contains(text)) {}
+            meanwhile().await;
+            tell.send_replace(Signal::Cancel);
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = work => {}
+            () = beside => {}
+        }
+    }
+
+    async fn is_empty(&self) {
+        for table in [
+            "thread",
+            "run",
+            "checkpoints",
+            "checkpoint_blobs",
+            "checkpoint_writes",
+            "replaced_write",
+            "run_event",
+        ] {
+            let text = format!("SELECT count(*) FROM {table}");
+            assert_eq!(self.count(&text).await, 0, "{table}");
+        }
+    }
+
+    /// Waits until another session of this database waits for a lock.
+    async fn somebody_waits(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        let text = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+                    AND backend_type = 'client backend' AND wait_event_type = 'Lock'";
+        while self.count(text).await == 0 {
+            assert!(Instant::now() < deadline, "nobody waited for a lock");
+        }
+    }
+}
+
+fn conflict<T: std::fmt::Debug>(found: Result<T, UpdateError>) -> String {
+    match found {
+        Err(UpdateError::Store(store::Error::Rejected(rejection))) => rejection.message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn is_missing<T>(found: &Result<T, UpdateError>) -> bool {
+    matches!(found, Err(UpdateError::Store(store::Error::NotFound)))
+}
+
+async fn a_run_that_is_over_is_not_deleted_under_one_at_work(server: Server) {
+    let thread = ThreadId::new();
+    let first = server.done(thread, "steps", json!({})).await;
+    let (second, mut events) = server
+        .start(Target::On(thread), "slow", json!({"durability": "sync"}))
+        .await;
+    server
+        .at_work(&mut events, r#""slow":["one"]"#, async || {
+            let refused = match server.delete_run(thread, first).await {
+                Err(store::Error::Rejected(refused)) => refused.message,
+                other => panic!("{other:?}"),
+            };
+            for run in [first, second.id] {
+                assert!(refused.contains(&run.to_string()), "{refused}");
+            }
+            server.cancel(&second, CancelAction::Interrupt).await;
+        })
+        .await;
+    assert_eq!(server.run(first).await.unwrap().status, RunStatus::Success);
+    let state = server.state(thread, "slow").await;
+    assert_eq!(
+        state.values,
+        json!({"log": ["one", "two"], "slow": ["one"]}),
+        "what the first run wrote is there"
+    );
+    assert_eq!(server.delete_run(thread, first).await.unwrap(), Deletion::Done);
+    assert!(server.run(first).await.is_none());
+    let state = server.state(thread, "slow").await;
+    assert_eq!(
+        state.values,
+        json!({"log": ["one", "two"], "slow": ["one"]}),
+        "the second run's checkpoints name it"
+    );
+}
+
+async fn a_run_that_is_over_is_deleted_before_one_that_waits(server: Server) {
+    let thread = ThreadId::new();
+    let first = server.done(thread, "steps", json!({})).await;
+    let (second, _events) = server.start(Target::On(thread), "steps", json!({})).await;
+    assert_eq!(server.delete_run(thread, first).await.unwrap(), Deletion::Done);
+    server.perform().await;
+    assert_eq!(server.run(second.id).await.unwrap().status, RunStatus::Success);
+    let state = server.state(thread, "steps").await;
+    assert_eq!(
+        state.values,
+        json!({"log": ["one", "two"]}),
+        "as if the first had never been there"
+    );
+}
+
+async fn a_run_that_is_deleted_at_work_keeps_its_thread_busy(server: Server) {
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    let before = server.checkpoints(thread).await;
+    let (run, mut events) = server
+        .start(Target::On(thread), "slow", json!({"durability": "sync"}))
+        .await;
+    server
+        .at_work(&mut events, r#""slow":["one"]"#, async || {
+            for _ in 0..2 {
+                assert_eq!(server.delete_run(thread, run.id).await.unwrap(), Deletion::Stopping);
+                assert_eq!(server.thread(thread).await.status, ThreadStatus::Busy);
+                let refused = conflict(server.update(thread, None).await);
+                assert!(
+                    refused.contains("in-flight") && refused.contains(&run.id.to_string()),
+                    "{refused}"
+                );
+            }
+        })
+        .await;
+    assert!(server.run(run.id).await.is_none());
+    assert_eq!(server.thread(thread).await.status, ThreadStatus::Idle);
+    assert_eq!(server.checkpoints(thread).await, before);
+    server.update(thread, None).await.unwrap();
+    let missing = server.delete_run(thread, run.id).await;
+    assert!(matches!(missing, Err(store::Error::NotFound)), "{missing:?}");
+    // One that waits goes at once.
+    let (run, _events) = server.start(Target::On(thread), "slow", json!({})).await;
+    assert_eq!(server.delete_run(thread, run.id).await.unwrap(), Deletion::Done);
+    assert_eq!(server.thread(thread).await.status, ThreadStatus::Idle);
+}
+
+async fn a_value_that_is_lost_is_no_empty_channel(server: Server) {
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    let execute = async |text: &str| {
+        let written = server
+            .store()
+            .write(async |tx| Query::new(tx, text).execute(tx).await)
+            .await;
+        written.unwrap()
+    };
+    let load = async || StateHost::new(server.store(), thread).load("", None).await;
+    assert!(load().await.unwrap().is_some());
+    assert!(execute("DELETE FROM checkpoint_blobs").await > 0);
+    let error = load().await.unwrap_err().to_string();
+    assert!(
+        error.contains("checkpoint_blobs.blob") && error.contains("log"),
+        "{error}"
+    );
+    // What older versions saved does not say which channels have a value.
+    execute(match server.store().dialect() {
+        Dialect::Sqlite => "UPDATE checkpoints SET checkpoint = json_remove(checkpoint, '$.channels_apart')",
+        Dialect::Postgres => "UPDATE checkpoints SET checkpoint = checkpoint - 'channels_apart'",
+    })
+    .await;
+    assert!(load().await.unwrap().is_some());
+}
+
+async fn a_state_is_not_written_to_a_thread_that_is_gone(server: Server) {
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    server
+        .store()
+        .write(async |tx| run_agent::delete_thread(tx, server.tenant, thread).await)
+        .await
+        .unwrap();
+    let updated = server.update(thread, None).await;
+    assert!(is_missing(&updated), "{updated:?}");
+    server.is_empty().await;
+}
+
+const CALLS: &str = "SELECT count(*) FROM checkpoints WHERE checkpoint_ns <> ''";
+
+async fn calls_of_subgraphs_go_with_what_called_them(server: Server) {
+    let thread = ThreadId::new();
+    let cut = async || {
+        server
+            .store()
+            .write(async |tx| thread_history::keep_latest(tx, server.tenant, thread).await)
+            .await
+            .unwrap();
+    };
+    for _ in 0..3 {
+        server.done(thread, "nested", json!({})).await;
+        assert_eq!(server.thread(thread).await.status, ThreadStatus::Interrupted);
+        cut().await;
+        assert_eq!(server.count(CALLS).await, 1, "the call that waits stays");
+        let answer = json!({"input": null, "command": {"resume": "yes"}});
+        server.done(thread, "nested", answer).await;
+        let row = server.thread(thread).await;
+        assert_eq!(row.status, ThreadStatus::Idle);
+        let values: Value = serde_json::from_str(row.current_values.as_deref().unwrap()).unwrap();
+        assert_eq!(values["answer"], "yes");
+        assert!(server.count(CALLS).await > 1);
+        cut().await;
+        assert_eq!(server.count(CALLS).await, 0, "nobody waits for the calls that are over");
+        assert_eq!(server.checkpoints(thread).await.len(), 1);
+    }
+}
+
+async fn a_history_is_read_in_parts(server: Server) {
+    let thread = ThreadId::new();
+    for _ in 0..2 {
+        server.done(thread, "steps", json!({})).await;
+    }
+    let (graph, at) = (server.graph("steps"), At::latest(thread.0));
+    let whole = StateHost::new(server.store(), thread);
+    let whole = graph.history(&at, &HistoryQuery::default(), &whole).await.unwrap();
+    assert_eq!(whole.len(), 8);
+    let roomy = StateHost::new(server.store(), thread).in_parts(1 << 30);
+    assert_eq!(
+        graph.history(&at, &HistoryQuery::default(), &roomy).await.unwrap(),
+        whole
+    );
+    assert!(!roomy.cut_short());
+    let mut query = HistoryQuery::default();
+    let mut parts = Vec::new();
+    loop {
+        let host = StateHost::new(server.store(), thread).in_parts(1);
+        let part = graph.history(&at, &query, &host).await.unwrap();
+        assert_eq!(part.len(), 1, "one at least, and no more than fits");
+        query.before = part[0].checkpoint.checkpoint_id.clone();
+        parts.extend(part);
+        if !host.cut_short() {
+            break;
+        }
+    }
+    assert_eq!(parts, whole);
+}
+
+async fn items_that_a_graph_reads_live_on(server: Server) {
+    let clock = server.store().clock().clone();
+    let space = Namespace::new("namespace", vec!["users".to_owned()]).unwrap();
+    server
+        .store()
+        .write(async |tx| items::put(tx, server.tenant, &space, "k", r#"{"n":1}"#, Some(10.0)).await)
+        .await
+        .unwrap();
+    let is_there = async || {
+        let read = server
+            .store()
+            .read(async |tx| items::get(tx, server.tenant, &space, "k").await);
+        read.await.unwrap().is_some()
+    };
+    // Recorded now: what is due is compared with the database's clock, which nobody moves.
+    for _ in 0..4 {
+        server.start(Target::On(ThreadId::new()), "reads", json!({})).await;
+    }
+    for _ in 0..3 {
+        clock.advance(Duration::from_secs(9 * 60));
+        server.perform().await;
+        assert!(is_there().await, "each look gives it ten minutes more");
+    }
+    server.world.settings.authored.replace(Authored {
+        refresh_on_read: false,
+        ..Authored::default()
+    });
+    clock.advance(Duration::from_secs(9 * 60));
+    server.perform().await;
+    clock.advance(Duration::from_secs(2 * 60));
+    assert!(
+        !is_there().await,
+        "where the graphs' author does not want that, it does not live on"
+    );
+}
+
+/// The thread goes between the look and the record of an update. On SQLite nothing comes between the two locks.
+#[tokio::test]
+async fn a_thread_that_is_deleted_under_an_update_stays_gone() {
+    let Some(server) = postgres().await else { return };
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    let deleted = Notify::new();
+    let delete = server.store().write(async |tx| {
+        run_agent::delete_thread(tx, server.tenant, thread).await?;
+        deleted.notify_one();
+        server.somebody_waits().await;
+        Ok(())
+    });
+    let update = async {
+        deleted.notified().await;
+        server.update(thread, None).await
+    };
+    let (deleted, updated) = tokio::join!(delete, update);
+    deleted.unwrap();
+    assert!(is_missing(&updated), "{updated:?}");
+    server.is_empty().await;
+}
+
+/// The checkpoint that an update is made of goes between the look and the record; the latest one stays.
+#[tokio::test]
+async fn an_update_is_not_made_of_a_checkpoint_that_is_deleted() {
+    let Some(server) = postgres().await else { return };
+    let thread = ThreadId::new();
+    let first = server.done(thread, "steps", json!({})).await;
+    let made = server.checkpoints(thread).await[1].clone();
+    server.done(thread, "steps", json!({})).await;
+    let deleted = Notify::new();
+    let delete = server.store().write(async |tx| {
+        run_agent::delete_run(tx, server.tenant, thread, first).await?;
+        deleted.notify_one();
+        server.somebody_waits().await;
+        Ok(())
+    });
+    let update = async {
+        deleted.notified().await;
+        server.update(thread, Some(made)).await
+    };
+    let (deleted, updated) = tokio::join!(delete, update);
+    deleted.unwrap();
+    assert!(matches!(updated, Err(UpdateError::Graph(_))), "{updated:?}");
+    assert_eq!(server.checkpoints(thread).await.len(), 4, "nothing was written");
+}
+
+/// A run is recorded while the thread is about to be cut, and begins at an old checkpoint.
+#[tokio::test]
+async fn a_thread_is_not_cut_under_a_run_that_is_recorded() {
+    let Some(server) = postgres().await else { return };
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    let before = server.checkpoints(thread).await;
+    let request = json!({"checkpoint_id": before[1], "input": null});
+    let recorded = Notify::new();
+    let record = server.store().write(async |tx| {
+        let run = server.record(tx, Target::On(thread), "steps", &request).await?;
+        recorded.notify_one();
+        server.somebody_waits().await;
+        Ok(run.id)
+    });
+    let cut = async {
+        recorded.notified().await;
+        server
+            .store()
+            .write(async |tx| thread_history::keep_latest(tx, server.tenant, thread).await)
+            .await
+    };
+    let (run, cut) = tokio::join!(record, cut);
+    cut.unwrap();
+    assert_eq!(server.checkpoints(thread).await, before);
+    server.perform().await;
+    assert_eq!(server.run(run.unwrap()).await.unwrap().status, RunStatus::Success);
+}
