@@ -54,7 +54,11 @@ pub async fn delete_run(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, id:
     lanes::lock(tx, lane(thread).key(), 1).await?;
     let open = runs::open(tx, tenant, Some(thread), None).await?;
     let ids: Vec<JobId> = open.iter().map(|run| run.job_id).collect();
-    let jobs: Vec<Job> = if ids.is_empty() { Vec::new() } else { jobs::lock(tx, &ids).await? };
+    let jobs: Vec<Job> = if ids.is_empty() {
+        Vec::new()
+    } else {
+        jobs::lock(tx, &ids).await?
+    };
     if let Some(own) = open.iter().find(|run| run.id == id) {
         cancel(tx, tenant, &[*own], CancelAction::Rollback).await?;
         return match runs::get(tx, tenant, id).await {

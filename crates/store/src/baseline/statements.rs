@@ -31,7 +31,13 @@ const STATEMENTS: [(&str, &[&str]); 31] = [
     ("look for lost workers", &["holder AS ("]),
     ("suspects", &["SELECT DISTINCT pool FROM job"]),
     ("ready due jobs", &["UPDATE job SET state", "ORDER BY run_at LIMIT"]),
-    ("due, in lanes", &["SELECT id, lane, run_at AS at FROM job", "NOT lane_held ORDER BY run_at"]),
+    (
+        "due, in lanes",
+        &[
+            "SELECT id, lane, run_at AS at FROM job",
+            "NOT lane_held ORDER BY run_at",
+        ],
+    ),
     ("overdue", &["SELECT id, lane, deadline_at AS at FROM job"]),
     ("archive, look", &["AS leaves"]),
     ("archive, move", &["INSERT INTO job_history"]),

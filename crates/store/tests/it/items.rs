@@ -108,16 +108,6 @@ async fn items_that_are_read_live_on(database: Database) {
     assert_eq!(refresh(&many).await, one, "as many statements for 300 items as for one");
 }
 
-/// What a namespace has to be like.
-#[derive(Debug)]
-struct Asked {
-    prefix: &'static str,
-    suffix: &'static str,
-    depth: Option<usize>,
-    limit: usize,
-    offset: usize,
-}
-
 async fn namespaces_are_those_of_a_model(database: Database) {
     let store = &database.store;
     let (tenant, other) = (TenantId::new(), TenantId::new());
@@ -159,13 +149,7 @@ async fn namespaces_are_those_of_a_model(database: Database) {
         for suffix in ["", "b", "a.b", "*.b", "c"] {
             for depth in [None, Some(1), Some(2)] {
                 for (limit, offset) in [(100, 0), (2, 0), (3, 2), (1, 50)] {
-                    let asked = Asked {
-                        prefix,
-                        suffix,
-                        depth,
-                        limit,
-                        offset,
-                    };
+                    let asked = format!("prefix {prefix:?}, suffix {suffix:?}, depth {depth:?}, {limit} from {offset}");
                     let part = |part: &'static str| -> Vec<&'static str> {
                         part.split('.').filter(|one| !one.is_empty()).collect()
                     };
@@ -187,7 +171,7 @@ async fn namespaces_are_those_of_a_model(database: Database) {
                         .read(async |tx| items::namespaces(tx, tenant, &prefix, &suffix, depth, limit, offset).await)
                         .await
                         .unwrap();
-                    assert_eq!(found, expected, "{asked:?}");
+                    assert_eq!(found, expected, "{asked}");
                 }
             }
         }
