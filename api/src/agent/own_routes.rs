@@ -18,7 +18,7 @@ use super::errors::AgentError;
 pub(super) fn router(app: AgentApp) -> Router {
     let router = Router::new().fallback(forward);
     let router = if app.settings.own_routes_auth {
-        router.layer(from_fn_with_state(app.clone(), super::auth::require))
+        router.layer(from_fn_with_state(app.clone(), super::auth::require_of_own))
     } else {
         router
     };

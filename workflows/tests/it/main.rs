@@ -23,5 +23,6 @@ mod s3;
 mod scheduling;
 mod server;
 mod sweeping;
+mod visibility;
 mod webhooks;
 mod yard;
