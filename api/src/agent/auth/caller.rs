@@ -25,9 +25,7 @@ tokio::task_local! {
 
 /// What runs of this caller find in their `configurable`.
 pub(in crate::agent) fn configurable() -> Map<String, Value> {
-    GRANT
-        .try_with(|grant| grant.caller.configurable())
-        .unwrap_or_default()
+    GRANT.try_with(|grant| grant.caller.configurable()).unwrap_or_default()
 }
 
 /// Who it is.
