@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Secret;
-use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, Transport};
+use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost, Transport};
 use towpath_outbound::Guard;
 
 use crate::error::{Error, Result};
@@ -37,21 +37,30 @@ pub struct Settings {
     pub tree: Limits,
 }
 
+/// What opens private repositories of one host.
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// The password.
+    pub secret: Secret,
+    /// Where it may be sent.
+    pub host: TokenHost,
+}
+
 /// A repository that may be asked.
 #[derive(Clone, Debug)]
 pub struct Repository<'a> {
     settings: &'a Settings,
     root: &'a Root,
     url: &'a RepoUrl,
-    token: Option<&'a Secret>,
+    token: Option<&'a Token>,
 }
 
 impl<'a> Repository<'a> {
-    /// The repository at `url`. `token` is sent as the password of an https request.
+    /// The repository at `url`. `token` is sent as the password of an https request, where `url` is at its host.
     ///
     /// # Errors
     /// The operator does not allow its transport.
-    pub fn new(settings: &'a Settings, root: &'a Root, url: &'a RepoUrl, token: Option<&'a Secret>) -> Result<Self> {
+    pub fn new(settings: &'a Settings, root: &'a Root, url: &'a RepoUrl, token: Option<&'a Token>) -> Result<Self> {
         let transport = url.transport();
         if transport != Transport::Https && !settings.transports.contains(&transport) {
             return Err(Error::Refused(format!(
@@ -249,7 +258,7 @@ impl<'a> Repository<'a> {
         let count = ("GIT_CONFIG_COUNT".to_owned(), configuration.len().to_string());
         let configuration = configuration.into_iter().enumerate().flat_map(|(n, (key, value))| {
             [
-                (format!("GIT_CONFIG_KEY_{n}"), key.to_owned()),
+                (format!("GIT_CONFIG_KEY_{n}"), key),
                 (format!("GIT_CONFIG_VALUE_{n}"), value),
             ]
         });
@@ -260,8 +269,8 @@ impl<'a> Repository<'a> {
             .within(home))
     }
 
-    fn configuration(&self, addresses: &[SocketAddr]) -> Vec<(&'static str, String)> {
-        let mut all: Vec<(&'static str, String)> = [
+    fn configuration(&self, addresses: &[SocketAddr]) -> Vec<(String, String)> {
+        let mut all: Vec<(String, String)> = [
             ("core.hooksPath", "/dev/null"),
             ("core.fsmonitor", "false"),
             ("core.attributesFile", "/dev/null"),
@@ -284,7 +293,7 @@ impl<'a> Repository<'a> {
             ("safe.directory", "*"),
         ]
         .into_iter()
-        .map(|(key, value)| (key, value.to_owned()))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
         // A literal address is not resolved; it was checked as it is.
         if !addresses.is_empty() && self.url.host().parse::<IpAddr>().is_err() {
@@ -296,11 +305,13 @@ impl<'a> Repository<'a> {
                 })
                 .collect();
             let pinned = format!("{}:{}:{}", self.url.host(), self.url.port(), listed.join(","));
-            all.push(("http.curloptResolve", pinned));
+            all.push(("http.curloptResolve".to_owned(), pinned));
         }
-        if let (Some(token), Transport::Https | Transport::Http) = (self.token, self.url.transport()) {
-            let credentials = STANDARD.encode(format!("x-access-token:{}", token.reveal()));
-            all.push(("http.extraHeader", format!("Authorization: Basic {credentials}")));
+        if let Some(token) = self.token.filter(|token| token.host.has(self.url)) {
+            let credentials = STANDARD.encode(format!("x-access-token:{}", token.secret.reveal()));
+            // Of this host alone, whatever else the program may come to ask.
+            let key = format!("http.{}/.extraHeader", token.host);
+            all.push((key, format!("Authorization: Basic {credentials}")));
         }
         all
     }
@@ -316,7 +327,7 @@ impl<'a> Repository<'a> {
     fn failed(&self, what: &str, ended: &Ended) -> Error {
         let mut said = ended.error.clone();
         if let Some(token) = self.token {
-            said = said.replace(token.reveal(), "***");
+            said = said.replace(token.secret.reveal(), "***");
         }
         let text = format!(
             "{what} failed: {}",
@@ -354,4 +365,82 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T>
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(Error::Transient(format!("a file job broke off: {error}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the program would be told of a repository.
+    fn told(url: &str) -> Vec<(String, String)> {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let settings = Settings {
+            transports: vec![Transport::Http, Transport::Ssh],
+            guard: Guard::new(towpath_outbound::Policy::default()),
+            path: String::new(),
+            limit: Duration::from_secs(1),
+            tree: Limits::default(),
+        };
+        let token = Token {
+            secret: Secret::new("canary"),
+            host: TokenHost::of_api("https://git.example.org:8443/api/v3").unwrap(),
+        };
+        let url = RepoUrl::parse(url).unwrap();
+        let repository = Repository::new(&settings, &root, &url, Some(&token)).unwrap();
+        repository.configuration(&[])
+    }
+
+    #[test]
+    fn a_token_is_for_its_host_alone() {
+        // x-access-token:canary
+        let header = "Authorization: Basic eC1hY2Nlc3MtdG9rZW46Y2FuYXJ5";
+        let mine = told("https://git.example.org:8443/owner/repo");
+        let headers: Vec<_> = mine
+            .iter()
+            .filter(|(key, _)| key.to_lowercase().contains("extraheader"))
+            .collect();
+        assert_eq!(headers.len(), 1, "{mine:?}");
+        assert_eq!(headers[0].0, "http.https://git.example.org:8443/.extraHeader");
+        assert_eq!(headers[0].1, header);
+        for other in [
+            "https://git.example.org/owner/repo",
+            "http://git.example.org:8443/owner/repo",
+            "https://evil.example:8443/owner/repo",
+            "ssh://git@git.example.org/owner/repo",
+        ] {
+            let told = told(other);
+            assert!(
+                !told.iter().any(|(_, value)| value.contains("eC1hY2Nlc3M")),
+                "{other}: {told:?}"
+            );
+        }
+    }
+
+    /// The program itself, asked which header it would send where.
+    #[test]
+    fn the_program_sends_it_to_no_other_host() {
+        let configuration = told("https://git.example.org:8443/owner/repo");
+        let header = |url: &str| {
+            let mut git = std::process::Command::new("git");
+            git.args(["config", "--get-urlmatch", "http.extraHeader", url]);
+            git.env("GIT_CONFIG_NOSYSTEM", "1")
+                .env("GIT_CONFIG_GLOBAL", "/dev/null");
+            git.env("GIT_CONFIG_COUNT", configuration.len().to_string());
+            for (n, (key, value)) in configuration.iter().enumerate() {
+                git.env(format!("GIT_CONFIG_KEY_{n}"), key);
+                git.env(format!("GIT_CONFIG_VALUE_{n}"), value);
+            }
+            let answer = git.output().unwrap();
+            String::from_utf8(answer.stdout).unwrap()
+        };
+        assert!(header("https://git.example.org:8443/owner/repo").starts_with("Authorization: Basic "));
+        for other in [
+            "https://evil.example/x",
+            "http://git.example.org:8443/owner/repo",
+            "https://git.example.org/x",
+        ] {
+            assert_eq!(header(other), "", "{other}");
+        }
+    }
 }
