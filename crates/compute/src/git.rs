@@ -22,6 +22,12 @@ use crate::program::{Ended, Program};
 use crate::root::Root;
 use crate::tree::{self, Limits};
 
+/// Attributes that win over those of a tree: files are written as they are kept. Some attributes make them many times as large
+/// (`ident`, `working-tree-encoding`, `eol`), and have them read into memory for that.
+const AS_THEY_ARE: &str = "* -text -ident -filter !eol !working-tree-encoding\n";
+/// Attributes of a tree are read all the same, and take many times their size then.
+const LARGEST_ATTRIBUTES: u64 = 4 << 20;
+
 /// What the operator says about repositories.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -140,6 +146,9 @@ impl<'a> Repository<'a> {
             .args(["init", "--quiet", "--template=", "--"])
             .args([&repository]);
         self.succeed("preparing the source", init.run(log, cancel).await?)?;
+        let info = repository.join(".git/info");
+        crate::root::make(&info)?;
+        std::fs::write(info.join("attributes"), AS_THEY_ARE).map_err(Error::io("preparing the source"))?;
         let get = |what: String, program: Program| {
             inside(program)
                 .args([
@@ -179,6 +188,7 @@ impl<'a> Repository<'a> {
         let prefix = format!("--prefix={}/", files.display());
         let write =
             inside(self.git(work.path()).await?).args(["checkout-index", "--all", "--force", "--quiet", &prefix]);
+        let write = write.watching(&files, self.settings.tree.bytes);
         self.succeed("writing the source", write.run(log, cancel).await?)?;
 
         let (limits, lines, to) = (self.settings.tree, log.clone(), to.to_owned());
@@ -194,7 +204,8 @@ impl<'a> Repository<'a> {
     /// Adds up what `ls-tree` lists, before anything of it is written: small packs can hold huge files.
     fn weigh(&self, list: &[u8], log: &Log) -> Result<()> {
         let limits = self.settings.tree;
-        let (mut bytes, mut entries) = (0_u64, 0_u64);
+        let (mut bytes, mut entries, mut attributes) = (0_u64, 0_u64, 0_u64);
+        let mut folder = String::new();
         for entry in list.split(|byte| *byte == 0).filter(|entry| !entry.is_empty()) {
             let entry = String::from_utf8_lossy(entry);
             let (about, path) = entry.split_once('\t').unwrap_or((&entry, ""));
@@ -202,8 +213,21 @@ impl<'a> Repository<'a> {
             if about.next() == Some("160000") {
                 log.warn(format!("the submodule {path} is left out"));
             }
-            entries += 1;
-            bytes = bytes.saturating_add(about.nth(2).and_then(|size| size.parse().ok()).unwrap_or(0));
+            let size: u64 = about.nth(2).and_then(|size| size.parse().ok()).unwrap_or(0);
+            bytes = bytes.saturating_add(size);
+            let (own, name) = path.rsplit_once('/').unwrap_or(("", path));
+            // Files of a folder stand together, so that each is new once.
+            entries += 1 + new_folders(&folder, own);
+            own.clone_into(&mut folder);
+            if name.eq_ignore_ascii_case(".gitattributes") {
+                attributes = attributes.saturating_add(size);
+            }
+        }
+        if attributes > LARGEST_ATTRIBUTES {
+            return Err(Error::Refused(format!(
+                "the source has more than {} MB of .gitattributes",
+                LARGEST_ATTRIBUTES >> 20
+            )));
         }
         if entries > limits.entries {
             return Err(Error::Refused(format!(
@@ -286,6 +310,10 @@ impl<'a> Repository<'a> {
             ("fetch.uriProtocols", ""),
             ("transfer.bundleURI", "false"),
             ("protocol.version", "2"),
+            // Large objects are written as they come, and not held.
+            ("fetch.unpackLimit", "1"),
+            ("core.bigFileThreshold", "16m"),
+            ("core.deltaBaseCacheLimit", "16m"),
             ("gc.auto", "0"),
             ("maintenance.auto", "false"),
             ("advice.graftFileDeprecated", "false"),
@@ -351,6 +379,18 @@ impl<'a> Repository<'a> {
             Error::Refused(text)
         }
     }
+}
+
+/// How many folders of the second path are not in the first.
+fn new_folders(last: &str, next: &str) -> u64 {
+    if next.is_empty() {
+        return 0;
+    }
+    let same = last
+        .split('/')
+        .zip(next.split('/'))
+        .take_while(|(last, next)| last == next);
+    (next.split('/').count() - same.count()) as u64
 }
 
 /// ssh without the user's configuration, to the address that was checked.

@@ -10,7 +10,7 @@ use towpath_domain::Secret;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost, Transport};
 use towpath_outbound::{Guard, Policy};
 
-use crate::place::{Home, lines, write};
+use crate::place::{Home, Origin, lines, write};
 
 #[tokio::test]
 async fn branches_and_tags_become_trees() {
@@ -245,6 +245,64 @@ async fn trees_have_a_size() {
     let refused = home.fetch(&origin, "main", &Log::none()).await.unwrap_err();
     assert_eq!(refused.to_string(), "the source has more than 1 files");
     assert_eq!(home.scratch(), 0);
+}
+
+/// Commits attributes without their taking effect on the files that are here.
+fn attributes(home: &Home, origin: &Origin, text: &str) {
+    let aside = home.folder.path().join("attributes");
+    write(&aside, text);
+    let blob = origin.git(&["hash-object", "-w", "--no-filters", aside.to_str().unwrap()]);
+    origin.git(&[
+        "update-index",
+        "--add",
+        "--cacheinfo",
+        &format!("100644,{blob},.gitattributes"),
+    ]);
+    origin.git(&["commit", "--quiet", "--message", "attributes"]);
+}
+
+#[tokio::test]
+async fn files_are_written_as_they_are_kept() {
+    let mut home = Home::new();
+    let origin = home.repository();
+    // As their attributes have them, the first takes ten times its size, the others two and four times.
+    let texts = [
+        ("ids.txt", "$Id$\n".repeat(1 << 18)),
+        ("lines.txt", "\n".repeat(1 << 19)),
+        ("wide.txt", "wide\n".repeat(1 << 16)),
+    ];
+    for (file, text) in &texts {
+        origin.commit(file, text);
+    }
+    let said = "ids.txt ident\nlines.txt text eol=crlf\nwide.txt text working-tree-encoding=UTF-32\n";
+    attributes(&home, &origin, said);
+    home.settings.tree.bytes = 4 << 20;
+    let tree = home.fetch(&origin, "main", &Log::none()).await.unwrap();
+    for (file, text) in &texts {
+        assert!(std::fs::read_to_string(tree.join(file)).unwrap() == *text, "{file}");
+    }
+}
+
+#[tokio::test]
+async fn attributes_have_a_size() {
+    let home = Home::new();
+    let origin = home.repository();
+    attributes(&home, &origin, &"a b\n".repeat(5 << 18));
+    let refused = home.fetch(&origin, "main", &Log::none()).await.unwrap_err();
+    assert_eq!(refused.to_string(), "the source has more than 4 MB of .gitattributes");
+    assert_eq!(home.scratch(), 0);
+}
+
+#[tokio::test]
+async fn folders_are_counted_with_the_files() {
+    let mut home = Home::new();
+    let origin = home.repository();
+    origin.commit("a/b/c/d/e/f/g/h/file", "");
+    home.settings.tree.entries = 9;
+    let refused = home.fetch(&origin, "main", &Log::none()).await.unwrap_err();
+    assert_eq!(refused.to_string(), "the source has more than 9 files");
+    home.settings.tree.entries = 10;
+    home.fetch(&origin, "main", &Log::none()).await.unwrap();
 }
 
 #[tokio::test]
