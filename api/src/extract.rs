@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::time::Duration;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
@@ -13,20 +14,26 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_path_to_error::{Path as Trail, Segment};
 use towpath_domain::json;
 
+use crate::body::{self, BodyError, Patience};
 use crate::errors::{ApiError, Place};
 
 /// The most bytes a JSON body of an ordinary route may have. (Trace ingest has its own limit.)
 pub const JSON_BODY_BYTES: usize = 1024 * 1024;
 
-/// A JSON body that takes longer holds a place others could use.
-const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+/// The most bytes a form may have.
+const FORM_BYTES: usize = 64 * 1024;
+
+/// How long a JSON body may take.
+const BODY_PATIENCE: Patience = Patience {
+    silence: Duration::from_secs(10),
+    whole: Duration::from_secs(30),
+};
 
 /// A JSON body; as an answer, one too. Nesting deeper than 128 is refused.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +52,24 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
         expect_json(&request)?;
         let body = read_body(request.into_body(), JSON_BODY_BYTES).await?;
         parse_json(&body).map(Self)
+    }
+}
+
+/// A form of a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Form<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Form<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let (head, body) = request.into_parts();
+        let body = read_body(body, FORM_BYTES).await?;
+        let request = Request::from_parts(head, body.into());
+        match axum::Form::<T>::from_request(request, state).await {
+            Ok(axum::Form(value)) => Ok(Self(value)),
+            Err(problem) => Err(ApiError::new(problem.status(), "the form cannot be read")),
+        }
     }
 }
 
@@ -311,12 +336,13 @@ pub(crate) fn is_json<B>(request: &http::Request<B>) -> bool {
 
 /// Reads a whole body of at most `limit_bytes`.
 pub(crate) async fn read_body(body: axum::body::Body, limit_bytes: usize) -> Result<Bytes, ApiError> {
-    match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, limit_bytes).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(problem)) if problem.is::<LengthLimitError>() => Err(ApiError::too_large(limit_bytes)),
-        Ok(Err(_)) => Err(ApiError::bad_request("the body broke off before its end")),
-        Err(_) => Err(ApiError::too_slow()),
-    }
+    let read = body::read(body, limit_bytes, BODY_PATIENCE).await;
+    read.map_err(|problem| match problem {
+        BodyError::TooLarge(limit_bytes) => ApiError::too_large(limit_bytes),
+        BodyError::BrokeOff => ApiError::bad_request("the body broke off before its end"),
+        BodyError::TooSlow => ApiError::too_slow(),
+        BodyError::NoRoom(wait) => ApiError::unavailable("too many large bodies at once", wait),
+    })
 }
 
 /// Reads a JSON object into `T`.
@@ -453,6 +479,29 @@ mod tests {
         let error = parse_json::<Outer>(body.as_bytes()).unwrap_err();
         assert_eq!(error.status(), 422);
         error.detail()["detail"][0].clone()
+    }
+
+    /// The clock runs ahead as soon as everybody waits.
+    #[tokio::test(start_paused = true)]
+    async fn a_form_that_does_not_come_is_not_waited_for() {
+        let request = |body: axum::body::Body| {
+            Request::post("/")
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(body)
+                .unwrap()
+        };
+        let half = futures::stream::once(async { Ok::<_, axum::BoxError>(Bytes::from_static(b"key=")) });
+        let silent = futures::StreamExt::chain(half, futures::stream::pending());
+        let silent = request(axum::body::Body::from_stream(silent));
+        let Form(read) = Form::<Vec<(String, String)>>::from_request(request("key=a".into()), &())
+            .await
+            .unwrap();
+        assert_eq!(read, [("key".to_owned(), "a".to_owned())]);
+        let slow = Form::<Vec<(String, String)>>::from_request(silent, &()).await;
+        assert_eq!(slow.unwrap_err().status(), 408);
+        let large = request("k".repeat(FORM_BYTES + 1).into());
+        let large = Form::<Vec<(String, String)>>::from_request(large, &()).await;
+        assert_eq!(large.unwrap_err().status(), 413);
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! How many requests are worked on at once, and when one who is refused may come back.
 //!
 //! Whoever finds no place is refused at once: nothing waits in memory, no body is read, and the answer says how long
-//! it takes to work off what is under way at the pace of the last moments.
+//! it takes to work off what is under way at the pace of the last moments. Whose body is on its way has no place:
+//! [`turn`](crate::turn).
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// The pace is measured over spans of at least this length.
@@ -73,20 +74,29 @@ impl Pace {
 
 /// So many places.
 pub(crate) struct Gate {
-    places: Semaphore,
+    places: Arc<Semaphore>,
     size: usize,
-    pace: Pace,
+    pace: Arc<Pace>,
 }
 
 /// A place in a gate, given back when dropped.
-pub(crate) struct Place<'g> {
-    gate: &'g Gate,
-    _permit: SemaphorePermit<'g>,
+pub(crate) struct Place {
+    pace: Option<Arc<Pace>>,
+    _permit: OwnedSemaphorePermit,
 }
 
-impl Drop for Place<'_> {
+impl Place {
+    /// Gives it back before what it was for is done, which says nothing about the pace.
+    pub(crate) fn leave(mut self) {
+        self.pace = None;
+    }
+}
+
+impl Drop for Place {
     fn drop(&mut self) {
-        self.gate.pace.done(1);
+        if let Some(pace) = &self.pace {
+            pace.done(1);
+        }
     }
 }
 
@@ -95,17 +105,17 @@ impl Gate {
     pub(crate) fn new(size: usize) -> Self {
         let size = size.max(1);
         Self {
-            places: Semaphore::new(size),
+            places: Arc::new(Semaphore::new(size)),
             size,
-            pace: Pace::default(),
+            pace: Arc::default(),
         }
     }
 
     /// A place, or how long it takes to work off those who have one.
-    pub(crate) fn enter(&self) -> Result<Place<'_>, Duration> {
-        match self.places.try_acquire() {
+    pub(crate) fn enter(&self) -> Result<Place, Duration> {
+        match Arc::clone(&self.places).try_acquire_owned() {
             Ok(permit) => Ok(Place {
-                gate: self,
+                pace: Some(Arc::clone(&self.pace)),
                 _permit: permit,
             }),
             Err(_) => Err(self.pace.time_for(self.size)),

@@ -22,6 +22,8 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
 use http::{Method, Uri};
+use http_body::Body as _;
+use http_body_util::Limited;
 use tokio::time::Instant;
 use towpath_domain::{DeploymentId, OrganizationId};
 use towpath_store::deployments::{self, Found};
@@ -39,6 +41,8 @@ const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 /// Requests on their way at once, beside those of the platform. A stream counts until its head is there.
 const REQUESTS: usize = 1024;
+/// The largest body that passes. It is held nowhere, but it must have an end.
+const LARGEST_BODY: usize = 1 << 30;
 /// What an agent server answers to everybody.
 pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
@@ -92,7 +96,11 @@ async fn forward(State(app): State<App>, request: Request) -> Response {
     }
 }
 
-async fn answer(app: &App, mut request: Request) -> Result<Response, ApiError> {
+async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
+    if request.body().size_hint().lower() > LARGEST_BODY as u64 {
+        return Err(ApiError::too_large(LARGEST_BODY));
+    }
+    let mut request = request.map(|body| Body::new(Limited::new(body, LARGEST_BODY)));
     let uri = request.uri().clone();
     let way = Way::of(&uri).ok_or_else(|| ApiError::not_found("deployment"))?;
     let organization = if way.is_open(&request) {
@@ -221,7 +229,6 @@ fn away() -> ApiError {
 
 /// Whether doing it twice is the same, and its body is known to be empty.
 fn repeatable(request: &Request) -> bool {
-    use axum::body::HttpBody as _;
     matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS)
         && request.body().is_end_stream()
         && !headers::is_upgrade(request.headers())

@@ -1,7 +1,7 @@
 //! What surrounds every request: its id, its span, its metrics, a net for panics, the limit on how many at once.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -23,7 +23,7 @@ use tracing::field::{Empty, display};
 use crate::agent::AgentError;
 use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
-use crate::metric;
+use crate::{metric, turn};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -40,17 +40,17 @@ pub(crate) fn plain(router: Router) -> Router {
 /// that limit.
 pub(crate) fn limited(router: Router, ops: Router, requests: usize, wal: Wal) -> Router {
     let gates = Arc::new(Gates {
-        all: Gate::new(requests),
+        all: Arc::new(Gate::new(requests)),
         // Whatever comes in as traces, somebody can still look at what is going on.
-        ingest: Gate::new(requests - requests / 4),
+        ingest: Arc::new(Gate::new(requests - requests / 4)),
         wal,
     });
     plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
 }
 
 struct Gates {
-    all: Gate,
-    ingest: Gate,
+    all: Arc<Gate>,
+    ingest: Arc<Gate>,
     wal: Wal,
 }
 
@@ -81,25 +81,21 @@ async fn no_such_method() -> ApiError {
 /// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands
 /// before keys are looked at and bodies are kept, so refusing costs next to nothing.
 async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
-    let entered = if is_ingest(&request) {
+    let through = if is_ingest(&request) {
         if let Err(wait) = gates.wal.admit(request.body().size_hint().lower()) {
             metrics::counter!(metric::SHED, "reason" => "backlog").increment(1);
             return ApiError::too_many("trace data comes in faster than it is worked off", wait).into_response();
         }
-        gates
-            .ingest
-            .enter()
-            .and_then(|place| Ok((gates.all.enter()?, Some(place))))
+        vec![Arc::clone(&gates.ingest), Arc::clone(&gates.all)]
     } else {
-        gates.all.enter().map(|place| (place, None))
+        vec![Arc::clone(&gates.all)]
     };
-    match entered {
-        Ok(_places) => next.run(request).await,
-        Err(wait) => {
-            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-            ApiError::unavailable("too many requests at once", wait).into_response()
-        }
-    }
+    turn::hold(through, request, next).await.unwrap_or_else(crowded)
+}
+
+fn crowded(wait: Duration) -> Response {
+    metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+    ApiError::unavailable("too many requests at once", wait).into_response()
 }
 
 /// Whether the request brings trace data.
@@ -118,23 +114,15 @@ fn is_ingest(request: &Request) -> bool {
 
 /// Refuses when all places are taken, in the shape both surfaces share.
 pub(crate) async fn limit_places(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    match places.enter() {
-        Ok(_place) => next.run(request).await,
-        Err(wait) => {
-            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-            ApiError::unavailable("too many requests at once", wait).into_response()
-        }
-    }
+    turn::hold(vec![places], request, next).await.unwrap_or_else(crowded)
 }
 
 async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
-    match places.enter() {
-        Ok(_place) => next.run(request).await,
-        Err(wait) => {
-            metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-            AgentError::unavailable("Too many requests at once", wait).into_response()
-        }
-    }
+    let held = turn::hold(vec![places], request, next).await;
+    held.unwrap_or_else(|wait| {
+        metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
+        AgentError::unavailable("Too many requests at once", wait).into_response()
+    })
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {

@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod app;
 pub mod auth;
+mod body;
 mod browser;
 pub mod errors;
 pub mod extract;
@@ -24,6 +25,7 @@ mod internal;
 mod registry;
 mod routes;
 mod session;
+mod turn;
 mod ui;
 
 pub use app::{App, Parts, Settings};

@@ -1,7 +1,9 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
 mod patient;
+mod peers;
 mod unread;
+mod waiting;
 
 use std::convert::Infallible;
 use std::io;
@@ -24,6 +26,9 @@ use tokio_util::task::TaskTracker;
 use tower::ServiceExt as _;
 
 use patient::Patient;
+use peers::{Counted, Peers};
+
+use crate::metric;
 
 /// A client gets this long to send the head of a request, and a kept connection to begin the next one. It bounds what
 /// a client that sends a byte now and then can hold.
@@ -36,8 +41,43 @@ const READ_PATIENCE: Duration = Duration::from_secs(60);
 const HEAD_BYTES: usize = 128 * 1024;
 /// The most header lines; more is 431.
 const HEADERS: usize = 100;
-/// Connections open at once; further ones wait in the listener's backlog.
-const CONNECTIONS: usize = 8192;
+/// A client that does not send a byte of its request's body for so long is let go, whoever reads the body and however
+/// patiently.
+const BODY_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How many connections there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Open at once; further ones wait in the listener's backlog.
+    pub connections: usize,
+    /// Of one address, or of one network of IPv6; further ones are closed as they come.
+    pub per_peer: usize,
+    /// The same for addresses of this machine: a proxy on it, and the platform's gateway, have those of all their clients.
+    pub per_neighbour: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 8192,
+            per_peer: 1024,
+            per_neighbour: 7168,
+        }
+    }
+}
+
+/// As [`serve_within`], within the usual limits.
+///
+/// # Errors
+/// As [`serve_within`].
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    shutdown: CancellationToken,
+    grace: Duration,
+) -> io::Result<usize> {
+    serve_within(Limits::default(), listener, router, shutdown, grace).await
+}
 
 /// Serves `router` until `shutdown` is cancelled, then accepts nothing more, lets requests in flight finish for at
 /// most `grace`, and closes what is left. Returns how many connections had to be cut.
@@ -46,7 +86,8 @@ const CONNECTIONS: usize = 8192;
 ///
 /// # Errors
 /// Only when the listener itself is broken.
-pub async fn serve(
+pub async fn serve_within(
+    limits: Limits,
     listener: TcpListener,
     router: Router,
     shutdown: CancellationToken,
@@ -54,7 +95,8 @@ pub async fn serve(
 ) -> io::Result<usize> {
     let cut = CancellationToken::new();
     let connections = TaskTracker::new();
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let peers = Peers::default();
     loop {
         let accepted = tokio::select! {
             biased;
@@ -62,12 +104,15 @@ pub async fn serve(
             accepted = accept(&listener, &places) => accepted?,
         };
         let (stream, peer, place) = accepted;
-        let crowded = places.available_permits() < CONNECTIONS / 2;
+        let Some(counted) = count(&peers, peer, limits) else {
+            continue;
+        };
+        let crowded = places.available_permits() < limits.connections / 2;
         let head_timeout = if crowded { CROWDED_HEAD_TIMEOUT } else { HEAD_TIMEOUT };
         let (router, draining, cut) = (router.clone(), shutdown.clone(), cut.clone());
         connections.spawn(async move {
             connection(stream, peer, router, head_timeout, draining, cut).await;
-            drop(place);
+            drop((place, counted));
         });
     }
     drop(listener);
@@ -84,6 +129,23 @@ pub async fn serve(
     cut.cancel();
     connections.wait().await;
     Ok(left)
+}
+
+/// Counts a connection with those of its address. `None` where that has as many as it may: the connection ends then, so
+/// that whoever opens them keeps nobody else out.
+fn count(peers: &Peers, peer: SocketAddr, limits: Limits) -> Option<Counted> {
+    let address = peer.ip().to_canonical();
+    let most = if address.is_loopback() {
+        limits.per_neighbour
+    } else {
+        limits.per_peer
+    };
+    let counted = peers.count(address, most);
+    if counted.is_none() {
+        metrics::counter!(metric::SHED, "reason" => "connections").increment(1);
+        tracing::debug!(client.address = %peer, "an address has as many connections as it may");
+    }
+    counted
 }
 
 async fn accept(
@@ -129,7 +191,7 @@ async fn connection(
         request.extensions_mut().insert(ConnectInfo(peer));
         let router = router.clone();
         async move {
-            let (request, unread) = unread::lend(request);
+            let (request, unread) = unread::lend(request, BODY_PATIENCE);
             let mut answer = router.oneshot(request).await.unwrap_or_else(|never| match never {});
             unread.settle(&mut answer).await;
             Ok::<_, Infallible>(answer)

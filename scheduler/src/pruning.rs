@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Timestamp;
 use towpath_store::jobs::{self, Position};
-use towpath_store::{self as store, Dialect, Store, feedback_tokens, idempotency, lanes, workers};
+use towpath_store::{self as store, Dialect, Store, feedback_tokens, idempotency, lanes, schedules, workers};
 
 use crate::{Settings, jittered, metric};
 
@@ -73,6 +73,7 @@ struct Pruning {
     lanes: Batch,
     answers: Batch,
     links: Batch,
+    schedules: Batch,
     /// How far the walk through the jobs that are over has come, and when it began.
     over: Position,
     over_began: Instant,
@@ -147,6 +148,7 @@ impl Pruning {
             lanes: batch,
             answers: batch,
             links: batch,
+            schedules: batch,
             over: Position::START,
             over_began: Instant::now(),
             history: Timestamp::from_micros(0),
@@ -173,6 +175,9 @@ impl Pruning {
         let began = Instant::now();
         let done = self.prune_links(store, &Budget::new(stop)).await;
         caught_up &= noted("feedback links", began, done);
+        let began = Instant::now();
+        let done = self.prune_schedules(store, &Budget::new(stop)).await;
+        caught_up &= noted("ended schedules", began, done);
         let began = Instant::now();
         let done = prune_workers(store).await;
         caught_up &= noted("workers", began, done);
@@ -288,6 +293,24 @@ impl Pruning {
         }
         store
             .read(async |tx| feedback_tokens::count_before(tx, before, COUNTED).await)
+            .await
+    }
+
+    /// Forgets schedules that have ended, as long after it as their jobs.
+    async fn prune_schedules(&mut self, store: &Store, budget: &Budget<'_>) -> store::Result<i64> {
+        let before = store.clock().now().minus(self.settings.keep_jobs);
+        loop {
+            let rows = self.schedules.rows;
+            let gone = store.write(async |tx| schedules::prune(tx, before, rows).await).await;
+            if is_less(self.schedules.learn(gone)?, rows) {
+                return Ok(0);
+            }
+            if budget.is_spent() {
+                break;
+            }
+        }
+        store
+            .read(async |tx| schedules::count_before(tx, before, COUNTED).await)
             .await
     }
 }

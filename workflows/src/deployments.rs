@@ -8,6 +8,7 @@ use towpath_domain::deployment::{
     BUILT_IN_LISTENER, DeploymentChange, DeploymentRequest, DeploymentStatus, EnvSecret, Push, RevisionRequest,
     RevisionStatus, Source, SourceConfig, Standing, merge_secrets,
 };
+use towpath_domain::git::{RepoUrl, TokenHost};
 use towpath_domain::{DeploymentId, IntegrationId, Rejection, RevisionId, TenantId};
 use towpath_store::deployments::{self, Deployment, NewDeployment};
 use towpath_store::revisions::{self, NewRevision, Revision};
@@ -342,11 +343,24 @@ fn no_revision(error: store::Error) -> store::Error {
 /// What a configuration names has to be there.
 async fn check_references(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConfig) -> store::Result<()> {
     if let Some(id) = config.integration_id {
-        missing(
+        let field = "source_config.integration_id";
+        let integration = missing(
             integrations::get(tx, tenant, id).await,
-            "source_config.integration_id",
+            field,
             "there is no such integration in this workspace; GET /v1/integrations/github/install lists them",
         )?;
+        let url = config.repo_url.as_deref().and_then(|url| RepoUrl::parse(url).ok());
+        let host = TokenHost::of_api(&integration.api_url).ok();
+        // What the token would not be sent to is not asked for with it.
+        if let (Some(_), Some(url), Some(host)) = (&integration.token, url, host)
+            && !host.has(&url)
+        {
+            let text = format!(
+                "{field}: the integration's token is for {host} and would not be sent to repo_url; name an integration \
+                 whose api_url is at the host of repo_url"
+            );
+            return Err(Rejection::rule(field, text).into());
+        }
     }
     let listener = config.listener_id.filter(|id| *id != BUILT_IN_LISTENER);
     if let Some(id) = listener {

@@ -46,7 +46,7 @@ use self::host::RunHost;
 use self::trace::Trace;
 
 pub use self::reading::Runs;
-pub use self::start::{NewRun, Target, start};
+pub use self::start::{NewRun, Target, start, start_visible};
 pub use self::stateless::{Recorder, Stateless};
 pub(crate) use self::stop::tell_gone;
 pub use self::stop::{Deletion, cancel, delete_run, delete_thread, lock_threads, threads_of};

@@ -19,8 +19,9 @@ use uuid::Uuid;
 
 use super::answer::{Ascending, Json, Page, Select, Time, raw};
 use super::app::AgentApp;
+use super::auth;
 use super::errors::AgentError;
-use super::extract::{Body, Flag, Path, Query};
+use super::extract::{Body, Flag, Path, PathValue as _, Query};
 use crate::extract::{whole, whole_number};
 use crate::routes::{Routes, routes};
 
@@ -205,7 +206,10 @@ pub(crate) async fn create(
         .store
         .write(async |tx| match rows::create(tx, tenant, id, &content).await? {
             Some(made) => Ok(Some(made)),
-            None if new.if_exists == Some(IfExists::DoNothing) => rows::get(tx, tenant, id).await.map(Some),
+            None if new.if_exists == Some(IfExists::DoNothing) => {
+                let there = rows::get(tx, tenant, id).await?;
+                Ok(Some(there).filter(|there| auth::sees_assistant(&there.metadata)))
+            }
             None => Ok(None),
         })
         .await?;
@@ -332,6 +336,13 @@ pub(crate) struct Deletion {
     delete_threads: Flag,
 }
 
+impl Deletion {
+    /// Whether threads go, too.
+    pub(super) const fn threads(&self) -> bool {
+        self.delete_threads.0
+    }
+}
+
 /// Delete an assistant with its versions and crons. Its runs that are not over are interrupted.
 #[utoipa::path(delete, path = "/assistants/{assistant_id}", tag = "assistants",
     params(("assistant_id" = Uuid, Path, description = "The assistant"), Deletion),
@@ -341,12 +352,11 @@ pub(crate) async fn delete(
     Path(id): Path<AssistantId>,
     Query(how): Query<Deletion>,
 ) -> Result<StatusCode, AgentError> {
-    let Flag(threads) = how.delete_threads;
     app.store
         .write(async |tx| {
             rows::get(tx, app.tenant, id).await?;
-            let doomed = if threads {
-                run_agent::threads_of(tx, app.tenant, id).await?
+            let doomed = if how.threads() {
+                auth::deletable(run_agent::threads_of(tx, app.tenant, id).await?)
             } else {
                 Vec::new()
             };
@@ -390,11 +400,7 @@ pub(crate) async fn graph(
             .parse::<Xray>()
             .map_err(|_| AgentError::invalid("Invalid xray value: expected true, false, or a positive integer"))
     })?;
-    let id = if name.parse::<Uuid>().is_err() && app.graphs.has(&name) {
-        AssistantId::of_graph(&name)
-    } else {
-        <AssistantId as super::extract::PathValue>::read(&name)?
-    };
+    let id = named(&app, &name)?;
     let row = find(&app, id).await?;
     let drawing = graph_of(&app, &row)?
         .drawing(xray)
@@ -496,6 +502,15 @@ pub(crate) async fn latest(
         .write(async |tx| rows::set_latest(tx, app.tenant, id, latest.version).await)
         .await?;
     Ok(Json(row.try_into()?))
+}
+
+/// The assistant of this id, or the one that comes with the graph of this name.
+pub(super) fn named(app: &AgentApp, name: &str) -> Result<AssistantId, AgentError> {
+    if name.parse::<Uuid>().is_err() && app.graphs.has(name) {
+        Ok(AssistantId::of_graph(name))
+    } else {
+        AssistantId::read(name)
+    }
 }
 
 async fn find(app: &AgentApp, id: AssistantId) -> Result<rows::Assistant, AgentError> {

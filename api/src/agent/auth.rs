@@ -3,23 +3,23 @@
 
 mod caller;
 mod custom;
-mod filter;
+mod judged;
+mod remembered;
 mod route;
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::WWW_AUTHENTICATE;
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderValue, StatusCode};
 
 use super::app::AgentApp;
 use super::errors::AgentError;
-use super::system::OPEN;
 use crate::browser::{is_called_by_own_name, may_act};
 use crate::errors::ApiError;
 
-pub(super) use caller::{configurable, identity, record};
-pub(super) use custom::Remembered;
+pub(super) use caller::{configurable, deletable, identity, record, sees, sees_assistant, visible};
+pub(super) use remembered::Remembered;
 
 /// The layer around a server that asks for no key because only this machine reaches it: pages of the web are
 /// neighbours there, and none of them may have anything done.
@@ -43,16 +43,24 @@ pub(super) async fn neighbours(State(app): State<AgentApp>, request: Request, ne
     next.run(request).await
 }
 
-/// The layer in front of every route.
+/// The layer in front of every route of ours.
 pub(super) async fn require(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
-    let open = OPEN.contains(&request.uri().path()) || request.method() == Method::OPTIONS;
-    if open {
-        return next.run(request).await;
-    }
     if app.settings.custom_auth {
         // It takes the place of keys, as its author decides.
         return custom::guard(app, request, next).await;
     }
+    require_key(app, request, next).await
+}
+
+/// The layer in front of the author's own routes, where the author wants one.
+pub(super) async fn require_of_own(State(app): State<AgentApp>, request: Request, next: Next) -> Response {
+    if app.settings.custom_auth {
+        return custom::recognize(app, request, next).await;
+    }
+    require_key(app, request, next).await
+}
+
+async fn require_key(app: AgentApp, request: Request, next: Next) -> Response {
     let Some(keys) = app.keys.as_ref() else {
         return next.run(request).await;
     };

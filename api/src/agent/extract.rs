@@ -1,11 +1,12 @@
 //! Reading requests of the agent surface. A refusal is one text that names the place.
 
+use std::time::Duration;
+
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use bytes::Bytes;
 use http::StatusCode;
 use http::request::Parts;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -17,10 +18,14 @@ use uuid::Uuid;
 use super::answer::without_nul;
 use super::app::AgentApp;
 use super::errors::AgentError;
+use crate::body::{self, BodyError, Patience};
 use crate::extract::{Object, explain};
 
-/// A body that takes longer holds a place others could use.
-const BODY_PATIENCE: std::time::Duration = std::time::Duration::from_secs(120);
+/// How long a body may take.
+const BODY_PATIENCE: Patience = Patience {
+    silence: Duration::from_secs(20),
+    whole: Duration::from_secs(120),
+};
 
 /// A body that is worth a thread of its own while it is read.
 const LARGE_BYTES: usize = 1 << 20;
@@ -57,25 +62,16 @@ impl<T: DeserializeOwned> FromRequest<AgentApp> for ListBody<T> {
 }
 
 async fn bytes_of(request: Request, app: &AgentApp) -> Result<Bytes, AgentError> {
-    let limit = app.settings.body_bytes;
-    let read = Limited::new(request.into_body(), limit).collect();
-    let body = match tokio::time::timeout(BODY_PATIENCE, read).await {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(problem)) if problem.is::<LengthLimitError>() => {
-            return Err(AgentError::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                format!("Request body is larger than {limit} bytes"),
-            ));
-        }
-        Ok(Err(_)) => return Err(AgentError::bad_request("Request body broke off before its end")),
-        Err(_) => {
-            return Err(AgentError::new(
-                StatusCode::REQUEST_TIMEOUT,
-                "Request body came too slowly",
-            ));
-        }
-    };
-    Ok(body)
+    let read = body::read(request.into_body(), app.settings.body_bytes, BODY_PATIENCE).await;
+    read.map_err(|problem| match problem {
+        BodyError::TooLarge(limit) => AgentError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("Request body is larger than {limit} bytes"),
+        ),
+        BodyError::BrokeOff => AgentError::bad_request("Request body broke off before its end"),
+        BodyError::TooSlow => AgentError::new(StatusCode::REQUEST_TIMEOUT, "Request body came too slowly"),
+        BodyError::NoRoom(wait) => AgentError::unavailable("Too many large request bodies at once", wait),
+    })
 }
 
 /// Reads a body. While it reads a large one, other tasks of the same thread go on elsewhere: there may be no second thread.

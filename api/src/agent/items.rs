@@ -109,6 +109,29 @@ pub(crate) struct Which {
     refresh_ttl: Option<Flag>,
 }
 
+impl Which {
+    /// Where it lies.
+    pub(super) fn place(&self) -> Result<(Namespace, &str), AgentError> {
+        let Some(key) = self.key.as_deref().filter(|key| !key.is_empty()) else {
+            return Err(AgentError::bad_request("Key is required"));
+        };
+        let namespace = self.namespace.as_deref().unwrap_or_default();
+        Ok((Namespace::from_dotted("namespace", namespace)?, key))
+    }
+
+    /// The query that asks the same of another item.
+    pub(super) fn query_for(&self, namespace: Vec<String>, key: &str) -> Result<String, AgentError> {
+        let namespace = Namespace::new("namespace", namespace)?;
+        let mut query = url::form_urlencoded::Serializer::new(String::new());
+        query.append_pair("namespace", &namespace.dotted());
+        query.append_pair("key", key);
+        if let Some(Flag(refresh)) = self.refresh_ttl {
+            query.append_pair("refresh_ttl", if refresh { "true" } else { "false" });
+        }
+        Ok(query.finish())
+    }
+}
+
 /// Which item goes.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 pub(crate) struct GoneItem {
@@ -187,13 +210,10 @@ pub(crate) async fn get(
     State(app): State<AgentApp>,
     Query(which): Query<Which>,
 ) -> Result<Json<Option<Item>>, AgentError> {
-    let Some(key) = which.key.filter(|key| !key.is_empty()) else {
-        return Err(AgentError::bad_request("Key is required"));
-    };
-    let namespace = Namespace::from_dotted("namespace", &which.namespace.unwrap_or_default())?;
+    let (namespace, key) = which.place()?;
     let item = app
         .store
-        .read(async |tx| items::get(tx, app.tenant, &namespace, &key).await)
+        .read(async |tx| items::get(tx, app.tenant, &namespace, key).await)
         .await?;
     let Some(item) = item else { return Ok(Json(None)) };
     let found = std::slice::from_ref(&item);

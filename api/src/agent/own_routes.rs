@@ -8,6 +8,8 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONNECTION, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
+use http_body::Body as _;
+use http_body_util::Limited;
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
 
@@ -18,7 +20,7 @@ use super::errors::AgentError;
 pub(super) fn router(app: AgentApp) -> Router {
     let router = Router::new().fallback(forward);
     let router = if app.settings.own_routes_auth {
-        router.layer(from_fn_with_state(app.clone(), super::auth::require))
+        router.layer(from_fn_with_state(app.clone(), super::auth::require_of_own))
     } else {
         router
     };
@@ -47,6 +49,12 @@ fn group(path: &str) -> Option<&'static str> {
 }
 
 async fn forward(State(app): State<AgentApp>, request: Request) -> Response {
+    let limit = app.settings.body_bytes;
+    if request.body().size_hint().lower() > limit as u64 {
+        let text = format!("Request body is larger than {limit} bytes");
+        return AgentError::new(StatusCode::PAYLOAD_TOO_LARGE, text).into_response();
+    }
+    let request = request.map(|body| Body::new(Limited::new(body, limit)));
     let graphs = app.graphs.current();
     let Some(pool) = graphs.hosts().filter(|pool| pool.ready().http) else {
         return AgentError::not_found().into_response();

@@ -2,7 +2,7 @@
 
 mod alone;
 pub(super) mod assistants;
-mod batch;
+pub(super) mod batch;
 mod begin;
 mod model;
 mod on_thread;

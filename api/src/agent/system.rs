@@ -43,18 +43,6 @@ pub(super) fn probes() -> axum::Router<AgentApp> {
         .route("/readyz", axum::routing::get(readyz))
 }
 
-/// Paths that are open where others need a key.
-pub(super) const OPEN: [&str; 8] = [
-    "/",
-    "/ok",
-    "/info",
-    "/metrics",
-    "/docs",
-    "/openapi.json",
-    "/livez",
-    "/readyz",
-];
-
 /// How health is asked.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]

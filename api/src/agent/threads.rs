@@ -23,6 +23,7 @@ use self::model::{Thread, extracted};
 use self::state::StateUpdates;
 use super::answer::{Ascending, Json, Page, Select};
 use super::app::AgentApp;
+use super::auth;
 use super::errors::AgentError;
 use super::extract::{Body, Path, Query};
 use crate::extract::{objects, optional_objects, whole};
@@ -154,7 +155,8 @@ pub(crate) async fn create(
         .await?;
     let read = app.store.read(async |tx| rows::get(tx, app.tenant, id).await).await;
     let row = match read {
-        Ok(row) if made || body.if_exists == Some(IfThere::DoNothing) => row,
+        Ok(row) if made => row,
+        Ok(row) if body.if_exists == Some(IfThere::DoNothing) && auth::sees(&row.metadata) => row,
         Ok(_) => return Err(taken(id)),
         // It is another workspace's, which must look like any other that is taken.
         Err(towpath_store::Error::NotFound) => return Err(taken(id)),

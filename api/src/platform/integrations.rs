@@ -226,6 +226,10 @@ pub async fn repos(
             "the integration has no token, and so no repositories of its own",
         ));
     };
+    if is_plain(&row.api_url) {
+        let text = "the integration's token is not sent over plain http; make an integration whose api_url is https";
+        return Err(ApiError::conflict(text));
+    }
     // An address that does not answer holds its request for a while; it must not take the places of others.
     let outside = app.outside.enter();
     let _place = outside.map_err(|wait| ApiError::too_many("too many addresses are asked at once", wait))?;
@@ -240,6 +244,18 @@ pub async fn repos(
         }
     }
     Ok(Json(found))
+}
+
+/// Whether what is sent there could be read on its way: it leaves this machine, and nothing protects it.
+fn is_plain(api_url: &str) -> bool {
+    let Ok(url) = url::Url::parse(api_url) else { return true };
+    let stays = match url.host() {
+        Some(url::Host::Domain(name)) => name.eq_ignore_ascii_case("localhost"),
+        Some(url::Host::Ipv4(address)) => address.is_loopback(),
+        Some(url::Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    };
+    url.scheme() != "https" && !stays
 }
 
 fn described(integration: IntegrationId, repository: &Value) -> Option<Repository> {

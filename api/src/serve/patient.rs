@@ -6,43 +6,31 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep};
+
+use super::waiting::Waiting;
 
 /// Breaks a connection off when a write makes no progress for so long: a client that asks and does not read would hold
 /// the answer, and its place among the connections, for ever.
 pub(super) struct Patient<S> {
     stream: S,
-    patience: Duration,
-    /// Counts while a write waits; made at the first wait, which most connections never have.
-    waiting: Option<Pin<Box<Sleep>>>,
-    counts: bool,
+    waiting: Waiting,
 }
 
 impl<S> Patient<S> {
     pub(super) fn new(stream: S, patience: Duration) -> Self {
         Self {
             stream,
-            patience,
-            waiting: None,
-            counts: false,
+            waiting: Waiting::new(patience),
         }
     }
 
     /// Passes on what a write said, unless it has been saying "not yet" for too long.
     fn judge<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.counts = false;
+            self.waiting.passed();
             return written;
         }
-        let patience = self.patience;
-        let waiting = self
-            .waiting
-            .get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        if !self.counts {
-            self.counts = true;
-            waiting.as_mut().reset(Instant::now() + patience);
-        }
-        ready!(waiting.as_mut().poll(context));
+        ready!(self.waiting.poll_over(context));
         let text = "the client does not read its answer";
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, text)))
     }

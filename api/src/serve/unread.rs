@@ -8,14 +8,17 @@
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use axum::BoxError;
 use axum::body::{Body, Bytes};
 use axum::response::Response;
 use http::{HeaderValue, Request, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+
+use super::waiting::Waiting;
 
 /// More is not read for nothing.
 const LONGEST_BYTES: u64 = 1 << 20;
@@ -30,10 +33,11 @@ struct Shared {
     /// Its client sends only when asked, and it is asked when somebody begins to read.
     asked_first: bool,
     begun: bool,
+    silence: Waiting,
 }
 
-/// Lends the body of a request to whoever answers it.
-pub(super) fn lend(request: Request<Incoming>) -> (Request<Body>, Unread) {
+/// Lends the body of a request to whoever answers it. It breaks off where its client is silent for `patience`.
+pub(super) fn lend(request: Request<Incoming>, patience: Duration) -> (Request<Body>, Unread) {
     if request.body().is_end_stream() {
         return (request.map(Body::new), Unread(None));
     }
@@ -42,6 +46,7 @@ pub(super) fn lend(request: Request<Incoming>) -> (Request<Body>, Unread) {
         body,
         asked_first: head.headers.contains_key(header::EXPECT),
         begun: false,
+        silence: Waiting::new(patience),
     }));
     let body = Body::new(Lent(Arc::clone(&shared)));
     (Request::from_parts(head, body), Unread(Some(shared)))
@@ -57,6 +62,7 @@ impl Unread {
             body,
             asked_first,
             begun,
+            ..
         } = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
         let comes = begun || !asked_first;
         if !comes || tokio::time::timeout(PATIENCE, passes(body)).await != Ok(true) {
@@ -100,12 +106,18 @@ impl Lent {
 
 impl HttpBody for Lent {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut shared = self.shared();
         shared.begun = true;
-        Pin::new(&mut shared.body).poll_frame(context)
+        let polled = Pin::new(&mut shared.body).poll_frame(context);
+        if polled.is_ready() {
+            shared.silence.passed();
+            return polled.map_err(Into::into);
+        }
+        ready!(shared.silence.poll_over(context));
+        Poll::Ready(Some(Err("the client sends no more of its body".into())))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use askama::Template;
-use axum::Form;
 use axum::extract::{Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
@@ -18,6 +17,7 @@ use super::{HX_REQUEST, Trouble};
 use crate::app::App;
 use crate::browser::{is_called_by_own_name, is_ours};
 use crate::errors::ApiError;
+use crate::extract::Form;
 use crate::session;
 
 const COOKIE_NAME: &str = "towpath_session";
@@ -127,7 +127,7 @@ pub(super) struct Credentials {
 }
 
 /// Takes a key, gives a session.
-pub(super) async fn sign_in(State(app): State<App>, headers: HeaderMap, form: Form<Credentials>) -> Response {
+pub(super) async fn sign_in(State(app): State<App>, headers: HeaderMap, Form(form): Form<Credentials>) -> Response {
     if !is_ours(&headers) {
         return refuse_foreign();
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -11,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use towpath_api::serve;
+use towpath_api::serve::{Limits, serve_within};
 
 /// A route that answers when it is let, and says when somebody is inside.
 struct Gate {
@@ -177,6 +179,61 @@ async fn a_connection_that_asks_nothing_is_let_go() {
     let _ = answered.read_to_end(&mut answer).await;
     assert!(nothing.is_empty() || nothing.starts_with(b"HTTP/1.1 408"));
     assert!(answer.starts_with(b"HTTP/1.1 200"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_does_not_come_is_not_waited_for() {
+    // A reader without any patience of its own.
+    let router = Router::new().route("/", post(async |body: Bytes| body));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    let mut client = connect(address).await;
+    client
+        .write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\nhalf")
+        .await
+        .unwrap();
+    let mut answer = [0; 12];
+    client.read_exact(&mut answer).await.unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 400");
+}
+
+/// Asks, and reads the first bytes of the answer; `None` where the connection was closed.
+async fn asked(client: &mut TcpStream) -> Option<[u8; 12]> {
+    client.write_all(REQUEST).await.ok()?;
+    let mut answer = [0; 12];
+    client.read_exact(&mut answer).await.ok()?;
+    Some(answer)
+}
+
+#[tokio::test]
+async fn one_address_has_so_many_connections_and_no_more() {
+    let (gate, router) = Gate::new();
+    gate.let_go.add_permits(1);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let limits = Limits {
+        per_neighbour: 2,
+        ..Limits::default()
+    };
+    let shutdown = CancellationToken::new();
+    let _server = tokio::spawn(serve_within(limits, listener, router, shutdown, Duration::ZERO));
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut client = connect(address).await;
+        assert_eq!(asked(&mut client).await.as_ref(), Some(b"HTTP/1.1 200"));
+        held.push(client);
+    }
+    assert_eq!(asked(&mut connect(address).await).await, None, "a third connection");
+    held.pop();
+    // The server learns of the end in its own time.
+    let again = async {
+        while asked(&mut connect(address).await).await.is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(60), again).await;
+    again.expect("one that ended makes room for another");
 }
 
 #[tokio::test]

@@ -6,10 +6,13 @@ use http::{Method, StatusCode};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_api::{Settings, serve};
+use uuid::Uuid;
 
-use crate::world::{Call, KEY, World};
+use crate::world::{Answer, Call, KEY, World};
 
 async fn served(settings: Settings) -> (World, std::net::SocketAddr) {
     let world = World::with(settings).await;
@@ -42,6 +45,45 @@ async fn first(client: &mut TcpStream) -> String {
     String::from_utf8_lossy(&answer[..length]).into_owned()
 }
 
+/// Keeps every write of the database waiting until it is told or dropped: who writes then is worked on, and stays so.
+async fn stall(world: &World) -> oneshot::Sender<()> {
+    let (tell, begun) = oneshot::channel();
+    let (let_go, told) = oneshot::channel::<()>();
+    let store = world.store.clone();
+    tokio::spawn(async move {
+        let written = store.write(async |_| {
+            let _ = tell.send(());
+            let _ = told.await;
+            Ok(())
+        });
+        written.await
+    });
+    begun.await.expect("the writer is taken");
+    let_go
+}
+
+/// Waits until a request without a key finds no place.
+async fn until_crowded(world: &World, method: Method, path: &str) {
+    let crowded = async {
+        while world.open(method.clone(), path).await.status != StatusCode::SERVICE_UNAVAILABLE {
+            tokio::task::yield_now().await;
+        }
+    };
+    let crowded = tokio::time::timeout(Duration::from_secs(60), crowded).await;
+    crowded.expect("every place is taken");
+}
+
+/// A request that is worked on while writes stall.
+fn begin(world: &World, call: Call) -> JoinHandle<Answer> {
+    let router = world.router.clone();
+    tokio::spawn(async move { crate::world::call(&router, call).await })
+}
+
+fn new_project(world: &World, name: &str) -> Call {
+    let call = Call::new(Method::POST, "/sessions").in_workspace(world.tenant);
+    call.json(&json!({ "name": name }))
+}
+
 #[tokio::test]
 async fn who_finds_no_place_is_refused_before_its_body() {
     let settings = Settings {
@@ -49,9 +91,10 @@ async fn who_finds_no_place_is_refused_before_its_body() {
         ..Settings::default()
     };
     let (world, address) = served(settings).await;
-    // Takes the one place: `100 Continue` comes when its body is asked for.
-    let mut holder = send(address, &head(&world, "/runs/batch", 10)).await;
-    assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
+    // Takes the one place.
+    let let_go = stall(&world).await;
+    let holder = begin(&world, new_project(&world, "held"));
+    until_crowded(&world, Method::GET, "/sessions").await;
 
     let mut refused = send(address, &head(&world, "/runs/batch", 10_000_000)).await;
     let answer = first(&mut refused).await;
@@ -71,11 +114,8 @@ async fn who_finds_no_place_is_refused_before_its_body() {
     // Who asks how the process is, is answered all the same.
     assert_eq!(world.open(Method::GET, "/livez").await.status, StatusCode::OK);
 
-    holder.write_all(br#"{"post":[]}"#.get(..10).unwrap()).await.unwrap();
-    assert!(
-        first(&mut holder).await.starts_with("HTTP/1.1 422"),
-        "its JSON is cut off"
-    );
+    drop(let_go);
+    assert_eq!(holder.await.unwrap().status, StatusCode::OK);
     assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
 }
 
@@ -86,8 +126,9 @@ async fn who_is_refused_keeps_the_connection() {
         ..Settings::default()
     };
     let (world, address) = served(settings).await;
-    let mut holder = send(address, &head(&world, "/runs/batch", 10)).await;
-    assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
+    let _let_go = stall(&world).await;
+    let _holder = begin(&world, new_project(&world, "held"));
+    until_crowded(&world, Method::GET, "/sessions").await;
 
     // More than the buffers of a connection hold, sent before the answer is looked at, as clients do.
     let body = vec![b'x'; 600_000];
@@ -108,18 +149,55 @@ async fn traces_leave_room_for_who_wants_to_look() {
         requests: 4,
         ..Settings::default()
     };
-    let (world, address) = served(settings).await;
-    let mut holders = Vec::new();
-    for _ in 0..3 {
-        let mut holder = send(address, &head(&world, "/runs/batch", 10)).await;
-        assert!(first(&mut holder).await.starts_with("HTTP/1.1 100"));
-        holders.push(holder);
-    }
+    let (world, _) = served(settings).await;
+    let let_go = stall(&world).await;
+    let id = Uuid::now_v7();
+    let run = json!({"id": id, "trace_id": id, "name": "a", "run_type": "chain", "session_name": "a",
+                     "start_time": "2026-03-01T12:00:00Z", "dotted_order": format!("20260301T120000000000Z{id}")});
+    let call = Call::new(Method::POST, "/runs").in_workspace(world.tenant).json(&run);
+    let holders: Vec<_> = (0..3).map(|_| begin(&world, call.clone())).collect();
+    until_crowded(&world, Method::POST, "/runs/batch").await;
     let more = world.post("/api/v1/runs/batch", &json!({"post": []})).await;
     more.expect(503);
     assert!(more.headers.contains_key("retry-after"));
     assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
     assert_eq!(world.get("/api/v1/bulk-exports").await.status, StatusCode::OK);
+    drop(let_go);
+    for holder in holders {
+        assert_eq!(holder.await.unwrap().status, StatusCode::ACCEPTED);
+    }
+}
+
+/// As many half-sent bodies as there are places, and more.
+#[tokio::test]
+async fn bodies_that_do_not_come_take_no_places() {
+    let settings = Settings {
+        requests: 4,
+        ..Settings::default()
+    };
+    let (world, address) = served(settings).await;
+    let mut silent = Vec::new();
+    for _ in 0..16 {
+        // A page, which asks for no key before it reads; and a route that knows whose the body is.
+        let form = "POST /ui/sign-in HTTP/1.1\r\nhost: 127.0.0.1\r\norigin: http://127.0.0.1\r\n\
+                    content-type: application/x-www-form-urlencoded\r\ncontent-length: 100\r\nexpect: 100-continue\r\n\r\n";
+        for head in [
+            form.to_owned(),
+            head(&world, "/runs/batch", 10),
+            head(&world, "/sessions", 10),
+        ] {
+            let mut client = send(address, &head).await;
+            // It is being read.
+            let answer = first(&mut client).await;
+            assert!(answer.starts_with("HTTP/1.1 100"), "{answer}");
+            client.write_all(b"k").await.unwrap();
+            silent.push(client);
+        }
+        assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+        assert_eq!(world.open(Method::GET, "/ui/sign-in").await.status, StatusCode::OK);
+        let more = world.post("/runs/batch", &json!({"post": []})).await;
+        assert_ne!(more.status, StatusCode::SERVICE_UNAVAILABLE, "{}", more.text);
+    }
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::Secret;
-use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, Transport};
+use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost, Transport};
 use towpath_outbound::Guard;
 
 use crate::error::{Error, Result};
@@ -21,6 +21,12 @@ use crate::orphans::ROOT_MARK;
 use crate::program::{Ended, Program};
 use crate::root::Root;
 use crate::tree::{self, Limits};
+
+/// Attributes that win over those of a tree: files are written as they are kept. Some attributes make them many times as large
+/// (`ident`, `working-tree-encoding`, `eol`), and have them read into memory for that.
+const AS_THEY_ARE: &str = "* -text -ident -filter !eol !working-tree-encoding\n";
+/// Attributes of a tree are read all the same, and take many times their size then.
+const LARGEST_ATTRIBUTES: u64 = 4 << 20;
 
 /// What the operator says about repositories.
 #[derive(Clone, Debug)]
@@ -37,21 +43,30 @@ pub struct Settings {
     pub tree: Limits,
 }
 
+/// What opens private repositories of one host.
+#[derive(Clone, Debug)]
+pub struct Token {
+    /// The password.
+    pub secret: Secret,
+    /// Where it may be sent.
+    pub host: TokenHost,
+}
+
 /// A repository that may be asked.
 #[derive(Clone, Debug)]
 pub struct Repository<'a> {
     settings: &'a Settings,
     root: &'a Root,
     url: &'a RepoUrl,
-    token: Option<&'a Secret>,
+    token: Option<&'a Token>,
 }
 
 impl<'a> Repository<'a> {
-    /// The repository at `url`. `token` is sent as the password of an https request.
+    /// The repository at `url`. `token` is sent as the password of an https request, where `url` is at its host.
     ///
     /// # Errors
     /// The operator does not allow its transport.
-    pub fn new(settings: &'a Settings, root: &'a Root, url: &'a RepoUrl, token: Option<&'a Secret>) -> Result<Self> {
+    pub fn new(settings: &'a Settings, root: &'a Root, url: &'a RepoUrl, token: Option<&'a Token>) -> Result<Self> {
         let transport = url.transport();
         if transport != Transport::Https && !settings.transports.contains(&transport) {
             return Err(Error::Refused(format!(
@@ -131,6 +146,9 @@ impl<'a> Repository<'a> {
             .args(["init", "--quiet", "--template=", "--"])
             .args([&repository]);
         self.succeed("preparing the source", init.run(log, cancel).await?)?;
+        let info = repository.join(".git/info");
+        crate::root::make(&info)?;
+        std::fs::write(info.join("attributes"), AS_THEY_ARE).map_err(Error::io("preparing the source"))?;
         let get = |what: String, program: Program| {
             inside(program)
                 .args([
@@ -170,6 +188,7 @@ impl<'a> Repository<'a> {
         let prefix = format!("--prefix={}/", files.display());
         let write =
             inside(self.git(work.path()).await?).args(["checkout-index", "--all", "--force", "--quiet", &prefix]);
+        let write = write.watching(&files, self.settings.tree.bytes);
         self.succeed("writing the source", write.run(log, cancel).await?)?;
 
         let (limits, lines, to) = (self.settings.tree, log.clone(), to.to_owned());
@@ -185,7 +204,8 @@ impl<'a> Repository<'a> {
     /// Adds up what `ls-tree` lists, before anything of it is written: small packs can hold huge files.
     fn weigh(&self, list: &[u8], log: &Log) -> Result<()> {
         let limits = self.settings.tree;
-        let (mut bytes, mut entries) = (0_u64, 0_u64);
+        let (mut bytes, mut entries, mut attributes) = (0_u64, 0_u64, 0_u64);
+        let mut folder = String::new();
         for entry in list.split(|byte| *byte == 0).filter(|entry| !entry.is_empty()) {
             let entry = String::from_utf8_lossy(entry);
             let (about, path) = entry.split_once('\t').unwrap_or((&entry, ""));
@@ -193,8 +213,21 @@ impl<'a> Repository<'a> {
             if about.next() == Some("160000") {
                 log.warn(format!("the submodule {path} is left out"));
             }
-            entries += 1;
-            bytes = bytes.saturating_add(about.nth(2).and_then(|size| size.parse().ok()).unwrap_or(0));
+            let size: u64 = about.nth(2).and_then(|size| size.parse().ok()).unwrap_or(0);
+            bytes = bytes.saturating_add(size);
+            let (own, name) = path.rsplit_once('/').unwrap_or(("", path));
+            // Files of a folder stand together, so that each is new once.
+            entries += 1 + new_folders(&folder, own);
+            own.clone_into(&mut folder);
+            if name.eq_ignore_ascii_case(".gitattributes") {
+                attributes = attributes.saturating_add(size);
+            }
+        }
+        if attributes > LARGEST_ATTRIBUTES {
+            return Err(Error::Refused(format!(
+                "the source has more than {} MB of .gitattributes",
+                LARGEST_ATTRIBUTES >> 20
+            )));
         }
         if entries > limits.entries {
             return Err(Error::Refused(format!(
@@ -249,7 +282,7 @@ impl<'a> Repository<'a> {
         let count = ("GIT_CONFIG_COUNT".to_owned(), configuration.len().to_string());
         let configuration = configuration.into_iter().enumerate().flat_map(|(n, (key, value))| {
             [
-                (format!("GIT_CONFIG_KEY_{n}"), key.to_owned()),
+                (format!("GIT_CONFIG_KEY_{n}"), key),
                 (format!("GIT_CONFIG_VALUE_{n}"), value),
             ]
         });
@@ -260,8 +293,8 @@ impl<'a> Repository<'a> {
             .within(home))
     }
 
-    fn configuration(&self, addresses: &[SocketAddr]) -> Vec<(&'static str, String)> {
-        let mut all: Vec<(&'static str, String)> = [
+    fn configuration(&self, addresses: &[SocketAddr]) -> Vec<(String, String)> {
+        let mut all: Vec<(String, String)> = [
             ("core.hooksPath", "/dev/null"),
             ("core.fsmonitor", "false"),
             ("core.attributesFile", "/dev/null"),
@@ -277,6 +310,10 @@ impl<'a> Repository<'a> {
             ("fetch.uriProtocols", ""),
             ("transfer.bundleURI", "false"),
             ("protocol.version", "2"),
+            // Large objects are written as they come, and not held.
+            ("fetch.unpackLimit", "1"),
+            ("core.bigFileThreshold", "16m"),
+            ("core.deltaBaseCacheLimit", "16m"),
             ("gc.auto", "0"),
             ("maintenance.auto", "false"),
             ("advice.graftFileDeprecated", "false"),
@@ -284,7 +321,7 @@ impl<'a> Repository<'a> {
             ("safe.directory", "*"),
         ]
         .into_iter()
-        .map(|(key, value)| (key, value.to_owned()))
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
         .collect();
         // A literal address is not resolved; it was checked as it is.
         if !addresses.is_empty() && self.url.host().parse::<IpAddr>().is_err() {
@@ -296,11 +333,13 @@ impl<'a> Repository<'a> {
                 })
                 .collect();
             let pinned = format!("{}:{}:{}", self.url.host(), self.url.port(), listed.join(","));
-            all.push(("http.curloptResolve", pinned));
+            all.push(("http.curloptResolve".to_owned(), pinned));
         }
-        if let (Some(token), Transport::Https | Transport::Http) = (self.token, self.url.transport()) {
-            let credentials = STANDARD.encode(format!("x-access-token:{}", token.reveal()));
-            all.push(("http.extraHeader", format!("Authorization: Basic {credentials}")));
+        if let Some(token) = self.token.filter(|token| token.host.has(self.url)) {
+            let credentials = STANDARD.encode(format!("x-access-token:{}", token.secret.reveal()));
+            // Of this host alone, whatever else the program may come to ask.
+            let key = format!("http.{}/.extraHeader", token.host);
+            all.push((key, format!("Authorization: Basic {credentials}")));
         }
         all
     }
@@ -316,7 +355,7 @@ impl<'a> Repository<'a> {
     fn failed(&self, what: &str, ended: &Ended) -> Error {
         let mut said = ended.error.clone();
         if let Some(token) = self.token {
-            said = said.replace(token.reveal(), "***");
+            said = said.replace(token.secret.reveal(), "***");
         }
         let text = format!(
             "{what} failed: {}",
@@ -342,6 +381,18 @@ impl<'a> Repository<'a> {
     }
 }
 
+/// How many folders of the second path are not in the first.
+fn new_folders(last: &str, next: &str) -> u64 {
+    if next.is_empty() {
+        return 0;
+    }
+    let same = last
+        .split('/')
+        .zip(next.split('/'))
+        .take_while(|(last, next)| last == next);
+    (next.split('/').count() - same.count()) as u64
+}
+
 /// ssh without the user's configuration, to the address that was checked.
 fn ssh_command(addresses: &[SocketAddr], host: &str) -> String {
     let pinned = addresses.first().map_or_else(String::new, |address| {
@@ -354,4 +405,82 @@ pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T>
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(Error::Transient(format!("a file job broke off: {error}"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the program would be told of a repository.
+    fn told(url: &str) -> Vec<(String, String)> {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let settings = Settings {
+            transports: vec![Transport::Http, Transport::Ssh],
+            guard: Guard::new(towpath_outbound::Policy::default()),
+            path: String::new(),
+            limit: Duration::from_secs(1),
+            tree: Limits::default(),
+        };
+        let token = Token {
+            secret: Secret::new("canary"),
+            host: TokenHost::of_api("https://git.example.org:8443/api/v3").unwrap(),
+        };
+        let url = RepoUrl::parse(url).unwrap();
+        let repository = Repository::new(&settings, &root, &url, Some(&token)).unwrap();
+        repository.configuration(&[])
+    }
+
+    #[test]
+    fn a_token_is_for_its_host_alone() {
+        // x-access-token:canary
+        let header = "Authorization: Basic eC1hY2Nlc3MtdG9rZW46Y2FuYXJ5";
+        let mine = told("https://git.example.org:8443/owner/repo");
+        let headers: Vec<_> = mine
+            .iter()
+            .filter(|(key, _)| key.to_lowercase().contains("extraheader"))
+            .collect();
+        assert_eq!(headers.len(), 1, "{mine:?}");
+        assert_eq!(headers[0].0, "http.https://git.example.org:8443/.extraHeader");
+        assert_eq!(headers[0].1, header);
+        for other in [
+            "https://git.example.org/owner/repo",
+            "http://git.example.org:8443/owner/repo",
+            "https://evil.example:8443/owner/repo",
+            "ssh://git@git.example.org/owner/repo",
+        ] {
+            let told = told(other);
+            assert!(
+                !told.iter().any(|(_, value)| value.contains("eC1hY2Nlc3M")),
+                "{other}: {told:?}"
+            );
+        }
+    }
+
+    /// The program itself, asked which header it would send where.
+    #[test]
+    fn the_program_sends_it_to_no_other_host() {
+        let configuration = told("https://git.example.org:8443/owner/repo");
+        let header = |url: &str| {
+            let mut git = std::process::Command::new("git");
+            git.args(["config", "--get-urlmatch", "http.extraHeader", url]);
+            git.env("GIT_CONFIG_NOSYSTEM", "1")
+                .env("GIT_CONFIG_GLOBAL", "/dev/null");
+            git.env("GIT_CONFIG_COUNT", configuration.len().to_string());
+            for (n, (key, value)) in configuration.iter().enumerate() {
+                git.env(format!("GIT_CONFIG_KEY_{n}"), key);
+                git.env(format!("GIT_CONFIG_VALUE_{n}"), value);
+            }
+            let answer = git.output().unwrap();
+            String::from_utf8(answer.stdout).unwrap()
+        };
+        assert!(header("https://git.example.org:8443/owner/repo").starts_with("Authorization: Basic "));
+        for other in [
+            "https://evil.example/x",
+            "http://git.example.org:8443/owner/repo",
+            "https://git.example.org/x",
+        ] {
+            assert_eq!(header(other), "", "{other}");
+        }
+    }
 }

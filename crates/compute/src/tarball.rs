@@ -1,4 +1,10 @@
 //! Source archives that clients send: tar, compressed by gzip.
+//!
+//! Everything that an archive may make large is bounded before it is made: what it unpacks to, what is written of that,
+//! files and folders, names, and what describes an entry in front of it. Sparse files are refused: they are as large as they
+//! say, and hold nothing.
+
+mod entry;
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -9,6 +15,7 @@ use std::path::{Component, Path, PathBuf};
 use flate2::read::MultiGzDecoder;
 use tar::EntryType;
 
+use self::entry::Described;
 use crate::error::{Error, Result};
 use crate::log::Log;
 use crate::root::make;
@@ -17,6 +24,11 @@ use crate::tree::{self, Limits};
 /// An archive may unpack to this many times its own size, beside what is small anyway.
 const LARGEST_RATIO: u64 = 200;
 const SMALL: u64 = 64 << 20;
+/// Bytes of all names together: they are kept until the end.
+const ALL_NAMES: u64 = 64 << 20;
+/// The longest path, and the longest name in it.
+const LONGEST_PATH: usize = 2048;
+const LONGEST_NAME: usize = 255;
 
 /// Unpacks the archive into the folder `to`, which must not be there yet: it appears whole or not at all. `work` is an
 /// empty folder on the same disk.
@@ -35,79 +47,186 @@ pub fn unpack(archive: &Path, work: &Path, to: &Path, limits: Limits, log: &Log)
         from: MultiGzDecoder::new(io::BufReader::new(file)),
         left: most,
     };
-    let mut archive = tar::Archive::new(plain);
-    let mut links = Vec::new();
-    let mut seen = HashSet::new();
-    let unreadable = |error: io::Error| match error.kind() {
-        io::ErrorKind::FileTooLarge => {
-            Error::Refused(format!("the source archive unpacks to more than {} MB", most >> 20))
-        }
-        _ => Error::Refused(format!(
-            "the source archive cannot be read as a gzip-compressed tar: {error}"
-        )),
+    let mut unpacking = Unpacking {
+        top: &files,
+        limits,
+        most,
+        written: 0,
+        entries: 0,
+        names: 0,
+        seen: HashSet::new(),
+        folders: HashSet::new(),
+        links: Vec::new(),
     };
-    for (count, entry) in (1..).zip(archive.entries().map_err(unreadable)?) {
-        if count > limits.entries {
-            return Err(Error::Refused(format!(
-                "the source archive has more than {} entries",
-                limits.entries
-            )));
-        }
-        let mut entry = entry.map_err(unreadable)?;
-        let kind = entry.header().entry_type();
-        if matches!(kind, EntryType::XGlobalHeader | EntryType::XHeader) {
-            continue;
-        }
-        let path = entry.path().map_err(unreadable)?.into_owned();
-        let Some(inner) = inside(&path)? else { continue };
-        let place = files.join(&inner);
-        match kind {
-            EntryType::Directory => folder(&files, &inner)?,
-            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
-                folder(&files, inner.parent().unwrap_or(Path::new("")))?;
-                let executable = entry.header().mode().is_ok_and(|mode| mode & 0o100 != 0);
-                // The last one of a name counts, as for every reader of tar.
-                if !seen.insert(inner.clone()) {
-                    fs::remove_file(&place).map_err(|_| twice(&inner))?;
-                }
-                let mut file = OpenOptions::new()
-                    .create_new(true)
-                    .write(true)
-                    .mode(if executable { 0o755 } else { 0o644 })
-                    .open(&place)
-                    .map_err(|_| twice(&inner))?;
-                io::copy(&mut entry, &mut file).map_err(unreadable)?;
-                file.flush().map_err(Error::io("writing the source"))?;
-            }
-            EntryType::Symlink => {
-                let target = entry.link_name().map_err(unreadable)?.unwrap_or_default().into_owned();
-                if target.is_absolute() {
-                    let shown = inner.display();
-                    return Err(Error::Refused(format!(
-                        "the source archive has a link {shown} that leads out of it"
-                    )));
-                }
-                links.push((inner, target));
-            }
-            other => {
-                let shown = inner.display();
-                return Err(Error::Refused(format!(
-                    "the source archive has {shown}, which is no file, folder or symbolic link ({other:?})"
-                )));
-            }
-        }
-    }
-    // Last: nothing is ever written through a link. Where they all lead is judged once all of them are there.
-    for (place, target) in links {
-        folder(&files, place.parent().unwrap_or(Path::new("")))?;
-        symlink(&target, files.join(&place)).map_err(|_| twice(&place))?;
-    }
+    unpacking.entries(&mut tar::Archive::new(plain))?;
+    unpacking.links()?;
     tree::check(&files, limits, log)?;
     fs::rename(&files, to).map_err(Error::io("putting the source in its place"))
 }
 
+struct Unpacking<'a> {
+    top: &'a Path,
+    limits: Limits,
+    /// What the archive may unpack to.
+    most: u64,
+    /// Bytes of files.
+    written: u64,
+    /// Files, folders and links.
+    entries: u64,
+    /// Bytes of names.
+    names: u64,
+    seen: HashSet<PathBuf>,
+    folders: HashSet<PathBuf>,
+    links: Vec<(PathBuf, PathBuf)>,
+}
+
+impl Unpacking<'_> {
+    fn entries<R: Read>(&mut self, archive: &mut tar::Archive<R>) -> Result<()> {
+        let mut described = Described::default();
+        let entries = archive.entries().map_err(|error| self.unreadable(error))?;
+        // Raw: what describes an entry is read here, because it would be read whole there, however long it is.
+        for entry in entries.raw(true) {
+            let mut entry = entry.map_err(|error| self.unreadable(error))?;
+            match described.take(&mut entry) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(entry::Error::Refused(why)) => return Err(Error::Refused(why)),
+                Err(entry::Error::Unreadable(error)) => return Err(self.unreadable(error)),
+            }
+            let about = std::mem::take(&mut described).of(&entry)?;
+            let Some(inner) = inside(&about.path)? else { continue };
+            self.named(about.path.as_os_str().len() + about.link.as_os_str().len())?;
+            match entry.header().entry_type() {
+                EntryType::Directory => {
+                    if self.folders.contains(&inner) {
+                        self.counted()?;
+                    }
+                    self.folder(&inner)?;
+                }
+                EntryType::Regular | EntryType::Continuous => self.file(&inner, &mut entry)?,
+                EntryType::Symlink => {
+                    if about.link.is_absolute() {
+                        let shown = inner.display();
+                        return Err(Error::Refused(format!(
+                            "the source archive has a link {shown} that leads out of it"
+                        )));
+                    }
+                    self.counted()?;
+                    self.links.push((inner, about.link));
+                }
+                EntryType::GNUSparse => {
+                    let shown = inner.display();
+                    return Err(Error::Refused(format!(
+                        "the source archive has {shown} as a sparse file; pack it as a plain one"
+                    )));
+                }
+                other => {
+                    let shown = inner.display();
+                    return Err(Error::Refused(format!(
+                        "the source archive has {shown}, which is no file, folder or symbolic link ({other:?})"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn file<R: Read>(&mut self, inner: &Path, entry: &mut tar::Entry<'_, R>) -> Result<()> {
+        self.folder(inner.parent().unwrap_or(Path::new("")))?;
+        let place = self.top.join(inner);
+        let executable = entry.header().mode().is_ok_and(|mode| mode & 0o100 != 0);
+        self.counted()?;
+        // The last one of a name counts, as for every reader of tar.
+        if !self.seen.insert(inner.to_owned()) {
+            fs::remove_file(&place).map_err(|_| twice(inner))?;
+        }
+        let mut file = OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .mode(if executable { 0o755 } else { 0o644 })
+            .open(&place)
+            .map_err(|_| twice(inner))?;
+        let left = self.limits.bytes.saturating_sub(self.written);
+        let copied = io::copy(&mut entry.take(left.saturating_add(1)), &mut file);
+        let copied = copied.map_err(|error| self.unreadable(error))?;
+        if copied > left {
+            return Err(Error::Refused(format!(
+                "the source is larger than {} MB",
+                self.limits.bytes >> 20
+            )));
+        }
+        self.written += copied;
+        file.flush().map_err(Error::io("writing the source"))
+    }
+
+    /// Last: nothing is ever written through a link. Where they all lead is judged once all of them are there.
+    fn links(&mut self) -> Result<()> {
+        for (place, target) in std::mem::take(&mut self.links) {
+            self.folder(place.parent().unwrap_or(Path::new("")))?;
+            symlink(&target, self.top.join(&place)).map_err(|_| twice(&place))?;
+        }
+        Ok(())
+    }
+
+    /// Makes a folder, and those it lies in. Each is counted: one path can name a thousand of them.
+    fn folder(&mut self, inner: &Path) -> Result<()> {
+        let mut folder = PathBuf::new();
+        for part in inner.components() {
+            folder.push(part);
+            if self.folders.contains(&folder) {
+                continue;
+            }
+            self.counted()?;
+            self.named(folder.as_os_str().len())?;
+            fs::create_dir(self.top.join(&folder)).map_err(|_| twice(&folder))?;
+            self.folders.insert(folder.clone());
+        }
+        Ok(())
+    }
+
+    fn counted(&mut self) -> Result<()> {
+        self.entries += 1;
+        if self.entries <= self.limits.entries {
+            return Ok(());
+        }
+        Err(Error::Refused(format!(
+            "the source archive has more than {} entries",
+            self.limits.entries
+        )))
+    }
+
+    fn named(&mut self, bytes: usize) -> Result<()> {
+        self.names += bytes as u64;
+        if self.names <= ALL_NAMES {
+            return Ok(());
+        }
+        Err(Error::Refused(format!(
+            "the names in the source archive are longer than {} MB together",
+            ALL_NAMES >> 20
+        )))
+    }
+
+    fn unreadable(&self, error: io::Error) -> Error {
+        match error.kind() {
+            io::ErrorKind::FileTooLarge => Error::Refused(format!(
+                "the source archive unpacks to more than {} MB",
+                self.most >> 20
+            )),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::io("writing the source")(error),
+            _ => Error::Refused(format!(
+                "the source archive cannot be read as a gzip-compressed tar: {error}"
+            )),
+        }
+    }
+}
+
 /// The path as it may be below a folder; `None` for the folder itself.
 fn inside(path: &Path) -> Result<Option<PathBuf>> {
+    if path.as_os_str().len() > LONGEST_PATH {
+        return Err(Error::Refused(format!(
+            "the source archive has a path of more than {LONGEST_PATH} bytes"
+        )));
+    }
     let refused = || {
         let shown = path.display();
         Error::Refused(format!(
@@ -118,6 +237,11 @@ fn inside(path: &Path) -> Result<Option<PathBuf>> {
     for part in path.components() {
         match part {
             Component::CurDir => {}
+            Component::Normal(name) if name.len() > LONGEST_NAME => {
+                return Err(Error::Refused(format!(
+                    "the source archive has a name of more than {LONGEST_NAME} bytes"
+                )));
+            }
             Component::Normal(name) if name.to_str().is_some_and(|name| !name.contains(['\\', '\0'])) => {
                 inner.push(name);
             }
@@ -125,10 +249,6 @@ fn inside(path: &Path) -> Result<Option<PathBuf>> {
         }
     }
     Ok((!inner.as_os_str().is_empty()).then_some(inner))
-}
-
-fn folder(top: &Path, inner: &Path) -> Result<()> {
-    fs::create_dir_all(top.join(inner)).map_err(|_| twice(inner))
 }
 
 fn twice(inner: &Path) -> Error {

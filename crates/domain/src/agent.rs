@@ -9,6 +9,7 @@ pub mod namespace;
 pub mod request;
 pub mod state;
 pub mod stream;
+pub mod visibility;
 
 pub use frame::Frame;
 pub use merge::{Layers, Merged, Object, merge};

@@ -4,12 +4,12 @@ use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan, Stage};
-use towpath_compute::git::Repository;
+use towpath_compute::git::{Repository, Token};
 use towpath_compute::{Log, tarball};
 use towpath_domain::deployment::{RevisionStatus, Source};
-use towpath_domain::git::{CommitSha, RepoRef, RepoUrl};
+use towpath_domain::failpoint;
+use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
 use towpath_domain::registry::RegistryLogin;
-use towpath_domain::{Secret, failpoint};
 use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
@@ -190,7 +190,7 @@ impl Work<'_> {
         let sha = ctx
             .step("resolve", async || {
                 let (url, name) = parsed(url, name)?;
-                let token = self.token().await?;
+                let token = self.token(&url).await?;
                 let repository = Repository::new(&self.hosting.git, &self.hosting.root, &url, token.as_ref());
                 let repository = repository.map_err(|error| self.failed(&error, self.log))?;
                 let sha = repository.resolve(&name, &cancel).await;
@@ -213,7 +213,7 @@ impl Work<'_> {
             Origin::Git { url, name, sha } => {
                 self.log.info(format!("fetching {url}"));
                 let (url, name) = parsed(url, name)?;
-                let token = self.token().await?;
+                let token = self.token(&url).await?;
                 let repository = Repository::new(&self.hosting.git, &self.hosting.root, &url, token.as_ref());
                 let repository = repository.map_err(failed)?;
                 let to = artifact.source();
@@ -253,8 +253,8 @@ impl Work<'_> {
         }
     }
 
-    /// The token of the way into the repository, where it has one.
-    async fn token(&self) -> Result<Option<Secret>, Failure> {
+    /// The token of the way into the repository, where it has one for its host.
+    async fn token(&self, url: &RepoUrl) -> Result<Option<Token>, Failure> {
         let tenant = self.deployment.tenant_id;
         let Some(id) = self.revision.source_config().fatal()?.integration_id else {
             return Ok(None);
@@ -267,7 +267,20 @@ impl Work<'_> {
             Err(towpath_store::Error::NotFound) => Err(Failure::fatal("integration_id: the integration was deleted")),
             integration => {
                 let integration = integration.retry()?;
-                integration.token(&self.world.sealer).retry()
+                let Some(secret) = integration.token(&self.world.sealer).retry()? else {
+                    return Ok(None);
+                };
+                let host = TokenHost::of_api(&integration.api_url)
+                    .map_err(|why| Failure::fatal(format!("the integration's api_url {why}")))?;
+                if !host.has(url) {
+                    self.log.warn(format!(
+                        "the integration's token is for {host} and is not sent to {url}: make an integration whose \
+                         api_url is at that host",
+                        url = url.as_str()
+                    ));
+                    return Ok(None);
+                }
+                Ok(Some(Token { secret, host }))
             }
         }
     }

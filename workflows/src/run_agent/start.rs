@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use towpath_domain::agent::merge::{RESERVED_CONFIGURABLE, drop_reserved_configurable};
+use towpath_domain::agent::visibility::passes;
 use towpath_domain::agent::{AdmittedRun, InTheWay, Layers, Object, RunStatus, ThreadStatus, merge};
 use towpath_domain::{CronId, JobId, Rejection, RunId, TenantId, ThreadId, Timestamp, Why};
 use towpath_durable::Start;
@@ -62,6 +63,15 @@ impl Target {
 /// # Errors
 /// A missing thread, and a thread that is busy when the run wants none of that; those of the database.
 pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store::Result<Run> {
+    start_visible(tx, tenant, new, &Object::new()).await
+}
+
+/// As [`start`], for a caller who sees only threads whose metadata pass a filter. A thread that is made for the run need
+/// not: it is judged where it is found.
+///
+/// # Errors
+/// As [`start`]; a thread that does not pass is a missing one.
+pub async fn start_visible(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>, visible: &Object) -> store::Result<Run> {
     let thread = new.thread.id();
     let own = matches!(new.thread, Target::Own(_));
     let (mut metadata, mut config) = (Object::new(), Object::new());
@@ -101,6 +111,9 @@ pub async fn start(tx: &mut Tx<'_>, tenant: TenantId, new: NewRun<'_>) -> store:
         // Read under the lane's lock: what an earlier run left there counts.
         let row = threads::lock(tx, tenant, thread).await?;
         metadata = object("metadata", thread, &row.metadata)?;
+        if !made && !passes(visible, &metadata) {
+            return Err(missing());
+        }
         config = object("config", thread, &row.config)?;
     }
     let (temporary, ttl, cron) = (new.admitted.kwargs.temporary, new.ttl, new.cron);

@@ -26,5 +26,6 @@ mod server;
 mod stopping;
 mod sweeping;
 mod threads;
+mod visibility;
 mod webhooks;
 mod yard;

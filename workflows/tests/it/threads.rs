@@ -264,10 +264,13 @@ async fn a_run_that_is_deleted_at_work_keeps_its_thread_busy(server: Server) {
     server.update(thread, None).await.unwrap();
     let missing = server.delete_run(thread, run.id).await;
     assert!(matches!(missing, Err(store::Error::NotFound)), "{missing:?}");
-    // One that waits goes at once.
+    // One that waits goes at once, and its thread stands where it stood: the update left steps to be done.
+    let stood = server.thread(thread).await.status;
+    assert_eq!(stood, ThreadStatus::Interrupted);
     let (run, _events) = server.start(Target::On(thread), "slow", json!({})).await;
+    assert_eq!(server.thread(thread).await.status, ThreadStatus::Busy);
     assert_eq!(server.delete_run(thread, run.id).await.unwrap(), Deletion::Done);
-    assert_eq!(server.thread(thread).await.status, ThreadStatus::Idle);
+    assert_eq!(server.thread(thread).await.status, stood);
 }
 
 async fn a_value_that_is_lost_is_no_empty_channel(server: Server) {

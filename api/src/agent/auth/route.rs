@@ -1,134 +1,259 @@
-//! What each route is about, in the words of auth handlers.
+//! What each route is about, in the words of auth handlers: a line for each, by its template. Templates and not paths are
+//! looked up, so that a path cannot be written in a way that makes it another route here than at the router. A route
+//! without a line is refused, and a test holds the lines to the routers.
 
 use http::Method;
 
 /// What a request does, and to what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct About {
     /// `assistants`, `threads`, `crons`, `store`.
     pub resource: &'static str,
     /// `create`, `read`, `update`, `delete`, `search`, `create_run`, `put`, `get`, `list_namespaces`.
     pub action: &'static str,
-    /// The row it is about, by the name the handler knows its id under.
-    pub row: Row,
+    /// What its handler reads beside the path.
+    pub input: Input,
 }
 
-/// A row whose metadata decide.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Row {
-    /// None, or none that is known from the path.
-    None,
-    /// A thread.
-    Thread(String),
-    /// The thread of a run.
-    Run(String),
-    /// An assistant.
-    Assistant(String),
-    /// A cron.
-    Cron(String),
+/// What a handler reads beside the path and its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// Nothing. A body that was sent all the same is not passed on.
+    Nothing,
+    /// An object as the body.
+    Object,
+    /// A list of objects as the body.
+    Objects,
+    /// An object as the body, whose field of this name auth handlers know as `namespace`.
+    Below(&'static str),
+    /// A namespace and a key in the query.
+    Item,
 }
 
-/// What a request is about; nothing for routes that handlers do not judge.
-pub(super) fn about(method: &Method, path: &str) -> Option<About> {
-    let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-    let get = method == Method::GET || method == Method::HEAD;
-    let is = |resource, action, row| Some(About { resource, action, row });
-    let thread = |id: &&str| Row::Thread((*id).to_owned());
-    let run = |id: &&str| Row::Run((*id).to_owned());
-    match (&parts[..], get) {
-        (["assistants"], false) => is("assistants", "create", Row::None),
-        (["assistants", "search" | "count"], _) => is("assistants", "search", Row::None),
-        (["assistants", id, rest @ ..], get) => {
-            let action = match (rest, method) {
-                _ if get => "read",
-                (["versions"], _) => "read",
-                ([], &Method::DELETE) => "delete",
-                _ => "update",
-            };
-            is("assistants", action, Row::Assistant((*id).to_owned()))
-        }
-        (["threads"], false) => is("threads", "create", Row::None),
-        (["threads", "search" | "count"], _) => is("threads", "search", Row::None),
-        (["threads", "prune"], _) => is("threads", "delete", Row::None),
-        (["threads", id, "runs", "crons"], false) => is("crons", "create", thread(id)),
-        (["threads", id, "runs"] | ["threads", id, "runs", "stream" | "wait"], false) => {
-            is("threads", "create_run", thread(id))
-        }
-        (["threads", id, "runs", ..], true) => is("threads", "read", thread(id)),
-        (["threads", id, "runs", ..], false) => is(
-            "threads",
-            if method == Method::DELETE { "delete" } else { "update" },
-            thread(id),
-        ),
-        (["threads", id, rest @ ..], get) => {
-            let action = match (rest, method) {
-                _ if get => "read",
-                (["history" | "copy"] | ["state", "checkpoint"], _) => "read",
-                ([], &Method::DELETE) => "delete",
-                _ => "update",
-            };
-            is("threads", action, thread(id))
-        }
-        (["runs"] | ["runs", "stream" | "wait" | "batch"], false) => is("threads", "create_run", Row::None),
-        (["runs", "cancel"], false) => is("threads", "update", Row::None),
-        (["runs", "search"], _) => is("threads", "search", Row::None),
-        (["runs", "crons"], false) => is("crons", "create", Row::None),
-        (["runs", "crons", "search" | "count"], _) => is("crons", "search", Row::None),
-        (["runs", "crons", id], get) => {
-            let action = match method {
-                _ if get => "read",
-                &Method::DELETE => "delete",
-                _ => "update",
-            };
-            is("crons", action, Row::Cron((*id).to_owned()))
-        }
-        (["runs", id, ..], true) => is("threads", "read", run(id)),
-        (["runs", id, ..], false) => is("threads", "update", run(id)),
-        (["store", "items"], true) => is("store", "get", Row::None),
-        (["store", "items"], false) => is(
-            "store",
-            if method == Method::DELETE { "delete" } else { "put" },
-            Row::None,
-        ),
-        (["store", "items", "search"], _) => is("store", "search", Row::None),
-        (["store", "namespaces"], _) => is("store", "list_namespaces", Row::None),
-        _ => None,
-    }
+use Input::{Below, Item, Nothing, Object, Objects};
+
+struct Line {
+    method: &'static str,
+    path: &'static str,
+    about: About,
+}
+
+const fn line(
+    method: &'static str,
+    path: &'static str,
+    resource: &'static str,
+    action: &'static str,
+    input: Input,
+) -> Line {
+    let about = About {
+        resource,
+        action,
+        input,
+    };
+    Line { method, path, about }
+}
+
+const LINES: &[Line] = &[
+    line("POST", "/assistants", "assistants", "create", Object),
+    line("POST", "/assistants/search", "assistants", "search", Object),
+    line("POST", "/assistants/count", "assistants", "search", Object),
+    line("GET", "/assistants/{assistant_id}", "assistants", "read", Nothing),
+    line("PATCH", "/assistants/{assistant_id}", "assistants", "update", Object),
+    line("DELETE", "/assistants/{assistant_id}", "assistants", "delete", Nothing),
+    line("GET", "/assistants/{assistant_id}/graph", "assistants", "read", Nothing),
+    line(
+        "GET",
+        "/assistants/{assistant_id}/schemas",
+        "assistants",
+        "read",
+        Nothing,
+    ),
+    line(
+        "GET",
+        "/assistants/{assistant_id}/subgraphs",
+        "assistants",
+        "read",
+        Nothing,
+    ),
+    line(
+        "GET",
+        "/assistants/{assistant_id}/subgraphs/{namespace}",
+        "assistants",
+        "read",
+        Nothing,
+    ),
+    line(
+        "POST",
+        "/assistants/{assistant_id}/versions",
+        "assistants",
+        "read",
+        Object,
+    ),
+    line(
+        "POST",
+        "/assistants/{assistant_id}/latest",
+        "assistants",
+        "update",
+        Object,
+    ),
+    line("POST", "/threads", "threads", "create", Object),
+    line("POST", "/threads/search", "threads", "search", Object),
+    line("POST", "/threads/count", "threads", "search", Object),
+    line("POST", "/threads/prune", "threads", "delete", Object),
+    line("GET", "/threads/{thread_id}", "threads", "read", Nothing),
+    line("PATCH", "/threads/{thread_id}", "threads", "update", Object),
+    line("DELETE", "/threads/{thread_id}", "threads", "delete", Nothing),
+    line("POST", "/threads/{thread_id}/copy", "threads", "read", Nothing),
+    line("GET", "/threads/{thread_id}/storage", "threads", "read", Nothing),
+    line("GET", "/threads/{thread_id}/stream", "threads", "read", Nothing),
+    line("GET", "/threads/{thread_id}/state", "threads", "read", Nothing),
+    line("POST", "/threads/{thread_id}/state", "threads", "update", Object),
+    line(
+        "GET",
+        "/threads/{thread_id}/state/{checkpoint_id}",
+        "threads",
+        "read",
+        Nothing,
+    ),
+    line(
+        "POST",
+        "/threads/{thread_id}/state/checkpoint",
+        "threads",
+        "read",
+        Object,
+    ),
+    line("GET", "/threads/{thread_id}/history", "threads", "read", Nothing),
+    line("POST", "/threads/{thread_id}/history", "threads", "read", Object),
+    line("GET", "/threads/{thread_id}/runs", "threads", "read", Nothing),
+    line("POST", "/threads/{thread_id}/runs", "threads", "create_run", Object),
+    line(
+        "POST",
+        "/threads/{thread_id}/runs/stream",
+        "threads",
+        "create_run",
+        Object,
+    ),
+    line(
+        "POST",
+        "/threads/{thread_id}/runs/wait",
+        "threads",
+        "create_run",
+        Object,
+    ),
+    line("POST", "/threads/{thread_id}/runs/crons", "crons", "create", Object),
+    line("GET", "/threads/{thread_id}/runs/{run_id}", "threads", "read", Nothing),
+    line(
+        "DELETE",
+        "/threads/{thread_id}/runs/{run_id}",
+        "threads",
+        "delete",
+        Nothing,
+    ),
+    line(
+        "POST",
+        "/threads/{thread_id}/runs/{run_id}/cancel",
+        "threads",
+        "update",
+        Nothing,
+    ),
+    line(
+        "GET",
+        "/threads/{thread_id}/runs/{run_id}/join",
+        "threads",
+        "read",
+        Nothing,
+    ),
+    line(
+        "GET",
+        "/threads/{thread_id}/runs/{run_id}/stream",
+        "threads",
+        "read",
+        Nothing,
+    ),
+    line("POST", "/runs", "threads", "create_run", Object),
+    line("POST", "/runs/stream", "threads", "create_run", Object),
+    line("POST", "/runs/wait", "threads", "create_run", Object),
+    line("POST", "/runs/batch", "threads", "create_run", Objects),
+    line("POST", "/runs/cancel", "threads", "update", Object),
+    line("POST", "/runs/search", "threads", "search", Object),
+    line("GET", "/runs/{run_id}", "threads", "read", Nothing),
+    line("POST", "/runs/{run_id}/cancel", "threads", "update", Nothing),
+    line("GET", "/runs/{run_id}/join", "threads", "read", Nothing),
+    line("GET", "/runs/{run_id}/stream", "threads", "read", Nothing),
+    line("GET", "/runs/{run_id}/wait", "threads", "read", Nothing),
+    line("POST", "/runs/crons", "crons", "create", Object),
+    line("POST", "/runs/crons/search", "crons", "search", Object),
+    line("POST", "/runs/crons/count", "crons", "search", Object),
+    line("GET", "/runs/crons/{cron_id}", "crons", "read", Nothing),
+    line("PATCH", "/runs/crons/{cron_id}", "crons", "update", Object),
+    line("DELETE", "/runs/crons/{cron_id}", "crons", "delete", Nothing),
+    line("PUT", "/store/items", "store", "put", Object),
+    line("GET", "/store/items", "store", "get", Item),
+    line("DELETE", "/store/items", "store", "delete", Object),
+    line(
+        "POST",
+        "/store/items/search",
+        "store",
+        "search",
+        Below("namespace_prefix"),
+    ),
+    line("POST", "/store/namespaces", "store", "list_namespaces", Below("prefix")),
+];
+
+/// What a request of this template is about; nothing for routes that are not known.
+pub(super) fn about(method: &Method, template: &str) -> Option<About> {
+    // A handler of GET answers HEAD, too.
+    let method = if *method == Method::HEAD { &Method::GET } else { method };
+    let mut lines = LINES.iter();
+    let line = lines.find(|line| line.path == template && line.method == method.as_str())?;
+    Some(line.about)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::agent::{put_together, system};
+    use crate::routes::Purpose;
 
     #[test]
-    fn routes_have_the_names_handlers_know() {
-        let told = |method: Method, path: &str| about(&method, path).map(|about| (about.resource, about.action));
-        for (method, path, expected) in [
-            (Method::POST, "/threads", ("threads", "create")),
-            (Method::POST, "/threads/search", ("threads", "search")),
-            (Method::GET, "/threads/1", ("threads", "read")),
-            (Method::POST, "/threads/1/state", ("threads", "update")),
-            (Method::POST, "/threads/1/state/checkpoint", ("threads", "read")),
-            (Method::POST, "/threads/1/history", ("threads", "read")),
-            (Method::DELETE, "/threads/1", ("threads", "delete")),
-            (Method::POST, "/threads/1/runs", ("threads", "create_run")),
-            (Method::POST, "/threads/1/runs/stream", ("threads", "create_run")),
-            (Method::GET, "/threads/1/runs/2/stream", ("threads", "read")),
-            (Method::POST, "/threads/1/runs/2/cancel", ("threads", "update")),
-            (Method::POST, "/threads/1/runs/crons", ("crons", "create")),
-            (Method::POST, "/runs/wait", ("threads", "create_run")),
-            (Method::GET, "/runs/2/wait", ("threads", "read")),
-            (Method::POST, "/runs/crons", ("crons", "create")),
-            (Method::PATCH, "/runs/crons/3", ("crons", "update")),
-            (Method::POST, "/assistants", ("assistants", "create")),
-            (Method::GET, "/assistants/4/graph", ("assistants", "read")),
-            (Method::POST, "/assistants/4/latest", ("assistants", "update")),
-            (Method::PUT, "/store/items", ("store", "put")),
-            (Method::GET, "/store/items", ("store", "get")),
-            (Method::POST, "/store/namespaces", ("store", "list_namespaces")),
-        ] {
-            assert_eq!(told(method.clone(), path), Some(expected), "{method} {path}");
+    fn every_route_has_a_line_and_every_line_a_route() {
+        let (_, _, document) = put_together(Purpose::Describe);
+        let (_, open) = system::routes().build(Purpose::Describe).split_for_parts();
+        let mut left: BTreeSet<_> = LINES.iter().map(|line| (line.method, line.path)).collect();
+        for (path, item) in &document.paths.paths {
+            if open.paths.paths.contains_key(path) {
+                continue;
+            }
+            for (method, operation) in [
+                ("GET", &item.get),
+                ("PUT", &item.put),
+                ("POST", &item.post),
+                ("PATCH", &item.patch),
+                ("DELETE", &item.delete),
+                ("OPTIONS", &item.options),
+                ("HEAD", &item.head),
+                ("TRACE", &item.trace),
+            ] {
+                let Some(operation) = operation else { continue };
+                let about = about(&method.parse().unwrap(), path);
+                let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
+                let reads = matches!(about.input, Object | Objects | Below(_));
+                assert_eq!(operation.request_body.is_some(), reads, "{method} {path}: its body");
+                left.retain(|line| *line != (method, path.as_str()));
+            }
         }
-        assert_eq!(told(Method::GET, "/info"), None);
+        assert!(left.is_empty(), "lines without a route: {left:?}");
+    }
+
+    #[test]
+    fn templates_are_looked_up_and_not_paths() {
+        assert_eq!(about(&Method::GET, "/threads/1"), None);
+        assert_eq!(about(&Method::GET, "/info"), None);
+        assert_eq!(
+            about(&Method::HEAD, "/threads/{thread_id}").map(|about| about.action),
+            Some("read")
+        );
     }
 }

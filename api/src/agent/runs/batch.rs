@@ -19,6 +19,15 @@ pub(super) fn routes() -> Routes<AgentApp> {
 /// Runs recorded in one transaction: more would keep others waiting.
 const MOST: usize = 1000;
 
+/// Refuses too many runs, and none.
+pub(in crate::agent) fn check_count(runs: usize) -> Result<(), AgentError> {
+    if (1..=MOST).contains(&runs) {
+        Ok(())
+    } else {
+        Err(AgentError::invalid(format!("Request body: expected 1 to {MOST} runs")))
+    }
+}
+
 /// Start several runs, each on a thread of its own: all of them, or none.
 #[utoipa::path(post, path = "/runs/batch", tag = "runs", request_body = Vec<RunCreate>,
     responses((status = 200, description = "They are recorded", body = Vec<Run>),
@@ -28,9 +37,7 @@ pub(crate) async fn create(
     headers: HeaderMap,
     ListBody(requests): ListBody<RunRequest>,
 ) -> Result<Json<Vec<Run>>, AgentError> {
-    if requests.is_empty() || requests.len() > MOST {
-        return Err(AgentError::invalid(format!("Request body: expected 1 to {MOST} runs")));
-    }
+    check_count(requests.len())?;
     let mut ready = Vec::with_capacity(requests.len());
     for request in requests {
         ready.push(Ready::of(&app, &headers, request, None).await?);

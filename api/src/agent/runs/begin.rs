@@ -16,6 +16,7 @@ use towpath_workflows::run_agent::{self, NewRun, Stateless, Target};
 use tracing::Instrument as _;
 
 use crate::agent::app::{AgentApp, Settings};
+use crate::agent::auth;
 use crate::agent::errors::AgentError;
 use crate::agent::live::Reader;
 
@@ -31,6 +32,8 @@ pub(super) struct Ready {
     admitted: AdmittedRun,
     headers: Object,
     user: Option<String>,
+    /// What the metadata of its thread must pass.
+    visible: Object,
 }
 
 impl Ready {
@@ -69,7 +72,8 @@ impl Ready {
             assistant,
             admitted,
             headers: told(headers, &app.settings),
-            user: crate::agent::auth::identity(),
+            user: auth::identity(),
+            visible: auth::visible(),
         })
     }
 
@@ -79,19 +83,23 @@ impl Ready {
     }
 
     /// Records it, in the caller's transaction.
-    pub async fn record(self, app: &AgentApp, tx: &mut Tx<'_>) -> towpath_store::Result<Run> {
+    pub async fn record(mut self, app: &AgentApp, tx: &mut Tx<'_>) -> towpath_store::Result<Run> {
         let assistant = self.assistant.clone();
-        run_agent::start(tx, app.tenant, self.into_new(app, &assistant)).await
+        let visible = std::mem::take(&mut self.visible);
+        run_agent::start_visible(tx, app.tenant, self.into_new(app, &assistant), &visible).await
     }
 
     /// Records it; a stateless one with others that come at the same moment.
-    pub async fn start(self, app: &AgentApp) -> Result<Run, AgentError> {
+    pub async fn start(mut self, app: &AgentApp) -> Result<Run, AgentError> {
         let assistant = self.assistant.clone();
+        let visible = std::mem::take(&mut self.visible);
         let new = match Stateless::of(app.tenant, self.into_new(app, &assistant), app.clock.now())? {
             Err(new) => new,
             Ok(stateless) => return Ok(app.recorder.record(stateless).await?),
         };
-        let recorded = app.store.write(async |tx| run_agent::start(tx, app.tenant, new).await);
+        let recorded = app
+            .store
+            .write(async |tx| run_agent::start_visible(tx, app.tenant, new, &visible).await);
         Ok(recorded.await?)
     }
 
@@ -185,7 +193,7 @@ fn told(headers: &HeaderMap, settings: &Settings) -> Object {
     let request = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     let request = request.map_or_else(|| RequestId::new().to_string(), str::to_owned);
     told.insert("langgraph_request_id".to_owned(), json!(request));
-    told.extend(crate::agent::auth::configurable());
+    told.extend(auth::configurable());
     told
 }
 

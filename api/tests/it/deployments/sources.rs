@@ -13,6 +13,7 @@ on_both_databases!(
     an_archive_is_sent_once_and_used_by_its_deployment,
     listeners_are_kept,
     pushes_make_revisions_of_those_who_follow,
+    a_token_is_for_the_repositories_of_its_host,
 );
 
 impl World {
@@ -254,6 +255,38 @@ async fn pushes_make_revisions_of_those_who_follow(world: World) {
     );
 }
 
+async fn a_token_is_for_the_repositories_of_its_host(world: World) {
+    let made = async |new: Value| world.post("/v1/integrations/github", &new).await.expect(201)["id"].clone();
+    let token = json!({"name": "acme", "token": "ghp_s3cret"});
+    let github_token = made(token.clone()).await;
+    let own_token = made(with(token, "/api_url", json!("https://git.acme.example/api/v3"))).await;
+    let no_token = made(json!({"name": "open"})).await;
+    let deploy = async |name: &str, integration: &Value, url: &str| {
+        let request = with(
+            with(github(), "/name", json!(name)),
+            "/source_config/repo_url",
+            json!(url),
+        );
+        let request = with(request, "/source_config/integration_id", integration.clone());
+        world.post("/v2/deployments", &request).await
+    };
+    let (mine, evil) = ("https://git.acme.example/acme/agent", "https://evil.example/acme/agent");
+    for (integration, url) in [(&github_token, mine), (&github_token, evil), (&own_token, evil)] {
+        let refused = deploy("refused", integration, url).await.expect(400);
+        let text = refused["detail"].as_str().unwrap();
+        assert!(
+            text.starts_with("source_config.integration_id: the integration's token is for"),
+            "{text}"
+        );
+        assert!(!text.contains("s3cret"), "{text}");
+    }
+    deploy("of-github", &github_token, "https://github.com/acme/agent")
+        .await
+        .expect(201);
+    deploy("of-acme", &own_token, mine).await.expect(201);
+    deploy("open", &no_token, evil).await.expect(201);
+}
+
 #[tokio::test]
 async fn an_integration_shows_its_own_secret_once_and_lists_repositories() {
     let world = World::new().await;
@@ -293,6 +326,10 @@ async fn an_integration_shows_its_own_secret_once_and_lists_repositories() {
         "the host of the repositories refuses the integration's token"
     );
     repos(&made(None).await).await.expect(409);
+    let plain = json!({"name": "acme", "token": "ghp_good", "api_url": "http://git.acme.example/api/v3"});
+    let plain = world.post("/v1/integrations/github", &plain).await.expect(201);
+    let refused = repos(&plain).await.expect(409);
+    assert!(refused["detail"].as_str().unwrap().contains("plain http"), "{refused}");
     for wrong in [
         json!({"name": ""}),
         json!({"name": "a", "token": "a b"}),

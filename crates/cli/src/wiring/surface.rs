@@ -112,15 +112,25 @@ fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
         gateway_key: agent.gateway_key.clone(),
         custom_auth: server.auth().path.is_some(),
         own_routes_auth: server.own_routes_auth(),
-        auth_cache: server.auth().cache.as_ref().map(|cache| AuthCache {
-            headers: cache.cache_keys.iter().map(|name| name.to_ascii_lowercase()).collect(),
-            ttl: Duration::from_secs(cache.ttl_seconds.unwrap_or(60)),
-            most: cache.max_size.unwrap_or(1000),
-        }),
+        auth_cache: auth_cache(server),
         disabled: server.disabled(),
         headers_in: lower(server.configurable_headers().includes.as_ref()),
         headers_out: lower(server.configurable_headers().excludes.as_ref()),
         ..Told::default()
+    })
+}
+
+/// How long answers about callers are used again. Without headers that tell callers apart, all would be the first of them:
+/// nothing is kept then.
+fn auth_cache(server: &Server) -> Option<AuthCache> {
+    let cache = server.auth().cache.as_ref()?;
+    if cache.cache_keys.is_empty() {
+        return None;
+    }
+    Some(AuthCache {
+        headers: cache.cache_keys.iter().map(|name| name.to_ascii_lowercase()).collect(),
+        ttl: Duration::from_secs(cache.ttl_seconds.unwrap_or(60)),
+        most: cache.max_size.unwrap_or(1000),
     })
 }
 

@@ -125,6 +125,136 @@ fn nothing_leads_out() {
     }
 }
 
+/// A record of pax, which says how long it is.
+fn record(key: &str, value: &str) -> Vec<u8> {
+    let rest = format!(" {key}={value}\n");
+    let mut length = rest.len();
+    while length != rest.len() + length.to_string().len() {
+        length = rest.len() + length.to_string().len();
+    }
+    format!("{length}{rest}").into_bytes()
+}
+
+const fn described<'a>(kind: EntryType, body: &'a [u8]) -> Entry<'a> {
+    Entry {
+        path: "././@about",
+        kind,
+        body,
+        link: "",
+    }
+}
+
+#[test]
+fn long_names_are_read() {
+    let long = format!("{}agent.py", "folder/".repeat(20));
+    let umlaut = record("path", "größe/agent.py");
+    let target = record("linkpath", "größe/agent.py");
+    let time = record("mtime", "1772366400.5");
+    let bytes = archive(&[
+        described(EntryType::GNULongName, format!("{long}\0").as_bytes()),
+        file("short", b"1"),
+        described(EntryType::XGlobalHeader, &time),
+        described(EntryType::XHeader, &umlaut),
+        file("short", b"2"),
+        described(EntryType::XHeader, &target),
+        link("link", "short"),
+        described(EntryType::XHeader, &time),
+        file("last", b"3"),
+    ]);
+    let (_folder, to) = unpacked(&bytes, Limits::default());
+    let to = to.unwrap();
+    let read = |name: &str| std::fs::read_to_string(to.join(name)).unwrap();
+    assert_eq!(
+        [read(&long), read("größe/agent.py"), read("link"), read("last")],
+        ["1", "2", "2", "3"]
+    );
+    assert!(!to.join("short").exists());
+}
+
+/// What takes more room than an archive has.
+#[test]
+fn nothing_grows_past_its_limits() {
+    let small = Limits {
+        bytes: 1 << 20,
+        entries: 10,
+    };
+    let mut hole = Header::new_gnu();
+    hole.set_path("hole").unwrap();
+    hole.set_entry_type(EntryType::GNUSparse);
+    hole.set_size(0);
+    hole.as_gnu_mut().unwrap().set_real_size(1 << 40);
+    hole.set_mode(0o644);
+    hole.set_cksum();
+    let mut tar = Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    tar.append(&hole, &b""[..]).unwrap();
+    let hole = tar.into_inner().unwrap().finish().unwrap();
+
+    let many = vec![b'a'; 300 * 1024];
+    let long = "a/".repeat(1500);
+    let named = "a".repeat(300);
+    let sparse = record("GNU.sparse.major", "1");
+    let size = record("size", "5");
+    let last = || file("short", b"1");
+    let name = |body: &[u8]| archive(&[described(EntryType::GNULongName, body), last()]);
+    let about = |body: &[u8]| archive(&[described(EntryType::XHeader, body), last()]);
+    for (bytes, expected) in [
+        (
+            hole,
+            "the source archive has hole as a sparse file; pack it as a plain one",
+        ),
+        (
+            about(&sparse),
+            "the source archive has a sparse file; pack it as a plain one",
+        ),
+        (about(&size), "the source archive says two sizes of one entry"),
+        (
+            about(b"9 path"),
+            "the source archive has a pax record that cannot be read",
+        ),
+        (
+            about(&many),
+            "the source archive describes an entry by more than 256 KB",
+        ),
+        (name(&many), "the source archive describes an entry by more than 256 KB"),
+        (
+            name(long.as_bytes()),
+            "the source archive has a path of more than 2048 bytes",
+        ),
+        (
+            name(named.as_bytes()),
+            "the source archive has a name of more than 255 bytes",
+        ),
+        (
+            archive(&[
+                described(EntryType::GNULongName, b"a"),
+                described(EntryType::GNULongName, b"b"),
+                last(),
+            ]),
+            "the source archive describes one entry twice",
+        ),
+    ] {
+        let (folder, refused) = unpacked(&bytes, small);
+        assert_eq!(refused.unwrap_err().to_string(), expected);
+        assert!(!folder.path().join("to").exists(), "{expected}");
+    }
+}
+
+#[test]
+fn folders_that_a_path_names_are_counted() {
+    let small = Limits {
+        bytes: 1 << 20,
+        entries: 10,
+    };
+    let deep = format!("{}file", "a/".repeat(20));
+    let (folder, refused) = unpacked(&archive(&[file(&deep, b"")]), small);
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "the source archive has more than 10 entries"
+    );
+    let made = |depth: usize| folder.path().join("work/source").join("a/".repeat(depth)).exists();
+    assert!(made(10) && !made(11), "more was made than may be");
+}
+
 #[test]
 fn bombs_and_rubbish_are_refused() {
     let small = Limits {

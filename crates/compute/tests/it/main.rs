@@ -3,6 +3,7 @@
 mod archives;
 mod building;
 mod docker;
+mod fuzzed;
 mod place;
 mod programs;
 mod repositories;

@@ -13,7 +13,7 @@ WHERE run_event.thread_id = placed.thread_id AND run_event.last_ms = placed.last
 -- when everything before them was pruned.
 ALTER TABLE run_event
     ALTER COLUMN log_position SET DEFAULT CAST(extract(epoch FROM towpath_now()) * 1000000 AS bigint);
-CREATE INDEX run_event_position ON run_event (thread_id, log_position);
+-- Its index is made beside the work: see `store/src/postgres/indexes.rs`.
 
 -- Where the thread stood before its open runs: there it stands again when they are taken back, or cancelled before they began.
 -- Absent until the first run after this migration.

@@ -40,6 +40,9 @@ CREATE INDEX job_history_tenant ON job_history (tenant_id, id);
 CREATE INDEX job_history_kind ON job_history (kind, id);
 CREATE INDEX job_history_pool ON job_history (pool, id);
 
+-- In this order schedules that have ended are forgotten.
+CREATE INDEX schedule_ended ON schedule (ended_at) WHERE ended_at IS NOT NULL;
+
 -- In this order jobs leave for the history.
 CREATE INDEX job_over ON job (finished_at, id) WHERE finished_at IS NOT NULL AND NOT dead;
 -- Lists of a lane: jobs that are over and have not left yet. Open ones are found by `job_lane`.

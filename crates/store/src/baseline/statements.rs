@@ -47,7 +47,7 @@ const STATEMENTS: [(&str, &[&str]); 31] = [
     ("depth of pools", &["served(pool)"]),
     ("oldest ready jobs", &["head(nth"]),
     ("count lanes", &["AS full_lanes"]),
-    ("list jobs", &[") present"]),
+    ("list jobs", &["SELECT 1 FROM job_history WHERE state ="]),
     ("get a job", &["FROM job WHERE id = $1"]),
     ("get a job, from the history", &["FROM job_history WHERE id = $1"]),
 ];

@@ -157,7 +157,9 @@ pub async fn writes(tx: &mut Tx<'_>, place: Place<'_>, ids: &[&str]) -> Result<V
         Conn::Postgres(conn) => {
             // LATERAL and OFFSET: one look into the primary key for each id, whatever the plan thinks of the table's size.
             sqlx::query_as(
-                "SELECT written.* FROM unnest($3::text[]) AS named (id), LATERAL
+                "SELECT written.checkpoint_id, written.task_id, written.task_path, written.idx, written.channel, written.type,
+                        written.blob
+                 FROM unnest($3::text[]) AS named (id), LATERAL
                  (SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes AS w
                   WHERE w.thread_id = $1 AND w.checkpoint_ns = $2 AND w.checkpoint_id = named.id OFFSET 0) AS written
                  ORDER BY checkpoint_id, task_path, task_id, idx",
@@ -204,7 +206,7 @@ pub async fn blob_sizes(tx: &mut Tx<'_>, place: Place<'_>, wanted: &BTreeSet<(St
                 .map(|(channel, version)| (channel.as_str(), version.as_str()))
                 .unzip();
             sqlx::query_as(
-                "SELECT size.* FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
+                "SELECT size.channel, size.version, size.bytes FROM unnest($3::text[], $4::text[]) AS pair (channel, version), LATERAL
                  (SELECT b.channel, b.version, coalesce(octet_length(b.blob), 0)::bigint AS bytes
                   FROM checkpoint_blobs AS b WHERE b.thread_id = $1 AND b.checkpoint_ns = $2
                   AND b.channel = pair.channel AND b.version = pair.version LIMIT 1) AS size",

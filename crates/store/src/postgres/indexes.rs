@@ -11,8 +11,8 @@ use super::{MIGRATING, Postgres};
 use crate::error::Result;
 
 /// Name and text of each. What is made of `job` serves `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
-/// `jobs/history.rs`.
-const WANTED: [(&str, &str); 4] = [
+/// `jobs/history.rs`; the others `schedules.rs` and `run_events.rs`.
+const WANTED: [(&str, &str); 6] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -28,6 +28,14 @@ const WANTED: [(&str, &str); 4] = [
     (
         "job_over",
         "CREATE INDEX CONCURRENTLY job_over ON job (finished_at, id) WHERE finished_at IS NOT NULL AND NOT dead",
+    ),
+    (
+        "schedule_ended",
+        "CREATE INDEX CONCURRENTLY schedule_ended ON schedule (ended_at) WHERE ended_at IS NOT NULL",
+    ),
+    (
+        "run_event_position",
+        "CREATE INDEX CONCURRENTLY run_event_position ON run_event (thread_id, log_position)",
     ),
 ];
 

@@ -62,13 +62,13 @@ const FROZEN: [(&str, &str, &str); 11] = [
     ),
     (
         "0010_job_history",
-        "8c685392be215df9643849e43823babcb0665ee2066aa949d186110ad8970890f38d983e8373ff478122f2e4c8f9d679",
+        "94763180b13aa99893d64ee9e2d7a1c1d38ebf1c4f5ba2b93fd33c23a527e5daf2cb5510da157cda8237647b3085dac0",
         "46792b6cdc4eefc8dbb21a7e1e9408d67b0ca4a98b226f66f9ee674a6b97cb5a7a1c1ac982733af97ab30da795affe35",
     ),
     (
         "0011_agent_server",
         "61aa2e5935e79b09ae4dedbf2a89d1a1ba16e8e2a0231e9eb38b221a1f289456811d5fadb51cbc3ef31981db5d6ff960",
-        "fa6783621a73bcc00d5eedee3fcf8989cfff3e20112b0daa779e4c48a69af9d31d1b513dfce0e217a2073a478653730d",
+        "c2df423b80ee357c7ea6ba3d162f3ee1d34d0803968b77e72b1796e3c3a6e94e2592c677e61fcffba5bc9ebd077d5866",
     ),
 ];
 

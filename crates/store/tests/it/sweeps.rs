@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use towpath_domain::job::JobState;
-use towpath_domain::{Clock, JobId, TenantId};
+use towpath_domain::{Clock, JobId, ScheduleId, TenantId};
 use towpath_store::jobs::{self, NewJob};
+use towpath_store::schedules::{self, Schedule};
 use towpath_store::{Options, Store, lanes, sweep_cursors};
 
 use crate::database::Database;
@@ -28,6 +29,48 @@ async fn a_turn_is_taken_once(database: Database) {
     }
     assert!(take("b", minute).await, "the turn is over");
     assert!(!take("b", minute).await);
+}
+
+/// A deleted cron leaves a schedule behind that has ended.
+async fn schedules_that_ended_are_forgotten(database: Database) {
+    let store = database.store;
+    store.migrate().await.unwrap();
+    let now = store.clock().now();
+    let day = Duration::from_secs(24 * 3600);
+    let ended = [None, Some(now), Some(now.minus(day)), Some(now.minus(day * 2))];
+    for ended_at in ended {
+        let schedule = Schedule {
+            id: ScheduleId::new(),
+            tenant_id: TenantId::new(),
+            kind: "spawn".to_owned(),
+            pool: "sweeps".to_owned(),
+            input: "{}".to_owned(),
+            next_at: now,
+            paused: false,
+            spawn_job: None,
+            created_at: now,
+            ended_at,
+        };
+        store
+            .write(async |tx| schedules::insert(tx, &schedule).await)
+            .await
+            .unwrap();
+    }
+    let before = now.minus(day / 2);
+    let count = async || {
+        let left = store
+            .read(async |tx| schedules::count_before(tx, before, 10).await)
+            .await;
+        left.unwrap()
+    };
+    assert_eq!(count().await, 2);
+    for left in [1, 0] {
+        let gone = store.write(async |tx| schedules::prune(tx, before, 1).await).await;
+        assert_eq!(gone.unwrap(), 1);
+        assert_eq!(count().await, left);
+    }
+    let gone = store.write(async |tx| schedules::prune(tx, before, 10).await).await;
+    assert_eq!(gone.unwrap(), 0, "one goes on, and one ended a moment ago");
 }
 
 /// A host whose clock is a day ahead, and which then stops, keeps the turn from nobody for a day.
@@ -111,13 +154,15 @@ async fn lanes_that_stay_hold_up_no_others(database: Database) {
 async fn sweeps_on_sqlite() {
     a_turn_is_taken_once(Database::sqlite().await).await;
     lanes_that_stay_hold_up_no_others(Database::sqlite().await).await;
+    schedules_that_ended_are_forgotten(Database::sqlite().await).await;
 }
 
 #[tokio::test]
 async fn sweeps_on_postgres() {
-    let (one, two) = tokio::join!(Database::postgres(), Database::postgres());
-    if let (Some(one), Some(two)) = (one, two) {
+    let databases = tokio::join!(Database::postgres(), Database::postgres(), Database::postgres());
+    if let (Some(one), Some(two), Some(three)) = databases {
         a_turn_is_taken_once(one).await;
         lanes_that_stay_hold_up_no_others(two).await;
+        schedules_that_ended_are_forgotten(three).await;
     }
 }

@@ -254,12 +254,12 @@ async fn sweeping_takes_orphans_and_folded_units_and_leaves_the_rest(world: Worl
 
 async fn a_unit_that_cannot_be_removed_holds_up_no_other(world: World) {
     let sample = sample(8);
-    for ranges in [[0..5, 5..10].as_slice(), &[10..15]] {
-        for range in ranges {
-            let accepted = world.accept(&sample.body(range.clone(), Which::Both, Encoding::Identity));
-            world.unit(&[accepted]).await;
+    for (range, is_folded) in [(0..5, false), (5..10, true), (10..15, true)] {
+        let accepted = world.accept(&sample.body(range, Which::Both, Encoding::Identity));
+        world.unit(&[accepted]).await;
+        if is_folded {
+            world.fold().await;
         }
-        world.fold().await;
     }
     let far_ahead = Timestamp::parse("2200-01-01").unwrap();
     let folded = world

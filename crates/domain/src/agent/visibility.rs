@@ -2,10 +2,13 @@
 //!
 //! `{key: value}`, `{key: {"$eq": value}}`, `{key: {"$contains": value or list}}`, `{"$and": […]}`, `{"$or": […]}`.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-/// Whether metadata pass. An operator that nobody knows lets nothing pass.
-pub(super) fn passes(filter: &Map<String, Value>, metadata: &Map<String, Value>) -> bool {
+use super::merge::Object;
+
+/// Whether metadata pass. An operator that nobody knows lets nothing pass; an empty filter lets everything pass.
+#[must_use]
+pub fn passes(filter: &Object, metadata: &Object) -> bool {
     filter.iter().all(|(key, wanted)| match (key.as_str(), wanted) {
         ("$and", Value::Array(all)) => all.iter().all(|filter| object_passes(filter, metadata)),
         ("$or", Value::Array(any)) => any.iter().any(|filter| object_passes(filter, metadata)),
@@ -13,7 +16,7 @@ pub(super) fn passes(filter: &Map<String, Value>, metadata: &Map<String, Value>)
     })
 }
 
-fn object_passes(filter: &Value, metadata: &Map<String, Value>) -> bool {
+fn object_passes(filter: &Value, metadata: &Object) -> bool {
     filter.as_object().is_some_and(|filter| passes(filter, metadata))
 }
 
@@ -36,9 +39,9 @@ fn value_passes(wanted: &Value, found: Option<&Value>) -> bool {
 
 /// A filter as something metadata contain, for searches.
 #[derive(Debug, PartialEq)]
-pub(super) enum Contained {
+pub enum Contained {
     /// Rows whose metadata contain this.
-    All(Map<String, Value>),
+    All(Object),
     /// No row can pass.
     Nothing,
     /// This cannot be searched for.
@@ -46,7 +49,8 @@ pub(super) enum Contained {
 }
 
 /// What has to be contained for the filter and for what was asked.
-pub(super) fn contained(filter: &Map<String, Value>, asked: Map<String, Value>) -> Contained {
+#[must_use]
+pub fn contained(filter: &Object, asked: Object) -> Contained {
     let mut all = asked;
     for (key, wanted) in filter {
         match (key.as_str(), wanted) {
@@ -94,7 +98,7 @@ fn wanted_values(wanted: &Value) -> Vec<Option<Value>> {
 }
 
 /// False when one row cannot hold both.
-fn add(all: &mut Map<String, Value>, key: &str, wanted: Value) -> bool {
+fn add(all: &mut Object, key: &str, wanted: Value) -> bool {
     match (all.get_mut(key), wanted) {
         (None, wanted) => {
             all.insert(key.to_owned(), wanted);
@@ -114,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    fn map(value: Value) -> Map<String, Value> {
+    fn map(value: Value) -> Object {
         match value {
             Value::Object(map) => map,
             other => panic!("{other} is no object"),
