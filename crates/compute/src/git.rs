@@ -431,8 +431,9 @@ mod tests {
         repository.configuration(&[])
     }
 
-    #[test]
-    fn a_token_is_for_its_host_alone() {
+    // The guard of the addresses needs a runtime.
+    #[tokio::test]
+    async fn a_token_is_for_its_host_alone() {
         // x-access-token:canary
         let header = "Authorization: Basic eC1hY2Nlc3MtdG9rZW46Y2FuYXJ5";
         let mine = told("https://git.example.org:8443/owner/repo");
@@ -458,8 +459,8 @@ mod tests {
     }
 
     /// The program itself, asked which header it would send where.
-    #[test]
-    fn the_program_sends_it_to_no_other_host() {
+    #[tokio::test]
+    async fn the_program_sends_it_to_no_other_host() {
         let configuration = told("https://git.example.org:8443/owner/repo");
         let header = |url: &str| {
             let mut git = std::process::Command::new("git");
