@@ -486,7 +486,20 @@ impl Home {
 
     /// What a process does that comes after one that was killed.
     pub async fn boot(&self) {
-        towpath_durable::ready_earlier_boots(self.store()).await.unwrap();
+        let patience = std::time::Instant::now();
+        loop {
+            towpath_durable::ready_earlier_boots(self.store()).await.unwrap();
+            // On PostgreSQL a row that is locked is passed by. The session of work that was dropped in the middle may be at its
+            // last statement still.
+            if self.count("SELECT count(*) FROM job WHERE state = 'running'").await == 0 {
+                return;
+            }
+            assert!(
+                patience.elapsed() < Duration::from_secs(60),
+                "a job of a worker without a lease is still running: {}",
+                self.jobs().await
+            );
+        }
     }
 
     /// The finished files of an export as the bucket has them, by day and number.
