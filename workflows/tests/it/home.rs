@@ -11,7 +11,9 @@ use std::time::Duration;
 use axum::body::Bytes;
 use tempfile::TempDir;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
-use towpath_domain::{Clock, DestinationId, ExportId, JobId, ProjectId, Shard, TenantId, Timestamp};
+use towpath_domain::{
+    Clock, DestinationId, ExportId, JobId, ProjectId, Shard, TenantId, Timestamp,
+};
 use towpath_durable::{Engine, Registry};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
