@@ -40,7 +40,7 @@ impl Head {
 
     /// Channels and versions whose values stand apart, where the channel has a value.
     pub(super) fn wanted(&self) -> impl Iterator<Item = Key> {
-        let apart = |(channel, _): &(&String, &Value)| !self.channel_values.contains_key(*channel);
+        let apart = move |(channel, _): &(&String, &Value)| !self.channel_values.contains_key(*channel);
         self.channel_versions
             .iter()
             .filter(apart)
