@@ -21,15 +21,20 @@ async fn a_command_is_applied_once_though_its_run_was_handed_back() {
     let command = json!({"resume": "yes", "update": {"log": ["told"]}});
     let asked = json!({"input": null, "command": command, "durability": "sync"});
     let (run, mut events) = server.start(Target::On(thread), "asks slowly", asked).await;
-    // The state with the update is shown once the command is saved, and before the first node is over.
-    server
-        .perform_until(thread, &mut events, r#"["told"]"#, 0, Signal::HandBack)
-        .await;
     let saved = async || {
         let text = "SELECT count(*) FROM checkpoint_writes WHERE channel = 'log'
                     AND task_id = '00000000-0000-0000-0000-000000000000'";
         server.count(text).await
     };
+    // The state with the update is shown before the first node is over, and perhaps before the command is saved.
+    server
+        .perform_until_saved(
+            &mut events,
+            r#"["told"]"#,
+            async || saved().await == 1,
+            Signal::HandBack,
+        )
+        .await;
     assert_eq!(saved().await, 1);
     assert_eq!(server.run(run.id).await.unwrap().attempt, 0, "it was handed back");
     while events.try_next().is_some() {}

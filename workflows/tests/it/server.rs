@@ -198,6 +198,19 @@ impl Server {
 
     /// Performs a run until it has streamed an event that holds `text` and saved `step`; then its worker hears `signal`.
     pub async fn perform_until(&self, thread: ThreadId, events: &mut Events, text: &str, step: i64, signal: Signal) {
+        let saved = async || self.saved(thread, step).await;
+        self.perform_until_saved(events, text, saved, signal).await;
+    }
+
+    /// Performs a run until it has streamed an event that holds `text`, and `saved` says that what it tells of is saved; then its
+    /// worker hears `signal`.
+    pub async fn perform_until_saved(
+        &self,
+        events: &mut Events,
+        text: &str,
+        saved: impl AsyncFn() -> bool,
+        signal: Signal,
+    ) {
         let job = self.claim().await.expect("a run is ready");
         let (tell, told) = watch::channel(Signal::Run);
         let work = towpath_durable::perform(&self.engine, &self.registry, &self.world, job, told);
@@ -208,10 +221,10 @@ impl Server {
                 {
                     // The event comes before what it tells of is saved.
                     let deadline = std::time::Instant::now() + Duration::from_secs(180);
-                    while !self.saved(thread, step).await {
+                    while !saved().await {
                         assert!(
                             std::time::Instant::now() < deadline,
-                            "the checkpoint of step {step} was not saved"
+                            "what the event {text} tells of was not saved"
                         );
                     }
                     tell.send_replace(signal);
