@@ -166,7 +166,14 @@ async fn look_for_lost(store: Store, lease: Duration, lost: watch::Sender<Vec<Wo
                 }
             }
             // A database that does not answer is a gap.
-            Err(error) => tracing::warn!(error = %error, "cannot look for lost workers"),
+            Err(error) => {
+                // The far look may be what takes too long. The near ones end leases once the gap is over.
+                if reach == Reach::Holders {
+                    found = None;
+                    next_reach = Instant::now() + 4 * lease;
+                }
+                tracing::warn!(error = %error, "cannot look for lost workers");
+            }
         }
         // Only processes of an earlier version have those.
         if expired != Expired::Leave && looked_for_old.elapsed() >= lease {

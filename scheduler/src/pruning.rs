@@ -23,6 +23,8 @@ const BUDGET: Duration = Duration::from_secs(5);
 const ANEW: Duration = Duration::from_secs(5 * 60);
 /// Between two looks for indexes that could not be made when this build came.
 const INDEXES: Duration = Duration::from_secs(60);
+/// The longest pause between two tries to make an index.
+const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 /// A worker that was killed is shown as silent for so long.
 const SILENT_WORKERS: Duration = Duration::from_secs(3600);
 /// What is left is counted up to here.
@@ -51,16 +53,21 @@ async fn make_indexes(store: &Store, stop: &CancellationToken) {
     if store.dialect() == Dialect::Sqlite {
         return;
     }
+    let mut pause = INDEXES;
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(jittered(INDEXES)) => {}
+            () = tokio::time::sleep(jittered(pause)) => {}
         }
         let began = Instant::now();
         tokio::select! {
             () = stop.cancelled() => return,
-            made = store.make_indexes() => noted("indexes", began, made),
-        };
+            made = store.make_indexes() => {
+                // An index that could not be finished is built anew, and takes as long again.
+                pause = if matches!(made, Ok(0)) { INDEXES } else { (pause * 2).min(LONGEST_PAUSE) };
+                noted("indexes", began, made);
+            }
+        }
     }
 }
 

@@ -188,7 +188,8 @@ impl Work {
                     tracing::warn!(seconds = limit.as_secs_f64(), "it takes too long to {what}; trying anew");
                     return false;
                 }
-                () = cancels.next(&self.held) => {}
+                // Many signals must not keep the clock from being looked at.
+                () = cancels.next(&self.held) => self.end_overdue(),
                 () = tokio::time::sleep(limit / 20) => self.end_overdue(),
             }
         }
@@ -302,7 +303,7 @@ impl Work {
         let Some(worker) = self.held.current() else {
             return Ok(());
         };
-        let ours = self.ask(worker).await?;
+        self.ask(worker).await?;
         let row = Worker {
             finished: self.held.finished(),
             ..self.state.borrow().row.clone()
@@ -311,7 +312,12 @@ impl Work {
             self.drain();
         }
         self.look_around(worker).await?;
-        for job in self.strays(&ours) {
+        let at_work = self.store.read(async |tx| jobs::at_work(tx, worker).await).await?;
+        let ours = at_work.iter().map(|row| Fenced {
+            id: row.id,
+            fence: row.fence,
+        });
+        for job in self.strays(&ours.collect()) {
             match towpath_durable::give_up(&self.store, job).await {
                 Ok(true) => {
                     metrics::counter!(metric::STRAYS).increment(1);
@@ -350,15 +356,18 @@ impl Work {
         Ok(())
     }
 
-    /// Hears which jobs are this worker's, and tells those that were asked to stop or are others' by now. By itself, so that
-    /// nothing else that is asked keeps a handler going.
-    async fn ask(&self, worker: WorkerId) -> store::Result<HashSet<Fenced>> {
+    /// Hears which of the jobs that are held here are still this worker's, and tells those that were asked to stop or are others'
+    /// by now. By itself, so that nothing else that is asked keeps a handler going.
+    async fn ask(&self, worker: WorkerId) -> store::Result<()> {
         let held = self.held.list(worker);
         let asked = Instant::now();
-        let at_work = self.store.read(async |tx| jobs::at_work(tx, worker).await).await?;
+        let still_held = self
+            .store
+            .read(async |tx| jobs::still_held(tx, worker, &held).await)
+            .await?;
         self.state.borrow_mut().known = asked;
-        let mut ours = HashSet::with_capacity(at_work.len());
-        for row in at_work {
+        let mut ours = HashSet::with_capacity(still_held.len());
+        for row in still_held {
             // A signal to stop may have been lost, or come before the job was known here.
             if row.cancel {
                 self.held.tell(row.id, Signal::Cancel);
@@ -373,7 +382,7 @@ impl Work {
                 metrics::counter!(metric::LOST).increment(1);
             }
         }
-        Ok(ours)
+        Ok(())
     }
 
     /// Jobs that are this worker's in the database, and nobody's here: whoever performed one could not write down how that ended,

@@ -46,9 +46,9 @@ impl Suspects {
                 () = draining.cancelled() => return,
                 changed = self.suspects.changed() => if changed.is_err() { return },
             }
-            let pools = self.suspects.borrow_and_update().clone();
             // One of each pool in turn, until none is left.
             loop {
+                let pools = self.suspects.borrow_and_update().clone();
                 let mut claimed = false;
                 for line in self.lines.iter().filter(|line| pools.contains(&line.pool)) {
                     claimed |= self.claim(line, &alone).await;

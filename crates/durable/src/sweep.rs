@@ -32,10 +32,11 @@ const ENDING: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the database is not available; what was moved before stays moved.
 pub async fn ready_due(store: &Store) -> store::Result<usize> {
-    let plain = store.write(async |tx| jobs::ready_plain(tx, SWEEP).await).await?;
-    let mut entered = 0;
+    let (mut plain, mut entered) = (0, 0);
     let mut after = jobs::FIRST;
     loop {
+        // With each page: jobs that need no place do not wait for all those that do.
+        plain += store.write(async |tx| jobs::ready_plain(tx, SWEEP).await).await?;
         let due = store.read(async |tx| jobs::due(tx, after, SWEEP).await).await?;
         for candidate in &due {
             entered += usize::from(ready(store, candidate.id).await?);
@@ -170,9 +171,17 @@ async fn take_all(store: &Store, workers: &[WorkerId], rest: Rest) -> store::Res
         loop {
             let batch = async |tx: &mut Tx<'_>| jobs::take_back(tx, *worker, rest, BATCH).await;
             let moved = match store.dialect() {
-                Dialect::Postgres => store.write_one(batch).await?,
+                Dialect::Postgres => store.write_one(batch).await,
                 // Several statements.
-                Dialect::Sqlite => store.write(batch).await?,
+                Dialect::Sqlite => store.write(batch).await,
+            };
+            let moved = match moved {
+                // The workers behind this one are looked after all the same.
+                Err(error) if error.is_contended() => {
+                    tracing::info!(worker.id = %worker, error = %error, "cannot take the jobs of a worker back yet");
+                    break;
+                }
+                moved => moved?,
             };
             taken += moved;
             if moved < usize::try_from(BATCH).unwrap_or(usize::MAX) {

@@ -16,7 +16,7 @@ mod list;
 mod lost;
 mod sweep;
 
-pub use bulk::{AtWork, Fenced, at_work, complete};
+pub use bulk::{AtWork, Fenced, at_work, complete, still_held};
 pub(crate) use claim::SQLITE_PICKED;
 pub use claim::{Claimed, Claimer, Mark, Turned, claim, claim_alone, turn};
 pub use family::{

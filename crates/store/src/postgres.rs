@@ -137,9 +137,12 @@ impl Postgres {
             line.conn().execute(MIGRATING).await?;
             let error = match migrations::POSTGRES.run(line.conn()).await {
                 Ok(()) => {
-                    let made = indexes::make(line.conn()).await;
+                    // Nothing depends on them but speed.
+                    if let Err(error) = indexes::make(line.conn()).await {
+                        tracing::warn!(error = %error, "cannot make the indexes now; the scheduler tries again");
+                    }
                     line.close().await;
-                    return Ok(made?);
+                    return Ok(());
                 }
                 Err(error) => error,
             };

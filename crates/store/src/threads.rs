@@ -326,16 +326,16 @@ pub async fn settle(
 }
 
 macro_rules! settle_untouched_text {
-    ($expires:literal) => {
+    ($expires:expr) => {
         concat!(
             // Before the first run of a newer version only its interrupts say where it stood.
             "UPDATE thread SET status = CASE WHEN EXISTS (SELECT 1 FROM run WHERE tenant_id = $1 AND thread_id = $2
                                                           AND status = 'pending') THEN 'busy'
                                         ELSE coalesce(rest_status, CASE WHEN interrupts = '{}' THEN 'idle'
                                                                         ELSE 'interrupted' END) END,
-                               expires_at = CASE WHEN ttl_minutes IS NULL THEN NULL ELSE ",
+                               expires_at = ",
             $expires,
-            " END, updated_at = $3 WHERE tenant_id = $1 AND id = $2"
+            ", updated_at = $3 WHERE tenant_id = $1 AND id = $2"
         )
     };
 }
@@ -348,8 +348,8 @@ macro_rules! settle_untouched_text {
 pub async fn settle_untouched(tx: &mut Tx<'_>, tenant: TenantId, id: ThreadId) -> Result<()> {
     let now = tx.now();
     let text = sql!(tx,
-        sqlite: settle_untouched_text!("$3 + CAST(ttl_minutes * 60000000 AS INTEGER)"),
-        postgres: settle_untouched_text!("$3 + ttl_minutes * interval '1 minute'"));
+        sqlite: settle_untouched_text!(expires!(sqlite: "$3", "ttl_minutes")),
+        postgres: settle_untouched_text!(expires!(postgres: "$3", "ttl_minutes")));
     on!(tx, |conn| sqlx::query(text)
         .bind(tenant)
         .bind(id)

@@ -237,7 +237,7 @@ pub(crate) async fn delete(
     if let (Deletion::Stopping, Some(reader)) = (deletion, reader) {
         let stopped = tokio::time::timeout(STOP_LIMIT, end_of(reader)).await;
         stopped.unwrap_or_else(|_| {
-            let text = "The run is told to stop, and has not stopped yet";
+            let text = "The run was told to stop and has not stopped yet. It is deleted when it has; repeat the request to wait for that.";
             Err(AgentError::unavailable(text, Duration::from_secs(2)))
         })?;
     }

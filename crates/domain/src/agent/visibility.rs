@@ -69,7 +69,9 @@ pub fn contained(filter: &Object, asked: Object) -> Contained {
             (key, wanted) => {
                 for one in wanted_values(wanted) {
                     let Some(one) = one else {
-                        return Contained::Unsearchable("an operator other than $eq and $contains");
+                        return Contained::Unsearchable(
+                            "an operator other than $eq and $contains, or equality with a list or an object",
+                        );
                     };
                     if !add(&mut all, key, one) {
                         return Contained::Nothing;
@@ -86,15 +88,20 @@ fn wanted_values(wanted: &Value) -> Vec<Option<Value>> {
         .as_object()
         .filter(|wanted| wanted.keys().any(|key| key.starts_with('$')));
     let Some(operators) = operators else {
-        return vec![Some(wanted.clone())];
+        return vec![exactly(wanted)];
     };
     let value = |(operator, value): (&String, &Value)| match (operator.as_str(), value) {
-        ("$eq", value) => Some(value.clone()),
+        ("$eq", value) => exactly(value),
         ("$contains", Value::Array(all)) => Some(Value::Array(all.clone())),
         ("$contains", one) => Some(Value::Array(vec![one.clone()])),
         _ => None,
     };
     operators.iter().map(value).collect()
+}
+
+/// What only an equal value contains. A list or an object is contained in larger ones, too, which [`passes`] does not let through.
+fn exactly(wanted: &Value) -> Option<Value> {
+    (!wanted.is_array() && !wanted.is_object()).then(|| wanted.clone())
 }
 
 /// False when one row cannot hold both.
@@ -145,6 +152,27 @@ mod tests {
         ] {
             assert_eq!(passes(&map(filter.clone()), &mine), expected, "{filter}");
         }
+    }
+
+    /// A row with a longer list contains the wanted one, and is not let through by the filter.
+    #[test]
+    fn equality_with_lists_and_objects_is_not_searched_for() {
+        for wanted in [
+            json!(["a"]),
+            json!({"a": 1}),
+            json!({"$eq": []}),
+            json!({"$eq": {"a": 1}}),
+        ] {
+            let filter = map(json!({ "teams": wanted }));
+            assert!(
+                matches!(contained(&filter, Object::new()), Contained::Unsearchable(_)),
+                "{filter:?}"
+            );
+        }
+        assert!(!passes(
+            &map(json!({"teams": ["a"]})),
+            &map(json!({"teams": ["a", "b"]}))
+        ));
     }
 
     #[test]

@@ -53,6 +53,35 @@ pub async fn at_work(tx: &mut Tx<'_>, worker: WorkerId) -> Result<Vec<AtWork>> {
     })?)
 }
 
+/// Of these jobs, those that the worker has still at work. Locks none. Looks each up by its id: the index of jobs at work has dead
+/// entries of every job that the worker had, until they are vacuumed, and a lease depends on this answer.
+///
+/// # Errors
+/// Only those of the database.
+pub async fn still_held(tx: &mut Tx<'_>, worker: WorkerId, held: &[Fenced]) -> Result<Vec<AtWork>> {
+    Ok(match tx.conn() {
+        Conn::Sqlite(conn) => {
+            sqlx::query_as(
+                "SELECT id, fence, cancel_at IS NOT NULL AS cancel FROM job
+                 WHERE id IN (SELECT unhex(value ->> 0) FROM json_each($1)) AND +worker_id = $2",
+            )
+            .bind(as_json(held))
+            .bind(worker)
+            .fetch_all(conn)
+            .await?
+        }
+        Conn::Postgres(conn) => {
+            sqlx::query_as(
+                "SELECT id, fence, cancel_at IS NOT NULL AS cancel FROM job WHERE id = ANY($1) AND worker_id = $2",
+            )
+            .bind(as_arrays(held).0)
+            .bind(worker)
+            .fetch_all(conn)
+            .await?
+        }
+    })
+}
+
 /// Ends jobs, for SQLite.
 macro_rules! sqlite_completes {
     () => {

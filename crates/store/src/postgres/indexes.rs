@@ -42,6 +42,9 @@ const WANTED: [(&str, &str); 6] = [
 /// Those that the wanted ones have replaced.
 const REPLACED: [&str; 1] = ["job_lease"];
 
+/// Constraints that a migration added as NOT VALID: reading the whole table under its lock would stop everybody.
+const UNCHECKED: [&str; 1] = ["job_lease_until_check"];
+
 /// Names the lock under which they are made.
 const LOCK: i64 = 0x746f_7770_6978;
 
@@ -96,7 +99,7 @@ pub(super) async fn make(conn: &mut PgConnection) -> Result<(), sqlx::Error> {
 async fn missing(conn: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
     let there: Vec<(String, bool)> = sqlx::query_as(
         "SELECT i.relname::text, x.indisvalid FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
-         WHERE i.relnamespace = current_schema()::regnamespace",
+         WHERE i.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())",
     )
     .fetch_all(&mut *conn)
     .await?;
@@ -112,11 +115,11 @@ async fn missing(conn: &mut PgConnection) -> Result<Vec<String>, sqlx::Error> {
     }
     let gone = REPLACED.iter().filter(|name| state(name).is_some());
     statements.extend(gone.map(|name| format!("DROP INDEX CONCURRENTLY {name}")));
-    // A migration adds a constraint as NOT VALID: reading the whole table under its lock would stop everybody.
     let unchecked: Vec<(String, String)> = sqlx::query_as(
         "SELECT conrelid::regclass::text, quote_ident(conname) FROM pg_constraint
-         WHERE NOT convalidated AND connamespace = current_schema()::regnamespace",
+         WHERE NOT convalidated AND contype = 'c' AND conrelid = to_regclass('job') AND conname::text = ANY($1)",
     )
+    .bind(&UNCHECKED[..])
     .fetch_all(conn)
     .await?;
     let validated = unchecked.into_iter();

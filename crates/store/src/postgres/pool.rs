@@ -175,7 +175,9 @@ impl Line {
     /// many callers. Only where it was not answered in time, and another was a moment ago, this statement alone is slow.
     pub(super) fn broke(self, error: &Error) {
         let mut shelf = lock(&self.shelf);
-        let is_alone = is_silence(error) && shelf.answered.is_some_and(|at| at.elapsed() < LATELY);
+        // A transaction that was silent for too long says nothing of other lines.
+        let is_alone =
+            is_own_silence(error) || (is_silence(error) && shelf.answered.is_some_and(|at| at.elapsed() < LATELY));
         if !is_alone && self.generation == shelf.generation {
             shelf.generation += 1;
             shelf.free.clear();
@@ -243,6 +245,15 @@ pub(super) fn broken(error: &Error) -> bool {
         }),
         _ => false,
     }
+}
+
+/// Whether the server ended a transaction in which this side was silent.
+fn is_own_silence(error: &Error) -> bool {
+    let Error::Unavailable(source) = error else {
+        return false;
+    };
+    let code = source.as_database_error().and_then(sqlx::error::DatabaseError::code);
+    code.as_deref() == Some("25P03")
 }
 
 /// Whether no answer came in time.
