@@ -47,9 +47,9 @@ const MIGRATION: (Duration, Duration) = (Duration::from_secs(600), Duration::fro
 /// How long the database waits for us, in parts of a lease, so that all of it is over before a lease is.
 ///
 /// A process that is stopped in the middle of a transaction must not keep its locks: lanes and jobs would stand still until it
-/// goes on. So it may be silent for a third of a lease, also while it is to take a result. Who waits for a lock waits longer than that, and a statement may take
-/// longer than its locks. All of it is shorter than [`READ_SILENCE`], after which a line is given up, and all others with it: a
-/// statement that is slow is not a line that is lost.
+/// goes on. So it may be silent for a third of a lease, also while a result is sent to it. A lock is waited for longer than that, and
+/// a statement may take longer than its locks. All of it is shorter than [`READ_SILENCE`], after which a connection is given up with
+/// all others: a slow statement is not a lost connection.
 fn limits(lease: Duration) -> String {
     let lease = lease.clamp(Duration::from_millis(7500), Duration::from_secs(15));
     let [idle, lock, statement] = [lease / 3, lease / 2, lease * 8 / 15].map(|limit| limit.as_millis());

@@ -166,6 +166,7 @@ async fn children_recorded_while_the_cancel_waits_are_cancelled_too() {
                     towpath_store::jobs::count_children(tx, parent).await?;
                     let to = towpath_store::jobs::Move::of(&row, JobState::Waiting);
                     towpath_store::jobs::apply(tx, &row, &to).await?;
+                    crate::support::stand_still(tx).await?;
                     locked.notify_one();
                     release.notified().await;
                     Ok(())

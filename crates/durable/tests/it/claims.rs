@@ -172,6 +172,7 @@ on_each! {
         let store = world.store.apart(1).unwrap();
         let open = |gates: Range<i32>| gates.for_each(|nth| world.shared.open(&format!("gate {nth}")));
         let drained = store.write(async |tx| {
+            crate::support::stand_still(tx).await?;
             on!(tx, |conn| sqlx::query("SELECT FROM job WHERE id = $1 FOR UPDATE").bind(jobs[0]).execute(conn).await.map(drop))?;
             open(0..1);
             world.until_somebody_waits_for_a_lock().await;

@@ -208,6 +208,7 @@ async fn a_write_that_waits_for_the_row_sees_the_new_fence() {
                         let mut to = jobs::Move::of(&job, JobState::Ready);
                         to.fence += 1;
                         jobs::apply(tx, &job, &to).await?;
+                        crate::support::stand_still(tx).await?;
                         locked.notify_one();
                         release.notified().await;
                         Ok(())

@@ -194,6 +194,7 @@ async fn a_renewal_and_the_end_of_a_lease_exclude_each_other() {
             store
                 .write(async |tx| {
                     let look = leases::look(tx, Expired::End { by: None }, Reach::Holders).await?;
+                    crate::support::stand_still(tx).await?;
                     ended.notify_one();
                     release.notified().await;
                     Ok(look.lost)

@@ -192,6 +192,7 @@ async fn a_job_that_leaves_meanwhile_is_tried_again() {
             store
                 .write(async |tx| {
                     towpath_store::lanes::lock(tx, "thread:1", 1).await?;
+                    crate::support::stand_still(tx).await?;
                     locked.notify_one();
                     release.notified().await;
                     Ok(())

@@ -52,6 +52,16 @@ macro_rules! on_each {
     };
 }
 
+/// Lets this transaction be silent for as long as a test holds its locks: a busy machine takes longer than a server may.
+pub async fn stand_still(tx: &mut Tx<'_>) -> towpath_store::Result<()> {
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SET LOCAL idle_in_transaction_session_timeout = 0")
+            .execute(conn)
+            .await?;
+    }
+    Ok(())
+}
+
 /// What the scripts of one test share.
 #[derive(Default)]
 pub struct Shared {

@@ -38,6 +38,7 @@ async fn a_ready_parent_that_was_locked_when_a_worker_looked_is_found() {
                         unreachable!("only on PostgreSQL")
                     };
                     sqlx::query("LOCK TABLE effect IN EXCLUSIVE MODE").execute(conn).await?;
+                    crate::support::stand_still(tx).await?;
                     locked.notify_one();
                     release.notified().await;
                     Ok(())
