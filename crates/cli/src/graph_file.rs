@@ -175,6 +175,7 @@ impl GraphFile {
             dependencies: self.server.dependencies.clone(),
             version: self.server.python_version.clone(),
             pip_config: self.server.pip_config_file.clone(),
+            workspace: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context as _, anyhow};
-use towpath_domain::Secret;
+use towpath_domain::{Secret, TenantId};
 use towpath_outbound::{Guard, Policy};
 use towpath_runtime::Graphs;
 use towpath_runtime::hosted::{Launch, Options, Pool, environment, package};
@@ -46,6 +46,8 @@ pub struct Hosting {
     slots: usize,
     guard: Guard,
     process: BTreeMap<String, Secret>,
+    /// Whose server it is, where that is said.
+    workspace: Option<TenantId>,
     tracing: Option<Tracing>,
     /// Made when the first process starts: a server that is killed leaves it.
     sockets: OnceLock<tempfile::TempDir>,
@@ -60,6 +62,7 @@ impl Hosting {
             slots: settings.slots_of(run_agent::POOL),
             guard,
             process: config.environment.clone(),
+            workspace: settings.tenant_id,
             tracing,
             sockets: OnceLock::new(),
         }
@@ -105,7 +108,9 @@ impl Hosting {
     /// The environment cannot be made; the text says what to do.
     pub async fn prepare(&self, file: &GraphFile) -> anyhow::Result<()> {
         if has_code(file, &self.declared(file)) {
-            let python = self.python(file, &self.settings.folder).await?;
+            let folder = &self.settings.folder;
+            let python = self.python(file, folder).await?;
+            environment::record(&self.wanted(file), folder, &self.process, &python)?;
             tracing::info!(python = %python.display(), "the environment is there");
         }
         Ok(())
@@ -182,7 +187,15 @@ impl Hosting {
             tracing::info!(folder = %active.display(), "Python graphs run in the active virtual environment");
             return Ok(active.join("bin/python"));
         }
-        Ok(environment::prepare(&file.wanted(), runtime, &self.process).await?)
+        Ok(environment::prepare(&self.wanted(file), runtime, &self.process).await?)
+    }
+
+    /// What the environment of a file's code is made of, and for whom.
+    fn wanted(&self, file: &GraphFile) -> environment::Wanted {
+        environment::Wanted {
+            workspace: self.workspace,
+            ..file.wanted()
+        }
     }
 
     /// The interpreter that a setting names.

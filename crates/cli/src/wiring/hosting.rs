@@ -115,7 +115,7 @@ fn processes(
     root: Root,
 ) -> anyhow::Result<Processes> {
     let mut fixed = fixed(settings);
-    // Shared by the check and what serves, and by deployments that want the same packages.
+    // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
     let hosts = settings.agent.hosts.folder.display().to_string();
     fixed.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts));
     let settings = process::Settings {

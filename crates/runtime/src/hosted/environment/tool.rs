@@ -1,0 +1,222 @@
+//! The programs that make environments.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
+use tokio::process::Command;
+
+use super::requirements::{self, Installs};
+use super::variables::Variables;
+use super::{EnvironmentError, Wanted, failed};
+
+/// Making an environment takes longer only where something hangs.
+const PATIENCE: Duration = Duration::from_secs(1200);
+
+/// What makes environments.
+#[derive(Debug)]
+pub(super) enum Tool {
+    /// `uv`, which also finds or fetches the interpreter.
+    Uv(PathBuf),
+    /// `python -m venv` and pip.
+    Venv(PathBuf),
+}
+
+impl Tool {
+    pub(super) fn find(path: &str, version: Option<&str>) -> Result<Self, EnvironmentError> {
+        let on_path = |name: &str| {
+            std::env::split_paths(path)
+                .map(|folder| folder.join(name))
+                .find(|file| file.is_file())
+        };
+        if let Some(uv) = on_path("uv") {
+            return Ok(Self::Uv(uv));
+        }
+        let python = match version {
+            Some(version) => on_path(&format!("python{version}")),
+            None => on_path("python3").or_else(|| on_path("python")),
+        };
+        python.map(Self::Venv).ok_or_else(|| {
+            let which = version.map_or_else(|| "python3".to_owned(), |version| format!("python{version}"));
+            failed(format!(
+                "Python graphs need an interpreter: install uv (https://docs.astral.sh/uv) or {which}, or name an \
+                 interpreter that has the project's packages as agent.python"
+            ))
+        })
+    }
+
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Uv(_) => "uv",
+            Self::Venv(_) => "venv",
+        }
+    }
+
+    pub(super) fn program(&self) -> &Path {
+        match self {
+            Self::Uv(program) | Self::Venv(program) => program,
+        }
+    }
+
+    pub(super) async fn make(
+        &self,
+        environment: &Path,
+        wanted: &Wanted,
+        variables: &Variables,
+    ) -> Result<(), EnvironmentError> {
+        let mut arguments: Vec<OsString> = match self {
+            Self::Uv(_) => vec!["venv".into(), "--quiet".into()],
+            Self::Venv(_) => vec!["-m".into(), "venv".into()],
+        };
+        if let (Self::Uv(_), Some(version)) = (self, &wanted.version) {
+            arguments.extend(["--python".into(), version.into()]);
+        }
+        arguments.push(environment.into());
+        let made = perform(self.program(), &arguments, wanted, variables).await;
+        made.map_err(|why| match self {
+            Self::Venv(_) => failed(format!(
+                "{why}\nthe interpreter cannot make an environment: install its venv package (python3-venv), or uv"
+            )),
+            Self::Uv(_) => why,
+        })
+    }
+
+    /// Installs what is wanted into an environment: first what is locked, so that the rest finds it there.
+    pub(super) async fn install(
+        &self,
+        environment: &Path,
+        wanted: &Wanted,
+        variables: &Variables,
+    ) -> Result<(), EnvironmentError> {
+        let python = environment.join("bin/python");
+        let Installs { hashed, locked, rest } = requirements::of(wanted, self)?;
+        for list in hashed {
+            let arguments = vec!["--require-hashes".into(), "-r".into(), list.into()];
+            self.pip(&python, arguments, wanted, variables).await?;
+        }
+        for folder in locked {
+            let list = environment.join("uv-lock.txt");
+            self.export(&python, &folder, &list, wanted, variables).await?;
+            // Hashes that stand in it are checked.
+            self.pip(&python, vec!["-r".into(), list.into()], wanted, variables)
+                .await?;
+            let itself = vec!["--no-deps".into(), "-e".into(), folder.into()];
+            self.pip(&python, itself, wanted, variables).await?;
+        }
+        self.pip(&python, rest, wanted, variables).await
+    }
+
+    async fn pip(
+        &self,
+        python: &Path,
+        what: Vec<OsString>,
+        wanted: &Wanted,
+        variables: &Variables,
+    ) -> Result<(), EnvironmentError> {
+        let mut arguments: Vec<OsString> = match self {
+            // Nothing can be compiled later: it cannot be written then.
+            Self::Uv(_) => vec![
+                "pip".into(),
+                "install".into(),
+                "--compile-bytecode".into(),
+                "--python".into(),
+                python.into(),
+            ],
+            Self::Venv(_) => ["-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+                .map(OsString::from)
+                .to_vec(),
+        };
+        arguments.extend(what);
+        let program = match self {
+            Self::Uv(uv) => uv.as_path(),
+            Self::Venv(_) => python,
+        };
+        perform(program, &arguments, wanted, variables).await
+    }
+
+    /// Writes what a project's `uv.lock` says as a list of packages with their hashes.
+    async fn export(
+        &self,
+        python: &Path,
+        folder: &Path,
+        list: &Path,
+        wanted: &Wanted,
+        variables: &Variables,
+    ) -> Result<(), EnvironmentError> {
+        let mut arguments: Vec<OsString> = ["export", "--quiet", "--frozen", "--no-dev", "--no-emit-project"]
+            .map(OsString::from)
+            .to_vec();
+        for (name, value) in [("--python", python), ("--project", folder), ("--output-file", list)] {
+            arguments.extend([name.into(), value.into()]);
+        }
+        perform(self.program(), &arguments, wanted, variables).await
+    }
+}
+
+/// Runs a tool to its end; what it says goes to the log.
+async fn perform(
+    program: &Path,
+    arguments: &[OsString],
+    wanted: &Wanted,
+    variables: &Variables,
+) -> Result<(), EnvironmentError> {
+    let mut command = Command::new(program);
+    command
+        .args(arguments)
+        .env_clear()
+        .envs(variables.all())
+        .current_dir(&wanted.folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
+    let shown = program.display();
+    let mut child = command
+        .spawn()
+        .map_err(|error| failed(format!("cannot start {shown}: {error}")))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let work = async {
+        let (out, err, status) = tokio::join!(listen(out), listen(err), child.wait());
+        (out + &err, status)
+    };
+    let (said, status) = tokio::time::timeout(PATIENCE, work)
+        .await
+        .map_err(|_| failed(format!("{shown} did not end within {} s", PATIENCE.as_secs())))?;
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(failed(format!(
+            "{} ended with {}:\n{}",
+            shown,
+            told(status),
+            tail(&said)
+        ))),
+        Err(error) => Err(failed(format!("{shown}: {error}"))),
+    }
+}
+
+fn told(status: ExitStatus) -> String {
+    status
+        .code()
+        .map_or_else(|| status.to_string(), |code| format!("status {code}"))
+}
+
+async fn listen(from: Option<impl AsyncRead + Unpin>) -> String {
+    let Some(from) = from else { return String::new() };
+    let mut said = String::new();
+    let mut lines = BufReader::new(from).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        tracing::debug!("{line}");
+        said.push_str(&line);
+        said.push('\n');
+    }
+    said
+}
+
+/// The last lines, where the reason is.
+fn tail(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().collect();
+    lines[lines.len().saturating_sub(25)..].join("\n")
+}
