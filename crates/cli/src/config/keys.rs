@@ -427,6 +427,13 @@ pub const KEYS: &[Key] = &[
         about: "requests worked on at once; more are answered 503",
     },
     Key {
+        name: "http.connections_per_address",
+        environment: &[],
+        default: Fallback::Text("1024"),
+        kind: Kind::Count { least: 1, most: 65_536 },
+        about: "connections from one address of another machine; more are closed as they come: raise it where a proxy stands between",
+    },
+    Key {
         name: "ingest.body_limit_mb",
         environment: &[],
         default: Fallback::Text("24"),

@@ -64,6 +64,8 @@ pub struct Settings {
     pub index_cache_bytes: usize,
     /// Requests worked on at once.
     pub requests: usize,
+    /// Connections from one address of another machine.
+    pub connections_per_address: usize,
     /// Largest ingest body as sent, in bytes.
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together, in bytes.
@@ -266,6 +268,7 @@ impl Settings {
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
+            connections_per_address: values.number("http.connections_per_address"),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),

@@ -186,7 +186,9 @@ impl AgentServer {
             towpath_api::health_router(ops)
         });
         let grace = settings.drain_grace;
-        let http = tokio::spawn(towpath_api::serve(listener, served.router(), draining.clone(), grace));
+        let limits = parts::connections(settings);
+        let serve = towpath_api::serve::serve_within(limits, listener, served.router(), draining.clone(), grace);
+        let http = tokio::spawn(serve);
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {

@@ -227,6 +227,14 @@ pub fn engine(settings: &Settings) -> towpath_durable::Settings {
     }
 }
 
+/// How many connections a listener takes.
+pub fn connections(settings: &Settings) -> towpath_api::serve::Limits {
+    towpath_api::serve::Limits {
+        per_peer: settings.connections_per_address,
+        ..towpath_api::serve::Limits::default()
+    }
+}
+
 /// Times of the scheduler.
 pub fn scheduler(settings: &Settings) -> towpath_scheduler::Settings {
     towpath_scheduler::Settings {
