@@ -12,7 +12,7 @@ use crate::fake::Fake;
 use crate::log::Log;
 use crate::process::Processes;
 use crate::root::Root;
-use crate::{artifact, build};
+use crate::{artifact, build, health};
 
 /// What is only checked needs one process for its graphs: each loads all of them.
 pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
@@ -258,6 +258,17 @@ impl Backend {
         }
     }
 
+    /// Whether what runs of a deployment answers `/ok` within a few seconds. False when nothing runs.
+    pub async fn answers(&self, deployment: DeploymentId) -> bool {
+        let Some(state) = self.state(deployment) else {
+            return false;
+        };
+        match self {
+            Self::Process(_) | Self::Docker(_) => health::answers(&state.address).await,
+            Self::Fake(fake) => !fake.is_deaf(deployment),
+        }
+    }
+
     /// Every deployment of which something runs.
     #[must_use]
     pub fn running(&self) -> Vec<DeploymentId> {
@@ -273,7 +284,7 @@ impl Backend {
         match self {
             Self::Process(processes) => processes.agents().stop(deployment).await,
             Self::Docker(containers) => containers.running().stop(deployment).await,
-            Self::Fake(fake) => fake.stop(deployment),
+            Self::Fake(fake) => fake.drain(deployment).await,
         }
     }
 

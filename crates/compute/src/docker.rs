@@ -32,6 +32,7 @@ pub use self::image::Pulled;
 use crate::artifact::{Artifact, Built, Origin};
 use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
+use crate::health;
 use crate::instances::{Instance as _, Instances};
 use crate::log::Log;
 use crate::root::Root;
@@ -176,22 +177,32 @@ impl Containers {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<State> {
+        let mut limit = self.settings.health;
+        if let Some(container) = &standby {
+            health::stands_by(container.life())?;
+            limit = health::switch_limit(self.running.state(launch.deployment).is_some(), limit);
+        }
         self.running.stop(launch.deployment).await;
+        let waits = standby.is_some();
         let container = match standby {
-            Some(container) => {
-                container.go(&self.engine).await?;
-                container
-            }
+            Some(container) => container,
             None => self.on_volume(launch, false, log, cancel).await?,
         };
         let container = Arc::new(container);
-        match container.healthy(self.settings.health, cancel).await {
+        self.running.enter(launch.deployment, Arc::clone(&container));
+        let healthy = async {
+            if waits {
+                container.go(&self.engine).await?;
+            }
+            container.healthy(limit, cancel).await
+        };
+        match healthy.await {
             Ok(address) => {
                 let address = address.to_string();
                 Ok(self.running.put(launch.deployment, container, launch.revision, address))
             }
             Err(error) => {
-                container.life().stop().await;
+                self.running.stop(launch.deployment).await;
                 Err(error)
             }
         }

@@ -11,11 +11,15 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
+use crate::life::Life;
 
 /// What an agent server says on a line of its own once its graphs are loaded, where it was started to stand by.
 pub(crate) const STANDING_BY: &[u8] = b"towpath: standing by";
 /// How often it is asked.
 const ASK_EVERY: Duration = Duration::from_millis(20);
+/// How long one may take to be healthy on the deployment's database while another revision could serve: its graphs are
+/// loaded, and it was healthy on an empty one.
+const SWITCH: Duration = Duration::from_secs(30);
 /// What one question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
@@ -96,6 +100,31 @@ pub(crate) async fn loaded(
     }
 }
 
+/// How long one that takes over may take until it is healthy. Where nothing served before, there is nothing to return to.
+pub(crate) fn switch_limit(replaces: bool, health: Duration) -> Duration {
+    if replaces { SWITCH.min(health) } else { health }
+}
+
+/// Whether one that stands by still does. Asked before the one that serves is stopped.
+///
+/// # Errors
+/// It has ended.
+pub(crate) fn stands_by(life: &Life) -> Result<()> {
+    match life.ending().borrow().as_ref() {
+        Some(how) => Err(Error::Refused(format!("the agent server {how} while it stood by"))),
+        None => Ok(()),
+    }
+}
+
+/// Whether the agent server at this address answers `/ok` in time.
+pub(crate) async fn answers(address: &str) -> bool {
+    let Ok(address) = address.parse::<SocketAddr>() else {
+        return false;
+    };
+    let asked = timeout(ASK_LIMIT, ask(address)).await;
+    asked.is_ok_and(|healthy| healthy.unwrap_or(false))
+}
+
 /// Whether an agent server says that it is healthy. Its own surface is plain HTTP.
 async fn ask(address: SocketAddr) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(address).await?;
@@ -104,4 +133,26 @@ async fn ask(address: SocketAddr) -> std::io::Result<bool> {
     let mut answer = Vec::new();
     stream.take(4096).read_to_end(&mut answer).await?;
     Ok(answer.starts_with(b"HTTP/1.1 200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_replaces_another_gets_less_time() {
+        let health = Duration::from_secs(300);
+        assert_eq!(switch_limit(true, health), SWITCH);
+        assert_eq!(switch_limit(false, health), health);
+        assert_eq!(switch_limit(true, Duration::from_secs(5)), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn one_that_ended_stands_by_no_more() {
+        let (life, holder) = Life::begin();
+        stands_by(&life).unwrap();
+        holder.ended("was ended by signal: 9".to_owned());
+        let error = stands_by(&life).unwrap_err().to_string();
+        assert!(error.contains("signal: 9 while it stood by"), "{error}");
+    }
 }

@@ -61,6 +61,11 @@ impl Life {
         self.ended.clone()
     }
 
+    /// Whether it runs and was not asked to stop.
+    pub(crate) fn goes_on(&self) -> bool {
+        !self.stop.is_cancelled() && self.ended.borrow().is_none()
+    }
+
     /// Asks it to stop, and waits until it has.
     pub(crate) async fn stop(&self) {
         self.stop.cancel();

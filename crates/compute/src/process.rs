@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tempfile::TempDir;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::git::TreePath;
 use towpath_domain::{DeploymentId, Secret};
@@ -22,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
 use crate::log::Log;
 use crate::root::{self, Root};
-use crate::{limits, tree};
+use crate::{health, limits, tree};
 
 /// What the operator says about agent servers.
 #[derive(Clone, Debug)]
@@ -49,6 +51,30 @@ pub struct Processes {
     agents: Instances<Agent>,
 }
 
+/// The folder of an agent server that is only checked. It goes when that has ended, also when nobody waits for that: one
+/// that drains still writes.
+struct Held {
+    folder: Option<TempDir>,
+    ended: watch::Receiver<Option<String>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let folder = self.folder.take();
+        let mut ended = self.ended.clone();
+        if ended.borrow().is_some() {
+            return;
+        }
+        // Without a runtime nothing drains either.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let _ = ended.wait_for(Option::is_some).await;
+                drop(folder);
+            });
+        }
+    }
+}
+
 impl Processes {
     /// None yet.
     #[must_use]
@@ -63,6 +89,10 @@ impl Processes {
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let folder = self.root.temporary()?;
         let agent = self.start(launch, folder.path(), false, log)?;
+        let _held = Held {
+            folder: Some(folder),
+            ended: agent.life().ending(),
+        };
         let healthy = agent.healthy(self.settings.health, cancel).await;
         agent.life().stop().await;
         healthy.map(drop)
@@ -88,13 +118,16 @@ impl Processes {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<State> {
+        health::stands_by(agent.life())?;
+        let limit = health::switch_limit(self.agents.state(launch.deployment).is_some(), self.settings.health);
         self.agents.stop(launch.deployment).await;
         let agent = Arc::new(agent);
+        self.agents.enter(launch.deployment, Arc::clone(&agent));
         agent.go();
-        let address = match agent.healthy(self.settings.health, cancel).await {
+        let address = match agent.healthy(limit, cancel).await {
             Ok(address) => address.to_string(),
             Err(error) => {
-                agent.life().stop().await;
+                self.agents.stop(launch.deployment).await;
                 return Err(error);
             }
         };
