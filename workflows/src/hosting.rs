@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 use towpath_compute::artifact::Artifact;
@@ -45,6 +46,8 @@ pub struct Hosting {
 pub struct Settings {
     /// Artifacts kept of each deployment, the newest first.
     pub keep_artifacts: i64,
+    /// How often agent servers are asked whether they are well.
+    pub ask_every: Duration,
     /// Where deployments reach the platform, for their traces; without it they send none.
     pub platform_url: Option<String>,
     /// Where everybody reaches the platform, and below it the deployments; without it those do not know.

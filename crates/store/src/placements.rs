@@ -162,6 +162,34 @@ pub async fn serving(tx: &mut Tx<'_>, placement: &Placement, address: &str, agai
     Ok(changed == 1)
 }
 
+/// What served has ended by itself and is not started again at once. `why` says that it takes so long that requests need
+/// not wait. Counts as a restart. Nothing changes when another revision serves by now, or it was said before.
+///
+/// # Errors
+/// Those of the database.
+pub async fn ended(tx: &mut Tx<'_>, placement: &Placement, why: Option<&str>) -> Result<()> {
+    let now = tx.now();
+    let state = match why {
+        Some(_) => PlacementState::Down,
+        None => PlacementState::Switching,
+    };
+    on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement
+         SET state = $4, address = NULL, restarts = restarts + 1, error = $5, updated_at = $6
+         WHERE tenant_id = $1 AND deployment_id = $2 AND revision_id = $3 AND state = 'serving'"
+    )
+    .bind(placement.tenant_id)
+    .bind(placement.deployment_id)
+    .bind(placement.revision_id)
+    .bind(state)
+    .bind(why)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// It does not start.
 ///
 /// # Errors

@@ -60,6 +60,7 @@ impl Yard {
         };
         let settings = hosting::Settings {
             keep_artifacts: 10,
+            ask_every: Duration::from_millis(5),
             platform_url: Some("http://127.0.0.1:8400".into()),
             public_url: Some("http://platform.example".into()),
         };
@@ -82,16 +83,20 @@ impl Yard {
     }
 
     pub(crate) async fn add_deployment(&self) {
+        self.add_deployment_named("agent").await;
+    }
+
+    pub(crate) async fn add_deployment_named(&self, name: &str) {
         let (tenant, id) = (self.home.tenant, self.deployment);
         self.home
             .store()
             .write(async |tx| {
                 access::ensure_workspace(tx, tenant).await?;
-                let project = projects::ensure(tx, tenant, "agent").await?;
+                let project = projects::ensure(tx, tenant, name).await?;
                 let config = self.source(None);
                 let new = NewDeployment {
                     id,
-                    name: "agent",
+                    name,
                     source: Source::Github,
                     config: &config,
                     project,

@@ -20,6 +20,8 @@ use crate::config::{Config, DeploymentBackend, Settings};
 
 /// What one question to a repository may take.
 const GIT_LIMIT: Duration = Duration::from_secs(300);
+/// How often agent servers are asked whether they are well.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// Variables of this machine that builds and agent servers find too: without them neither reaches anything from
 /// behind a proxy, or where packages come from a mirror.
 const MACHINE: [&str; 18] = [
@@ -101,6 +103,7 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     };
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
+        ask_every: ASK_EVERY,
         platform_url: platform_url(config, roles, address),
         // A process that answers for no platform would only know itself.
         public_url: (roles.api || settings.public_url.is_some()).then(|| parts::public_url(settings, address)),
