@@ -189,19 +189,22 @@ impl Server {
                 tracing::info!(signal = number, grace_seconds = self.grace.as_secs(), "draining");
                 None
             }
-            ended = &mut self.http => Some(ended),
+            ended = &mut self.http => {
+                let why = match ended {
+                    Ok(Ok(_)) => anyhow!("it ended by itself"),
+                    Ok(Err(error)) => error.into(),
+                    Err(error) => error.into(),
+                };
+                // Work in hand is still given back well.
+                self.http = tokio::spawn(async { Ok(0) });
+                Some(why.context("serving HTTP"))
+            }
+            why = keeping_ended(&mut self.deployments) => Some(why),
         };
         signals.end_at_next();
-        if let Some(ended) = broken {
-            let why = match ended {
-                Ok(Ok(_)) => anyhow!("it ended by itself"),
-                Ok(Err(error)) => error.into(),
-                Err(error) => error.into(),
-            };
-            // Work in hand is still given back well.
-            self.http = tokio::spawn(async { Ok(0) });
+        if let Some(why) = broken {
             self.drain_with(agent).await?;
-            return Err(why.context("serving HTTP"));
+            return Err(why);
         }
         self.drain_with(agent).await
     }
@@ -254,6 +257,19 @@ impl Server {
         tracing::info!("drained");
         Ok(())
     }
+}
+
+/// Waits until nobody keeps deployments any more, though nobody asked for that: a process without it would look well.
+async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<()>)>) -> anyhow::Error {
+    let Some((_, keeping)) = deployments else {
+        return std::future::pending().await;
+    };
+    let why = match keeping.await {
+        Ok(()) => anyhow!("it ended by itself"),
+        Err(error) => error.into(),
+    };
+    *deployments = None;
+    why.context("keeping deployments")
 }
 
 /// Binds an address. Done before any worker starts: a taken port is the commonest mistake, and must not cost a claimed
