@@ -66,6 +66,7 @@ impl Server {
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
         config.switches.apply();
+        hide_memory();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
         let listener = listen(settings.listen).await?;
@@ -253,6 +254,15 @@ impl Server {
         served.context("serving HTTP")?.context("serving HTTP")?;
         tracing::info!("drained");
         Ok(())
+    }
+}
+
+/// Keeps other processes of this account, among them users' code, from reading this one's memory and environment, and
+/// the kernel from writing them into a core file.
+fn hide_memory() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "other processes of this account may read this one's memory and environment");
     }
 }
 
