@@ -79,16 +79,9 @@ impl Limits {
             };
             (apart("memory"), apart("cpu"))
         };
-        // Only a limit that was taken says that limits can be had.
-        let usable = |controller: &Controller, limit: &dyn Fn(&Controller, &Path) -> io::Result<()>| {
-            let group = controller.folder.join(format!("{PREFIX}trial-{}", std::process::id()));
-            let tried = make(&group).and_then(|()| limit(controller, &group));
-            let _ = fs::remove_dir(&group);
-            tried.is_ok()
-        };
         Self {
-            memory: Some(memory).filter(|memory| usable(memory, &|memory, group| memory.limit_memory(group, 1024))),
-            cpu: Some(cpu).filter(|cpu| usable(cpu, &|cpu, group| cpu.limit_cpu(group, 1.0))),
+            memory: Some(memory).filter(|memory| memory.is_usable(|group| memory.limit_memory(group, 1024))),
+            cpu: Some(cpu).filter(|cpu| cpu.is_usable(|group| cpu.limit_cpu(group, 1.0))),
         }
     }
 
@@ -136,6 +129,14 @@ impl Limits {
 }
 
 impl Controller {
+    /// Only a limit that was taken says that limits can be had.
+    fn is_usable(&self, limit: impl FnOnce(&Path) -> io::Result<()>) -> bool {
+        let group = self.folder.join(format!("{PREFIX}trial-{}", std::process::id()));
+        let tried = make(&group).and_then(|()| limit(&group));
+        let _ = fs::remove_dir(&group);
+        tried.is_ok()
+    }
+
     fn limit_memory(&self, group: &Path, mb: u64) -> io::Result<()> {
         let bytes = (mb << 20).to_string();
         if self.unified {
@@ -209,9 +210,11 @@ fn removed(group: &Path) -> bool {
 fn delegate(top: &Path) -> io::Result<PathBuf> {
     let own = top.join(own_group()?);
     // Another life of this process, which was started from there, has it ready.
-    let folder = match own.file_name() {
-        Some(name) if name == LEAF => own.parent().unwrap_or(top).to_owned(),
-        _ => own,
+    let is_leaf = own.file_name().is_some_and(|name| name == LEAF);
+    let folder = if is_leaf {
+        own.parent().unwrap_or(top).to_owned()
+    } else {
+        own
     };
     let control = folder.join("cgroup.subtree_control");
     let hands_on = |text: &str| {
