@@ -82,6 +82,8 @@ pub struct Settings {
     pub public_url: String,
     /// How long the gateway has a request wait for a deployment whose agent server is replaced or started again.
     pub hold: Duration,
+    /// Whether deployments of a second workspace are refused, because those of one run beside each other as processes.
+    pub one_workspace: bool,
 }
 
 impl Settings {
@@ -102,6 +104,7 @@ impl Default for Settings {
             loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
             hold: Duration::from_secs(5),
+            one_workspace: false,
         }
     }
 }

@@ -17,6 +17,22 @@ use towpath_store::{self as store, Tx, integrations, listeners, projects, source
 
 use crate::{build_revision, delete_deployment};
 
+/// Refuses a workspace where another one has deployments: their processes may reach each other.
+///
+/// # Errors
+/// Another one has; those of the database.
+pub async fn check_workspace(tx: &mut Tx<'_>, tenant: TenantId) -> store::Result<()> {
+    if deployments::others_have(tx, tenant).await? {
+        return Err(Rejection::rule(
+            "deployments.trust",
+            "deployments run as processes of one machine, and another workspace has some: the operator may allow that \
+             with the setting deployments.trust = all, or run containers with deployments.backend = docker",
+        )
+        .into());
+    }
+    Ok(())
+}
+
 /// Records a deployment with its tracing project and its first revision. `request` was admitted and answered `first`.
 ///
 /// # Errors

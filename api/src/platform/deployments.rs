@@ -53,6 +53,9 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
     let packages = new.tracked_packages.unwrap_or_default();
     let tell = |(row, revision)| Deployment::of(&app, row, &revision);
     idempotency::once(&app.store, tenant.id, keyed.as_ref(), tell, async |tx| {
+        if app.settings.one_workspace {
+            work::check_workspace(tx, tenant.id).await?;
+        }
         let made = work::create(tx, tenant.id, &app.sealer, &request, &first).await?;
         deployments::track(tx, tenant.id, made.0.id, &packages).await?;
         Ok(made)

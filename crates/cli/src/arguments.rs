@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod keys;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -41,6 +42,9 @@ pub enum Command {
     Serve(Serve),
     /// Run an agent server: graphs behind assistants, threads, runs, crons and a store.
     Agent(Agent),
+    /// Become another program inside of control groups.
+    #[command(hide = true)]
+    Enter(Enter),
     /// Say when a cron schedule fires.
     Cron(Cron),
     /// Bring the database's schema up to date.
@@ -199,6 +203,17 @@ pub struct Agent {
     /// Drain and stop when standard input ends, as it does when the process that holds it is killed
     #[arg(long)]
     pub while_stdin_is_open: bool,
+}
+
+/// `towpath enter`
+#[derive(Debug, Args)]
+pub struct Enter {
+    /// The cgroup.procs of each group
+    #[arg(long = "group", value_name = "FILE")]
+    pub groups: Vec<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
 }
 
 /// `towpath cron`

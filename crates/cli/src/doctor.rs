@@ -11,11 +11,11 @@ use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
-use towpath_store::{Dialect, Options, Store, jobs, migrations, quarantine};
+use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, quarantine};
 use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
-use crate::config::{Config, Mode, Problems, Settings};
+use crate::config::{Config, DeploymentBackend, Mode, Problems, Settings};
 use crate::data_dir;
 use crate::remote::arguments::ServerOptions;
 use crate::remote::{Client, print};
@@ -24,6 +24,8 @@ use crate::remote::{Client, print};
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The command that shows what is in quarantine.
 const QUARANTINE: &str = "towpath traces quarantine ls";
+/// Deployments that are named at most.
+const NAMED: i64 = 20;
 /// Clocks further apart than this are worth a word; leases and due times go by the database's alone.
 const SKEW: Duration = Duration::from_secs(2);
 
@@ -317,8 +319,42 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             ),
             Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
         }
+        trust(settings, &store, findings).await;
     }
     store.close().await;
+}
+
+/// Deployments whose processes run beside those of another workspace.
+async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
+    let processes = matches!(
+        settings.deployments.backend,
+        DeploymentBackend::Auto | DeploymentBackend::Process
+    );
+    if !processes {
+        return;
+    }
+    let found = store
+        .read(async |tx| deployments::of_later_workspaces(tx, NAMED).await)
+        .await;
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => return findings.add("trust", Verdict::Failed, error.to_string()),
+    };
+    if found.is_empty() {
+        return findings.add("trust", Verdict::Ok, "deployments are of one workspace at most");
+    }
+    let names: Vec<String> = found.iter().map(|(id, name)| format!("{name} ({id})")).collect();
+    let rule = if settings.deployments.one_workspace {
+        "new ones are refused while deployments.trust is one"
+    } else {
+        "deployments.trust = all allows it"
+    };
+    let text = format!(
+        "deployments of several workspaces run as processes of one account and can read each other's data; {rule}. \
+         Not of the first workspace: {}",
+        names.join(", ")
+    );
+    findings.add("trust", Verdict::Warning, text);
 }
 
 /// What the server that uses the data folder has in quarantine.

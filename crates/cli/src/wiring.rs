@@ -66,6 +66,7 @@ impl Server {
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
         config.switches.apply();
+        hide_memory();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
         let listener = listen(settings.listen).await?;
@@ -270,6 +271,15 @@ async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<(
     };
     *deployments = None;
     why.context("keeping deployments")
+}
+
+/// Keeps other processes of this account, among them users' code, from reading this one's memory and environment, and
+/// the kernel from writing them into a core file.
+fn hide_memory() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "other processes of this account may read this one's memory and environment");
+    }
 }
 
 /// Binds an address. Done before any worker starts: a taken port is the commonest mistake, and must not cost a claimed

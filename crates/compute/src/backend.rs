@@ -91,8 +91,9 @@ impl Backend {
         const SIZES: [&str; 5] = ["cpu", "cpu_limit", "memory_mb", "memory_limit_mb", "image_pull_secrets"];
         match self {
             Self::Docker(_) => &SIZES,
+            Self::Process(processes) => processes.honours(),
             // Nothing is pulled.
-            Self::Process(_) | Self::Fake(_) => SIZES.split_at(4).0,
+            Self::Fake(_) => SIZES.split_at(4).0,
         }
     }
 
@@ -238,7 +239,7 @@ impl Backend {
         cancel: &CancellationToken,
     ) -> Result<State> {
         match (self, standby.0) {
-            (Self::Process(processes), Waiting::Process(agent)) => processes.replace(launch, agent, log, cancel).await,
+            (Self::Process(processes), Waiting::Process(agent)) => processes.replace(launch, agent, cancel).await,
             (Self::Docker(containers), Waiting::Docker(container)) => {
                 containers.replace(launch, Some(container), log, cancel).await
             }

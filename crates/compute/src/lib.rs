@@ -25,6 +25,7 @@ pub mod fake;
 pub mod git;
 mod health;
 mod instances;
+pub mod launcher;
 mod life;
 mod limits;
 pub mod log;

@@ -16,15 +16,17 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::git::TreePath;
 use towpath_domain::{DeploymentId, Secret};
+use uuid::Uuid;
 
 use crate::agent::{Agent, Startup};
 use crate::artifact::Artifact;
 use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
+use crate::limits::Limits;
 use crate::log::Log;
 use crate::root::{self, Root};
-use crate::{health, limits, tree};
+use crate::{health, tree};
 
 /// What the operator says about agent servers.
 #[derive(Clone, Debug)]
@@ -48,6 +50,7 @@ pub struct Settings {
 pub struct Processes {
     settings: Settings,
     root: Root,
+    limits: &'static Limits,
     agents: Instances<Agent>,
 }
 
@@ -82,6 +85,7 @@ impl Processes {
         Self {
             settings,
             root,
+            limits: Limits::of_machine(),
             agents: Instances::default(),
         }
     }
@@ -115,7 +119,6 @@ impl Processes {
         &self,
         launch: &Launch,
         agent: Agent,
-        log: &Log,
         cancel: &CancellationToken,
     ) -> Result<State> {
         health::stands_by(agent.life())?;
@@ -131,7 +134,6 @@ impl Processes {
                 return Err(error);
             }
         };
-        limits::apply(launch, agent.pid, log);
         Ok(self.agents.put(launch.deployment, agent, launch.revision, address))
     }
 
@@ -166,6 +168,9 @@ impl Processes {
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             self.settings.grace.as_secs().to_string(),
         ));
+        let run = Uuid::now_v7().to_string();
+        let groups = self.limits.groups(launch, &run);
+        let groups = groups.map_err(Error::io("making the control group of the agent server"))?;
         let startup = Startup {
             program: &self.settings.program,
             config: &config,
@@ -173,10 +178,22 @@ impl Processes {
             variables,
             mark: self.root.mark(),
             grace: self.settings.grace,
+            run,
+            groups,
             standby,
         };
         artifact.touch();
         Agent::start(startup, log)
+    }
+
+    /// Sizes of a resource specification that hold here, for the agent server and all that it starts.
+    pub(crate) const fn honours(&self) -> &'static [&'static str] {
+        match (self.limits.cpu(), self.limits.memory()) {
+            (true, true) => &["cpu", "cpu_limit", "memory_mb", "memory_limit_mb"],
+            (true, false) => &["cpu", "cpu_limit"],
+            (false, true) => &["memory_mb", "memory_limit_mb"],
+            (false, false) => &[],
+        }
     }
 
     pub(crate) const fn agents(&self) -> &Instances<Agent> {
@@ -185,7 +202,6 @@ impl Processes {
 
     pub(crate) async fn remove(&self, deployment: DeploymentId) -> Result<()> {
         self.agents.stop(deployment).await;
-        limits::forget(deployment);
         let folder = self.root.agent(deployment);
         crate::git::blocking(move || tree::remove(&folder).map_err(Error::io("removing the deployment's database")))
             .await

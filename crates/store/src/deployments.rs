@@ -397,6 +397,35 @@ pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Resu
     Ok(gone == 1)
 }
 
+/// Whether another workspace has a deployment.
+///
+/// # Errors
+/// Those of the database.
+pub async fn others_have(tx: &mut Tx<'_>, tenant: TenantId) -> Result<bool> {
+    let found: Option<DeploymentId> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT id FROM deployment WHERE tenant_id <> $1 LIMIT 1"
+    )
+    .bind(tenant)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.is_some())
+}
+
+/// Names of deployments with their ids, of every workspace but the one that had the first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn of_later_workspaces(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(DeploymentId, String)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, name FROM deployment
+         WHERE tenant_id <> (SELECT tenant_id FROM deployment ORDER BY created_at, id LIMIT 1)
+         ORDER BY created_at, id LIMIT $1"
+    )
+    .bind(most)
+    .fetch_all(conn)
+    .await)?)
+}
+
 fn changed(rows: u64) -> Result<()> {
     if rows == 1 { Ok(()) } else { Err(Error::NotFound) }
 }

@@ -515,6 +515,13 @@ pub const KEYS: &[Key] = &[
         about: "what runs deployments: processes of this machine, containers of its Docker engine, or nothing here; auto runs processes where one process does everything. One process of an installation may",
     },
     Key {
+        name: "deployments.trust",
+        environment: &[],
+        default: Fallback::Text("one"),
+        kind: Kind::Choice(&["one", "all"]),
+        about: "whose code runs as processes of this machine: that of one workspace, or that of all; one refuses deployments of a second workspace",
+    },
+    Key {
         name: "deployments.docker_host",
         environment: &[],
         default: Fallback::Text("unix:///var/run/docker.sock"),

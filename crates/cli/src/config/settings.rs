@@ -130,6 +130,8 @@ pub struct AgentSettings {
 pub struct DeploymentSettings {
     /// What runs them.
     pub backend: DeploymentBackend,
+    /// Whether processes of this machine run the code of one workspace alone.
+    pub one_workspace: bool,
     /// How repositories may be reached beside https.
     pub git_transports: Vec<Transport>,
     /// What one program of a build may take.
@@ -323,6 +325,7 @@ impl Settings {
                     "none" => DeploymentBackend::None,
                     _ => DeploymentBackend::Auto,
                 },
+                one_workspace: values.text("deployments.trust") == "one",
                 git_transports: kind::items(values.text("deployments.git_transports"))
                     .filter_map(|item| match item {
                         "http" => Some(Transport::Http),

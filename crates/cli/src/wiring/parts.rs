@@ -22,7 +22,7 @@ use towpath_workflows::heavy::Heavy;
 use towpath_workflows::hosting::Hosting;
 use towpath_workflows::world::{Keeping, Sizes, World};
 
-use crate::config::{Config, Mode, Settings};
+use crate::config::{Config, DeploymentBackend, Mode, Settings};
 use crate::storage;
 
 /// What several roles use.
@@ -133,6 +133,8 @@ impl Shared {
                 loopback: address.ip().is_loopback(),
                 public_url: public_url(settings, address),
                 hold: settings.deployments.hold,
+                one_workspace: settings.deployments.one_workspace
+                    && settings.deployments.backend != DeploymentBackend::Docker,
             },
         }))
     }

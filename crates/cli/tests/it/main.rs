@@ -3,6 +3,7 @@
 mod config;
 mod demo;
 mod dev;
+mod hostile;
 mod older;
 mod operating;
 mod quarantine;
