@@ -310,6 +310,48 @@ async fn a_deployment_goes_with_everything_it_had() {
     assert!(yard.hosting.backend.running().is_empty());
 }
 
+/// Changes of secrets share an artifact, and push no other out.
+#[tokio::test]
+async fn revisions_that_share_an_artifact_count_once() {
+    let yard = Yard::new().await;
+    let first = yard.revision(None).await;
+    yard.home.drain().await;
+    yard.push("more", "x");
+    for _ in 0..3 {
+        yard.revision(None).await;
+        yard.home.drain().await;
+    }
+    let tenant = yard.home.tenant;
+    let read = yard.home.store().read(async |tx| {
+        let first = artifacts::of(tx, tenant, first).await?;
+        Ok((first, artifacts::kept(tx, 2).await?))
+    });
+    let (first, kept) = read.await.unwrap();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    assert!(kept.contains(&first.unwrap()), "the way back is not kept: {kept:?}");
+}
+
+/// What nothing names goes, also when another thing among the artifacts cannot be judged.
+#[tokio::test]
+async fn artifacts_in_use_and_those_that_serve_stay() {
+    let yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let folder = yard.hosting.root.artifacts();
+    let (used, idle) = ("aa", "bb");
+    for name in [used, idle, "no-artifact"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    let using = yard.hosting.using(used);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert!(folder.join(used).exists(), "a build uses it");
+    assert!(!folder.join(idle).exists(), "nothing needs it");
+    assert_eq!(entries(&folder), 3, "what serves stays, and what was not made here");
+    drop(using);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert!(!folder.join(used).exists(), "nothing needs it any more");
+}
+
 /// Ids of lines are made by the process's clock, which nobody stops, and so is what counts as old here.
 #[tokio::test]
 async fn lines_of_agent_servers_do_not_stay_for_ever() {
