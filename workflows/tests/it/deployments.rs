@@ -374,6 +374,29 @@ async fn lines_of_agent_servers_do_not_stay_for_ever() {
     assert_eq!(yard.log(id, LogKind::Build).await, build);
 }
 
+/// The newest lines of a revision are kept, of each kind.
+#[tokio::test]
+async fn lines_of_a_revision_are_bounded() {
+    let yard = Yard::new().await;
+    let id = yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+    let (build, deploy) = (yard.log(id, LogKind::Build).await, yard.log(id, LogKind::Deploy).await);
+    let tenant = yard.home.tenant;
+    let trim = async |limit| {
+        let trimmed = yard
+            .home
+            .store()
+            .write(async |tx| revision_logs::trim(tx, tenant, id, LogKind::Build, 2, limit).await);
+        trimmed.await.unwrap()
+    };
+    let lines: Vec<&str> = build.lines().collect();
+    let more = lines.len() as u64 - 2;
+    assert_eq!((trim(1).await, trim(1000).await, trim(1000).await), (1, more - 1, 0));
+    let kept = yard.log(id, LogKind::Build).await;
+    assert_eq!(kept, lines[lines.len() - 2..].join("\n"));
+    assert_eq!(yard.log(id, LogKind::Deploy).await, deploy);
+}
+
 /// A secret is told to the agent server and to nobody else.
 #[tokio::test]
 async fn secrets_are_not_in_what_is_written() {
