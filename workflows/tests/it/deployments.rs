@@ -352,6 +352,46 @@ async fn artifacts_in_use_and_those_that_serve_stay() {
     assert!(!folder.join(used).exists(), "nothing needs it any more");
 }
 
+/// Many commits and failed builds leave as much as is kept, and nothing that is half made.
+#[tokio::test]
+async fn what_many_revisions_leave_is_bounded() {
+    let yard = Yard::new().await;
+    for n in 0..12 {
+        yard.push("more", &n.to_string());
+        yard.revision(Some("touch made")).await;
+        yard.home.drain().await;
+        let broken = yard.revision(Some("ls no-such-file-here")).await;
+        yard.home.drain().await;
+        assert_eq!(yard.read(broken).await.status, RevisionStatus::BuildFailed);
+    }
+    let artifacts = yard.hosting.root.artifacts();
+    assert_eq!(entries(&artifacts), 24);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert_eq!(entries(&artifacts), 10, "as many as are kept");
+    for artifact in std::fs::read_dir(&artifacts).unwrap() {
+        let artifact = artifact.unwrap().path();
+        assert!(artifact.join("built.json").is_file(), "a failed build is kept");
+        assert!(!artifact.join("home").exists(), "caches are kept");
+    }
+    assert_eq!(entries(&yard.hosting.root.path().join("scratch")), 0);
+    assert_eq!(yard.hosting.backend.running(), [yard.deployment]);
+}
+
+/// A commit whose build failed on its own leftovers can be built: nothing of the attempt before is there.
+#[tokio::test]
+async fn a_failed_build_is_repeated_on_a_fresh_tree() {
+    let yard = Yard::new().await;
+    let build = async || {
+        let id = yard.revision(Some("mkdir dist no-such-folder/x")).await;
+        yard.home.drain().await;
+        yard.read(id).await.error.unwrap()
+    };
+    let first = build().await;
+    assert!(first.contains("no-such-folder"), "{first}");
+    let second = build().await;
+    assert!(!second.contains("File exists"), "it met its own leftovers: {second}");
+}
+
 /// Ids of lines are made by the process's clock, which nobody stops, and so is what counts as old here.
 #[tokio::test]
 async fn lines_of_agent_servers_do_not_stay_for_ever() {
