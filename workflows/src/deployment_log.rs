@@ -1,9 +1,9 @@
 //! Lines of builds and agent servers on their way into the database.
 //!
-//! Lines come from programs at any speed, and share the database with everything else. So a revision may write a bounded
-//! number of lines a second, they are committed at most twice a second, and the newest of each revision are kept. What is
-//! dropped is counted, and a line says so. They are no part of what a job answers for, so they are written past
-//! its fence: a line of a job that lost its place is still true.
+//! Lines come from programs at any speed, and share the database with everything else. So a revision may write a
+//! bounded number of lines a second, they are committed at most twice a second, and the newest of each revision are
+//! kept. What is dropped is counted, and a line says so. They are no part of what a job answers for, so they are
+//! written past its fence: a line of a job that lost its place is still true.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
