@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
-use towpath_compute::artifact::Artifact;
+use towpath_compute::artifact::{self, Artifact, Removal};
 use towpath_compute::{Backend, Launch, Root, build, git};
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 use towpath_durable::{Failure, Verdict};
@@ -130,27 +130,52 @@ impl Hosting {
         self.nudge.notified().await;
     }
 
-    /// Removes artifacts that nothing needs. One that was used within the last hour stays: what failed is often tried
+    /// Removes artifacts that nothing needs. One that was used within the last `hours` stays: what failed is often tried
     /// again.
-    pub(crate) async fn prune(&self, store: &Store) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// Those of the database and of the disk. One that cannot be removed keeps no other from being removed.
+    pub async fn prune(&self, store: &Store, hours: u64) -> Result<(), Failure> {
         let each = self.settings.keep_artifacts;
-        let mut keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
-        keep.extend(self.used.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned());
-        self.backend.prune(&self.root, keep, 1).await.retry().map(drop)
+        let keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
+        let root = self.root.clone();
+        let idle = tokio::task::spawn_blocking(move || artifact::idle(&root, &keep, hours)).await;
+        let idle = idle.map_or_else(|_| Ok(Vec::new()), Verdict::retry)?;
+        self.discard(idle, hours).await
     }
 
     /// Removes these artifacts but those in use.
     pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Failure> {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let root = self.root.clone();
-        let work = move || {
-            for key in keys.iter().filter(|key| !used.contains_key(*key)) {
-                Artifact::of(&root, key)?.remove()?;
+        self.discard(keys, 0).await
+    }
+
+    async fn discard(&self, keys: Vec<String>, hours: u64) -> Result<(), Failure> {
+        let mut outcome = Ok(());
+        for key in keys {
+            let removed = match self.withdraw(&key, hours) {
+                Ok(Some(removal)) => tokio::task::spawn_blocking(move || removal.finish())
+                    .await
+                    .map_or(Ok(()), Verdict::retry),
+                Ok(None) => Ok(()),
+                Err(failure) => Err(failure),
+            };
+            if removed.is_err() {
+                outcome = removed;
             }
-            Ok::<_, towpath_compute::Error>(())
-        };
-        tokio::task::spawn_blocking(work).await.map_or(Ok(()), Verdict::retry)?;
-        self.backend.sweep().await.retry()
+        }
+        self.backend.sweep().await.retry()?;
+        outcome
+    }
+
+    /// Takes an artifact from its place, unless it is in use or was within the last `hours`.
+    fn withdraw(&self, key: &str, hours: u64) -> Result<Option<Removal>, Failure> {
+        let artifact = Artifact::of(&self.root, key).retry()?;
+        // Held until it is moved: a build that begins to use it finds all of it or nothing.
+        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        if used.contains_key(key) || !artifact.is_idle(hours) {
+            return Ok(None);
+        }
+        artifact.withdraw().retry()
     }
 
     /// Where the key lies that a deployment's traces come under.

@@ -29,6 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const STEADY: Duration = Duration::from_secs(60);
 /// What nothing needs any more is looked for this often.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
+/// Artifacts stay for so long after they were used.
+const IDLE_HOURS: u64 = 1;
 /// Lines of agent servers are kept this long.
 const LINES_KEPT: Duration = Duration::from_secs(7 * 86_400);
 /// Lines, or uploads, of one statement.
@@ -64,9 +66,7 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
         }
         if pruned.elapsed() >= PRUNE_EVERY {
             pruned = Instant::now();
-            if let Err(error) = prune(&keeping.world, &keeping.hosting).await {
-                tracing::warn!(%error, "artifacts and lines that nothing needs are left to the next round");
-            }
+            tidy(&keeping.world, &keeping.hosting).await;
         }
         let pause = keeping.pause();
         let Keeping {
@@ -99,9 +99,21 @@ async fn begin(world: &World, hosting: &Hosting) -> Result<(), Failure> {
     hosting.backend.begin().await.retry()
 }
 
-async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
-    hosting.prune(&world.store).await?;
-    sweep_uploads(world).await?;
+/// Removes what nothing needs. A chore that fails keeps no other from being done.
+pub async fn tidy(world: &World, hosting: &Hosting) {
+    let chores = [
+        ("artifacts", hosting.prune(&world.store, IDLE_HOURS).await),
+        ("uploads", sweep_uploads(world).await.map(drop)),
+        ("lines", forget_lines(world).await),
+    ];
+    for (what, done) in chores {
+        if let Err(error) = done {
+            tracing::warn!(%error, "{what} that nothing needs are left to the next round");
+        }
+    }
+}
+
+async fn forget_lines(world: &World) -> Result<(), Failure> {
     let before = world.store.clock().now().minus(LINES_KEPT);
     loop {
         let gone = world

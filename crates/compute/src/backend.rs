@@ -6,13 +6,14 @@ use towpath_domain::{DeploymentId, RevisionId, Secret};
 
 use crate::agent::Agent;
 use crate::artifact::{Artifact, Built, Origin, Plan};
+use crate::build;
 use crate::docker::{Container, Containers, Pulled};
 use crate::error::{Error, Result};
 use crate::fake::Fake;
+use crate::health;
 use crate::log::Log;
 use crate::process::Processes;
 use crate::root::Root;
-use crate::{artifact, build, health};
 
 /// What is only checked needs one process for its graphs: each loads all of them.
 pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
@@ -174,17 +175,6 @@ impl Backend {
         };
         Artifact::of(root, &key)?.record_image(&built)?;
         Ok(key)
-    }
-
-    /// Removes artifacts but those in `keep`, as [`artifact::prune`] does, and the images of those that are gone.
-    ///
-    /// # Errors
-    /// The disk's, or what runs agent servers does not answer.
-    pub async fn prune(&self, root: &Root, keep: Vec<String>, hours: u64) -> Result<usize> {
-        let of = root.clone();
-        let removed = crate::git::blocking(move || artifact::prune(&of, &keep, hours)).await?;
-        self.sweep().await?;
-        Ok(removed)
     }
 
     /// Removes images whose artifact is gone.

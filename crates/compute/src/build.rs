@@ -40,7 +40,8 @@ const LOCKS: [(&str, &str); 5] = [
     ("bun.lock", "bun install"),
 ];
 
-/// Builds what was fetched. Doing it again begins anew.
+/// Builds what was fetched. Once a program has run, the tree counts as fetched no more: one that failed is not repeated
+/// on what it left.
 ///
 /// # Errors
 /// The configuration file cannot be used, or a program fails.
@@ -67,12 +68,23 @@ pub async fn build(
         root,
         artifact,
     };
-    if let Some(install) = install {
-        at.run("install_command", &install, &top, log, cancel).await?;
+    let programs = async {
+        if let Some(install) = &install {
+            at.run("install_command", install, &top, log, cancel).await?;
+        }
+        if let Some(build) = &plan.build {
+            at.run("build_command", build, &folder, log, cancel).await?;
+        }
+        Ok::<(), Error>(())
+    };
+    if install.is_some() || plan.build.is_some() {
+        artifact.changes()?;
     }
-    if let Some(build) = &plan.build {
-        at.run("build_command", build, &folder, log, cancel).await?;
-    }
+    let ran = programs.await;
+    // Caches of package managers are no part of what was built.
+    let home = artifact.home();
+    blocking(move || tree::remove(&home).map_err(Error::io("removing what programs kept in HOME"))).await?;
+    ran?;
     // Programs of a user ran: what they left must be as honest as what was fetched.
     let (limits, lines) = (settings.tree, log.clone());
     blocking(move || {
@@ -188,7 +200,7 @@ impl Place<'_> {
             .envs(machine)
             .envs(variables)
             .within(folder)
-            .watching(&self.artifact.source(), self.settings.tree.bytes)
+            .watching(self.artifact.folder(), self.settings.tree.bytes)
             .run(log, cancel)
             .await?;
         match ended.code {

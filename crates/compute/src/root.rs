@@ -97,7 +97,7 @@ impl Root {
         write(file, text).map_err(Error::io(format!("file {}", file.display())))
     }
 
-    fn scratch(&self) -> PathBuf {
+    pub(crate) fn scratch(&self) -> PathBuf {
         self.0.path.join("scratch")
     }
 

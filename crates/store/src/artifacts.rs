@@ -46,7 +46,8 @@ pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Resu
     Ok(found.map(|(artifact,)| artifact))
 }
 
-/// The artifacts to keep: those that serve, and the newest `each` of every deployment.
+/// The artifacts to keep: those that serve, and of every deployment the `each` that a revision used last. Revisions that
+/// share an artifact count once.
 ///
 /// # Errors
 /// Those of the database.
@@ -57,7 +58,11 @@ pub async fn kept(tx: &mut Tx<'_>, each: i64) -> Result<Vec<String>> {
          UNION
          SELECT artifact FROM (
              SELECT artifact, row_number() OVER (PARTITION BY deployment_id ORDER BY created_at DESC, revision_id DESC) AS n
-             FROM revision_artifact
+             FROM (
+                 SELECT artifact, deployment_id, created_at, revision_id, row_number() OVER (
+                     PARTITION BY deployment_id, artifact ORDER BY created_at DESC, revision_id DESC) AS nth
+                 FROM revision_artifact
+             ) AS uses WHERE nth = 1
          ) AS newest WHERE n <= $1"
     )
     .bind(each)

@@ -3,7 +3,7 @@
 use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
-use towpath_compute::artifact::{Artifact, Origin, Plan, Stage};
+use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::git::{Repository, Token};
 use towpath_compute::{Log, tarball};
 use towpath_domain::deployment::{RevisionStatus, Source};
@@ -33,17 +33,18 @@ impl Work<'_> {
         let _using = self.hosting.using(&key);
         let _alone = self.hosting.lock_artifact(&key).await;
         // What is there says so on disk, in records written last: a journal would not know what was removed since.
-        if artifact.stage() == Stage::Absent {
-            let begun = Instant::now();
-            self.fetch(ctx, &plan, &artifact).await?;
-            self.took("fetch", begun, self.log);
-            failpoint::hit("deploy.fetched");
-        } else {
-            self.log.info("the source is here already");
-        }
         if self.has(&artifact).await? {
             self.log.info("it is built already");
         } else {
+            // A tree in which programs of a build have run is not what was fetched.
+            if artifact.is_fetched() {
+                self.log.info("the source is here already");
+            } else {
+                let begun = Instant::now();
+                self.fetch(ctx, &plan, &artifact).await?;
+                self.took("fetch", begun, self.log);
+                failpoint::hit("deploy.fetched");
+            }
             let cancel = ctx.cancelled();
             let (backend, settings) = (&self.hosting.backend, &self.hosting.build);
             let begun = Instant::now();
@@ -137,9 +138,12 @@ impl Work<'_> {
                 .world
                 .store
                 .read(async |tx| artifacts::of(tx, tenant, revision).await);
-            if let Some(key) = found.await.retry()?
-                && self.has(&Artifact::of(&self.hosting.root, &key).fatal()?).await?
-            {
+            let Some(key) = found.await.retry()? else { continue };
+            let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
+            let _using = self.hosting.using(&key);
+            if self.has(&artifact).await? {
+                // It may be older than those that are kept, and nothing names it until this revision does.
+                artifact.touch();
                 return Ok(Some(key));
             }
         }

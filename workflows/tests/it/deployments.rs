@@ -419,6 +419,88 @@ async fn a_deployment_goes_with_everything_it_had() {
     assert!(yard.hosting.backend.running().is_empty());
 }
 
+/// Changes of secrets share an artifact, and push no other out.
+#[tokio::test]
+async fn revisions_that_share_an_artifact_count_once() {
+    let yard = Yard::new().await;
+    let first = yard.revision(None).await;
+    yard.home.drain().await;
+    yard.push("more", "x");
+    for _ in 0..3 {
+        yard.revision(None).await;
+        yard.home.drain().await;
+    }
+    let tenant = yard.home.tenant;
+    let read = yard.home.store().read(async |tx| {
+        let first = artifacts::of(tx, tenant, first).await?;
+        Ok((first, artifacts::kept(tx, 2).await?))
+    });
+    let (first, kept) = read.await.unwrap();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    assert!(kept.contains(&first.unwrap()), "the way back is not kept: {kept:?}");
+}
+
+/// What nothing names goes, also when another thing among the artifacts cannot be judged.
+#[tokio::test]
+async fn artifacts_in_use_and_those_that_serve_stay() {
+    let yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let folder = yard.hosting.root.artifacts();
+    let (used, idle) = ("aa", "bb");
+    for name in [used, idle, "no-artifact"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    let using = yard.hosting.using(used);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert!(folder.join(used).exists(), "a build uses it");
+    assert!(!folder.join(idle).exists(), "nothing needs it");
+    assert_eq!(entries(&folder), 3, "what serves stays, and what was not made here");
+    drop(using);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert!(!folder.join(used).exists(), "nothing needs it any more");
+}
+
+/// Many commits and failed builds leave as much as is kept, and nothing that is half made.
+#[tokio::test]
+async fn what_many_revisions_leave_is_bounded() {
+    let yard = Yard::new().await;
+    for n in 0..12 {
+        yard.push("more", &n.to_string());
+        yard.revision(Some("touch made")).await;
+        yard.home.drain().await;
+        let broken = yard.revision(Some("ls no-such-file-here")).await;
+        yard.home.drain().await;
+        assert_eq!(yard.read(broken).await.status, RevisionStatus::BuildFailed);
+    }
+    let artifacts = yard.hosting.root.artifacts();
+    assert_eq!(entries(&artifacts), 24);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert_eq!(entries(&artifacts), 10, "as many as are kept");
+    for artifact in std::fs::read_dir(&artifacts).unwrap() {
+        let artifact = artifact.unwrap().path();
+        assert!(artifact.join("built.json").is_file(), "a failed build is kept");
+        assert!(!artifact.join("home").exists(), "caches are kept");
+    }
+    assert_eq!(entries(&yard.hosting.root.path().join("scratch")), 0);
+    assert_eq!(yard.hosting.backend.running(), [yard.deployment]);
+}
+
+/// A commit whose build failed on its own leftovers can be built: nothing of the attempt before is there.
+#[tokio::test]
+async fn a_failed_build_is_repeated_on_a_fresh_tree() {
+    let yard = Yard::new().await;
+    let build = async || {
+        let id = yard.revision(Some("mkdir dist no-such-folder/x")).await;
+        yard.home.drain().await;
+        yard.read(id).await.error.unwrap()
+    };
+    let first = build().await;
+    assert!(first.contains("no-such-folder"), "{first}");
+    let second = build().await;
+    assert!(!second.contains("File exists"), "it met its own leftovers: {second}");
+}
+
 /// Ids of lines are made by the process's clock, which nobody stops, and so is what counts as old here.
 #[tokio::test]
 async fn lines_of_agent_servers_do_not_stay_for_ever() {
@@ -439,6 +521,29 @@ async fn lines_of_agent_servers_do_not_stay_for_ever() {
     assert!(forget(now.plus(Duration::from_secs(3600))).await > 0);
     assert_eq!(yard.log(id, LogKind::Deploy).await, "");
     assert_eq!(yard.log(id, LogKind::Build).await, build);
+}
+
+/// The newest lines of a revision are kept, of each kind.
+#[tokio::test]
+async fn lines_of_a_revision_are_bounded() {
+    let yard = Yard::new().await;
+    let id = yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+    let (build, deploy) = (yard.log(id, LogKind::Build).await, yard.log(id, LogKind::Deploy).await);
+    let tenant = yard.home.tenant;
+    let trim = async |limit| {
+        let trimmed = yard
+            .home
+            .store()
+            .write(async |tx| revision_logs::trim(tx, tenant, id, LogKind::Build, 2, limit).await);
+        trimmed.await.unwrap()
+    };
+    let lines: Vec<&str> = build.lines().collect();
+    let more = lines.len() as u64 - 2;
+    assert_eq!((trim(1).await, trim(1000).await, trim(1000).await), (1, more - 1, 0));
+    let kept = yard.log(id, LogKind::Build).await;
+    assert_eq!(kept, lines[lines.len() - 2..].join("\n"));
+    assert_eq!(yard.log(id, LogKind::Deploy).await, deploy);
 }
 
 /// A secret is told to the agent server and to nobody else.

@@ -30,7 +30,7 @@ pub(super) async fn copy(data: &Path, to: &Path) -> anyhow::Result<u64> {
             continue;
         }
         files::copy_tree(&from, &to)?;
-        // Its removal begins with the record: what still has one now was whole while it was copied.
+        // Its removal takes the record with the rest: what still has one now was whole while it was copied.
         if !from.join(BUILT).is_file() {
             files::remove(&to.join(BUILT))?;
         }

@@ -147,7 +147,43 @@ async fn what_nothing_needs_goes() {
     let kept = fetched(&home, &keep, &[("langgraph.json", GRAPHS)]);
     let gone = fetched(&home, &go, &[("x/langgraph.json", GRAPHS)]);
     // Used just now: somebody may be about to start it.
-    assert_eq!(artifact::prune(&home.root, &[keep.key()], 1).unwrap(), 0);
-    assert_eq!(artifact::prune(&home.root, &[keep.key()], 0).unwrap(), 1);
+    assert_eq!(artifact::idle(&home.root, &[keep.key()], 1).unwrap(), [""; 0]);
+    assert_eq!(artifact::idle(&home.root, &[keep.key()], 0).unwrap(), [go.key()]);
+    gone.remove().unwrap();
     assert_eq!((kept.stage(), gone.stage()), (Stage::Fetched, Stage::Absent));
+    // Removed again, it is gone all the same.
+    gone.remove().unwrap();
+}
+
+/// A removal that breaks off at any moment leaves nothing that counts.
+#[tokio::test]
+async fn an_artifact_goes_in_one_step() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", None, None);
+    let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
+    built(&home, &artifact, &plan, &Log::none()).await.unwrap();
+    let removal = artifact.withdraw().unwrap().expect("it is there");
+    assert_eq!(artifact.stage(), Stage::Absent);
+    assert!(!artifact.source().exists(), "its files are still in their place");
+    removal.finish().unwrap();
+    assert!(artifact.withdraw().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_tree_that_a_failed_build_changed_is_fetched_again() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", Some("mkdir dist"), Some("ls no-such-file"));
+    let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
+    built(&home, &artifact, &plan, &Log::none()).await.unwrap_err();
+    assert!(!artifact.is_fetched(), "its leftovers count as what was fetched");
+    assert_eq!(artifact.stage(), Stage::Absent);
+}
+
+#[tokio::test]
+async fn what_programs_keep_in_home_is_bounded_and_goes() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", Some("cp -r . ../home/cache"), None);
+    let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
+    built(&home, &artifact, &plan, &Log::none()).await.unwrap();
+    assert!(!artifact.home().exists(), "caches stay with the artifact");
 }
