@@ -64,8 +64,8 @@ impl Agent {
         // Named, so that it does not read a file of the source tree in its place: that is the user's.
         std::fs::write(&settings, "").map_err(Error::io("preparing the agent server's folder"))?;
         let mut command = Command::new(given.program);
-        let mut entries = given.groups.entries().peekable();
-        if entries.peek().is_some() {
+        let entries: Vec<_> = given.groups.entries().collect();
+        if !entries.is_empty() {
             command.arg(launcher::COMMAND);
             for entry in entries {
                 command.arg("--group").arg(entry);
