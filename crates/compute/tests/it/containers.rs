@@ -173,7 +173,7 @@ async fn a_volume_belongs_to_whom_its_container_runs_as() {
         let volume = volume_of(uid, files);
         let (engine, backend) = backend(&home, agent(ready).await, move |asked, _| {
             if asked.what.starts_with("POST /volumes/create") {
-                let made = json!({"Name": "v", "Driver": "local", "Mountpoint": "/", "Labels": {}, "Options": {}});
+                let made = json!({"Name": "v", "Driver": "local", "Mountpoint": "/", "Labels": {}, "Options": {}, "Scope": "local", "CreatedAt": "2026-01-01T00:00:00Z"});
                 return Some(Answer::Json(201, made));
             }
             let reads = asked.what.starts_with("GET /containers/towpath-") && asked.what.contains("/archive");

@@ -25,7 +25,7 @@ pub enum Answer {
     Never,
 }
 
-type Asking = Box<dyn Fn(&Asked, usize) -> Answer + Send + Sync>;
+type Asking = dyn Fn(&Asked, usize) -> Answer + Send + Sync;
 
 /// The engine, which is gone with this.
 pub struct Engine {
@@ -39,7 +39,7 @@ impl Engine {
     pub fn start(socket: PathBuf, answer: impl Fn(&Asked, usize) -> Answer + Send + Sync + 'static) -> Self {
         let listener = UnixListener::bind(&socket).unwrap();
         let (asked, stop) = (Arc::<Mutex<Vec<Asked>>>::default(), CancellationToken::new());
-        let answer: Arc<Asking> = Arc::new(Box::new(answer));
+        let answer: Arc<Asking> = Arc::new(answer);
         let (kept, stopped) = (Arc::clone(&asked), stop.clone());
         tokio::spawn(async move {
             loop {
