@@ -314,14 +314,14 @@ impl Containers {
         }
     }
 
-    /// Who the container runs as where it is not whom the image names, and what that user needs to use the volume.
-    async fn user(
+    /// What a container of an image may do, with the volume where it has one.
+    async fn access(
         &self,
         built: &Built,
         image: &str,
         volume: Option<&str>,
         log: &Log,
-    ) -> Result<(Option<String>, Vec<String>)> {
+    ) -> Result<Access> {
         let found = self.engine.inspect_image(image).await;
         let found = found.map_err(engine_failed("looking for an image"))?;
         let own = found.config.and_then(|config| config.user).unwrap_or_default();
@@ -331,13 +331,23 @@ impl Containers {
         let named =
             (is_foreign && user.is_root() && self.settings.user != IMAGE_USER).then(|| self.settings.user.clone());
         let user = named.as_deref().map_or(user, User::parse);
+        let access = Access {
+            user: named,
+            capabilities: Vec::new(),
+            // What an earlier version of the platform built may have to make its environment again.
+            read_only: !is_foreign && !own.is_empty(),
+        };
         let Some(volume) = volume else {
-            return Ok((named, Vec::new()));
+            return Ok(access);
         };
         let helper = self.helper(image.to_owned(), volume.to_owned());
-        let as_root = (Some("0:0".to_owned()), vec!["DAC_OVERRIDE".to_owned()]);
+        let as_root = Access {
+            user: Some("0:0".to_owned()),
+            capabilities: vec!["DAC_OVERRIDE".to_owned()],
+            read_only: access.read_only,
+        };
         match volume::own(helper, user.clone()).await? {
-            Owner::User => Ok((named, Vec::new())),
+            Owner::User => Ok(access),
             Owner::Root => {
                 log.warn(format!(
                     "the files in the volume {volume} belong to root, so its container runs as root; docs/hosting.md \
@@ -346,7 +356,7 @@ impl Containers {
                 Ok(as_root)
             }
             Owner::Other if user.is_root() => Ok(as_root),
-            Owner::Other => Ok((named, Vec::new())),
+            Owner::Other => Ok(access),
         }
     }
 
@@ -361,15 +371,14 @@ impl Containers {
         let built = self.built(launch)?;
         let image = built.image.clone();
         let image = image.ok_or_else(|| Error::Refused("this revision was not built as an image".to_owned()))?;
-        let (user, capabilities) = self.user(&built, &image, volume.as_deref(), log).await?;
+        let access = self.access(&built, &image, volume.as_deref(), log).await?;
         let command = command(&built, standby);
         let program = match &command {
             Some(_) => Some(self.program_volume().await?),
             None => None,
         };
-        let is_ours = command.is_some();
         let mut variables = self.machine();
-        if is_ours {
+        if command.is_some() {
             // The image's own cannot be written.
             variables.push(("HOME".to_owned(), "/tmp".to_owned()));
         }
@@ -400,10 +409,9 @@ impl Containers {
             own_network: self.network(launch.deployment).await?,
             volume,
             program,
-            user,
-            capabilities,
-            // What others made may write where it likes.
-            read_only: is_ours,
+            user: access.user,
+            capabilities: access.capabilities,
+            read_only: access.read_only,
             runtime: self.settings.runtime.clone(),
             cpus: match launch.cpus {
                 Some(wanted) => Some(wanted.min(self.cpus().await?)),
@@ -439,6 +447,16 @@ impl Containers {
         let hash = Sha256::digest(self.root.mark());
         format!("towpath-{}", hex::encode(&hash[..6]))
     }
+}
+
+/// What a container may do.
+struct Access {
+    /// In place of whom the image names.
+    user: Option<String>,
+    /// What that user needs to use the volume.
+    capabilities: Vec<String>,
+    /// Whether it can write nothing but its volume and `/tmp`: images of others may write where they like.
+    read_only: bool,
 }
 
 /// Started in place of what an image says: `towpath` itself in the images that are built here.
