@@ -315,13 +315,7 @@ impl Containers {
     }
 
     /// What a container of an image may do, with the volume where it has one.
-    async fn access(
-        &self,
-        built: &Built,
-        image: &str,
-        volume: Option<&str>,
-        log: &Log,
-    ) -> Result<Access> {
+    async fn access(&self, built: &Built, image: &str, volume: Option<&str>, log: &Log) -> Result<Access> {
         let found = self.engine.inspect_image(image).await;
         let found = found.map_err(engine_failed("looking for an image"))?;
         let own = found.config.and_then(|config| config.user).unwrap_or_default();
