@@ -221,12 +221,12 @@ impl Artifact {
         root::write(&self.folder.join("built.json"), &text).map_err(Error::io("recording the artifact"))
     }
 
-    /// Records an image, which has no tree of its own.
+    /// Records an image, which has no tree of its own. A record that is there is never missing meanwhile: an agent
+    /// server may be started from it.
     ///
     /// # Errors
     /// The disk's.
     pub fn record_image(&self, built: &Built) -> Result<()> {
-        self.begin()?;
         root::make(&self.source())?;
         self.record(built)
     }

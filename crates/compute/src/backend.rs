@@ -149,7 +149,7 @@ impl Backend {
         }
     }
 
-    /// Makes the artifact of an image that was pulled. Answers its key.
+    /// Makes the artifact of an image that was pulled, whose key is [`image_key`].
     ///
     /// # Errors
     /// The image is gone again, or the disk's.
@@ -157,23 +157,16 @@ impl Backend {
         let Self::Docker(containers) = self else {
             return Err(no_images());
         };
-        let plan = Plan {
-            origin: Origin::Image {
-                uri: uri.to_owned(),
-                id: pulled.id.clone(),
-            },
-            config: String::new(),
-            install: None,
-            build: None,
-        };
+        let plan = image_plan(uri, pulled);
         let key = plan.key();
-        containers.keep(&key, pulled).await?;
         let built = Built {
             plan,
             variables: Vec::new(),
             image: Some(pulled.id.clone()),
         };
+        // Before its name: a sweep takes names that no record stands for.
         Artifact::of(root, &key)?.record_image(&built)?;
+        containers.keep(&key, pulled).await?;
         Ok(key)
     }
 
@@ -283,7 +276,7 @@ impl Backend {
     pub async fn stop_all(&self) {
         match self {
             Self::Process(processes) => processes.agents().stop_all().await,
-            Self::Docker(containers) => containers.running().stop_all().await,
+            Self::Docker(containers) => containers.stop_all().await,
             Self::Fake(fake) => fake.stop_all(),
         }
     }
@@ -310,6 +303,24 @@ impl Backend {
             Self::Docker(containers) => containers.running().ended().await,
             Self::Fake(fake) => fake.ended().await,
         }
+    }
+}
+
+/// The key of the artifact that an image is, which is known once it was pulled.
+#[must_use]
+pub fn image_key(uri: &str, pulled: &Pulled) -> String {
+    image_plan(uri, pulled).key()
+}
+
+fn image_plan(uri: &str, pulled: &Pulled) -> Plan {
+    Plan {
+        origin: Origin::Image {
+            uri: uri.to_owned(),
+            id: pulled.id.clone(),
+        },
+        config: String::new(),
+        install: None,
+        build: None,
     }
 }
 

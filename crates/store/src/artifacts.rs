@@ -46,6 +46,38 @@ pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Resu
     Ok(found.map(|(artifact,)| artifact))
 }
 
+/// Says what pulls the image again that a revision was recorded with.
+///
+/// # Errors
+/// Those of the database.
+pub async fn pin_image(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId, image: &str) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE revision_artifact SET image = $3 WHERE tenant_id = $1 AND revision_id = $2"
+    )
+    .bind(tenant)
+    .bind(revision)
+    .bind(image)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// What pulls the image of a revision again, where that is known.
+///
+/// # Errors
+/// Those of the database.
+pub async fn image_of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<String>> {
+    let found: Option<(Option<String>,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT image FROM revision_artifact WHERE tenant_id = $1 AND revision_id = $2"
+    )
+    .bind(tenant)
+    .bind(revision)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.and_then(|(image,)| image))
+}
+
 /// The artifacts to keep: those that serve, and of every deployment the `each` that a revision used last. Revisions that
 /// share an artifact count once.
 ///

@@ -5,7 +5,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::git::{Repository, Token};
-use towpath_compute::{Log, tarball};
+use towpath_compute::{Log, backend, tarball};
 use towpath_domain::deployment::{RevisionStatus, Source};
 use towpath_domain::failpoint;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
@@ -62,6 +62,8 @@ impl Work<'_> {
     pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<String, Failure> {
         if let Some(key) = self.kept().await? {
             self.log.info("the image that was fetched before is deployed again");
+            let reference = self.pinned().await?;
+            self.record_image(ctx, &key, reference.as_deref()).await?;
             return Ok(key);
         }
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
@@ -76,9 +78,23 @@ impl Work<'_> {
         let backend = &self.hosting.backend;
         let begun = Instant::now();
         let logins = self.logins(&uri, log).await?;
-        let pulled = backend.pull(&uri, &logins, log, &cancel).await;
+        let wanted = self.wanted(&uri).await?;
+        let pulled = backend.pull(&wanted, &logins, log, &cancel).await;
+        let reference = pulled.as_ref().ok().and_then(|pulled| pulled.reference.clone());
         let made = match pulled {
-            Ok(pulled) => backend.record_image(&self.hosting.root, &uri, &pulled).await,
+            Ok(pulled) => {
+                let key = backend::image_key(&uri, &pulled);
+                // Until its revision names it, nothing else keeps it.
+                let _using = self.hosting.using(&key);
+                let _alone = self.hosting.lock_artifact(&key).await;
+                match backend.record_image(&self.hosting.root, &uri, &pulled).await {
+                    Ok(key) => {
+                        self.record_image(ctx, &key, reference.as_deref()).await?;
+                        Ok(key)
+                    }
+                    Err(error) => Err(error),
+                }
+            }
             Err(error) => Err(error),
         };
         match &made {
@@ -86,9 +102,41 @@ impl Work<'_> {
             Err(error) => log.error(error.told()),
         }
         deploy.flush().await;
-        let key = made.map_err(|error| self.failed(&error, log))?;
-        self.record(ctx, &key).await?;
-        Ok(key)
+        made.map_err(|error| self.failed(&error, log))
+    }
+
+    /// What to pull: what the revision that is deployed again was made of, else what `image_uri` is now.
+    async fn wanted(&self, uri: &str) -> Result<String, Failure> {
+        if let Some(pinned) = self.pinned().await? {
+            return Ok(pinned);
+        }
+        let tenant = self.deployment.tenant_id;
+        if let Some(earlier) = self.revision.redeploy_of {
+            let store = &self.world.store;
+            let built = store.read(async |tx| artifacts::of(tx, tenant, earlier).await);
+            if built.await.retry()?.is_some() {
+                return Err(Failure::fatal(
+                    "the image that this revision deployed is not there any more, and its digest is not known; deploy \
+                     its image_uri as a new revision",
+                ));
+            }
+        }
+        Ok(uri.to_owned())
+    }
+
+    /// What pulls the image again that this revision, or the one that is deployed again, was made of: its tag may be
+    /// another image by now.
+    async fn pinned(&self) -> Result<Option<String>, Failure> {
+        let tenant = self.deployment.tenant_id;
+        let revisions = [Some(self.revision.id), self.revision.redeploy_of];
+        for revision in revisions.into_iter().flatten() {
+            let store = &self.world.store;
+            let found = store.read(async |tx| artifacts::image_of(tx, tenant, revision).await);
+            if let Some(image) = found.await.retry()? {
+                return Ok(Some(image));
+            }
+        }
+        Ok(None)
     }
 
     /// What may open the registry of an image: a token for the platform's own, else what the resource specification
@@ -154,6 +202,18 @@ impl Work<'_> {
         let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
         ctx.commit(async |tx| artifacts::record(tx, tenant, deployment, revision, key).await)
             .await
+    }
+
+    async fn record_image(&self, ctx: &mut Ctx, key: &str, reference: Option<&str>) -> Result<(), Failure> {
+        let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
+        ctx.commit(async |tx| {
+            artifacts::record(tx, tenant, deployment, revision, key).await?;
+            match reference {
+                Some(reference) => artifacts::pin_image(tx, tenant, revision, reference).await,
+                None => Ok(()),
+            }
+        })
+        .await
     }
 
     /// What to build; a branch or tag is looked up once.

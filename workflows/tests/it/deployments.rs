@@ -362,6 +362,15 @@ async fn what_was_built_is_deployed_again_whatever_became_of_its_branch() {
     });
     let (one, other) = read.await.unwrap();
     assert!(one.is_some() && one == other);
+    // What pulls an image again is kept with it.
+    let pinned = yard.home.store().write(async |tx| {
+        artifacts::pin_image(tx, tenant, first, "agent@sha256:00").await?;
+        Ok((
+            artifacts::image_of(tx, tenant, first).await?,
+            artifacts::image_of(tx, tenant, again).await?,
+        ))
+    });
+    assert_eq!(pinned.await.unwrap(), (Some("agent@sha256:00".to_owned()), None));
 }
 
 /// A worker that dies behind any of its writes finishes in another life, and builds nothing twice.

@@ -161,6 +161,14 @@ pub struct DockerSettings {
     pub base_image: String,
     /// Logins of registries, as `docker login` writes them.
     pub config: Option<PathBuf>,
+    /// What containers are run with.
+    pub runtime: Option<String>,
+    /// Who images run as that name nobody.
+    pub user: String,
+    /// Memory of a step of a build.
+    pub build_memory_bytes: i32,
+    /// CPUs of a step of a build.
+    pub build_cpus: i32,
 }
 
 /// What runs deployments.
@@ -345,6 +353,10 @@ impl Settings {
                     network: values.text("deployments.docker_network").to_owned(),
                     base_image: values.text("deployments.docker_base_image").to_owned(),
                     config: values.optional("deployments.docker_config").map(PathBuf::from),
+                    runtime: values.optional("deployments.docker_runtime").map(str::to_owned),
+                    user: values.text("deployments.docker_user").to_owned(),
+                    build_memory_bytes: values.number::<i32>("deployments.docker_build_memory_mb") << 20,
+                    build_cpus: values.number("deployments.docker_build_cpus"),
                 },
             },
             log_filter: values.text("log.filter").to_owned(),

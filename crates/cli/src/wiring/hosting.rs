@@ -98,7 +98,11 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
         variables: variables.clone(),
     };
     let backend = match of_deployments.backend {
-        DeploymentBackend::Docker => Backend::Docker(Box::new(containers(settings, variables, root.clone())?)),
+        DeploymentBackend::Docker => {
+            let own = registries(settings, address);
+            let containers = containers(settings, variables, guard.clone(), own, root.clone())?;
+            Backend::Docker(Box::new(containers))
+        }
         _ => Backend::Process(processes(settings, path, variables, root.clone())?),
     };
     let settings = hosting::Settings {
@@ -132,7 +136,20 @@ fn processes(
     Ok(Processes::new(settings, root))
 }
 
-fn containers(settings: &Settings, mut variables: BTreeMap<String, Secret>, root: Root) -> anyhow::Result<Containers> {
+/// Where the platform's own registry is found: images that were pushed there name it so.
+fn registries(settings: &Settings, address: SocketAddr) -> Vec<String> {
+    let url = parts::public_url(settings, address);
+    let host = url.split_once("://").and_then(|(_, rest)| rest.split('/').next());
+    host.map(str::to_owned).into_iter().collect()
+}
+
+fn containers(
+    settings: &Settings,
+    mut variables: BTreeMap<String, Secret>,
+    guard: Guard,
+    registries: Vec<String>,
+    root: Root,
+) -> anyhow::Result<Containers> {
     let deployments = &settings.deployments;
     variables.retain(|name, _| !FILES.contains(&name.as_str()));
     let settings = docker::Settings {
@@ -146,6 +163,12 @@ fn containers(settings: &Settings, mut variables: BTreeMap<String, Secret>, root
         health: deployments.health_timeout,
         grace: deployments.drain_grace,
         build: deployments.build_timeout,
+        build_memory_bytes: deployments.docker.build_memory_bytes,
+        build_cpus: deployments.docker.build_cpus,
+        runtime: deployments.docker.runtime.clone(),
+        user: deployments.docker.user.clone(),
+        guard,
+        registries,
     };
     Ok(Containers::new(settings, root)?)
 }

@@ -26,14 +26,14 @@ const BASE: &str = "towpath-test-base:latest";
 const PROGRAM: &str = r#"#!/bin/sh
 case " $* " in *" --prepare "*) echo "preparing in $(pwd)"; exit 0;; esac
 echo "serving $SECRET with $*"
-mkdir -p /www && echo fine >/www/ok
+mkdir -p /tmp/www && echo fine >/tmp/www/ok
 trap 'exit 0' TERM
 case " $* " in *" --standby "*)
     trap 'go=1' USR1
     echo "towpath: standing by"
     while [ -z "$go" ]; do sleep 0.05; done;;
 esac
-httpd -f -p "$TOWPATH_LISTEN" -h /www &
+httpd -f -p "$TOWPATH_LISTEN" -h /tmp/www &
 wait
 "#;
 
@@ -114,6 +114,12 @@ impl Dock {
             health: Duration::from_secs(20),
             grace: Duration::from_secs(3),
             build: Duration::from_secs(60),
+            build_memory_bytes: 512 << 20,
+            build_cpus: 1,
+            runtime: None,
+            user: "10001:10001".to_owned(),
+            guard: self.home.settings.guard.clone(),
+            registries: Vec::new(),
         }
     }
 

@@ -2,7 +2,9 @@
 
 mod archives;
 mod building;
+mod containers;
 mod docker;
+mod engine;
 mod fuzzed;
 mod place;
 mod programs;

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 12] = [
+const FROZEN: [(&str, &str, &str); 13] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -69,6 +69,11 @@ const FROZEN: [(&str, &str, &str); 12] = [
         "0011_agent_server",
         "61aa2e5935e79b09ae4dedbf2a89d1a1ba16e8e2a0231e9eb38b221a1f289456811d5fadb51cbc3ef31981db5d6ff960",
         "c2df423b80ee357c7ea6ba3d162f3ee1d34d0803968b77e72b1796e3c3a6e94e2592c677e61fcffba5bc9ebd077d5866",
+    ),
+    (
+        "0014_image_digest",
+        "879a864f7b743c843773acb81fb609b12e839b25cd8c3eba80665ad3ae4a85550caf62e3533f391e0d10701da2c0e2b7",
+        "11fd7520c0d82504d261721d6d79bf1f618091f56b2f9e6af754f43caf17c859ca1b1cd4b0f99388702df665e1538b43",
     ),
     (
         "0017_deployment_leftovers",
