@@ -154,7 +154,7 @@ mod tests {
         let answer = patiently(async || {
             asked.set(asked.get() + 1);
             if asked.get() == 1 {
-                Err(Unreachable("the connection broke".into()).into())
+                Err(anyhow::Error::from(Unreachable("the connection broke".into())))
             } else {
                 Ok("deployed")
             }
