@@ -22,8 +22,8 @@ use crate::errors::ApiError;
 
 /// A sender that is silent for longer has gone away.
 const SILENCE: Duration = Duration::from_secs(60);
-/// The largest layer, in bytes.
-const LARGEST: u64 = 10 << 30;
+/// The largest layer, in bytes: what S3 copies in one request, which is how a blob gets its name.
+const LARGEST: u64 = 5 << 30;
 
 /// A piece of a blob on its way, as its name says.
 struct Piece {

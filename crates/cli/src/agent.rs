@@ -92,7 +92,23 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let storage = Storage::open(settings).await?;
+    let (mut signals, loaded) = match standing {
+        Some((signals, loaded)) => (signals, Some(loaded)),
+        None => {
+            let signals = Signals::listen()?;
+            if command.while_stdin_is_open {
+                signals::terminate_when_stdin_ends()?;
+            }
+            (signals, None)
+        }
+    };
+    let Some(opened) = signals.unless_stopped(Storage::open(settings)).await else {
+        if let Some(loaded) = loaded {
+            loaded.close().await;
+        }
+        return Ok(());
+    };
+    let storage = opened?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
             "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
@@ -111,16 +127,6 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
             settings.listen
         )));
     }
-    let (signals, loaded) = match standing {
-        Some((signals, loaded)) => (signals, Some(loaded)),
-        None => {
-            let signals = Signals::listen()?;
-            if command.while_stdin_is_open {
-                signals::terminate_when_stdin_ends()?;
-            }
-            (signals, None)
-        }
-    };
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {
         listener: listen(settings.listen).await?,

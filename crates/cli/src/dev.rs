@@ -40,11 +40,19 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let spans = telemetry::start_logging(&config)?;
     let file = graphs(&config)?;
     let metrics = telemetry::start_metrics()?;
-    let mut storage = Storage::open(&config.settings).await?;
-    let agents = agents(&config.settings).await.context("the agent server")?;
+    let mut signals = Signals::listen()?;
+    let opening = async {
+        let storage = Storage::open(&config.settings).await?;
+        let agents = agents(&config.settings).await.context("the agent server")?;
+        anyhow::Ok((storage, agents))
+    };
+    let Some(opened) = signals.unless_stopped(opening).await else {
+        spans.close().await;
+        return Ok(());
+    };
+    let (mut storage, agents) = opened?;
     storage.agents = Some(agents.clone());
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;
-    let signals = Signals::listen()?;
     let key_file = storage
         .data
         .as_ref()

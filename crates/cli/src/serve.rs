@@ -22,7 +22,13 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(mode(roles), flags))?;
     let spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
-    let storage = Storage::open(&config.settings).await?;
+    // Before anything that may take long: a migration, a database that does not answer.
+    let mut signals = Signals::listen()?;
+    let Some(opened) = signals.unless_stopped(Storage::open(&config.settings)).await else {
+        spans.close().await;
+        return Ok(());
+    };
+    let storage = opened?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
             "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
@@ -32,7 +38,6 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
         first_key::of_serve(&storage.store, &config.settings).await?;
         check_exposed(&storage.store, &config.settings).await?;
     }
-    let signals = Signals::listen()?;
     let server = Server::start(&config, roles, storage, metrics).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
     let ran = server.run(signals).await;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::arguments::{DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, Lines, NewDeployment};
 use super::client::Client;
 use super::revisions;
-use super::{LOOK, print};
+use super::{LOOK, patiently, print};
 use crate::arguments::Output;
 use crate::exit::Usage;
 
@@ -172,7 +172,8 @@ pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, outp
     }
     let revision = print::text(&changed["latest_revision_id"]);
     let ended = revisions::wait(client, &id, &revision).await?;
-    show(&client.get(&format!("{PATH}/{id}"), &[]).await?, output);
+    let path = format!("{PATH}/{id}");
+    show(&patiently(async || client.get(&path, &[]).await).await?, output);
     match ended["status"].as_str() {
         Some("DEPLOYED") => Ok(()),
         status => bail!(
@@ -188,7 +189,8 @@ pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, outp
 
 async fn gone(client: &Client, id: &str) -> anyhow::Result<()> {
     loop {
-        let left = client.get(PATH, &[("deployment_ids", id.to_owned())]).await?;
+        let query = [("deployment_ids", id.to_owned())];
+        let left = patiently(async || client.get(PATH, &query).await).await?;
         if left["resources"].as_array().is_none_or(Vec::is_empty) {
             return Ok(());
         }
@@ -228,7 +230,7 @@ pub(super) async fn logs(
         // Asked before the lines are: what it said last is read once more after its end.
         let over = ended().await?;
         wanted["offset"] = seen.clone().into();
-        let answer = client.post(path, Some(&wanted)).await?;
+        let answer = patiently(async || client.post(path, Some(&wanted)).await).await?;
         let more = answer["logs"].as_array().map(Vec::as_slice).unwrap_or_default();
         shown(more, output);
         seen = answer["next_offset"].as_str().map(str::to_owned).or(seen);
