@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, SET_COOKIE, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, UPGRADE,
 };
 use http::{HeaderMap, HeaderValue};
 
@@ -31,6 +31,21 @@ const OURS: [&str; 8] = [
     "x-forwarded-for",
     "x-forwarded-host",
     "x-forwarded-prefix",
+];
+
+/// What an answer says of its whole origin, and not of itself: the origin is the platform's. A deployment must not empty
+/// a browser's storage, have reports of others' requests sent to itself, or say how the address is reached from now on.
+const OF_ORIGIN: [&str; 10] = [
+    "set-cookie",
+    "set-cookie2",
+    "clear-site-data",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "alt-svc",
+    "strict-transport-security",
+    "public-key-pins",
+    "service-worker-allowed",
 ];
 
 /// Whether the request asks for another protocol, such as WebSocket.
@@ -71,9 +86,12 @@ pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<Socket
 }
 
 /// Makes an agent server's headers those of an answer of this address. Its pages are others' and must not act as the
-/// dashboard, which has the same address: they set no cookies, and a browser gives them an origin of their own.
+/// dashboard, which has the same address: they say nothing of that address as a whole, and a browser gives them an origin of
+/// their own.
 pub(super) fn answered(headers: &mut HeaderMap) {
-    headers.remove(SET_COOKIE);
+    for name in OF_ORIGIN {
+        headers.remove(name);
+    }
     let sandbox = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups");
     headers.append(CONTENT_SECURITY_POLICY, sandbox);
 }
@@ -146,10 +164,16 @@ mod tests {
     #[test]
     fn pages_of_others_do_not_act_as_the_dashboard() {
         let mut headers = HeaderMap::new();
-        headers.insert(SET_COOKIE, HeaderValue::from_static("session=theirs"));
+        for name in OF_ORIGIN {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static("theirs"));
+        }
+        headers.insert("x-own", HeaderValue::from_static("theirs"));
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src *"));
         answered(&mut headers);
-        assert!(!headers.contains_key(SET_COOKIE));
+        for name in OF_ORIGIN {
+            assert!(!headers.contains_key(name), "{name}");
+        }
+        assert!(headers.contains_key("x-own"));
         let policies: Vec<_> = headers.get_all(CONTENT_SECURITY_POLICY).iter().collect();
         assert!(
             policies.iter().any(|policy| policy.as_bytes().starts_with(b"sandbox")),
