@@ -1,12 +1,9 @@
 //! What an agent server is told of a request, and what not.
 
-use std::net::SocketAddr;
-
-use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, UPGRADE,
-};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, UPGRADE};
 use http::{HeaderMap, HeaderValue};
 
+use crate::client::Client;
 use crate::session;
 
 /// Of one connection only (RFC 9110, section 7.6.1), beside those `Connection` names.
@@ -22,7 +19,7 @@ const OF_CONNECTION: [&str; 8] = [
 ];
 
 /// The caller's way in, which ends here; and what only a proxy may say.
-const OURS: [&str; 8] = [
+const OURS: [&str; 9] = [
     "x-api-key",
     "x-towpath-gateway",
     "x-tenant-id",
@@ -31,6 +28,7 @@ const OURS: [&str; 8] = [
     "x-forwarded-for",
     "x-forwarded-host",
     "x-forwarded-prefix",
+    "x-forwarded-proto",
 ];
 
 /// What an answer says of its whole origin, and not of itself: the origin is the platform's. A deployment must not empty
@@ -54,7 +52,7 @@ pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Makes the caller's headers those of the agent server's.
-pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<SocketAddr>) {
+pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, client: Client) {
     let upgrade = headers.get(UPGRADE).cloned();
     let host = headers.get(HOST).cloned();
     strip(headers);
@@ -80,8 +78,12 @@ pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<Socket
     tell("x-forwarded-prefix", HeaderValue::from_str(prefix).ok());
     tell(
         "x-forwarded-for",
-        peer.and_then(|peer| HeaderValue::from_str(&peer.ip().to_string()).ok()),
+        client
+            .address
+            .and_then(|address| HeaderValue::from_str(&address.to_string()).ok()),
     );
+    let scheme = if client.secure { "https" } else { "http" };
+    tell("x-forwarded-proto", Some(HeaderValue::from_static(scheme)));
     tell("x-forwarded-host", host);
 }
 
@@ -89,11 +91,16 @@ pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<Socket
 /// dashboard, which has the same address: they say nothing of that address as a whole, and a browser gives them an origin of
 /// their own.
 pub(super) fn answered(headers: &mut HeaderMap) {
+    forget_origin(headers);
+    let sandbox = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups");
+    headers.append(CONTENT_SECURITY_POLICY, sandbox);
+}
+
+/// Takes away what is said of the whole origin.
+pub(super) fn forget_origin(headers: &mut HeaderMap) {
     for name in OF_ORIGIN {
         headers.remove(name);
     }
-    let sandbox = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups");
-    headers.append(CONTENT_SECURITY_POLICY, sandbox);
 }
 
 /// Takes away what is of one connection only.
@@ -126,6 +133,7 @@ mod tests {
             ("x-tenant-id", "t"),
             ("x-forwarded-for", "6.6.6.6"),
             ("x-forwarded-prefix", "/evil"),
+            ("x-forwarded-proto", "gopher"),
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
             ("transfer-encoding", "chunked"),
@@ -136,7 +144,11 @@ mod tests {
         ] {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        prepare(&mut headers, "/d/one", Some("9.9.9.9:1".parse().unwrap()));
+        let client = Client {
+            address: Some("9.9.9.9".parse().unwrap()),
+            secure: true,
+        };
+        prepare(&mut headers, "/d/one", client);
         for gone in [
             "x-api-key",
             "x-tenant-id",
@@ -150,11 +162,12 @@ mod tests {
         assert_eq!(headers["x-forwarded-prefix"], "/d/one");
         assert_eq!(headers["x-forwarded-for"], "9.9.9.9");
         assert_eq!(headers["x-forwarded-host"], "platform.example");
+        assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["authorization"], "Bearer of the agent's own");
 
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static("bearer tps_abc"));
-        prepare(&mut headers, "/d/one", None);
+        prepare(&mut headers, "/d/one", Client::default());
         assert!(
             !headers.contains_key(AUTHORIZATION),
             "the dashboard's token left the platform"
@@ -186,7 +199,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        prepare(&mut headers, "/d/one", None);
+        prepare(&mut headers, "/d/one", Client::default());
         assert_eq!(headers[CONNECTION], "upgrade");
         assert_eq!(headers[UPGRADE], "websocket");
     }

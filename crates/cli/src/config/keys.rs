@@ -434,6 +434,13 @@ pub const KEYS: &[Key] = &[
         about: "connections from one address of another machine; more are closed as they come: raise it where a proxy stands between",
     },
     Key {
+        name: "http.trusted_proxies",
+        environment: &[],
+        default: Fallback::Text(""),
+        kind: Kind::Networks,
+        about: "addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded count, with commas between",
+    },
+    Key {
         name: "ingest.body_limit_mb",
         environment: &[],
         default: Fallback::Text("24"),
