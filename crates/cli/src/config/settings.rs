@@ -69,6 +69,8 @@ pub struct Settings {
     pub connections_per_address: usize,
     /// Proxies whose word about their clients counts.
     pub trusted_proxies: Proxies,
+    /// Opens metrics and what `/readyz` says of dependencies.
+    pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together, in bytes.
@@ -273,6 +275,7 @@ impl Settings {
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
             trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
+            metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),
