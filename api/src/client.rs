@@ -144,8 +144,8 @@ mod tests {
     fn client(peer: &str, headers: &[(&'static str, &'static str)]) -> (String, bool) {
         let proxies = Proxies::new(["10.0.0.0/8", "fd00::1"].map(|text| Proxies::parse(text).unwrap()));
         let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.append(*name, HeaderValue::from_static(value));
+        for &(name, value) in headers {
+            map.append(name, HeaderValue::from_static(value));
         }
         let client = proxies.client(peer.parse().unwrap(), false, &map);
         (client.address.unwrap().to_string(), client.secure)
