@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::any;
@@ -31,6 +31,7 @@ use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_workflows::hosting::gateway_key;
 
 use crate::app::App;
+use crate::client::Client;
 use crate::errors::ApiError;
 use crate::{auth, gate, internal, layers, metric};
 
@@ -113,11 +114,8 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         }
         Some(principal.organization)
     };
-    let peer = request
-        .extensions()
-        .get::<ConnectInfo<std::net::SocketAddr>>()
-        .map(|peer| peer.0);
-    headers::prepare(request.headers_mut(), way.prefix, peer);
+    let client = Client::of(request.extensions());
+    headers::prepare(request.headers_mut(), way.prefix, client);
     let path = match uri.query() {
         None => way.rest.to_owned(),
         Some(query) => format!("{}?{query}", way.rest),

@@ -9,6 +9,7 @@ pub mod app;
 pub mod auth;
 mod body;
 mod browser;
+pub mod client;
 pub mod errors;
 pub mod extract;
 pub mod layers;
@@ -29,6 +30,7 @@ mod turn;
 mod ui;
 
 pub use app::{App, Parts, Settings};
+pub use client::Proxies;
 pub use errors::ApiError;
 pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;

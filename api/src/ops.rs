@@ -9,16 +9,21 @@ use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::future::{BoxFuture, join_all};
-use http::StatusCode;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
+use towpath_domain::Secret;
+use towpath_store::access::KeyHash;
 
+use crate::errors::ApiError;
 use crate::extract::Json;
 use crate::metric;
 
+/// What whoever asks for metrics without the key is told.
+pub(crate) const WANTS_KEY: &str = "metrics are behind a key here: send that of metrics.key as a bearer token";
 /// A dependency that does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A readiness answer is given again for this long, so that probes cannot load a dependency.
@@ -30,6 +35,8 @@ pub struct Ops {
     health: Arc<Health>,
     metrics: PrometheusHandle,
     gauges: Arc<dyn Fn() + Send + Sync>,
+    /// Opens what is more than a word about health; everybody may look where there is none.
+    key: Option<KeyHash>,
 }
 
 impl Ops {
@@ -40,6 +47,7 @@ impl Ops {
             health: Arc::new(health),
             metrics,
             gauges: Arc::new(|| {}),
+            key: None,
         }
     }
 
@@ -48,6 +56,27 @@ impl Ops {
     pub fn looking(mut self, gauges: impl Fn() + Send + Sync + 'static) -> Self {
         self.gauges = Arc::new(gauges);
         self
+    }
+
+    /// Asks for this key before it gives out metrics or names dependencies.
+    #[must_use]
+    pub fn behind(mut self, key: Option<&Secret>) -> Self {
+        self.key = key.map(|key| KeyHash::of(key.reveal().as_bytes()));
+        self
+    }
+
+    /// Whether whoever sent these may see metrics and dependencies. A scraper sends the key as a bearer token, people
+    /// where they send others.
+    pub(crate) fn opens(&self, headers: &HeaderMap) -> bool {
+        let Some(key) = &self.key else { return true };
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let bearer = bearer.and_then(|text| text.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let sent = bearer
+            .map(|(_, token)| token.trim().as_bytes())
+            .or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+        // Of hashes, how long a comparison takes says nothing about the key.
+        sent.is_some_and(|sent| KeyHash::of(sent) == *key)
     }
 
     pub(crate) fn health(&self) -> &Health {
@@ -241,13 +270,13 @@ pub(crate) struct Ok {
     params(("verbose" = Option<String>, Query, allow_reserved, description = "Name each dependency; needs no value")),
     responses((status = 200, description = "Ready, perhaps degraded", body = Readiness),
               (status = 503, description = "Not ready", body = Readiness)))]
-pub(crate) async fn readyz(State(ops): State<Ops>, RawQuery(query): RawQuery) -> Response {
+pub(crate) async fn readyz(State(ops): State<Ops>, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
     let mut readiness = ops.health.readiness().await;
     let verbose = query.as_deref().unwrap_or_default().split('&').any(|part| {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         name == "verbose" && !matches!(value, "0" | "false")
     });
-    if !verbose {
+    if !verbose || !ops.opens(&headers) {
         readiness.dependencies = None;
     }
     let ready = matches!(readiness.status, "ready" | "degraded");
@@ -262,7 +291,10 @@ pub(crate) async fn readyz(State(ops): State<Ops>, RawQuery(query): RawQuery) ->
 /// Metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "operations", security(()),
     responses((status = 200, description = "Metrics", body = String, content_type = "text/plain")))]
-pub(crate) async fn metrics(State(ops): State<Ops>) -> Response {
+pub(crate) async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    if !ops.opens(&headers) {
+        return ApiError::unauthorized(WANTS_KEY).into_response();
+    }
     (ops.gauges)();
     ops.health.record().await;
     (

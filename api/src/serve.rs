@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::ConnectInfo;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -28,6 +27,7 @@ use tower::ServiceExt as _;
 use patient::Patient;
 use peers::{Counted, Peers};
 
+use crate::client::Proxies;
 use crate::metric;
 
 /// A client gets this long to send the head of a request, and a kept connection to begin the next one. It bounds what
@@ -45,8 +45,8 @@ const HEADERS: usize = 100;
 /// patiently.
 const BODY_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many connections there may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many connections there may be, and whose word counts about who stands behind one.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Open at once; further ones wait in the listener's backlog.
     pub connections: usize,
@@ -54,6 +54,8 @@ pub struct Limits {
     pub per_peer: usize,
     /// The same for addresses of this machine: a proxy on it, and the platform's gateway, have those of all their clients.
     pub per_neighbour: usize,
+    /// Proxies, which have the connections of all their clients, and say whose a request is.
+    pub proxies: Proxies,
 }
 
 impl Default for Limits {
@@ -62,6 +64,7 @@ impl Default for Limits {
             connections: 8192,
             per_peer: 1024,
             per_neighbour: 7168,
+            proxies: Proxies::default(),
         }
     }
 }
@@ -104,14 +107,15 @@ pub async fn serve_within(
             accepted = accept(&listener, &places) => accepted?,
         };
         let (stream, peer, place) = accepted;
-        let Some(counted) = count(&peers, peer, limits) else {
+        let Some(counted) = count(&peers, peer, &limits) else {
             continue;
         };
         let crowded = places.available_permits() < limits.connections / 2;
         let head_timeout = if crowded { CROWDED_HEAD_TIMEOUT } else { HEAD_TIMEOUT };
         let (router, draining, cut) = (router.clone(), shutdown.clone(), cut.clone());
+        let from = (peer, limits.proxies.clone());
         connections.spawn(async move {
-            connection(stream, peer, router, head_timeout, draining, cut).await;
+            connection(stream, from, router, head_timeout, draining, cut).await;
             drop((place, counted));
         });
     }
@@ -133,9 +137,9 @@ pub async fn serve_within(
 
 /// Counts a connection with those of its address. `None` where that has as many as it may: the connection ends then, so
 /// that whoever opens them keeps nobody else out.
-fn count(peers: &Peers, peer: SocketAddr, limits: Limits) -> Option<Counted> {
+fn count(peers: &Peers, peer: SocketAddr, limits: &Limits) -> Option<Counted> {
     let address = peer.ip().to_canonical();
-    let most = if address.is_loopback() {
+    let most = if address.is_loopback() || limits.proxies.include(address) {
         limits.per_neighbour
     } else {
         limits.per_peer
@@ -179,7 +183,7 @@ async fn accept(
 /// Speaks HTTP/1.1 on one connection until it ends, or until drained or cut.
 async fn connection(
     stream: TcpStream,
-    peer: SocketAddr,
+    (peer, proxies): (SocketAddr, Proxies),
     router: Router,
     head_timeout: Duration,
     draining: CancellationToken,
@@ -188,7 +192,8 @@ async fn connection(
     // Answers are small and somebody waits for them.
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(peer));
+        let client = proxies.client(peer, false, request.headers());
+        request.extensions_mut().insert(client);
         let router = router.clone();
         async move {
             let (request, unread) = unread::lend(request, BODY_PATIENCE);

@@ -30,6 +30,7 @@ use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use towpath_domain::RequestId;
 
 use crate::app::App;
 use crate::errors::ApiError;
@@ -102,15 +103,33 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .layer(from_fn(guarded))
 }
 
+tokio::task_local! {
+    static NONCE: String;
+}
+
+/// What marks the scripts of the page that is made now as the page's own; empty where no page is.
+pub(crate) fn nonce() -> String {
+    NONCE.try_with(Clone::clone).unwrap_or_default()
+}
+
 /// What every answer tells the browser: load nothing from elsewhere, run nothing that stands in a page, be shown in
-/// no frame.
+/// no frame. Scripts are those of our assets that the page itself names: deployments answer below the same address, so
+/// that a script of this origin need not be ours. A source cannot be a path without its host, which a proxy may have
+/// changed; a nonce needs neither.
 async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
-    const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-                          form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-    let mut response = next.run(request).await;
+    // 74 bits of it are random, and it is worth something to this one answer alone.
+    let nonce = RequestId::new().to_string();
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+         form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    );
+    let mut response = NONCE.scope(nonce, next.run(request)).await;
     let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_str(&policy).unwrap_or(HeaderValue::from_static("default-src 'none'")),
+    );
     for (name, value) in [
-        (CONTENT_SECURITY_POLICY, POLICY),
         (X_FRAME_OPTIONS, "DENY"),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "same-origin"),

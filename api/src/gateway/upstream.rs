@@ -69,7 +69,8 @@ impl Connection {
                 let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
                 let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
             });
-            // Both sides have to be told of it in full.
+            // Both sides have to be told of it in full, and a browser takes cookies from this answer too.
+            headers::forget_origin(response.headers_mut());
             return Ok(response.map(Body::new));
         }
         headers::strip(response.headers_mut());

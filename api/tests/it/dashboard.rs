@@ -264,6 +264,16 @@ async fn the_dashboard_opens_to_operators_only() {
         policy.starts_with("default-src 'none'") && !policy.contains("unsafe"),
         "{policy}"
     );
+    // Deployments answer at this address too: a script need not be ours because it comes from here.
+    let scripts = policy.split("; ").find_map(|part| part.strip_prefix("script-src "));
+    let nonce = scripts.unwrap().strip_prefix("'nonce-").unwrap().trim_end_matches('\'');
+    assert!(nonce.len() >= 32, "{policy}");
+    assert_eq!(
+        page.text.matches(&format!("nonce=\"{nonce}\"")).count(),
+        3,
+        "{}",
+        page.text
+    );
     assert_eq!(page.headers["cache-control"], "no-store");
     let fragment = Call::new(Method::GET, "/ui/queues")
         .header("cookie", &cookie)
@@ -274,9 +284,32 @@ async fn the_dashboard_opens_to_operators_only() {
     // The cookie is for pages: the API does not know it.
     let api = Call::new(Method::GET, "/api/v1/bulk-exports").header("cookie", &cookie);
     world.call(api).await.expect(401);
-    let secure = form("/ui/sign-in", &format!("key={}", encoded(KEY))).header("x-forwarded-proto", "https");
-    let secure = world.call(secure).await;
-    assert!(secure.headers["set-cookie"].to_str().unwrap().ends_with("; Secure"));
+    // Anybody can say so; who may is decided where the connection is.
+    let told = form("/ui/sign-in", &format!("key={}", encoded(KEY))).header("x-forwarded-proto", "https");
+    let told = world.call(told).await;
+    assert!(!told.headers["set-cookie"].to_str().unwrap().contains("Secure"));
+}
+
+#[tokio::test]
+async fn behind_https_the_cookie_is_of_this_host_alone() {
+    let world = World::with(Settings {
+        public_url: "https://towpath.example".to_owned(),
+        ..Settings::default()
+    })
+    .await;
+    let signed_in = sign_in(&world, KEY).await;
+    let set = signed_in.headers["set-cookie"].to_str().unwrap();
+    assert!(
+        set.starts_with("__Host-towpath_session=") && set.contains("; Path=/;") && set.contains("; Secure"),
+        "{set}"
+    );
+    let cookie = cookie(&signed_in);
+    let page = Call::new(Method::GET, "/ui/queues").header("cookie", &cookie);
+    assert_eq!(world.call(page).await.status, 200);
+    // One that another name of the domain could have set.
+    let planted = cookie.replace("__Host-", "");
+    let page = Call::new(Method::GET, "/ui/queues").header("cookie", &planted);
+    assert_eq!(world.call(page).await.status, 401);
 }
 
 #[tokio::test]

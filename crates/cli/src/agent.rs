@@ -74,10 +74,30 @@ fn config(command: &Agent) -> anyhow::Result<Config> {
     ))?)
 }
 
+/// Asks the official server to encrypt checkpoints. This one does not, and who asks for it must not believe it does.
+const AES_KEY: &str = "LANGGRAPH_AES_KEY";
+
+/// Refuses to serve where checkpoints are to be encrypted.
+///
+/// # Errors
+/// The environment or the graph file holds the key for it.
+pub fn check_encryption(config: &Config, file: &GraphFile) -> anyhow::Result<()> {
+    let of_process = config.environment.get(AES_KEY);
+    let key = of_process.or_else(|| file.env().get(AES_KEY));
+    if key.is_none_or(|key| key.reveal().is_empty()) {
+        return Ok(());
+    }
+    bail!(Usage(format!(
+        "{AES_KEY}: this server does not encrypt checkpoints; encrypt the disk of its database instead and unset the \
+         variable, or keep to the official server for these threads"
+    )))
+}
+
 async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let settings = &config.settings;
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;
+    check_encryption(&config, &file)?;
     if command.prepare {
         return Hosting::new(&config, Guard::new(Policy::default()), None)
             .prepare(&file)

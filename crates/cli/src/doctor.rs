@@ -128,6 +128,7 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     }
     redis(settings, &mut findings).await;
     objects(&config, server, &mut findings).await;
+    git(settings, &mut findings).await;
     print(&findings, command.output)?;
     let failed = findings
         .0
@@ -475,6 +476,35 @@ async fn redis(settings: &Settings, findings: &mut Findings) {
             }
             State::Down { .. } => tokio::time::sleep(Duration::from_millis(50)).await,
         }
+    }
+}
+
+/// The program that fetches the sources of deployments.
+async fn git(settings: &Settings, findings: &mut Findings) {
+    if settings.deployments.backend == DeploymentBackend::None {
+        return;
+    }
+    let asked = tokio::process::Command::new("git")
+        .arg("version")
+        .kill_on_drop(true)
+        .output();
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(answer)) => {
+            let said = String::from_utf8_lossy(&answer.stdout);
+            match towpath_compute::git::check_version(&said) {
+                Ok(()) => findings.add("git", Verdict::Ok, said.trim()),
+                Err(why) => findings.add(
+                    "git",
+                    Verdict::Warning,
+                    format!("{why}; deployments from repositories fail"),
+                ),
+            }
+        }
+        Ok(Err(why)) => {
+            let text = format!("it cannot be run ({why}); deployments from repositories fail");
+            findings.add("git", Verdict::Warning, text);
+        }
+        Err(_) => findings.add("git", Verdict::Warning, "it does not answer in time"),
     }
 }
 

@@ -68,6 +68,14 @@ async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()>
     if settings.listen.ip().is_loopback() {
         return Ok(());
     }
+    let https = settings.public_url.as_deref();
+    if !https.is_some_and(|url| url.starts_with("https://")) {
+        tracing::warn!(
+            listen = %settings.listen,
+            "KEYS AND TRACES TRAVEL IN CLEAR: this address can be reached from outside and speaks no TLS; put a proxy that \
+             does in front, name it in http.trusted_proxies, and set public_url to its https address"
+        );
+    }
     if store
         .read(async |tx| access::has_keys(tx).await)
         .await

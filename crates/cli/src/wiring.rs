@@ -80,6 +80,7 @@ impl Server {
         let hosting = hosting::open(config, roles, shared.guard(), address)?;
         let draining = CancellationToken::new();
         let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
+            .behind(settings.metrics_key.as_ref())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal(settings));
         let app = wal

@@ -434,6 +434,20 @@ pub const KEYS: &[Key] = &[
         about: "connections from one address of another machine; more are closed as they come: raise it where a proxy stands between",
     },
     Key {
+        name: "http.trusted_proxies",
+        environment: &[],
+        default: Fallback::Text(""),
+        kind: Kind::Networks,
+        about: "addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded count, with commas between",
+    },
+    Key {
+        name: "metrics.key",
+        environment: &["TOWPATH_METRICS_KEY"],
+        default: Fallback::Absent,
+        kind: Kind::ApiKey,
+        about: "asked for, as a bearer token, before metrics are given out and /readyz names dependencies; at least 32 characters; absent: everybody may look",
+    },
+    Key {
         name: "ingest.body_limit_mb",
         environment: &[],
         default: Fallback::Text("24"),

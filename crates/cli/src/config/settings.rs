@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use towpath_api::Proxies;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
@@ -66,6 +67,10 @@ pub struct Settings {
     pub requests: usize,
     /// Connections from one address of another machine.
     pub connections_per_address: usize,
+    /// Proxies whose word about their clients counts.
+    pub trusted_proxies: Proxies,
+    /// Opens metrics and what `/readyz` says of dependencies.
+    pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together, in bytes.
@@ -279,6 +284,8 @@ impl Settings {
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
+            trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
+            metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),

@@ -162,7 +162,8 @@ impl AgentServer {
         offer(&store, given.tenant, &graphs.current()).await?;
 
         let draining = CancellationToken::new();
-        let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone());
+        let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone())
+            .behind(settings.metrics_key.as_ref());
         let engine = roles
             .worker
             .then(|| Engine::new(store.clone(), parts::engine(settings)));

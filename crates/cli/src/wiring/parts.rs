@@ -233,6 +233,7 @@ pub fn engine(settings: &Settings) -> towpath_durable::Settings {
 pub fn connections(settings: &Settings) -> towpath_api::serve::Limits {
     towpath_api::serve::Limits {
         per_peer: settings.connections_per_address,
+        proxies: settings.trusted_proxies.clone(),
         ..towpath_api::serve::Limits::default()
     }
 }

@@ -299,6 +299,30 @@ fn a_backup_of_a_server_at_work_is_whole() {
 }
 
 #[test]
+fn who_asks_for_encrypted_checkpoints_is_told_that_there_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["agent", "dev"] {
+        let refused = towpath(folder.path(), &[command, "--data-dir", "data"])
+            .env("TOWPATH_LISTEN", "127.0.0.1:0")
+            .env("TOWPATH_AGENT_LISTEN", "127.0.0.1:0")
+            .env("LANGGRAPH_AES_KEY", "0123456789abcdef")
+            .output()
+            .unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{command}: {}", err(&refused));
+        assert!(
+            err(&refused).contains("LANGGRAPH_AES_KEY"),
+            "{command}: {}",
+            err(&refused)
+        );
+        assert!(
+            !err(&refused).contains("0123456789abcdef"),
+            "{command}: {}",
+            err(&refused)
+        );
+    }
+}
+
+#[test]
 fn the_doctor_finds_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let folder = folder.path();
