@@ -24,6 +24,7 @@ mod idempotency;
 mod internal;
 mod registry;
 mod routes;
+mod scopes;
 mod session;
 mod turn;
 mod ui;
@@ -33,4 +34,6 @@ pub use errors::ApiError;
 pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
 pub use platform::reading::Reading;
+#[doc(hidden)]
+pub use scopes::required_scope;
 pub use serve::serve;
