@@ -35,5 +35,5 @@ pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
 pub use platform::reading::Reading;
 #[doc(hidden)]
-pub use scopes::required_scope;
+pub use scopes::{Undeclared, required_scope};
 pub use serve::serve;

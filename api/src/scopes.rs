@@ -179,13 +179,20 @@ pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {
     })
 }
 
-/// For tests: what is declared for a route, with `None` inside where a valid key is enough.
-#[must_use]
-pub fn required_scope(method: &Method, template: &str) -> Option<Option<Scope>> {
-    need(method, template).map(|need| match need {
-        Need::Key => None,
-        Need::Scope(scope) => Some(scope),
-    })
+/// A route that is declared nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undeclared;
+
+/// For tests: the scope that is declared for a route; `None` where a valid key is enough.
+///
+/// # Errors
+/// The route is not declared.
+pub fn required_scope(method: &Method, template: &str) -> Result<Option<Scope>, Undeclared> {
+    match need(method, template) {
+        Some(Need::Key) => Ok(None),
+        Some(Need::Scope(scope)) => Ok(Some(scope)),
+        None => Err(Undeclared),
+    }
 }
 
 /// What reads needs less than what changes something: the rule of operators' pages.

@@ -187,16 +187,21 @@ mod tests {
     #[test]
     fn a_scope_includes_only_what_is_stated() {
         let deployment = DeploymentId::new();
-        let only = Scopes::from_iter([Scope::AgentsInvokeOf(deployment)]);
+        let of = |scope: Scope| -> Scopes { [scope].into_iter().collect() };
+        let only = of(Scope::AgentsInvokeOf(deployment));
         assert!(only.allow(Scope::AgentsInvokeOf(deployment)));
         assert!(!only.allow(Scope::AgentsInvokeOf(DeploymentId::new())));
         assert!(!only.allow(Scope::AgentsInvoke));
-        assert!(Scopes::from_iter([Scope::AgentsInvoke]).allow(Scope::AgentsInvokeOf(deployment)));
-        assert!(Scopes::from_iter([Scope::OrgAdmin]).allow(Scope::WorkspaceAdmin));
-        assert!(!Scopes::from_iter([Scope::OperatorRead]).allow(Scope::Operator));
+        assert!(of(Scope::AgentsInvoke).allow(Scope::AgentsInvokeOf(deployment)));
+        assert!(of(Scope::OrgAdmin).allow(Scope::WorkspaceAdmin));
+        assert!(!of(Scope::OperatorRead).allow(Scope::Operator));
         for (_, scope) in NAMES {
             assert!(Scopes::every().allow(scope));
-            assert_eq!(Scopes::of_workspaces().allow(scope), !scope.is_of_operators(), "{scope}");
+            assert_eq!(
+                Scopes::of_workspaces().allow(scope),
+                !scope.is_of_operators(),
+                "{scope}"
+            );
         }
     }
 }
