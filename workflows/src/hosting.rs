@@ -182,11 +182,14 @@ impl Hosting {
         artifact: &str,
     ) -> Result<(Launch, DeploymentLog), Failure> {
         let secrets = revision.secrets(&world.sealer).retry()?;
-        let values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
+        let mut values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
         variables.extend(self.platform_variables(deployment, revision.id));
         let key = hex::encode(gateway_key(&world.sealer, deployment.id));
+        // What the platform adds is masked in the log as the deployment's own secrets are.
+        values.push(Secret::new(key.clone()));
+        values.extend(self.platform_key(deployment.id));
         variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(key)));
         let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
         let config = revision.source_config().fatal()?;
