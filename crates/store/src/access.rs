@@ -340,10 +340,9 @@ pub async fn list_keys(
     // Ids of a later time than any: the list begins before them.
     let (moment, id) = after.unwrap_or((Timestamp::from_micros(LAST_MICROS), KeyId(uuid::Uuid::max())));
     let rows = match organization {
-        Some(organization) => on!(tx, |conn| {
-            sqlx::query_as(
-            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at, scopes, expires_at,
-                last_used_at FROM api_key
+        Some(organization) => on!(tx, |conn| sqlx::query_as(
+            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key
              WHERE organization_id = $1 AND (created_at, id) < ($2, $3) ORDER BY created_at DESC, id DESC LIMIT $4"
         )
         .bind(organization)
@@ -351,20 +350,17 @@ pub async fn list_keys(
         .bind(id)
         .bind(limit)
         .fetch_all(conn)
-        .await
-        })?,
-        None => on!(tx, |conn| {
-            sqlx::query_as(
-            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at, scopes, expires_at,
-                last_used_at FROM api_key
+        .await)?,
+        None => on!(tx, |conn| sqlx::query_as(
+            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key
              WHERE (created_at, id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3"
         )
         .bind(moment)
         .bind(id)
         .bind(limit)
         .fetch_all(conn)
-        .await
-        })?,
+        .await)?,
     };
     Ok(rows)
 }
@@ -374,16 +370,14 @@ pub async fn list_keys(
 /// # Errors
 /// Only the database's.
 pub async fn key(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<ApiKey>> {
-    let row = on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at, scopes, expires_at,
-                last_used_at FROM api_key
+    let row = on!(tx, |conn| sqlx::query_as(
+        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key
          WHERE id = $1"
     )
     .bind(id)
     .fetch_optional(conn)
-    .await
-    })?;
+    .await)?;
     Ok(row)
 }
 
@@ -485,14 +479,13 @@ async fn by_id(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<Found>> {
 /// The index walks over hashes, not secrets: what its timing tells is of no use to somebody who would need a secret
 /// with a chosen SHA-256. The comparison that decides is constant-time all the same.
 async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
-    let found: Option<Found> = on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at, scopes, expires_at FROM api_key WHERE hash = $1"
+    let found: Option<Found> = on!(tx, |conn| sqlx::query_as(
+        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at, scopes, expires_at FROM api_key
+         WHERE hash = $1"
     )
     .bind(&hash.0[..])
     .fetch_optional(conn)
-    .await
-    })?;
+    .await)?;
     match found.filter(|key| bool::from(key.hash.as_slice().ct_eq(&hash.0))) {
         Some(found) => Ok(Some(found)),
         None => find_former(tx, hash).await,

@@ -50,7 +50,8 @@ pub async fn ensure_key(tx: &mut Tx<'_>, new: NewKey<'_>, limits: KeyLimits, sec
     insert_key(tx, new, limits, secret, &hash).await.map(drop)
 }
 
-/// Gives a key a new secret, which is returned and cannot be had again. The one before opens the key for `overlap` more.
+/// Gives a key a new secret, which is returned and cannot be had again. The one before opens the key for `overlap`
+/// more.
 ///
 /// # Errors
 /// `NotFound` when there is no such key, `Rejected` when it opens nothing any more, `Stale` when another rotation came
@@ -64,19 +65,17 @@ pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result
     }
     let secret = new_key_secret();
     let hash = KeyHash::of(secret.as_bytes());
-    let key: Option<ApiKey> = on!(tx, |conn| {
-        sqlx::query_as(
+    let key: Option<ApiKey> = on!(tx, |conn| sqlx::query_as(
         "UPDATE api_key SET hash = $3, prefix = $4 WHERE id = $1 AND hash = $2 AND revoked_at IS NULL
-         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at, scopes, expires_at,
-                last_used_at"
+         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at"
     )
     .bind(id)
     .bind(&found.hash[..])
     .bind(&hash.0[..])
     .bind(prefix(&secret))
     .fetch_optional(conn)
-    .await
-    })?;
+    .await)?;
     let key = key.ok_or(Error::Stale)?;
     on!(tx, |conn| sqlx::query(
         "INSERT INTO api_key_former_secret (hash, key_id, valid_until) VALUES ($1, $2, $3)"
@@ -129,8 +128,8 @@ pub async fn revoke_key(tx: &mut Tx<'_>, organization: OrganizationId, key: KeyI
     let now = tx.now();
     on!(tx, |conn| sqlx::query_as(
         "UPDATE api_key SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 AND organization_id = $2
-         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at, scopes, expires_at,
-                last_used_at"
+         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at"
     )
     .bind(key)
     .bind(organization)
@@ -155,14 +154,13 @@ pub(super) async fn insert_key(
         None => new.operator,
     };
     let scopes = limits.scopes.map(|scopes| scopes.to_string());
-    let row = on!(tx, |conn| {
-        sqlx::query_as(
+    let row = on!(tx, |conn| sqlx::query_as(
         "INSERT INTO api_key
              (id, organization_id, workspace_id, name, prefix, hash, created_at, operator, scopes, expires_at)
          SELECT $1, id, $3, $4, $5, $6, $7, $8, $9, $10 FROM organization WHERE id = $2
          ON CONFLICT (hash) DO NOTHING
-         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at, scopes, expires_at,
-                last_used_at"
+         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at"
     )
     .bind(KeyId::new())
     .bind(new.organization)
@@ -175,7 +173,6 @@ pub(super) async fn insert_key(
     .bind(scopes)
     .bind(limits.expires_at)
     .fetch_optional(conn)
-    .await
-    })?;
+    .await)?;
     Ok(row)
 }
