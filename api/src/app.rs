@@ -124,6 +124,14 @@ impl App {
         }))
     }
 
+    /// Writes when keys were used last. Call it about once a minute.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn record_key_uses(&self) -> towpath_store::Result<()> {
+        self.0.keys.record_uses(&self.0.parts.store).await
+    }
+
     /// Forgets what keys were found to open: call it after a key was revoked or a workspace made in this process.
     pub fn forget_keys(&self) {
         self.0.keys.forget();

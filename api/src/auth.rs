@@ -4,7 +4,7 @@
 //! [`require`] lies over all routes that need a key, so a handler cannot forget it and nothing of a request is read
 //! before its caller is known; the extractor hands on what it found.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::errors::{ApiError, Place};
+use crate::scopes::{self, Need};
 use crate::session;
 
 const KEY: &str = "x-api-key";
@@ -79,7 +80,8 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 
 /// The layer in front of every route that needs a key.
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    match authenticate(&app, request.headers()).await {
+    let need = scopes::need_of(&request);
+    match authenticate(&app, request.headers(), need).await {
         Ok(tenant) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
@@ -91,12 +93,15 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 
 /// The layer in front of the operators' routes. They are about all workspaces, so none has to be named.
 pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let need = scopes::need_of(&request);
     match holder(&app, request.headers()).await {
-        Ok(principal) if principal.operator => {
-            request.extensions_mut().insert(Operator(principal));
-            next.run(request).await
-        }
-        Ok(_) => refuse(ApiError::forbidden("requires an operator key")),
+        Ok(principal) => match scopes::check(need, &principal.scopes) {
+            Ok(()) => {
+                request.extensions_mut().insert(Operator(principal));
+                next.run(request).await
+            }
+            Err(error) => refuse(error),
+        },
         Err(error) => refuse(error),
     }
 }
@@ -126,10 +131,11 @@ async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     }
 }
 
-async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError> {
+async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Result<Tenant, ApiError> {
     let tenant = only(headers, TENANT)?;
     let in_session = is_in_session(headers);
     let principal = holder(app, headers).await?;
+    scopes::check(need, &principal.scopes)?;
     let id = match tenant {
         Some(text) => {
             let id = text
@@ -176,9 +182,12 @@ pub(crate) async fn key_holder(
             "an API key is required: send it in the X-API-Key header",
         ));
     };
-    keys.principal(store, clock, KeyHash::of(key.as_bytes()))
-        .await?
-        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
+    let found = if access::is_damaged(key.as_bytes()) {
+        None
+    } else {
+        keys.principal(store, clock, KeyHash::of(key.as_bytes())).await?
+    };
+    found.ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
 }
 
 /// The token of a request's session.
@@ -215,9 +224,12 @@ fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue
 }
 
 /// Remembers for a few seconds what valid keys open, so that a request costs no query. Unknown keys are not
-/// remembered: a new one works at once.
+/// remembered: a new one works at once. Also collects when keys were used, for [`Keys::record_uses`].
 #[derive(Default)]
-pub struct Keys(Mutex<HashMap<KeyHash, (Timestamp, Principal)>>);
+pub struct Keys {
+    known: Mutex<HashMap<KeyHash, (Timestamp, Principal)>>,
+    used: Mutex<BTreeMap<KeyId, Timestamp>>,
+}
 
 impl Keys {
     async fn principal(
@@ -226,10 +238,34 @@ impl Keys {
         clock: &Clock,
         hash: KeyHash,
     ) -> Result<Option<Principal>, towpath_store::Error> {
-        self.believed(clock, hash, async || {
-            store.read(async |tx| access::authenticate(tx, &hash).await).await
-        })
-        .await
+        let found = self
+            .believed(clock, hash, async || {
+                store.read(async |tx| access::authenticate(tx, &hash).await).await
+            })
+            .await?;
+        if let Some(principal) = &found {
+            self.used().insert(principal.key, clock.now());
+        }
+        Ok(found)
+    }
+
+    /// Writes when keys were used last, in one transaction. What cannot be written now is kept for the next time.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn record_uses(&self, store: &Store) -> Result<(), towpath_store::Error> {
+        let uses = std::mem::take(&mut *self.used());
+        if uses.is_empty() {
+            return Ok(());
+        }
+        let written = store.write(async |tx| access::record_uses(tx, &uses).await).await;
+        if written.is_err() {
+            let mut used = self.used();
+            for (key, used_at) in uses {
+                used.entry(key).or_insert(used_at);
+            }
+        }
+        written
     }
 
     /// What the key behind a session's token opens now: nothing once the session was ended.
@@ -266,6 +302,7 @@ impl Keys {
             && now.since(*asked_at) < BELIEVED
             // A clock that was set back must not make an answer live longer.
             && *asked_at <= now
+            && principal.expires_at.is_none_or(|expires_at| now < expires_at)
         {
             return Ok(Some(principal.clone()));
         }
@@ -297,6 +334,10 @@ impl Keys {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<KeyHash, (Timestamp, Principal)>> {
         // A panic between two map operations leaves the map whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self) -> std::sync::MutexGuard<'_, BTreeMap<KeyId, Timestamp>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

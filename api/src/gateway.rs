@@ -25,7 +25,8 @@ use http::{Method, Uri};
 use http_body::Body as _;
 use http_body_util::Limited;
 use tokio::time::Instant;
-use towpath_domain::{DeploymentId, OrganizationId};
+use towpath_domain::{DeploymentId, Scope};
+use towpath_store::access::Principal;
 use towpath_store::deployments::{self, Found};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_workflows::hosting::gateway_key;
@@ -33,7 +34,7 @@ use towpath_workflows::hosting::gateway_key;
 use crate::app::App;
 use crate::client::Client;
 use crate::errors::ApiError;
-use crate::{auth, gate, internal, layers, metric};
+use crate::{auth, gate, internal, layers, metric, scopes};
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -104,15 +105,18 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     let mut request = request.map(|body| Body::new(Limited::new(body, LARGEST_BODY)));
     let uri = request.uri().clone();
     let way = Way::of(&uri).ok_or_else(|| ApiError::not_found("deployment"))?;
-    let organization = if way.is_open(&request) {
+    // A name means something only to a caller who is known. Preflight requests can carry no key.
+    let is_named = way.deployment.parse::<DeploymentId>().is_err();
+    let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
+    let caller = if is_open {
         None
     } else {
         let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
         // The agent server behind asks for no key: it stands on loopback.
-        if internal::is_route(way.rest) && !principal.operator {
-            return Err(ApiError::forbidden("requires an operator key"));
+        if internal::is_route(way.rest) {
+            scopes::require(&principal.scopes, scopes::need_of_operators(request.method()))?;
         }
-        Some(principal.organization)
+        Some(principal)
     };
     let client = Client::of(request.extensions());
     headers::prepare(request.headers_mut(), way.prefix, client);
@@ -132,7 +136,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         pause: FIRST_LOOK,
     };
     loop {
-        let (deployment, address) = address(app, way.deployment, organization, &mut patience).await?;
+        let (deployment, address) = address(app, way.deployment, caller.as_ref(), &mut patience).await?;
         let connection = match upstream::connect(&address).await {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.
@@ -191,14 +195,16 @@ impl Patience {
 async fn address(
     app: &App,
     deployment: &str,
-    organization: Option<OrganizationId>,
+    caller: Option<&Principal>,
     patience: &mut Patience,
 ) -> Result<(DeploymentId, String), ApiError> {
+    let organization = caller.map(|caller| caller.organization);
+    let workspaces = caller.map_or(&[][..], |caller| &caller.workspaces[..]);
     loop {
         let found: Option<(Found, Option<Placement>)> = app
             .store
             .read(async |tx| {
-                let found = match deployments::find(tx, deployment, organization).await {
+                let found = match deployments::find(tx, deployment, organization, workspaces).await {
                     Err(towpath_store::Error::NotFound) => return Ok(None),
                     found => found?,
                 };
@@ -209,6 +215,9 @@ async fn address(
         let Some((found, placement)) = found else {
             return Err(ApiError::not_found("deployment"));
         };
+        if let Some(caller) = caller {
+            scopes::require(&caller.scopes, Scope::AgentsInvokeOf(found.id))?;
+        }
         let Some(placement) = placement else {
             let text = "the deployment has no revision that serves yet";
             return Err(ApiError::unavailable(text, RETRY_AFTER));

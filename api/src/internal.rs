@@ -103,6 +103,7 @@ pub(crate) fn platform_routes() -> Routes<App> {
     routes()
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(keys::rotate))
         .merge(quarantine::routes())
 }
 

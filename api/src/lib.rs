@@ -25,6 +25,7 @@ mod idempotency;
 mod internal;
 mod registry;
 mod routes;
+mod scopes;
 mod session;
 mod turn;
 mod ui;
@@ -35,4 +36,6 @@ pub use errors::ApiError;
 pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
 pub use platform::reading::Reading;
+#[doc(hidden)]
+pub use scopes::{Undeclared, required_scope};
 pub use serve::serve;

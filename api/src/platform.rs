@@ -66,10 +66,7 @@ fn document(app: &App) -> Value {
 /// The routes, and the part of their description that the handlers give.
 fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
     let router = |routes: Routes<App>| routes.build(purpose);
-    let keyed = router(bulk_exports())
-        .merge(both_places(router(traces())))
-        .merge(router(traces_v2()))
-        .merge(below_api_host(router(control_plane())));
+    let keyed = keyed(purpose);
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
     let operators = router(internal::platform_routes());
@@ -81,6 +78,15 @@ fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
         .merge(router(session::routes()))
         .merge(below_api_host(router(signed())));
     keyed.merge(operators).merge(open).split_for_parts()
+}
+
+/// What needs a key and a workspace.
+fn keyed(purpose: Purpose) -> OpenApiRouter<App> {
+    let router = |routes: Routes<App>| routes.build(purpose);
+    router(bulk_exports())
+        .merge(both_places(router(traces())))
+        .merge(router(traces_v2()))
+        .merge(below_api_host(router(control_plane())))
 }
 
 /// What needs no key.
@@ -208,3 +214,16 @@ fn unique_operations(document: &mut OpenApi) {
 #[derive(utoipa::OpenApi)]
 #[openapi(components(schemas(errors::Error, errors::InvalidRequest, errors::Issue, errors::Place)))]
 struct Shared;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_declares_its_scope() {
+        let (_, mut document) = keyed(Purpose::Describe).split_for_parts();
+        let operators = internal::platform_routes().build(Purpose::Describe);
+        document.merge(operators.split_for_parts().1);
+        crate::scopes::tests::covers(&document);
+    }
+}

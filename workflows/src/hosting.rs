@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedMutexGuard};
 use towpath_compute::artifact::{self, Artifact, Removal};
 use towpath_compute::{Backend, Launch, Root, build, git};
-use towpath_domain::{DeploymentId, RevisionId, Secret};
+use towpath_domain::{DeploymentId, RevisionId, Scope, Secret};
 use towpath_durable::{Failure, Verdict};
-use towpath_store::access::{self, NewKey};
+use towpath_store::access::{self, KeyLimits, NewKey};
 use towpath_store::deployments::Deployment;
 use towpath_store::revisions::Revision;
 use towpath_store::sealing::Sealer;
@@ -195,7 +195,7 @@ impl Hosting {
         if let Some(key) = self.platform_key(deployment) {
             return Ok(key);
         }
-        let key = access::new_secret();
+        let key = access::new_key_secret();
         let file = self.key_file(deployment);
         self.root.keep(&file, key.as_bytes()).retry()?;
         Ok(Secret::new(key))
@@ -210,11 +210,14 @@ impl Hosting {
         artifact: &str,
     ) -> Result<(Launch, DeploymentLog), Failure> {
         let secrets = revision.secrets(&world.sealer).retry()?;
-        let values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
+        let mut values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
         variables.extend(self.platform_variables(deployment, revision.id));
         let key = hex::encode(gateway_key(&world.sealer, deployment.id));
+        // What the platform adds is masked in the log as the deployment's own secrets are.
+        values.push(Secret::new(key.clone()));
+        values.extend(self.platform_key(deployment.id));
         variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(key)));
         let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
         let config = revision.source_config().fatal()?;
@@ -271,7 +274,8 @@ pub fn gateway_key(sealer: &Sealer, deployment: DeploymentId) -> [u8; 32] {
     sealer.derive(&format!("gateway {deployment}"))
 }
 
-/// Makes a deployment's key open its workspace.
+/// Makes a deployment's key open its workspace, for traces and feedback links and nothing else. A key of the time before
+/// scopes stays as it is.
 pub(crate) async fn record_key(tx: &mut Tx<'_>, deployment: &Deployment, key: &Secret) -> store::Result<()> {
     let tenant = deployment.tenant_id;
     let workspace = access::workspace(tx, tenant).await?.ok_or(store::Error::NotFound)?;
@@ -282,7 +286,11 @@ pub(crate) async fn record_key(tx: &mut Tx<'_>, deployment: &Deployment, key: &S
         name: &name,
         operator: false,
     };
-    access::ensure_key(tx, new, key).await
+    let limits = KeyLimits {
+        scopes: Some([Scope::TracesWrite].into_iter().collect()),
+        expires_at: None,
+    };
+    access::ensure_key(tx, new, limits, key).await
 }
 
 /// One revision of a deployment at a time.

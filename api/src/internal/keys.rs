@@ -1,22 +1,28 @@
 //! API keys of all organisations. The first one of an installation is made beside the API, in the database
 //! (`towpath keys create`, or `TOWPATH_API_KEY` at the first start); the others can be made here.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, HeaderName};
 use serde::{Deserialize, Serialize};
-use towpath_domain::{KeyId, OrganizationId, TenantId, Timestamp};
-use towpath_store::access::{self, ApiKey, NewKey};
+use towpath_domain::{KeyId, OrganizationId, Scope, Scopes, TenantId, Timestamp};
+use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{self as store};
 
 use crate::app::App;
 use crate::auth::Operator;
 use crate::errors::{ApiError, Error, Place};
-use crate::extract::{Json, Path, Query};
+use crate::extract::{Json, Path, Query, whole};
 use crate::internal::{cursor_of, limit, read_cursor};
 
 /// The most characters of a name.
 const NAME_CHARS: usize = 255;
+/// The longest life of a key that ends by itself, in days.
+const LONGEST_LIFE_DAYS: i64 = 3650;
+/// How long the old secret of a rotated key goes on working, in hours: unless said, and at most.
+const OVERLAP_HOURS: (i64, i64) = (24, 720);
 
 /// An API key, without its secret.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -39,11 +45,23 @@ pub(crate) struct Key {
     /// Since when it opens nothing.
     #[schema(value_type = Option<String>, format = DateTime)]
     revoked_at: Option<Timestamp>,
+    /// What it may do.
+    #[schema(value_type = Vec<String>)]
+    scopes: Scopes,
+    /// When it ends by itself.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    expires_at: Option<Timestamp>,
+    /// When it was used last, about a minute late.
+    #[schema(value_type = Option<String>, format = DateTime)]
+    last_used_at: Option<Timestamp>,
 }
 
 impl From<ApiKey> for Key {
     fn from(key: ApiKey) -> Self {
         Self {
+            scopes: key.allowed(),
+            expires_at: key.expires_at,
+            last_used_at: key.last_used_at,
             id: key.id,
             name: key.name,
             prefix: key.prefix,
@@ -92,6 +110,54 @@ pub(crate) struct KeyRequest {
     /// Let it also open the operators' routes and the dashboard, for all workspaces.
     #[serde(default)]
     operator: bool,
+    /// What it may do; without it everything in its workspaces, and with `operator` everything.
+    #[schema(value_type = Option<Vec<String>>, min_items = 1)]
+    scopes: Option<Vec<Scope>>,
+    /// After so many days it ends by itself, 1 to 3650; never unless given.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 1, maximum = 3650)]
+    expires_in_days: Option<i64>,
+}
+
+impl KeyRequest {
+    fn limits(&self, now: Timestamp) -> Result<KeyLimits, ApiError> {
+        let scopes = match self.scopes.as_deref() {
+            None => None,
+            Some([]) => return Err(wrong("scopes", "expected one scope at least".to_owned())),
+            Some(scopes) => {
+                let operator = self.operator.then_some(Scope::Operator);
+                Some(scopes.iter().copied().chain(operator).collect())
+            }
+        };
+        let days = within("expires_in_days", self.expires_in_days, (1, LONGEST_LIFE_DAYS))?;
+        Ok(KeyLimits {
+            scopes,
+            expires_at: days.map(|days| now.plus(Duration::from_secs(days * 24 * 3600))),
+        })
+    }
+}
+
+/// How a key gets a new secret.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct KeyRotation {
+    /// So many hours the secret before goes on working, 0 to 720; 24 unless given.
+    #[serde(default, deserialize_with = "whole")]
+    #[schema(minimum = 0, maximum = 720)]
+    overlap_hours: Option<i64>,
+}
+
+fn wrong(field: &'static str, text: String) -> ApiError {
+    ApiError::invalid_at(vec![Place::from("body"), field.into()], "value_error", text)
+}
+
+/// A number of a body, where it lies between these two.
+fn within(field: &'static str, number: Option<i64>, (least, most): (i64, i64)) -> Result<Option<u64>, ApiError> {
+    let Some(number) = number else { return Ok(None) };
+    match u64::try_from(number) {
+        Ok(fits) if (least..=most).contains(&number) => Ok(Some(fits)),
+        _ => Err(wrong(field, format!("expected {least} to {most}"))),
+    }
 }
 
 /// Which keys.
@@ -140,12 +206,9 @@ pub(crate) async fn create(
     let name = request.name.trim();
     if name.is_empty() || name.chars().count() > NAME_CHARS || name.chars().any(char::is_control) {
         let text = format!("expected 1 to {NAME_CHARS} characters, no control characters");
-        return Err(ApiError::invalid_at(
-            vec![Place::from("body"), "name".into()],
-            "value_error",
-            text,
-        ));
+        return Err(wrong("name", text));
     }
+    let limits = request.limits(app.clock.now())?;
     let made = app.store.write(async |tx| {
         let organization = match request.tenant_id {
             Some(tenant) => {
@@ -160,7 +223,7 @@ pub(crate) async fn create(
             name,
             operator: request.operator,
         };
-        let (key, secret) = access::create_key(tx, new).await?;
+        let (key, secret) = access::create_limited_key(tx, new, limits.clone()).await?;
         let opened = access::principal(tx, key.id).await?.ok_or(store::Error::NotFound)?;
         Ok((key, secret, opened.workspaces))
     });
@@ -205,4 +268,40 @@ pub(crate) async fn revoke(
     app.forget_keys();
     tracing::info!(key.id = %id, operator.key = %caller.key, "an operator revoked a key");
     Ok(Json(key.into()))
+}
+
+/// Give a key a new secret, which is in the answer, and nowhere else from then on. The secret before opens the key for
+/// the hours of overlap.
+#[utoipa::path(post, path = "/internal/keys/{key_id}/rotate", tag = "keys", security(("api_key" = []), ("bearer" = [])),
+    params(("key_id" = Uuid, Path, description = "The key")),
+    request_body = KeyRotation,
+    responses((status = 200, description = "The key with its new secret", body = MadeKey),
+              (status = 400, description = "It was revoked, or has expired", body = Error),
+              (status = 404, description = "No such key", body = Error), ApiError))]
+pub(crate) async fn rotate(
+    State(app): State<App>,
+    Operator(caller): Operator,
+    Path(id): Path<KeyId>,
+    Json(rotation): Json<KeyRotation>,
+) -> Result<([(HeaderName, &'static str); 1], Json<MadeKey>), ApiError> {
+    let hours = within("overlap_hours", rotation.overlap_hours, (0, OVERLAP_HOURS.1))?;
+    let hours = hours.unwrap_or(OVERLAP_HOURS.0.unsigned_abs());
+    let overlap = Duration::from_secs(hours * 3600);
+    let rotated = app.store.write(async |tx| {
+        let (key, secret) = access::rotate_key(tx, id, overlap).await?;
+        let opened = access::principal(tx, key.id).await?.ok_or(store::Error::NotFound)?;
+        Ok((key, secret, opened.workspaces))
+    });
+    let (key, secret, workspaces) = match rotated.await {
+        Err(store::Error::NotFound) => return Err(ApiError::not_found("key")),
+        rotated => rotated?,
+    };
+    app.forget_keys();
+    tracing::info!(key.id = %id, operator.key = %caller.key, "an operator rotated a key");
+    let made = MadeKey {
+        about: key.into(),
+        key: secret.reveal().to_owned(),
+        workspaces,
+    };
+    Ok(([(CACHE_CONTROL, "no-store")], Json(made)))
 }

@@ -10,7 +10,7 @@ use axum::response::{Html, IntoResponse, Redirect, Response};
 use http::header::{COOKIE, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
-use towpath_domain::Secret;
+use towpath_domain::{Scope, Secret};
 use towpath_store::access::{self, KeyHash, Principal};
 
 use super::{HX_REQUEST, Trouble};
@@ -19,7 +19,7 @@ use crate::browser::{is_called_by_own_name, is_ours};
 use crate::client::Client;
 use crate::errors::ApiError;
 use crate::extract::Form;
-use crate::session;
+use crate::{scopes, session};
 
 /// The session's cookie. Behind https its name begins with what browsers keep for cookies that one host alone set over
 /// TLS: nobody on the network, and no other name of its domain, can plant one.
@@ -141,7 +141,12 @@ pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Ne
     };
     match holder {
         Err(error) => Trouble::from(error).into_response(),
-        Ok(Some(principal)) if may_look(&principal) => next.run(request).await,
+        Ok(Some(principal)) if may_look(&principal) => {
+            match scopes::require(&principal.scopes, scopes::need_of_operators(request.method())) {
+                Ok(()) => next.run(request).await,
+                Err(error) => Trouble::from(error).into_response(),
+            }
+        }
         Ok(Some(_)) => sign_in_page(
             StatusCode::FORBIDDEN,
             Some("The dashboard requires an operator key."),
@@ -158,7 +163,7 @@ pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Ne
 }
 
 fn may_look(principal: &Principal) -> bool {
-    principal.operator
+    principal.scopes.allow(Scope::OperatorRead)
 }
 
 /// The page to sign in, asked for by its address.

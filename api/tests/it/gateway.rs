@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_domain::deployment::{Source, SourceConfig};
-use towpath_domain::{DeploymentId, RevisionId, Secret, TenantId};
+use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
 use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::{self, NewDeployment};
 use towpath_store::{placements, projects};
@@ -176,6 +176,60 @@ async fn the_operators_routes_of_an_agent_server_want_an_operators_key() {
     }
 }
 
+/// A sibling that calls a deployment alike neither takes the name away nor gets what was meant for another.
+#[tokio::test]
+async fn a_name_is_that_of_the_callers_workspace() {
+    let world = World::new().await;
+    let (first, sibling) = (Upstream::start().await, Upstream::start().await);
+    let id = deployment(&world, world.tenant, "one").await;
+    place(&world, world.tenant, id, &first.address.to_string()).await;
+    let second = world.second_workspace().await;
+    let other = deployment(&world, second, "one").await;
+    place(&world, second, other, &sibling.address.to_string()).await;
+    for (workspace, upstream) in [(world.tenant, &first), (second, &sibling)] {
+        let before = upstream.asked().len();
+        let key = world.key(Some(workspace)).await;
+        let (status, ..) = ask(&world, Method::GET, "/d/one/threads", Some(key.reveal()), "").await;
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(
+            upstream.asked().len(),
+            before + 1,
+            "the deployment of the caller's workspace answers"
+        );
+    }
+    let (status, ..) = ask(&world, Method::GET, "/d/one/threads", Some(KEY), "").await;
+    assert_eq!(
+        status,
+        StatusCode::NOT_FOUND,
+        "a key of both workspaces has to give the id"
+    );
+}
+
+#[tokio::test]
+async fn a_scope_opens_one_deployment() {
+    let world = World::new().await;
+    let upstream = Upstream::start().await;
+    let mut ids = Vec::new();
+    for name in ["one", "two"] {
+        let id = deployment(&world, world.tenant, name).await;
+        place(&world, world.tenant, id, &upstream.address.to_string()).await;
+        ids.push(id);
+    }
+    let only = world.limited_key(&[Scope::AgentsInvokeOf(ids[0])]).await;
+    let every = world.limited_key(&[Scope::AgentsInvoke]).await;
+    let none = world.limited_key(&[Scope::TracesWrite]).await;
+    for (key, statuses) in [(&only, [200, 403]), (&every, [200, 200]), (&none, [403, 403])] {
+        for (id, status) in ids.iter().zip(statuses) {
+            let path = format!("/d/{id}/threads");
+            let (answered, _, body) = ask(&world, Method::GET, &path, Some(key.reveal()), "").await;
+            assert_eq!(answered.as_u16(), status, "{path}");
+            if status == 403 {
+                assert_eq!(detail(&body), format!("the API key lacks the scope agents:invoke:{id}"));
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn only_keys_of_the_owner_come_in() {
     let world = World::new().await;
@@ -183,8 +237,10 @@ async fn only_keys_of_the_owner_come_in() {
     let id = deployment(&world, world.tenant, "one").await;
     place(&world, world.tenant, id, &upstream.address.to_string()).await;
     for path in ["/ok", "/info", "/docs", "/openapi.json"] {
-        let (status, ..) = ask(&world, Method::GET, &format!("/d/one{path}"), None, "").await;
+        let (status, ..) = ask(&world, Method::GET, &format!("/d/{id}{path}"), None, "").await;
         assert_eq!(status, StatusCode::OK, "{path}");
+        let (status, ..) = ask(&world, Method::GET, &format!("/d/one{path}"), None, "").await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{path}: a name needs a key");
     }
     let open = upstream.asked().len();
     for (method, path) in [

@@ -1,5 +1,7 @@
 //! Keys, as operators make and revoke them by way of the API.
 
+use std::time::Duration;
+
 use http::Method;
 use serde_json::{Value, json};
 
@@ -8,6 +10,8 @@ use crate::world::{Answer, Call, KEY, World, on_both_databases};
 on_both_databases!(
     a_key_is_made_listed_and_revoked,
     operators_make_operators_and_none_revokes_itself,
+    a_rotated_key_has_two_secrets_for_a_while,
+    the_last_use_of_a_key_is_recorded,
 );
 
 impl World {
@@ -144,6 +148,8 @@ async fn refusals_say_where() {
         (json!({ "name": "x", "tenant_id": "secret-text" }), "tenant_id"),
         (json!({ "name": "x", "operator": "yes" }), "operator"),
         (json!({ "name": "x", "key": "my own" }), "key"),
+        (json!({ "name": "x", "scopes": [] }), "scopes"),
+        (json!({ "name": "x", "expires_in_days": 0 }), "expires_in_days"),
     ] {
         let answer = world.by_operator(Method::POST, "/internal/keys", Some(&body)).await;
         assert!(!answer.text.contains("secret-text"), "{}", answer.text);
@@ -155,4 +161,53 @@ async fn refusals_say_where() {
     assert_eq!(answer.expect(404), json!({"detail": "workspace not found"}));
     let unknown = "/internal/keys/00000000-0000-4000-8000-000000000009/revoke";
     world.by_operator(Method::POST, unknown, None).await.expect(404);
+}
+
+async fn a_rotated_key_has_two_secrets_for_a_while(world: World) {
+    let made = world.made(&json!({ "name": "ci", "scopes": ["exports"] })).await;
+    assert_eq!(made["scopes"], json!(["exports"]));
+    let path = format!("/internal/keys/{}/rotate", text(&made, "id"));
+    let body = json!({ "overlap_hours": 1 });
+    let rotated = world.by_operator(Method::POST, &path, Some(&body)).await.expect(200);
+    assert_eq!(rotated["id"], made["id"]);
+    assert_ne!(rotated["key"], made["key"]);
+    for key in [text(&made, "key"), text(&rotated, "key")] {
+        assert_eq!(world.exports_with(key).await, 200, "both work during the overlap");
+    }
+    world.clock.advance(Duration::from_secs(3600));
+    assert_eq!(world.exports_with(text(&made, "key")).await, 401, "the overlap is over");
+    assert_eq!(world.exports_with(text(&rotated, "key")).await, 200);
+
+    let revoke = format!("/internal/keys/{}/revoke", text(&made, "id"));
+    world.by_operator(Method::POST, &revoke, None).await.expect(200);
+    assert_eq!(world.exports_with(text(&rotated, "key")).await, 401);
+    world.by_operator(Method::POST, &path, Some(&body)).await.expect(400);
+}
+
+async fn the_last_use_of_a_key_is_recorded(world: World) {
+    let made = world.made(&json!({ "name": "ci" })).await;
+    assert_eq!(made["last_used_at"], Value::Null);
+    assert_eq!(world.exports_with(text(&made, "key")).await, 200);
+    world.app.record_key_uses().await.unwrap();
+    let listed = world.by_operator(Method::GET, "/internal/keys", None).await.expect(200);
+    let found = listed["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|key| key["id"] == made["id"]);
+    assert!(found.unwrap()["last_used_at"].is_string(), "{listed}");
+}
+
+#[tokio::test]
+async fn an_expired_key_opens_nothing() {
+    let world = World::new().await;
+    let made = world.made(&json!({ "name": "short", "expires_in_days": 1 })).await;
+    assert!(made["expires_at"].is_string(), "{made}");
+    assert_eq!(world.exports_with(text(&made, "key")).await, 200);
+    world.clock.advance(Duration::from_secs(24 * 3600));
+    assert_eq!(
+        world.exports_with(text(&made, "key")).await,
+        401,
+        "not for the moment of the cache either"
+    );
 }

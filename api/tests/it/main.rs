@@ -17,6 +17,7 @@ mod operations;
 mod quarantine;
 mod reading;
 mod registry;
+mod scopes;
 mod serving;
 mod sessions;
 mod shedding;

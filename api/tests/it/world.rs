@@ -13,10 +13,10 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_api::{App, Health, Ops, Parts, Reading, Settings, platform_router};
-use towpath_domain::{Clock, OrganizationId, Secret, TenantId, Timestamp};
+use towpath_domain::{Clock, OrganizationId, Scope, Secret, TenantId, Timestamp};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
-use towpath_store::access::{self, NewKey};
+use towpath_store::access::{self, KeyLimits, NewKey};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Options, Store};
 use towpath_testing::Database;
@@ -164,6 +164,34 @@ impl World {
             .await
             .unwrap()
             .1
+    }
+
+    /// One more key of all workspaces, with these scopes alone.
+    pub async fn limited_key(&self, scopes: &[Scope]) -> Secret {
+        self.key_with(self.organization().await, None, scopes).await
+    }
+
+    /// A key of this organisation, with these scopes alone.
+    pub async fn key_with(
+        &self,
+        organization: OrganizationId,
+        workspace: Option<TenantId>,
+        scopes: &[Scope],
+    ) -> Secret {
+        let new = NewKey {
+            organization,
+            workspace,
+            name: "limited",
+            operator: false,
+        };
+        let limits = KeyLimits {
+            scopes: Some(scopes.iter().copied().collect()),
+            expires_at: None,
+        };
+        let made = self
+            .store
+            .write(async |tx| access::create_limited_key(tx, new.clone(), limits.clone()).await);
+        made.await.unwrap().1
     }
 
     pub async fn call(&self, call: Call) -> Answer {

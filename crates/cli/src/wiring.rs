@@ -48,6 +48,8 @@ pub struct Server {
     workers: Option<Workers>,
     scheduler: Option<Scheduler>,
     upkeep: JoinHandle<()>,
+    /// Records the use of keys, where there is an API.
+    key_uses: Option<JoinHandle<()>>,
     /// Keeps deployments, until it is told to stop them.
     deployments: Option<(CancellationToken, JoinHandle<()>)>,
     /// The folder's lock, given back last.
@@ -131,6 +133,7 @@ impl Server {
         } else {
             None
         };
+        let key_uses = app.clone().map(|app| tokio::spawn(housekeeping::record_key_uses(app)));
         let upkeep = tokio::spawn(housekeeping::run(
             store.clone(),
             shared.objects.clone(),
@@ -148,6 +151,7 @@ impl Server {
             workers,
             scheduler,
             upkeep,
+            key_uses,
             deployments,
             _data: data,
         })
@@ -249,6 +253,12 @@ impl Server {
         }
         if let Some(scheduler) = self.scheduler {
             scheduler.stop().await;
+        }
+        if let (Some(app), Some(key_uses)) = (self.app, self.key_uses) {
+            key_uses.abort();
+            if let Err(error) = app.record_key_uses().await {
+                tracing::debug!(%error, "the last uses of keys are not written");
+            }
         }
         // After the last request: what was promised is written.
         if let Some(wal) = self.wal {

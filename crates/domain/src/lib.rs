@@ -18,6 +18,7 @@ pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;
+pub mod scope;
 pub mod secret;
 pub mod shard;
 pub mod timestamp;
@@ -32,6 +33,7 @@ pub use id::{
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};
+pub use scope::{Scope, Scopes};
 pub use secret::Secret;
 pub use shard::Shard;
 pub use timestamp::Timestamp;

@@ -237,11 +237,17 @@ pub struct Found {
     pub organization_id: OrganizationId,
 }
 
-/// The deployment of that id, or of that name where exactly one is called so. With an organisation, only its own count.
+/// The deployment of that id, or of that name where exactly one is called so: in the caller's workspaces first, then
+/// in all. With an organisation, only its own count.
 ///
 /// # Errors
 /// [`Error::NotFound`].
-pub async fn find(tx: &mut Tx<'_>, id_or_name: &str, organization: Option<OrganizationId>) -> Result<Found> {
+pub async fn find(
+    tx: &mut Tx<'_>,
+    id_or_name: &str,
+    organization: Option<OrganizationId>,
+    workspaces: &[TenantId],
+) -> Result<Found> {
     if id_or_name.contains('\0') {
         return Err(Error::NotFound); // PostgreSQL refuses the parameter itself.
     }
@@ -259,8 +265,11 @@ pub async fn find(tx: &mut Tx<'_>, id_or_name: &str, organization: Option<Organi
             .push(" AND workspace.organization_id = ")
             .bind(Arg::Uuid(organization.0));
     }
-    query.push(" LIMIT 2");
     let found: Vec<Found> = query.fetch_all(tx).await?;
+    let mut own = found.iter().filter(|found| workspaces.contains(&found.tenant_id));
+    if let (Some(one), None) = (own.next(), own.next()) {
+        return Ok(*one);
+    }
     match found[..] {
         [one] => Ok(one),
         // Of two with one name nobody knows which is meant; their ids say it.

@@ -106,7 +106,7 @@ def test_an_image_is_a_deployment(platform, engine):  # noqa: F811
     assert docker("inspect", "--format", "{{.HostConfig.Memory}}", container) == str(512 << 20)
 
     assert answers(platform, "image") == ["agent"]
-    status, _ = platform.request("GET", "/d/image/ok", headers={"X-API-Key": None})
+    status, _ = platform.request("GET", f"/d/{deployment}/ok", headers={"X-API-Key": None})
     assert status == 200
     # Past the gateway nobody gets in.
     port = docker("port", container, "8000/tcp").rsplit(":", 1)[1]

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use clap::{Args, Subcommand};
-use towpath_domain::{KeyId, Secret, TenantId};
+use towpath_domain::{KeyId, Scope, Secret, TenantId};
 
 use super::{Common, Output};
 
@@ -47,6 +47,22 @@ pub enum KeysCommand {
         /// Let it also run the place: /internal, the dashboard, jobs of every workspace. The first key of all may.
         #[arg(long)]
         operator: bool,
+        /// What it may do, several with commas between them: traces:write, traces:read, exports, agents:invoke,
+        /// agents:invoke:<deployment id>, deployments, sandboxes, workspace:admin, org:admin, operator:read, operator
+        /// [default: everything but what operators do]
+        #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
+        scope: Vec<Scope>,
+        /// Let it end by itself after so many days [default: never]
+        #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
+        expires_in_days: Option<u32>,
+    },
+    /// Give a key a new secret and print it, once. The secret before goes on working for a while.
+    Rotate {
+        /// The key's id, as `keys list` shows it.
+        key: KeyId,
+        /// How long the secret before goes on working.
+        #[arg(long, value_name = "HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(0..=720))]
+        overlap_hours: u32,
     },
     /// List the keys, without their secrets.
     #[command(visible_alias = "ls")]

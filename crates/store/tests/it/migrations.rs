@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 13] = [
+const FROZEN: [(&str, &str, &str); 14] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -69,6 +69,11 @@ const FROZEN: [(&str, &str, &str); 13] = [
         "0011_agent_server",
         "61aa2e5935e79b09ae4dedbf2a89d1a1ba16e8e2a0231e9eb38b221a1f289456811d5fadb51cbc3ef31981db5d6ff960",
         "c2df423b80ee357c7ea6ba3d162f3ee1d34d0803968b77e72b1796e3c3a6e94e2592c677e61fcffba5bc9ebd077d5866",
+    ),
+    (
+        "0012_key_scopes",
+        "57147dd55abfdf86bb1e56495d72676da511b835464459e6d6fa3a86790c9081796b101e8b091b334dc3600b125bd580",
+        "8454a20b2239801de07415f32d0e4efea7e494cd1c2a9bbc9f1855084f257b865a7b800467ce3ed9adb2005c44dfffa6",
     ),
     (
         "0014_image_digest",
