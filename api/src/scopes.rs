@@ -198,8 +198,8 @@ pub fn required_scope(method: &Method, template: &str) -> Result<Option<Scope>, 
 /// What reads needs less than what changes something: the rule of operators' pages.
 pub(crate) fn need_of_operators(method: &Method) -> Scope {
     match *method {
-        Method::GET | Method::HEAD => Scope::OperatorRead,
-        _ => Scope::Operator,
+        Method::GET | Method::HEAD => OperatorRead,
+        _ => Operator,
     }
 }
 
@@ -272,12 +272,12 @@ pub(crate) mod tests {
 
     #[test]
     fn templates_are_looked_up_at_all_their_places() {
-        let read = Some(Need::Scope(Scope::TracesRead));
+        let read = Some(Need::Scope(TracesRead));
         assert_eq!(need(&Method::GET, "/runs/{run_id}"), read);
         assert_eq!(need(&Method::HEAD, "/api/v1/runs/{run_id}"), read);
         assert_eq!(
             need(&Method::POST, "/api-host/v2/deployments"),
-            Some(Need::Scope(Scope::Deployments))
+            Some(Need::Scope(Deployments))
         );
         for (method, path) in [
             (Method::GET, "/runs/1"),

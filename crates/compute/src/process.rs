@@ -115,12 +115,7 @@ impl Processes {
         }
     }
 
-    pub(crate) async fn replace(
-        &self,
-        launch: &Launch,
-        agent: Agent,
-        cancel: &CancellationToken,
-    ) -> Result<State> {
+    pub(crate) async fn replace(&self, launch: &Launch, agent: Agent, cancel: &CancellationToken) -> Result<State> {
         health::stands_by(agent.life())?;
         let limit = health::switch_limit(self.agents.state(launch.deployment).is_some(), self.settings.health);
         self.agents.stop(launch.deployment).await;
