@@ -105,6 +105,8 @@ pub struct Containers {
     cpus: OnceCell<f64>,
     /// One at a time makes its image or its volume.
     program: Mutex<program::Known>,
+    /// One at a time makes a network: an engine takes any number of one name, and none of them can be used then.
+    networks: Mutex<()>,
 }
 
 impl Containers {
@@ -141,6 +143,7 @@ impl Containers {
             running: Instances::default(),
             cpus: OnceCell::new(),
             program: Mutex::default(),
+            networks: Mutex::default(),
         })
     }
 
@@ -297,6 +300,7 @@ impl Containers {
         if self.settings.network != Network::Bridge {
             return Ok(name);
         }
+        let _one = self.networks.lock().await;
         match self.engine.inspect_network(&name, None).await {
             Ok(_) => return Ok(name),
             Err(error) if is_gone(&error) => {}
@@ -313,8 +317,6 @@ impl Containers {
         };
         match self.engine.create_network(request).await {
             Ok(_) => Ok(name),
-            // A check made it meanwhile.
-            Err(EngineError::DockerResponseServerError { status_code: 409, .. }) => Ok(name),
             Err(EngineError::DockerResponseServerError { message, .. }) if message.contains("address pool") => {
                 Err(Error::Refused(format!(
                     "making the deployment's network: {message}; each deployment has one: give the engine more \

@@ -140,6 +140,28 @@ async fn a_container_has_a_network_of_its_own_and_no_rights() {
     assert_eq!(engine.asked("POST /networks/create").len(), 1);
 }
 
+/// An engine takes a second network of the same name, and refuses containers that name either.
+#[tokio::test]
+async fn starts_at_once_make_one_network() {
+    let (home, never, ready) = (Home::new(), CancellationToken::new(), CancellationToken::new());
+    ready.cancel();
+    let made = AtomicBool::new(false);
+    let (engine, backend) = backend(&home, agent(ready).await, move |asked, _| {
+        if asked.what.starts_with("POST /networks/create") {
+            made.store(true, Ordering::SeqCst);
+        }
+        let is_there = asked.what.starts_with("GET /networks/") && made.load(Ordering::SeqCst);
+        is_there.then(|| Answer::Json(200, json!({"Id": "n"})))
+    });
+    let key = backend.record_image(&home.root, URI, &pulled()).await.unwrap();
+    let (launch, log) = (launch(&key), Log::none());
+    let checks = (0..8).map(|_| backend.check(&launch, &log, &never));
+    for checked in futures::future::join_all(checks).await {
+        checked.unwrap();
+    }
+    assert_eq!(engine.asked("POST /networks/create").len(), 1);
+}
+
 /// A volume as the engine sends it.
 fn volume_of(uid: u64, files: &[&str]) -> Vec<u8> {
     let mut tar = tar::Builder::new(Vec::new());
