@@ -18,10 +18,19 @@ pub const RUN_MARK: &str = "_TOWPATH_RUN";
 /// Ends every process with this mark but the caller's own. How many there were.
 pub fn end(name: &str, value: &str) -> usize {
     let wanted = format!("{name}={value}");
+    end_all(|pid| is_marked(pid, wanted.as_bytes()))
+}
+
+/// Ends every process of a user, whatever it made of its environment. How many there were.
+pub(crate) fn end_of_user(user: u32) -> usize {
+    end_all(|pid| is_of_user(pid, user))
+}
+
+fn end_all(wanted: impl Fn(i32) -> bool) -> usize {
     let mut ended = 0;
     // A process that forks while its siblings are looked at is found in the next round.
     for _ in 0..5 {
-        let found = marked(wanted.as_bytes());
+        let found = find(&wanted);
         if found.is_empty() {
             break;
         }
@@ -34,7 +43,7 @@ pub fn end(name: &str, value: &str) -> usize {
     ended
 }
 
-fn marked(wanted: &[u8]) -> Vec<Pid> {
+fn find(wanted: impl Fn(i32) -> bool) -> Vec<Pid> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -42,9 +51,19 @@ fn marked(wanted: &[u8]) -> Vec<Pid> {
     let pids = entries
         .flatten()
         .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| *pid != own && is_marked(*pid, wanted))
+    pids.filter(|pid| *pid != own && wanted(*pid))
         .map(Pid::from_raw)
         .collect()
+}
+
+/// The folder of a process that hides itself is root's: what it is stands inside.
+fn is_of_user(pid: i32, user: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    // One that has ended and was not waited for yet cannot be ended again.
+    let gone = status.lines().any(|line| line.starts_with("State:\tZ"));
+    let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let real = ids.and_then(|ids| ids.split_whitespace().next()?.parse::<u32>().ok());
+    !gone && real == Some(user)
 }
 
 fn is_marked(pid: i32, wanted: &[u8]) -> bool {

@@ -1,16 +1,24 @@
 //! The folder that everything here lies in.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::io::Read as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use tempfile::TempDir;
 use towpath_domain::DeploymentId;
 
 use crate::error::{Error, Result};
 use crate::orphans::{self, ROOT_MARK};
 use crate::tree;
+
+/// The file with the platform's key for a deployment, in the data folder of its agent server.
+pub const PLATFORM_KEY: &str = "platform.key";
+/// More is no key.
+const LONGEST_KEY: u64 = 4096;
 
 /// The folder, this process's alone until the last clone is dropped.
 #[derive(Clone, Debug)]
@@ -88,6 +96,29 @@ impl Root {
         self.0.path.join("agents").join(deployment.to_string())
     }
 
+    /// Where the agent server of a deployment makes environments for its code, where it has a user id of its own.
+    pub(crate) fn hosts(&self, deployment: DeploymentId) -> PathBuf {
+        self.0.path.join("hosts").join(deployment.to_string())
+    }
+
+    /// The platform's key for a deployment, where there is one. A file that somebody else has put there is none: the
+    /// deployment may write to that folder.
+    #[must_use]
+    pub fn platform_key(&self, deployment: DeploymentId) -> Option<String> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(self.agent(deployment).join(PLATFORM_KEY))
+            .ok()?;
+        let about = file.metadata().ok()?;
+        if !about.is_file() || about.uid() != geteuid().as_raw() {
+            return None;
+        }
+        let mut text = String::new();
+        file.take(LONGEST_KEY).read_to_string(&mut text).ok()?;
+        Some(text.trim().to_owned())
+    }
+
     /// Keeps a small file below the root, for its owner alone. A crash leaves the whole file or none.
     ///
     /// # Errors
@@ -122,11 +153,14 @@ pub(crate) fn make(folder: &Path) -> Result<()> {
 /// Written beside its place and moved there, so that a crash leaves the whole file or none.
 pub(crate) fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
     let draft = path.with_extension("new");
+    // Not what somebody else may have put there, nor where that leads.
+    match fs::remove_file(&draft) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .write(true)
         .mode(0o600)
         .open(&draft)?;
