@@ -354,7 +354,7 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
         "deployments.trust = all allows it"
     };
     let text = format!(
-        "deployments of several workspaces run as processes of one account and can read each other's data; {rule}. \
+        "deployments of several workspaces run as processes of one machine, apart as isolation below says; {rule}. \
          Not of the first workspace: {}",
         names.join(", ")
     );
