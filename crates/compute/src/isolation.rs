@@ -522,13 +522,12 @@ mod tests {
 
     #[test]
     fn programs_in_a_closed_folder_are_seen_and_nothing_beside_them() {
-        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let closed = folder.path().canonicalize().unwrap().join("closed");
         for name in ["tools/bin", "tools/lib", "secrets"] {
             fs::create_dir_all(closed.join(name)).unwrap();
         }
         fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let wish = Wish {
             program: PathBuf::from("/usr/bin/env"),
             path: closed.join("tools/bin").display().to_string(),

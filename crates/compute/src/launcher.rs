@@ -149,8 +149,8 @@ mod linux {
             })
         }
 
-        fn all(paths: &[PathBuf]) -> io::Result<Vec<Self>> {
-            paths.iter().map(|path| Self::open(path)).collect()
+        fn all<'a>(paths: impl Iterator<Item = &'a PathBuf>) -> io::Result<Vec<Self>> {
+            paths.map(|path| Self::open(path)).collect()
         }
 
         fn name(&self) -> String {
@@ -193,8 +193,9 @@ mod linux {
         mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE).map_err(own)?;
 
         let temporary = Handle::open(&cell.temporary)?;
-        let readable = Handle::all(&cell.readable)?;
-        let writable = Handle::all(&cell.writable)?;
+        // Programs of the machine come and go.
+        let readable = Handle::all(cell.readable.iter().filter(|path| path.exists()))?;
+        let writable = Handle::all(cell.writable.iter())?;
         let layer = match &cell.layer {
             Some(layer) => Some([
                 Handle::open(&layer.folder)?,
