@@ -165,6 +165,10 @@ mod linux {
 
         /// Makes what it is bound to where it is covered.
         fn make_place(&self) -> io::Result<()> {
+            // It may lie in a folder that is seen already.
+            if self.path.exists() {
+                return Ok(());
+            }
             let failed = |error: io::Error| named("making", &self.path, &error);
             if fs::metadata(self.name()).map_err(failed)?.is_dir() {
                 return fs::create_dir_all(&self.path).map_err(failed);
