@@ -76,7 +76,7 @@ impl Cell {
     #[must_use]
     pub fn arguments(&self) -> Vec<OsString> {
         let mut arguments: Vec<OsString> = vec!["--user".into(), self.user.to_string().into()];
-        let mut add = |name: &str, path: &Path| arguments.extend([name.into(), path.into()]);
+        let mut add = |name: &str, path: &Path| arguments.extend([OsString::from(name), OsString::from(path)]);
         add("--temporary", &self.temporary);
         for (name, paths) in [
             ("--cover", &self.covers),

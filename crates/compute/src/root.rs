@@ -169,3 +169,31 @@ pub(crate) fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     fs::rename(&draft, path)?;
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A deployment may write to its data folder.
+    #[test]
+    fn a_link_in_place_of_a_key_leads_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(&folder.path().join("deployments")).unwrap();
+        let deployment = DeploymentId::new();
+        let file = root.agent(deployment).join(PLATFORM_KEY);
+        assert_eq!(root.platform_key(deployment), None);
+        let other = folder.path().join("other");
+        fs::write(&other, "secret").unwrap();
+        make(&root.agent(deployment)).unwrap();
+        symlink(&other, file.with_extension("new")).unwrap();
+        root.keep(&file, b"key\n").unwrap();
+        assert_eq!(root.platform_key(deployment).as_deref(), Some("key"));
+        assert_eq!(fs::read_to_string(&other).unwrap(), "secret");
+
+        fs::remove_file(&file).unwrap();
+        symlink(&other, &file).unwrap();
+        assert_eq!(root.platform_key(deployment), None);
+    }
+}
