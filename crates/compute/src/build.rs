@@ -241,9 +241,10 @@ impl Place<'_> {
             .run(log, cancel)
             .await;
         // Its temporary files may be many.
+        let mark = self.root.mark();
         blocking(move || {
             if let Some(cell) = &cell {
-                orphans::end_of_user(cell.user());
+                orphans::end_of_user(cell.user(), &mark);
             }
             drop(cell);
             Ok(())

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::launcher::{self, Cell, Layer, SHARED};
 use crate::root::{self, Root};
 
-/// Ids at the begin of the range that builds take in turn; those of deployments follow.
+/// Ids at the begin of the range that the trial and builds take, these in turn; those of deployments follow.
 const BUILDS: u32 = 1000;
 /// Deployments of one machine.
 const DEPLOYMENTS: u32 = 100_000;
@@ -314,7 +314,8 @@ impl Cells {
 
     fn build(&self, root: &Root, source: &Path, home: &Path) -> io::Result<Prepared> {
         // Another one has it only when a thousand are under way.
-        let user = self.first + self.builds.fetch_add(1, Ordering::Relaxed) % BUILDS;
+        let turn = self.builds.fetch_add(1, Ordering::Relaxed) % (BUILDS - 1);
+        let user = self.first.saturating_add(1 + turn);
         own(home, user)?;
         self.prepare(&root.scratch(), user, None, vec![source.to_owned(), home.to_owned()])
     }

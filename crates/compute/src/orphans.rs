@@ -5,8 +5,6 @@
 //! also what has put itself into another process group. Without `/proc` nothing is found; the agent server still ends
 //! by itself then, when its input does.
 
-use std::path::Path;
-
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -21,9 +19,13 @@ pub fn end(name: &str, value: &str) -> usize {
     end_all(|pid| is_marked(pid, wanted.as_bytes()))
 }
 
-/// Ends every process of a user, whatever it made of its environment. How many there were.
-pub(crate) fn end_of_user(user: u32) -> usize {
-    end_all(|pid| is_of_user(pid, user))
+/// Ends every process of a user but those that carry the mark of another root, which has ids of its own to give. How many
+/// there were.
+pub(crate) fn end_of_user(user: u32, root: &str) -> usize {
+    let own = format!("{ROOT_MARK}={root}");
+    let any = format!("{ROOT_MARK}=");
+    let is_ours = |entry: &[u8]| entry == own.as_bytes() || !entry.starts_with(any.as_bytes());
+    end_all(|pid| is_of_user(pid, user) && environment(pid).split(|byte| *byte == 0).all(is_ours))
 }
 
 fn end_all(wanted: impl Fn(i32) -> bool) -> usize {
@@ -67,8 +69,10 @@ fn is_of_user(pid: i32, user: u32) -> bool {
 }
 
 fn is_marked(pid: i32, wanted: &[u8]) -> bool {
-    let folder = format!("/proc/{pid}");
-    // One that has ended and was not waited for yet has no environment any more.
-    std::fs::read(Path::new(&folder).join("environ"))
-        .is_ok_and(|environment| environment.split(|byte| *byte == 0).any(|entry| entry == wanted))
+    environment(pid).split(|byte| *byte == 0).any(|entry| entry == wanted)
+}
+
+/// One that has ended and was not waited for yet has none any more.
+fn environment(pid: i32) -> Vec<u8> {
+    std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default()
 }

@@ -214,10 +214,11 @@ impl Processes {
         self.agents.stop(deployment).await;
         let (folder, hosts) = (self.root.agent(deployment), self.root.hosts(deployment));
         let user = self.settings.isolation.given(&self.root, deployment);
+        let mark = self.root.mark();
         crate::git::blocking(move || {
             if let Some(user) = user {
                 // Another deployment may have the id after this one.
-                orphans::end_of_user(user);
+                orphans::end_of_user(user, &mark);
             }
             // The data folder says whose id it was: it goes last.
             tree::remove(&hosts).map_err(Error::io("removing the deployment's environments"))?;
