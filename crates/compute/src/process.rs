@@ -95,7 +95,9 @@ impl Processes {
 
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let folder = self.root.temporary()?;
-        log.info(self.settings.isolation.told());
+        let isolation = self.settings.isolation.clone();
+        // The first who asks waits for the trial.
+        log.info(crate::git::blocking(move || Ok(isolation.told())).await?);
         let agent = self.start(launch, folder.path(), false, log).await?;
         let _held = Held {
             folder: Some(folder),
@@ -213,12 +215,11 @@ impl Processes {
     pub(crate) async fn remove(&self, deployment: DeploymentId) -> Result<()> {
         self.agents.stop(deployment).await;
         let (folder, hosts) = (self.root.agent(deployment), self.root.hosts(deployment));
-        let user = self.settings.isolation.given(&self.root, deployment);
-        let mark = self.root.mark();
+        let (isolation, root) = (self.settings.isolation.clone(), self.root.clone());
         crate::git::blocking(move || {
-            if let Some(user) = user {
+            if let Some(user) = isolation.given(&root, deployment) {
                 // Another deployment may have the id after this one.
-                orphans::end_of_user(user, &mark);
+                orphans::end_of_user(user, &root.mark());
             }
             // The data folder says whose id it was: it goes last.
             tree::remove(&hosts).map_err(Error::io("removing the deployment's environments"))?;
