@@ -200,22 +200,6 @@ impl Place<'_> {
             return Err(Error::Refused(format!("{what} must name a program")));
         };
         log.info(format!("$ {command}"));
-        let home = self.artifact.home().display().to_string();
-        let mark = self.root.mark();
-        let variables = [
-            ("PATH", self.settings.path.as_str()),
-            ("HOME", &home),
-            ("LC_ALL", "C.UTF-8"),
-            ("CI", "1"),
-            ("npm_config_update_notifier", "false"),
-            ("npm_config_fund", "false"),
-            (ROOT_MARK, &mark),
-        ];
-        let machine = self
-            .settings
-            .variables
-            .iter()
-            .map(|(name, value)| (name, value.reveal()));
         let (isolation, artifact) = (&self.settings.isolation, self.artifact);
         // A program before this one had another id.
         share(self.settings, &artifact.source()).await?;
@@ -232,6 +216,22 @@ impl Place<'_> {
             }
             None => Program::new(what, program, self.settings.limit),
         };
+        let home = self.artifact.home().display().to_string();
+        let mark = self.root.mark();
+        let variables = [
+            ("PATH", self.settings.path.as_str()),
+            ("HOME", &home),
+            ("LC_ALL", "C.UTF-8"),
+            ("CI", "1"),
+            ("npm_config_update_notifier", "false"),
+            ("npm_config_fund", "false"),
+            (ROOT_MARK, &mark),
+        ];
+        let machine = self
+            .settings
+            .variables
+            .iter()
+            .map(|(name, value)| (name, value.reveal()));
         let ended = prepared
             .args(arguments)
             .envs(machine)
