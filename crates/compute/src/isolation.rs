@@ -305,7 +305,7 @@ impl Cells {
         fs::set_permissions(&hosts, fs::Permissions::from_mode(0o700))?;
         chown(&hosts, Some(user), Some(user))?;
         let writable = vec![data.to_owned(), hosts.clone()];
-        let prepared = self.prepare(&root.scratch(), user, Some(source), writable)?;
+        let prepared = self.prepare(&root.cells(), user, Some(source), writable)?;
         Ok(Prepared {
             hosts: Some(hosts),
             ..prepared
@@ -317,17 +317,17 @@ impl Cells {
         let turn = self.builds.fetch_add(1, Ordering::Relaxed) % (BUILDS - 1);
         let user = self.first.saturating_add(1 + turn);
         own(home, user)?;
-        self.prepare(&root.scratch(), user, None, vec![source.to_owned(), home.to_owned()])
+        self.prepare(&root.cells(), user, None, vec![source.to_owned(), home.to_owned()])
     }
 
     fn prepare(
         &self,
-        scratch: &Path,
+        cells: &Path,
         user: u32,
         layered: Option<&Path>,
         writable: Vec<PathBuf>,
     ) -> io::Result<Prepared> {
-        let folder = tempfile::tempdir_in(scratch)?;
+        let folder = tempfile::tempdir_in(cells)?;
         let temporary = folder.path().join("tmp");
         fs::create_dir(&temporary)?;
         fs::set_permissions(&temporary, fs::Permissions::from_mode(0o700))?;

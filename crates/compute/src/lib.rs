@@ -13,6 +13,7 @@
 //!   artifacts/<key>/built.json    written when it can be started
 //!   agents/<deployment>/          data folder of a deployment's agent server
 //!   hosts/<deployment>/           environments for its code, where it has a user id of its own
+//!   cells/                        /tmp and changed sources of what runs apart; emptied at the start
 //!   scratch/                      what is checked, fetched or unpacked now; emptied at the start
 //! ```
 

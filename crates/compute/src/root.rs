@@ -66,7 +66,13 @@ impl Root {
             tracing::warn!(processes = ended, "ended what an earlier life left running");
         }
         tree::remove(&root.scratch()).map_err(Error::io(format!("{shown}/scratch")))?;
-        for folder in [root.scratch(), root.artifacts(), root.path().join("agents")] {
+        tree::remove(&root.cells()).map_err(Error::io(format!("{shown}/cells")))?;
+        for folder in [
+            root.scratch(),
+            root.cells(),
+            root.artifacts(),
+            root.path().join("agents"),
+        ] {
             make(&folder)?;
         }
         Ok(root)
@@ -126,6 +132,11 @@ impl Root {
     pub fn keep(&self, file: &Path, text: &[u8]) -> Result<()> {
         make(file.parent().unwrap_or(&self.0.path))?;
         write(file, text).map_err(Error::io(format!("file {}", file.display())))
+    }
+
+    /// What programs in cells keep as long as they run.
+    pub(crate) fn cells(&self) -> PathBuf {
+        self.0.path.join("cells")
     }
 
     pub(crate) fn scratch(&self) -> PathBuf {
