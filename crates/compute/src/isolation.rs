@@ -320,13 +320,7 @@ impl Cells {
         self.prepare(&root.cells(), user, None, vec![source.to_owned(), home.to_owned()])
     }
 
-    fn prepare(
-        &self,
-        cells: &Path,
-        user: u32,
-        layered: Option<&Path>,
-        writable: Vec<PathBuf>,
-    ) -> io::Result<Prepared> {
+    fn prepare(&self, cells: &Path, user: u32, layered: Option<&Path>, writable: Vec<PathBuf>) -> io::Result<Prepared> {
         let folder = tempfile::tempdir_in(cells)?;
         let temporary = folder.path().join("tmp");
         fs::create_dir(&temporary)?;
