@@ -21,8 +21,9 @@ pub(super) async fn copy(data: &Path, to: &Path) -> anyhow::Result<u64> {
     let (from, to) = (data.join(FOLDER), to.join(FOLDER));
     let mut deployments = 0;
     for name in folders(&from.join(AGENTS))? {
-        copy_agent(&from.join(AGENTS).join(&name), &to.join(AGENTS).join(&name)).await?;
-        deployments += 1;
+        if copy_agent(&from.join(AGENTS).join(&name), &to.join(AGENTS).join(&name)).await? {
+            deployments += 1;
+        }
     }
     for name in folders(&from.join(ARTIFACTS))? {
         let (from, to) = (from.join(ARTIFACTS).join(&name), to.join(ARTIFACTS).join(&name));
@@ -43,19 +44,23 @@ pub(super) fn restore(from: &Path, data: &Path) -> anyhow::Result<()> {
     files::copy_tree(&from.join(FOLDER), &data.join(FOLDER))
 }
 
-/// Databases as they are at one moment, everything else as it lies.
-async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<()> {
+/// Databases as they are at one moment, everything else as it lies; false where the deployment is deleted meanwhile.
+async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<bool> {
+    let Some(entries) = files::unless_gone(std::fs::read_dir(from), from)? else {
+        return Ok(false);
+    };
     files::make(to)?;
-    let entries = std::fs::read_dir(from).with_context(|| format!("folder {}", from.display()))?;
     for entry in entries {
         let entry = entry?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
         let name = entry.file_name().to_string_lossy().into_owned();
-        let kind = entry.file_type()?;
+        let Some(kind) = files::unless_gone(entry.file_type(), &source)? else {
+            continue;
+        };
         if kind.is_dir() {
             files::copy_tree(&source, &target)?;
         } else if name.ends_with(".db") {
-            copies::copy_sqlite(&source, &target).await?;
+            copy_database(&source, &target).await?;
         } else if kind.is_file()
             && !PASSING.contains(&name.as_str())
             && !name.ends_with(".db-wal")
@@ -64,7 +69,20 @@ async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<()> {
             files::copy_file(&source, &target)?;
         }
     }
-    Ok(())
+    if from.is_dir() {
+        return Ok(true);
+    }
+    // A part of one that nobody needs any more.
+    std::fs::remove_dir_all(to).with_context(|| format!("folder {}", to.display()))?;
+    Ok(false)
+}
+
+/// Copies a database, unless it vanishes meanwhile.
+async fn copy_database(from: &Path, to: &Path) -> anyhow::Result<()> {
+    match copies::copy_sqlite(from, to).await {
+        Err(_) if !from.exists() => files::remove(to),
+        copied => Ok(copied?),
+    }
 }
 
 /// The databases of agent servers in a data folder or a backup, which have the same layout.
@@ -98,4 +116,23 @@ fn folders(of: &Path) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_deployment_that_is_deleted_meanwhile_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        assert!(!copy_agent(&from, &to).await.unwrap());
+        assert!(!to.exists());
+        files::make(&from).unwrap();
+        // Listed, and gone when it is opened.
+        std::os::unix::fs::symlink("gone", from.join("agent.db")).unwrap();
+        std::fs::write(from.join("platform.key"), "key").unwrap();
+        assert!(copy_agent(&from, &to).await.unwrap());
+        assert!(to.join("platform.key").is_file() && !to.join("agent.db").exists());
+    }
 }
