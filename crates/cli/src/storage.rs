@@ -24,9 +24,11 @@ impl Storage {
     /// Opens the database and brings its schema up to date.
     ///
     /// # Errors
-    /// When another process uses the data folder, or the database cannot be opened or migrated.
+    /// When another process uses the data folder, a restore into it has not ended, or the database cannot be opened or
+    /// migrated.
     pub async fn open(settings: &Settings) -> anyhow::Result<Self> {
         let uri = settings.database_uri.reveal();
+        crate::backup::expect_whole(&settings.data_dir)?;
         let data = uri
             .starts_with("sqlite:")
             .then(|| DataDir::open(&settings.data_dir))

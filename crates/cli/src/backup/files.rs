@@ -1,7 +1,7 @@
 //! Files and folders, copied onto the disk.
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 
@@ -90,6 +90,17 @@ pub(super) fn copy_key(from: &Path, to: &Path) -> anyhow::Result<()> {
         std::fs::set_permissions(to, std::fs::Permissions::from_mode(0o600))?;
     }
     Ok(())
+}
+
+/// Writes a secret into a file for its owner alone.
+pub(super) fn write_key(file: &Path, secret: &[u8]) -> anyhow::Result<()> {
+    remove(file)?;
+    let written = (|| {
+        let mut target = OpenOptions::new().write(true).create_new(true).mode(0o600).open(file)?;
+        target.write_all(secret)?;
+        target.sync_all()
+    })();
+    written.with_context(|| format!("file {}", file.display()))
 }
 
 /// Removes a file, where there is one.

@@ -6,13 +6,14 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use tokio::process::Command;
-use towpath_store::{Options, Store, backup as copies, migrations};
+use towpath_store::backup::{self as copies, Contents};
+use towpath_store::migrations::Schema;
 use url::Url;
 
 use crate::exit::Usage;
 
-/// Writes the database as it is at one moment; the objects that it names then.
-pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Vec<String>> {
+/// Writes the database as it is at one moment; what it says then.
+pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Contents> {
     super::files::remove(to)?;
     let moment = copies::postgres_moment(uri).await.context("opening the database")?;
     let mut command = tool("pg_dump", uri)?;
@@ -22,9 +23,9 @@ pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Vec<String>> {
         .arg("--file")
         .arg(to);
     run("pg_dump", command).await?;
-    let named = moment.objects.clone();
+    let contents = moment.contents.clone();
     moment.close().await;
-    Ok(named)
+    Ok(contents)
 }
 
 /// Fills an empty database.
@@ -48,12 +49,7 @@ pub(super) async fn load(uri: &str, from: &Path) -> anyhow::Result<()> {
 
 /// # Errors
 /// Wrong usage, when there is something of ours in it.
-pub(super) async fn expect_empty(uri: &str) -> anyhow::Result<()> {
-    let store = Store::open(uri, Options::default())
-        .await
-        .context("opening the database")?;
-    let schema = migrations::schema(&store).await.context("opening the database")?;
-    store.close().await;
+pub(super) fn expect_empty(schema: &Schema) -> anyhow::Result<()> {
     if !schema.applied.is_empty() {
         bail!(Usage(
             "the database is not empty; restore into one that was made for it (createdb), before any server or \

@@ -34,7 +34,7 @@ impl Server {
         out(&output)
     }
 
-    fn project(&self, name: &str) -> String {
+    pub fn project(&self, name: &str) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -296,47 +296,6 @@ fn a_backup_of_a_server_at_work_is_whole() {
     assert_eq!(cluster.status.code(), Some(3), "{}", err(&cluster));
     assert!(!err(&cluster).contains("hunter2"), "{}", err(&cluster));
     assert!(!folder.join("cluster").exists(), "nothing is left of one that failed");
-}
-
-#[test]
-fn a_start_without_the_encryption_key_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path();
-    drop(Server::start(folder));
-    let file = folder.join("data/encryption.key");
-    let key = std::fs::read_to_string(&file).unwrap();
-    std::fs::remove_file(&file).unwrap();
-    let start = |keys: Option<&str>| {
-        let nowhere = "127.0.0.1:0";
-        let arguments = [
-            "dev",
-            "--listen",
-            nowhere,
-            "--agent-listen",
-            nowhere,
-            "--data-dir",
-            "data",
-        ];
-        let mut command = towpath(folder, &arguments);
-        command.envs(keys.map(|keys| ("TOWPATH_ENCRYPTION_KEY", keys)));
-        command.output().unwrap()
-    };
-    let missing = start(None);
-    assert_eq!(missing.status.code(), Some(1), "{}", err(&missing));
-    assert!(
-        err(&missing).contains("encryption.key is not there"),
-        "{}",
-        err(&missing)
-    );
-    assert!(!file.exists(), "no other key is made");
-    let other = start(Some(&"ab".repeat(32)));
-    assert_eq!(other.status.code(), Some(1), "{}", err(&other));
-    assert!(err(&other).contains("sealed under the key"), "{}", err(&other));
-    assert!(!err(&other).contains(key.trim()) && !err(&other).contains(&"ab".repeat(32)));
-    // The way back.
-    std::fs::write(&file, &key).unwrap();
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
-    drop(Server::start(folder));
 }
 
 #[test]
