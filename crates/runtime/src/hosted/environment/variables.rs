@@ -26,7 +26,7 @@ const PLACES: [&str; 14] = [
     "XDG_DATA_HOME",
 ];
 /// About what is installed: which way packages come, who vouches for them, and how they are compiled.
-const DECIDING: [&str; 24] = [
+const DECIDING: [&str; 26] = [
     "ALL_PROXY",
     "CC",
     "CFLAGS",
@@ -34,6 +34,8 @@ const DECIDING: [&str; 24] = [
     "CURL_CA_BUNDLE",
     "CXX",
     "CXXFLAGS",
+    "GIT_SSL_CAINFO",
+    "GIT_SSL_CAPATH",
     "HTTPS_PROXY",
     "HTTP_PROXY",
     "LDFLAGS",
@@ -139,6 +141,8 @@ mod tests {
             "UV_CACHE_DIR",
             "UV_INDEX_URL",
             "HTTPS_PROXY",
+            "GIT_SSL_CAINFO",
+            "GIT_CONFIG_COUNT",
             "OPENAI_API_KEY",
             "PYTHONPATH",
             "PIPE",
@@ -149,6 +153,7 @@ mod tests {
         assert_eq!(
             all,
             [
+                ("GIT_SSL_CAINFO", "x"),
                 ("HTTPS_PROXY", "x"),
                 ("PATH", "x"),
                 ("PIP_CONFIG_FILE", "/project/pip.conf"),
@@ -158,7 +163,10 @@ mod tests {
             ]
         );
         let deciding: Vec<_> = variables.deciding().map(|(name, _)| name).collect();
-        assert_eq!(deciding, ["HTTPS_PROXY", "UV_INDEX_URL", "UV_LINK_MODE"]);
+        assert_eq!(
+            deciding,
+            ["GIT_SSL_CAINFO", "HTTPS_PROXY", "UV_INDEX_URL", "UV_LINK_MODE"]
+        );
         assert!(variables.files().contains(&PathBuf::from("/project/pip.conf")));
     }
 }
