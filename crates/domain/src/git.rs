@@ -4,9 +4,13 @@
 //! taken for an option, a transport helper, another line, or a way out of the tree. Refusals are texts that follow the
 //! field's name: `must …`.
 
+mod token_host;
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+pub use token_host::TokenHost;
 
 /// Longest address, ref, path or command, in bytes.
 const LONGEST: usize = 1024;
@@ -120,58 +124,6 @@ impl RepoUrl {
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
-    }
-}
-
-/// Where a token may be sent: to the host whose API it is for, by https. A token that went wherever a repository is said to
-/// be would be anybody's who may say where one is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenHost {
-    host: String,
-    port: u16,
-}
-
-impl TokenHost {
-    /// The host of the repositories whose API is at this address: its own name, without `api.` in front.
-    ///
-    /// # Errors
-    /// It names no host, as `must …`.
-    pub fn of_api(api_url: &str) -> Result<Self, String> {
-        let (scheme, rest) = api_url.split_once("://").ok_or("must be an http or https address")?;
-        let authority = rest.split('/').next().unwrap_or_default();
-        let (host, port) = match authority.rsplit_once(':') {
-            Some((host, port)) if !authority.ends_with(']') => {
-                let port: u16 = port.parse().map_err(|_| "must have a port between 1 and 65535")?;
-                (host, Some(port))
-            }
-            _ => (authority, None),
-        };
-        check_host(host)?;
-        let host = host.trim_matches(['[', ']']).to_ascii_lowercase();
-        Ok(Self {
-            host: host.strip_prefix("api.").unwrap_or(&host).to_owned(),
-            // Repositories are not where the plain API is.
-            port: port.filter(|_| scheme.eq_ignore_ascii_case("https")).unwrap_or(443),
-        })
-    }
-
-    /// Whether the token may be sent to a repository.
-    #[must_use]
-    pub fn has(&self, url: &RepoUrl) -> bool {
-        url.transport() == Transport::Https && self.host == url.host() && self.port == url.port()
-    }
-}
-
-impl fmt::Display for TokenHost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        f.write_str("https://")?;
-        if host.contains(':') {
-            write!(f, "[{host}]")?;
-        } else {
-            f.write_str(host)?;
-        }
-        if *port == 443 { Ok(()) } else { write!(f, ":{port}") }
     }
 }
 
@@ -400,35 +352,6 @@ fn check_path(path: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_token_goes_to_its_host_and_nowhere_else() {
-        let github = TokenHost::of_api("https://api.github.com").unwrap();
-        assert_eq!(github.to_string(), "https://github.com");
-        let own = TokenHost::of_api("https://Git.Example.org:8443/api/v3").unwrap();
-        assert_eq!(own.to_string(), "https://git.example.org:8443");
-        let plain = TokenHost::of_api("http://[2001:db8::1]:3000/api/v1").unwrap();
-        assert_eq!(plain.to_string(), "https://[2001:db8::1]");
-        for (token, url, expected) in [
-            (&github, "https://github.com/acme/agent", true),
-            (&github, "https://GitHub.com:443/acme/agent", true),
-            (&github, "http://github.com/acme/agent", false),
-            (&github, "http://github.com:443/acme/agent", false),
-            (&github, "ssh://git@github.com/acme/agent", false),
-            (&github, "https://github.com:8443/acme/agent", false),
-            (&github, "https://github.com.evil.example/acme/agent", false),
-            (&github, "https://evil.example/github.com/agent", false),
-            (&github, "https://gist.github.com/acme/agent", false),
-            (&own, "https://git.example.org:8443/a/b", true),
-            (&own, "https://git.example.org/a/b", false),
-            (&plain, "https://[2001:db8::1]/a", true),
-        ] {
-            assert_eq!(token.has(&RepoUrl::parse(url).unwrap()), expected, "{token} {url}");
-        }
-        for wrong in ["github.com", "https://", "https://a b/", "https://x:99999/"] {
-            assert!(TokenHost::of_api(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn honest_sources_are_read() {
