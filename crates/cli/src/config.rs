@@ -6,6 +6,7 @@
 
 mod environment;
 mod file;
+mod key;
 mod keys;
 mod kind;
 mod settings;

@@ -1,6 +1,7 @@
 //! The environment as a source of settings.
 
-use super::keys::{KEYS, Key};
+use super::key::Key;
+use super::keys::KEYS;
 use super::nearest;
 use super::values::{Layer, Origin, Value};
 

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use url::Url;
 
-use super::keys::{Fallback, KEYS, Key};
+use super::key::{Fallback, Key};
+use super::keys::KEYS;
 use super::{Inputs, Mode};
 
 /// Where a value comes from.
