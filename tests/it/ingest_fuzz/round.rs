@@ -28,6 +28,8 @@ const KEPT: usize = 150;
 const SENDERS: usize = 12;
 /// How long folding what was accepted may take.
 const FOLD_LIMIT: Duration = Duration::from_secs(1_800);
+/// How long no day may end while days are compacted.
+const DAY_LIMIT: Duration = Duration::from_secs(300);
 /// What is read one by one after each round, of each kind.
 const SAMPLE: usize = 150;
 /// Runs that are asked for by their ids at once.
@@ -245,6 +247,7 @@ impl<'a> Rounds<'a> {
             (open == 0).then_some(())
         })
         .await;
+        days_are_compacted(&mut tables).await;
         aftermath::settles(self.world).await;
         let units = tables
             .count("SELECT count(*) FROM wal_unit WHERE state = 'quarantined'")
@@ -287,5 +290,21 @@ impl<'a> Rounds<'a> {
             }
         }
         self.export(&projects).await
+    }
+}
+
+/// Waits until no day is left to compact. A round that outlasts the pause between two sweeps has thousands, which take their
+/// time on a busy machine: they have to go on, and need not be over soon.
+async fn days_are_compacted(tables: &mut Tables) {
+    let (mut left, mut over) = (i64::MAX, -1);
+    while left > 0 {
+        (left, over) = until("a day to be compacted", DAY_LIMIT, async || {
+            let left = "SELECT count(*) FROM job WHERE kind = 'compact_day' AND finished_at IS NULL";
+            let left = tables.count(left).await;
+            let now = "SELECT count(*) FROM job WHERE kind = 'compact_day' AND finished_at IS NOT NULL";
+            let now = tables.count(now).await;
+            (left == 0 || now != over).then_some((left, now))
+        })
+        .await;
     }
 }
