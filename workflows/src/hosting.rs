@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 use towpath_compute::artifact::{self, Artifact, Removal};
-use towpath_compute::{Backend, Launch, Root, build, git};
+use towpath_compute::{Backend, Launch, Root, build, git, root};
 use towpath_domain::{DeploymentId, RevisionId, Scope, Secret};
 use towpath_durable::{Failure, Verdict};
 use towpath_store::access::{self, KeyLimits, NewKey};
@@ -180,13 +180,12 @@ impl Hosting {
 
     /// Where the key lies that a deployment's traces come under.
     fn key_file(&self, deployment: DeploymentId) -> PathBuf {
-        self.root.agent(deployment).join("platform.key")
+        self.root.agent(deployment).join(root::PLATFORM_KEY)
     }
 
     /// The key that a deployment's traces come under, once it was made.
     pub(crate) fn platform_key(&self, deployment: DeploymentId) -> Option<Secret> {
-        let text = std::fs::read_to_string(self.key_file(deployment)).ok()?;
-        Some(Secret::new(text.trim()))
+        self.root.platform_key(deployment).map(Secret::new)
     }
 
     /// The key that a deployment's traces come under, made where it is missing. Kept before it is stored: a crash

@@ -211,6 +211,27 @@ pub struct Enter {
     /// The cgroup.procs of each group
     #[arg(long = "group", value_name = "FILE")]
     pub groups: Vec<PathBuf>,
+    /// Be this user, in a cell
+    #[arg(long, value_name = "ID", requires = "temporary", value_parser = clap::value_parser!(u32).range(1..))]
+    pub user: Option<u32>,
+    /// The folder that is /tmp in the cell
+    #[arg(long, value_name = "FOLDER", requires = "user")]
+    pub temporary: Option<PathBuf>,
+    /// What is empty in the cell
+    #[arg(long = "cover", value_name = "PATH", requires = "user")]
+    pub covers: Vec<PathBuf>,
+    /// What is seen in the cell wherever it lies, and cannot be written
+    #[arg(long, value_name = "PATH", requires = "user")]
+    pub readable: Vec<PathBuf>,
+    /// What is seen in the cell wherever it lies
+    #[arg(long, value_name = "PATH", requires = "user")]
+    pub writable: Vec<PathBuf>,
+    /// A folder whose changes go elsewhere
+    #[arg(long, value_name = "FOLDER", requires = "over")]
+    pub layer: Option<PathBuf>,
+    /// Where they go
+    #[arg(long, value_name = "FOLDER", requires = "layer")]
+    pub over: Option<PathBuf>,
     /// The program and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -155,6 +155,16 @@ impl Config {
     }
 }
 
+impl Config {
+    /// The files that say something.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        self.resolved.iter().filter_map(|value| match &value.origin {
+            Origin::File { path, .. } => Some(path.clone()),
+            _ => None,
+        })
+    }
+}
+
 /// Jobs at a time that the usual connections of a worker are enough for…
 const FEW_SLOTS: usize = 64;
 /// … and the connections of one that performs more.

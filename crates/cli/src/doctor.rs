@@ -19,6 +19,7 @@ use crate::config::{Config, DeploymentBackend, Mode, Problems, Settings};
 use crate::data_dir;
 use crate::remote::arguments::ServerOptions;
 use crate::remote::{Client, print};
+use crate::wiring;
 
 /// Whatever does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -129,6 +130,7 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     redis(settings, &mut findings).await;
     objects(&config, server, &mut findings).await;
     git(settings, &mut findings).await;
+    isolation(&config, &mut findings);
     print(&findings, command.output)?;
     let failed = findings
         .0
@@ -352,7 +354,7 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
         "deployments.trust = all allows it"
     };
     let text = format!(
-        "deployments of several workspaces run as processes of one account and can read each other's data; {rule}. \
+        "deployments of several workspaces run as processes of one machine, apart as isolation below says; {rule}. \
          Not of the first workspace: {}",
         names.join(", ")
     );
@@ -475,6 +477,41 @@ async fn redis(settings: &Settings, findings: &mut Findings) {
                 return findings.add("redis", Verdict::Warning, text);
             }
             State::Down { .. } => tokio::time::sleep(Duration::from_millis(50)).await,
+        }
+    }
+}
+
+/// What keeps processes of deployments apart.
+fn isolation(config: &Config, findings: &mut Findings) {
+    let settings = &config.settings;
+    let processes = matches!(
+        settings.deployments.backend,
+        DeploymentBackend::Auto | DeploymentBackend::Process
+    );
+    if !processes {
+        return;
+    }
+    if !settings.data_dir.is_dir() {
+        let text = "it is tried in the data folder, which is not there yet";
+        return findings.add("isolation", Verdict::Skipped, text);
+    }
+    let isolation = match wiring::isolation(config, &settings.data_dir) {
+        Ok(isolation) => isolation,
+        Err(error) => return findings.add("isolation", Verdict::Failed, format!("{error:#}")),
+    };
+    match isolation.why() {
+        None => findings.add(
+            "isolation",
+            Verdict::Ok,
+            "each deployment has a user id and namespaces of its own",
+        ),
+        Some(why) if settings.deployments.min_isolation > isolation.level() => {
+            let text = format!("deployments.min_isolation is namespace, and no deployment can have that here: {why}");
+            findings.add("isolation", Verdict::Failed, text);
+        }
+        Some(why) => {
+            let text = format!("processes of deployments run as the platform's account, with all its rights: {why}");
+            findings.add("isolation", Verdict::Warning, text);
         }
     }
 }

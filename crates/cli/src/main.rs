@@ -66,7 +66,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Dev(command) => block_on(dev::run(command)),
         Command::Serve(command) => block_on(serve::run(command)),
         Command::Agent(command) => agent::run(command),
-        Command::Enter(command) => enter::run(&command),
+        Command::Enter(command) => enter::run(command),
         Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::{Error, Result};
 use crate::health::Place;
 use crate::instances::Instance;
+use crate::isolation::Prepared;
 use crate::launcher;
 use crate::life::{Holder, Life};
 use crate::limits::Groups;
@@ -42,6 +44,8 @@ pub(crate) struct Startup<'a> {
     pub(crate) run: String,
     /// What limits it, with all that it starts.
     pub(crate) groups: Groups,
+    /// What keeps it apart, where something does.
+    pub(crate) cell: Option<Prepared>,
     /// Whether it loads its graphs and waits for [`Agent::go`] before it touches its database.
     pub(crate) standby: bool,
 }
@@ -60,16 +64,14 @@ impl Agent {
         let run = given.run;
         // Its own: another one may have the folder while this one stands by.
         let address_file = given.data.join(format!("address-{run}"));
-        let settings = given.data.join("settings.toml");
-        // Named, so that it does not read a file of the source tree in its place: that is the user's.
-        std::fs::write(&settings, "").map_err(Error::io("preparing the agent server's folder"))?;
         let mut command = Command::new(given.program);
         let entries: Vec<_> = given.groups.entries().collect();
-        if !entries.is_empty() {
+        if !entries.is_empty() || given.cell.is_some() {
             command.arg(launcher::COMMAND);
             for entry in entries {
                 command.arg("--group").arg(entry);
             }
+            command.args(given.cell.iter().flat_map(Prepared::arguments));
             command.arg("--").arg(given.program);
         }
         let mut child = command
@@ -80,8 +82,8 @@ impl Agent {
             .arg(given.config)
             .arg("--data-dir")
             .arg(given.data)
-            .arg("--settings")
-            .arg(&settings)
+            // Named, so that it does not read a file of the source tree in its place: that is the user's.
+            .args(["--settings", "/dev/null"])
             .args(given.standby.then_some("--standby"))
             .env_clear()
             .envs(given.variables)
@@ -115,7 +117,8 @@ impl Agent {
                 }
             });
         }
-        tokio::spawn(own(child, group, given.groups, holder, given.grace));
+        let folder = given.cell.map(Prepared::into_folder);
+        tokio::spawn(own(child, group, given.groups, folder, holder, given.grace));
         Ok(Self {
             address_file,
             life,
@@ -152,7 +155,7 @@ enum Stream {
 }
 
 /// Holds the child until it has ended.
-async fn own(mut child: Child, group: Group, groups: Groups, holder: Holder, grace: Duration) {
+async fn own(mut child: Child, group: Group, groups: Groups, folder: Option<TempDir>, holder: Holder, grace: Duration) {
     // `wait` would close it, and with it end the agent server.
     let lifeline = child.stdin.take();
     let status = tokio::select! {
@@ -183,4 +186,6 @@ async fn own(mut child: Child, group: Group, groups: Groups, holder: Holder, gra
     };
     holder.ended(how);
     groups.remove().await;
+    // It may hold many files.
+    let _ = tokio::task::spawn_blocking(move || drop(folder)).await;
 }

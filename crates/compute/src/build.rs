@@ -12,8 +12,10 @@ use towpath_domain::git::{PlainCommand, TreePath};
 use crate::artifact::{Artifact, Built, Plan};
 use crate::error::{Error, Result};
 use crate::git::blocking;
+use crate::isolation::Isolation;
+use crate::launcher;
 use crate::log::Log;
-use crate::orphans::ROOT_MARK;
+use crate::orphans::{self, ROOT_MARK};
 use crate::program::Program;
 use crate::root::{self, Root};
 use crate::tree::{self, Limits};
@@ -29,6 +31,10 @@ pub struct Settings {
     pub tree: Limits,
     /// Variables of this machine that builds need: proxies, registries.
     pub variables: BTreeMap<String, Secret>,
+    /// The program that starts others in a cell: `towpath`.
+    pub launcher: PathBuf,
+    /// What keeps programs apart.
+    pub isolation: Isolation,
 }
 
 /// Package managers of JavaScript by their lock files, as the reference CLI goes through them.
@@ -77,7 +83,8 @@ pub async fn build(
         }
         Ok::<(), Error>(())
     };
-    if install.is_some() || plan.build.is_some() {
+    let runs = install.is_some() || plan.build.is_some();
+    if runs {
         artifact.changes()?;
     }
     let ran = programs.await;
@@ -93,6 +100,9 @@ pub async fn build(
         tree::check(&top, limits, &lines).and(again.map(drop))
     })
     .await?;
+    if runs {
+        share(settings, &artifact.source()).await?;
+    }
     let built = Built {
         plan: plan.clone(),
         variables: Vec::new(),
@@ -100,6 +110,11 @@ pub async fn build(
     };
     artifact.record(&built)?;
     Ok(built)
+}
+
+async fn share(settings: &Settings, tree: &Path) -> Result<()> {
+    let (isolation, tree) = (settings.isolation.clone(), tree.to_owned());
+    blocking(move || isolation.share(&tree, false)).await
 }
 
 /// A tree that was fetched, and what its configuration says.
@@ -166,6 +181,12 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// Whether `PATH` leads to this program, or it is named by its place.
+    fn has(&self, program: &str) -> bool {
+        let mut folders = std::env::split_paths(&self.settings.path);
+        program.contains('/') || folders.any(|folder| folder.join(program).is_file())
+    }
+
     async fn run(
         &self,
         what: &'static str,
@@ -179,6 +200,22 @@ impl Place<'_> {
             return Err(Error::Refused(format!("{what} must name a program")));
         };
         log.info(format!("$ {command}"));
+        let (isolation, artifact) = (&self.settings.isolation, self.artifact);
+        // A program before this one had another id.
+        share(self.settings, &artifact.source()).await?;
+        let cell = isolation.build(self.root, &artifact.source(), &artifact.home())?;
+        let prepared = match &cell {
+            Some(cell) => {
+                if !self.has(program) {
+                    return Err(Error::Refused(format!("this machine has no program {program:?}")));
+                }
+                Program::new(what, &self.settings.launcher, self.settings.limit)
+                    .args([launcher::COMMAND])
+                    .args(cell.arguments())
+                    .args(["--", program.as_str()])
+            }
+            None => Program::new(what, program, self.settings.limit),
+        };
         let home = self.artifact.home().display().to_string();
         let mark = self.root.mark();
         let variables = [
@@ -195,14 +232,25 @@ impl Place<'_> {
             .variables
             .iter()
             .map(|(name, value)| (name, value.reveal()));
-        let ended = Program::new(what, program, self.settings.limit)
+        let ended = prepared
             .args(arguments)
             .envs(machine)
             .envs(variables)
             .within(folder)
             .watching(self.artifact.folder(), self.settings.tree.bytes)
             .run(log, cancel)
-            .await?;
+            .await;
+        // Its temporary files may be many.
+        let mark = self.root.mark();
+        blocking(move || {
+            if let Some(cell) = &cell {
+                orphans::end_of_user(cell.user(), &mark);
+            }
+            drop(cell);
+            Ok(())
+        })
+        .await?;
+        let ended = ended?;
         match ended.code {
             Some(0) => Ok(()),
             Some(code) => Err(Error::Refused(format!(

@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::fcntl::OFlag;
+use tokio::fs::OpenOptions;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -23,6 +25,9 @@ const SWITCH: Duration = Duration::from_secs(30);
 /// What one question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
 
+/// More is no address.
+const LONGEST_ADDRESS: u64 = 64;
+
 /// Where an agent server is to be asked.
 pub(crate) enum Place<'a> {
     /// There.
@@ -35,9 +40,22 @@ impl Place<'_> {
     async fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::At(address) => Some(*address),
-            Self::File(path) => tokio::fs::read_to_string(path).await.ok()?.trim().parse().ok(),
+            Self::File(path) => written(path).await.ok()?.trim().parse().ok(),
         }
     }
+}
+
+/// What an agent server wrote of its address. It may have put anything there.
+async fn written(path: &Path) -> std::io::Result<String> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)
+        .await?;
+    let mut text = String::new();
+    file.take(LONGEST_ADDRESS).read_to_string(&mut text).await?;
+    Ok(text)
 }
 
 /// Asks `/ok` until it answers 200. Answers the address.

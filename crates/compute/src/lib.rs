@@ -12,6 +12,8 @@
 //!   artifacts/<key>/fetched.json  written when the tree is whole
 //!   artifacts/<key>/built.json    written when it can be started
 //!   agents/<deployment>/          data folder of a deployment's agent server
+//!   hosts/<deployment>/           environments for its code, where it has a user id of its own
+//!   cells/                        /tmp and changed sources of what runs apart; emptied at the start
 //!   scratch/                      what is checked, fetched or unpacked now; emptied at the start
 //! ```
 
@@ -25,6 +27,7 @@ pub mod fake;
 pub mod git;
 mod health;
 mod instances;
+pub mod isolation;
 pub mod launcher;
 mod life;
 mod limits;
@@ -39,5 +42,6 @@ pub mod tree;
 
 pub use backend::{Backend, Launch, Standby, State};
 pub use error::{Error, Result};
+pub use isolation::Isolation;
 pub use log::{Line, Log};
 pub use root::Root;

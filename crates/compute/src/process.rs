@@ -23,10 +23,11 @@ use crate::artifact::Artifact;
 use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
+use crate::isolation::Isolation;
 use crate::limits::Limits;
 use crate::log::Log;
 use crate::root::{self, Root};
-use crate::{health, tree};
+use crate::{health, orphans, tree};
 
 /// What the operator says about agent servers.
 #[derive(Clone, Debug)]
@@ -43,6 +44,8 @@ pub struct Settings {
     pub health: Duration,
     /// What its work gets when it is asked to stop.
     pub grace: Duration,
+    /// What keeps them apart.
+    pub isolation: Isolation,
 }
 
 /// The processes.
@@ -92,7 +95,10 @@ impl Processes {
 
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let folder = self.root.temporary()?;
-        let agent = self.start(launch, folder.path(), false, log)?;
+        let isolation = self.settings.isolation.clone();
+        // The first who asks waits for the trial.
+        log.info(crate::git::blocking(move || Ok(isolation.told())).await?);
+        let agent = self.start(launch, folder.path(), false, log).await?;
         let _held = Held {
             folder: Some(folder),
             ended: agent.life().ending(),
@@ -104,8 +110,7 @@ impl Processes {
 
     pub(crate) async fn stand_by(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<Agent> {
         let folder = self.root.agent(launch.deployment);
-        root::make(&folder)?;
-        let agent = self.start(launch, &folder, true, log)?;
+        let agent = self.start(launch, &folder, true, log).await?;
         match agent.life().loaded(self.settings.health, cancel).await {
             Ok(()) => Ok(agent),
             Err(error) => {
@@ -132,7 +137,7 @@ impl Processes {
         Ok(self.agents.put(launch.deployment, agent, launch.revision, address))
     }
 
-    fn start(&self, launch: &Launch, data: &Path, standby: bool, log: &Log) -> Result<Agent> {
+    async fn start(&self, launch: &Launch, data: &Path, standby: bool, log: &Log) -> Result<Agent> {
         let artifact = Artifact::of(&self.root, &launch.artifact)?;
         let built = artifact.built().ok_or_else(|| {
             Error::Refused("what was built for this revision is not on this machine any more".to_owned())
@@ -140,6 +145,14 @@ impl Processes {
         let path =
             TreePath::parse(&built.plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
         let config = tree::config(&artifact.source(), &path)?;
+        root::make(&self.root.agent(launch.deployment))?;
+        let (isolation, source) = (self.settings.isolation.clone(), artifact.source());
+        // It was built before there was any isolation, or no program ran in it.
+        crate::git::blocking(move || isolation.share(&source, true)).await?;
+        let cell = self
+            .settings
+            .isolation
+            .agent(&self.root, launch.deployment, data, &artifact.source())?;
         let machine = self.settings.variables.iter();
         let mut variables = vec![
             ("PATH".to_owned(), self.settings.path.clone()),
@@ -156,6 +169,9 @@ impl Processes {
         );
         // Last, so that they win.
         variables.extend(self.settings.fixed.iter().cloned());
+        if let Some(hosts) = cell.as_ref().and_then(|cell| cell.hosts.as_ref()) {
+            variables.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts.display().to_string()));
+        }
         if !standby {
             variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
         }
@@ -175,6 +191,7 @@ impl Processes {
             grace: self.settings.grace,
             run,
             groups,
+            cell,
             standby,
         };
         artifact.touch();
@@ -197,8 +214,17 @@ impl Processes {
 
     pub(crate) async fn remove(&self, deployment: DeploymentId) -> Result<()> {
         self.agents.stop(deployment).await;
-        let folder = self.root.agent(deployment);
-        crate::git::blocking(move || tree::remove(&folder).map_err(Error::io("removing the deployment's database")))
-            .await
+        let (folder, hosts) = (self.root.agent(deployment), self.root.hosts(deployment));
+        let (isolation, root) = (self.settings.isolation.clone(), self.root.clone());
+        crate::git::blocking(move || {
+            if let Some(user) = isolation.given(&root, deployment) {
+                // Another deployment may have the id after this one.
+                orphans::end_of_user(user, &root.mark());
+            }
+            // The data folder says whose id it was: it goes last.
+            tree::remove(&hosts).map_err(Error::io("removing the deployment's environments"))?;
+            tree::remove(&folder).map_err(Error::io("removing the deployment's database"))
+        })
+        .await
     }
 }

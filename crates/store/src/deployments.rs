@@ -7,7 +7,10 @@ use towpath_domain::{DeploymentId, OrganizationId, ProjectId, RevisionId, Tenant
 use uuid::Uuid;
 
 use crate::query::{Arg, Query};
-use crate::{Error, Result, Tx};
+use crate::{Conn, Error, Result, Tx};
+
+/// Held by whoever looks whether another workspace has deployments, until its own is recorded.
+const FIRST_WORKSPACE: i64 = 0x746f_7770_6174_6801;
 
 /// A deployment as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -406,11 +409,20 @@ pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Resu
     Ok(gone == 1)
 }
 
-/// Whether another workspace has a deployment.
+/// Whether another workspace has a deployment. Transactions that ask do so one after the other: what one of them records
+/// is seen by the next.
 ///
 /// # Errors
 /// Those of the database.
 pub async fn others_have(tx: &mut Tx<'_>, tenant: TenantId) -> Result<bool> {
+    // SQLite has one writer.
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SELECT pg_advisory_xact_lock($1)")
+            .bind(FIRST_WORKSPACE)
+            .execute(conn)
+            .await
+            .map(drop)?;
+    }
     let found: Option<DeploymentId> = on!(tx, |conn| sqlx::query_scalar(
         "SELECT id FROM deployment WHERE tenant_id <> $1 LIMIT 1"
     )

@@ -179,7 +179,12 @@ def impatient(request):
     """A platform whose gateway holds requests for less than it does elsewhere."""
     if request.param == "cluster":
         pytest.skip("the switch is the same")
-    settings = {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file", "TOWPATH_DEPLOYMENTS_HOLD_SECONDS": str(HOLD_S)}
+    settings = {
+        "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
+        "TOWPATH_DEPLOYMENTS_HOLD_SECONDS": str(HOLD_S),
+        # Deployments see the programs that the operator's PATH leads to, wherever they lie.
+        "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     world = harness.World(request.param, settings)
     yield world
     world.stop()

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::fake::Fake;
 use towpath_compute::tree::Limits;
-use towpath_compute::{Backend, Root, build, git};
+use towpath_compute::{Backend, Isolation, Root, build, git};
 use towpath_domain::deployment::{EnvSecret, LogKind, RevisionConfig, RevisionStatus, Source, SourceConfig};
 use towpath_domain::git::Transport;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
@@ -57,6 +57,8 @@ impl Yard {
             limit: Duration::from_secs(60),
             tree: Limits::default(),
             variables: BTreeMap::new(),
+            launcher: "/nonexistent/towpath".into(),
+            isolation: Isolation::default(),
         };
         let settings = hosting::Settings {
             keep_artifacts: 10,

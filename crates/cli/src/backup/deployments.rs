@@ -54,7 +54,7 @@ async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<()> {
         let kind = entry.file_type()?;
         if kind.is_dir() {
             files::copy_tree(&source, &target)?;
-        } else if name.ends_with(".db") {
+        } else if kind.is_file() && name.ends_with(".db") {
             copies::copy_sqlite(&source, &target).await?;
         } else if kind.is_file()
             && !PASSING.contains(&name.as_str())

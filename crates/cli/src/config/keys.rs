@@ -481,6 +481,23 @@ pub const KEYS: &[Key] = &[
         about: "whose code runs as processes of this machine: that of one workspace, or that of all; one refuses deployments of a second workspace",
     },
     Key {
+        name: "deployments.min_isolation",
+        environment: &[],
+        default: Fallback::Text("none"),
+        kind: Kind::Choice(&["none", "namespace"]),
+        about: "how far processes of deployments have to be kept apart: with namespace the platform does not run any where it cannot give each a user id and namespaces of its own. It does so wherever it can",
+    },
+    Key {
+        name: "deployments.first_user_id",
+        environment: &[],
+        default: Fallback::Text("700000"),
+        kind: Kind::Count {
+            least: 0,
+            most: 4_000_000_000,
+        },
+        about: "the first of 101,000 user ids that belong to nobody else, for processes of deployments; 0 runs them as the platform's account",
+    },
+    Key {
         name: "deployments.docker_host",
         environment: &[],
         default: Fallback::Text("unix:///var/run/docker.sock"),

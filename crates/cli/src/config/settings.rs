@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use towpath_api::Proxies;
+use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
@@ -137,6 +138,10 @@ pub struct DeploymentSettings {
     pub backend: DeploymentBackend,
     /// Whether processes of this machine run the code of one workspace alone.
     pub one_workspace: bool,
+    /// How far those have to be kept apart.
+    pub min_isolation: Level,
+    /// The first of the user ids that are for them.
+    pub first_user_id: u32,
     /// How repositories may be reached beside https.
     pub git_transports: Vec<Transport>,
     /// What one program of a build may take.
@@ -341,6 +346,11 @@ impl Settings {
                     _ => DeploymentBackend::Auto,
                 },
                 one_workspace: values.text("deployments.trust") == "one",
+                min_isolation: match values.text("deployments.min_isolation") {
+                    "namespace" => Level::Namespace,
+                    _ => Level::None,
+                },
+                first_user_id: values.number("deployments.first_user_id"),
                 git_transports: kind::items(values.text("deployments.git_transports"))
                     .filter_map(|item| match item {
                         "http" => Some(Transport::Http),

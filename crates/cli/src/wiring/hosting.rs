@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use towpath_compute::docker::{self, Containers, Network};
+use towpath_compute::isolation::{Isolation, Level, Wish};
 use towpath_compute::process::Processes;
 use towpath_compute::tree::Limits;
 use towpath_compute::{Backend, Root, build, git, process};
@@ -17,6 +18,7 @@ use towpath_workflows::hosting::{self, Hosting};
 
 use super::{Roles, parts};
 use crate::config::{Config, DeploymentBackend, Settings};
+use crate::exit::Usage;
 
 /// What one question to a repository may take.
 const GIT_LIMIT: Duration = Duration::from_secs(300);
@@ -75,11 +77,7 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
         bytes: of_deployments.source_bytes,
         ..Limits::default()
     };
-    let path = config
-        .environment
-        .get("PATH")
-        .map_or("/usr/local/bin:/usr/bin:/bin", Secret::reveal)
-        .to_owned();
+    let path = path(config);
     let variables: BTreeMap<String, Secret> = MACHINE
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), config.environment.get(name)?.clone())))
@@ -91,11 +89,14 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
         limit: GIT_LIMIT,
         tree,
     };
+    let isolation = isolation(config, &root.path().join("scratch"))?;
     let build = build::Settings {
         path: path.clone(),
         limit: of_deployments.build_timeout,
         tree,
         variables: variables.clone(),
+        launcher: program()?,
+        isolation: isolation.clone(),
     };
     let backend = match of_deployments.backend {
         DeploymentBackend::Docker => {
@@ -103,7 +104,10 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
             let containers = containers(settings, variables, guard.clone(), own, root.clone())?;
             Backend::Docker(Box::new(containers))
         }
-        _ => Backend::Process(processes(settings, path, variables, root.clone())?),
+        _ => {
+            check_isolation(of_deployments.min_isolation, &isolation)?;
+            Backend::Process(processes(settings, path, variables, isolation, root.clone())?)
+        }
     };
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
@@ -115,10 +119,55 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     Ok(Some(Arc::new(Hosting::new(root, backend, git, build, settings))))
 }
 
+/// What keeps processes of deployments apart on this machine, whose folder is there.
+///
+/// # Errors
+/// This program cannot be found.
+pub fn isolation(config: &Config, folder: &Path) -> anyhow::Result<Isolation> {
+    let settings = &config.settings;
+    let mut hidden = vec![settings.data_dir.clone()];
+    let objects = settings.objects.parse::<url::Url>().ok();
+    hidden.extend(objects.and_then(|url| url.to_file_path().ok()));
+    hidden.extend(config.files());
+    if let Some(database) = settings.database_uri.reveal().strip_prefix("sqlite://") {
+        let database = database.split('?').next().unwrap_or_default();
+        hidden.extend(["", "-wal", "-shm"].map(|end| PathBuf::from(format!("{database}{end}"))));
+    }
+    // An interpreter that the operator names is one of those that deployments may need.
+    let python = settings.agent.hosts.python.as_deref().and_then(Path::parent);
+    let python = python.filter(|folder| folder.is_absolute()).map(Path::display);
+    let wish = Wish {
+        program: program()?,
+        path: python.map_or_else(|| path(config), |python| format!("{}:{python}", path(config))),
+        hidden,
+        first_user: settings.deployments.first_user_id,
+    };
+    Ok(Isolation::new(wish, folder))
+}
+
+/// # Errors
+/// The machine has less than the operator asks for.
+fn check_isolation(least: Level, isolation: &Isolation) -> anyhow::Result<()> {
+    if least > Level::None && isolation.level() < least {
+        bail!(Usage(format!(
+            "deployments.min_isolation is namespace, and this machine has none for processes: {}. Set it to none, run \
+             containers with deployments.backend = docker, or none with deployments.backend = none",
+            isolation.why().unwrap_or_default()
+        )));
+    }
+    Ok(())
+}
+
+fn path(config: &Config) -> String {
+    let path = config.environment.get("PATH").map(Secret::reveal);
+    path.unwrap_or("/usr/local/bin:/usr/bin:/bin").to_owned()
+}
+
 fn processes(
     settings: &Settings,
     path: String,
     variables: BTreeMap<String, Secret>,
+    isolation: Isolation,
     root: Root,
 ) -> anyhow::Result<Processes> {
     let mut fixed = fixed(settings);
@@ -132,6 +181,7 @@ fn processes(
         fixed,
         health: settings.deployments.health_timeout,
         grace: settings.deployments.drain_grace,
+        isolation,
     };
     Ok(Processes::new(settings, root))
 }

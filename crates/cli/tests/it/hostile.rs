@@ -127,6 +127,93 @@ fn the_environment_of_the_platform_is_closed_to_its_account() {
     }
 }
 
+/// What code in a cell tries, by what it is after. `$1` is the platform's folder, `$2` a process of the platform's.
+const TRIES: [(&str, &str); 8] = [
+    ("the key file", "cat $1/encryption.key"),
+    ("the database", "cat $1/towpath.db"),
+    ("the folder of another deployment", "ls $1/deployments/agents/other"),
+    ("what is covered, by another way", "cat /proc/1/root$1/towpath.db"),
+    ("the environment of the platform", "cat /proc/$2/environ"),
+    ("the memory map of the platform", "cat /proc/$2/maps"),
+    ("the platform's process", "kill -0 $2"),
+    ("other rights", "grep -q 'NoNewPrivs:.*0' /proc/self/status"),
+];
+
+#[test]
+fn code_in_a_cell_reaches_its_own_and_nothing_of_the_platform() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    if folder.metadata().unwrap().uid() != 0 {
+        eprintln!("skipped: only root makes cells");
+        return;
+    }
+    let data = folder.join("data");
+    let (own, source) = (data.join("deployments/agents/own"), data.join("source"));
+    let (temporary, over) = (folder.join("temporary"), folder.join("over"));
+    for path in [
+        &own,
+        &source,
+        &data.join("deployments/agents/other"),
+        &temporary,
+        &over.join("changes"),
+        &over.join("work"),
+    ] {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    for path in [&own, &source, &temporary, &over.join("changes")] {
+        std::os::unix::fs::chown(path, NOBODY.parse().ok(), NOBODY.parse().ok()).unwrap();
+    }
+    // Open by their modes, so that what closes them is the cell.
+    for name in ["encryption.key", "towpath.db"] {
+        std::fs::write(data.join(name), CANARY).unwrap();
+    }
+    let platform = Command::new("sleep").arg("600").env("CANARY", CANARY).spawn().unwrap();
+    let platform = Victim(platform);
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let program = env!("CARGO_BIN_EXE_towpath");
+    let enter = |script: &str| {
+        let mut command = Command::new(program);
+        command
+            .args(["enter", "--user", NOBODY, "--temporary", &path(&temporary)])
+            .args(["--cover", &path(&data), "--writable", &path(&own)])
+            .args(["--layer", &path(&source), "--over", &path(&over)])
+            .args([
+                "--",
+                "sh",
+                "-c",
+                script,
+                "sh",
+                &path(&data),
+                &platform.0.id().to_string(),
+            ])
+            .current_dir(&source)
+            .env_clear()
+            .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+            .stdin(Stdio::null());
+        command.output().unwrap()
+    };
+
+    let can = enter("true");
+    if !can.status.success() {
+        eprintln!("skipped: this machine lets nobody make cells: {}", err(&can));
+        return;
+    }
+    let works = enter(&format!(
+        "set -e; id -u; echo kept > {}/kept; echo changed > changed; echo passing > /tmp/passing; cat /proc/self/environ > /dev/null",
+        own.display()
+    ));
+    assert!(works.status.success(), "{}", err(&works));
+    assert_eq!(out(&works).trim(), NOBODY);
+    assert_eq!(std::fs::read_to_string(own.join("kept")).unwrap(), "kept\n");
+    assert!(!source.join("changed").exists(), "a source was changed for others");
+    assert!(!Path::new("/tmp/passing").exists(), "a cell has the /tmp of others");
+
+    for (what, script) in TRIES {
+        let tried = enter(script);
+        assert!(!tried.status.success(), "{what} was reached: {}", out(&tried));
+    }
+}
+
 /// The launcher is the program afterwards, or says why not.
 #[test]
 fn the_launcher_becomes_the_program() {

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::docker::{Containers, Network, Pulled, Settings};
 use towpath_compute::tree::Limits;
-use towpath_compute::{Backend, Error, Launch, Log, build};
+use towpath_compute::{Backend, Error, Isolation, Launch, Log, build};
 use towpath_domain::git::CommitSha;
 use towpath_domain::{DeploymentId, RevisionId};
 
@@ -317,6 +317,8 @@ async fn the_programs_image_is_made_again_after_somebody_tidied_the_engine() {
             limit: Duration::from_secs(20),
             tree: Limits::default(),
             variables: BTreeMap::new(),
+            launcher: "/nonexistent/towpath".into(),
+            isolation: Isolation::default(),
         };
         let built = backend
             .build(&of_process, &home.root, &plan, &Log::none(), &never)

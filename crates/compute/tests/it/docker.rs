@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::docker::{Containers, Network, Settings};
 use towpath_compute::tree::Limits;
-use towpath_compute::{Backend, Error, Launch, Log, State, build};
+use towpath_compute::{Backend, Error, Isolation, Launch, Log, State, build};
 use towpath_domain::git::CommitSha;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
@@ -153,6 +153,8 @@ impl Dock {
             limit: Duration::from_secs(60),
             tree: Limits::default(),
             variables: BTreeMap::new(),
+            launcher: "/nonexistent/towpath".into(),
+            isolation: Isolation::default(),
         };
         let built = backend.build(&settings, &self.home.root, plan, log, cancel).await;
         built.map(drop)
