@@ -104,6 +104,7 @@ pub(crate) fn platform_routes() -> Routes<App> {
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
         .routes(routes!(keys::rotate))
+        .routes(routes!(keys::reseal))
         .merge(quarantine::routes())
 }
 

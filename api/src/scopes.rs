@@ -148,6 +148,7 @@ const LINES: &[Line] = &[
     line("POST", "/internal/schedules/{schedule_id}/resume", Operator),
     line("GET", "/internal/keys", OperatorRead),
     line("POST", "/internal/keys", Operator),
+    line("POST", "/internal/keys/reseal", Operator),
     line("POST", "/internal/keys/{key_id}/revoke", Operator),
     line("POST", "/internal/keys/{key_id}/rotate", Operator),
     line("GET", "/internal/quarantine", OperatorRead),

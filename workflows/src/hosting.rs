@@ -213,11 +213,17 @@ impl Hosting {
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
         variables.extend(self.platform_variables(deployment, revision.id));
-        let key = hex::encode(gateway_key(&world.sealer, deployment.id));
+        // Of each encryption key: while one is replaced, gateways that know the other one first sign, too.
+        let keys: Vec<String> = world
+            .sealer
+            .derive_all(&gateway_purpose(deployment.id))
+            .iter()
+            .map(hex::encode)
+            .collect();
         // What the platform adds is masked in the log as the deployment's own secrets are.
-        values.push(Secret::new(key.clone()));
+        values.extend(keys.iter().map(Secret::new));
         values.extend(self.platform_key(deployment.id));
-        variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(key)));
+        variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(keys.join(","))));
         let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
         let config = revision.source_config().fatal()?;
         let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
@@ -270,7 +276,11 @@ impl Hosting {
 /// What the gateway signs requests to a deployment with.
 #[must_use]
 pub fn gateway_key(sealer: &Sealer, deployment: DeploymentId) -> [u8; 32] {
-    sealer.derive(&format!("gateway {deployment}"))
+    sealer.derive(&gateway_purpose(deployment))
+}
+
+fn gateway_purpose(deployment: DeploymentId) -> String {
+    format!("gateway {deployment}")
 }
 
 /// Makes a deployment's key open its workspace, for traces and feedback links and nothing else. A key of the time before

@@ -16,6 +16,7 @@
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
 //! | [`build_revision`] | `deployment:<deployment>`, one place | fetches, builds and rolls out a revision |
 //! | [`delete_deployment`] | the same | tears a deployment down |
+//! | [`reseal_secrets`] | `reseal_secrets`, one place | seals secrets anew under the first encryption key |
 //!
 //! And of an agent server ([`agent`]):
 //!
@@ -46,6 +47,7 @@ mod intents;
 pub mod keep_deployments;
 pub mod metric;
 pub mod quarantine;
+pub mod reseal_secrets;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;
@@ -75,4 +77,5 @@ pub fn registry() -> Registry<World> {
         .with::<sweep_traces::SweepTraces>()
         .with::<build_revision::BuildRevision>()
         .with::<delete_deployment::DeleteDeployment>()
+        .with::<reseal_secrets::ResealSecrets>()
 }

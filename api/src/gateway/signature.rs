@@ -34,16 +34,16 @@ pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock) {
     }
 }
 
-/// What an agent server checks with.
+/// What an agent server checks with: keys with commas between them, each of which lets in.
 #[derive(Clone)]
 pub(crate) struct Gate {
-    key: Secret,
+    keys: Secret,
     clock: Clock,
 }
 
 impl Gate {
-    pub(crate) const fn new(key: Secret, clock: Clock) -> Self {
-        Self { key, clock }
+    pub(crate) const fn new(keys: Secret, clock: Clock) -> Self {
+        Self { keys, clock }
     }
 
     fn lets_in(&self, request: &Request) -> bool {
@@ -54,14 +54,17 @@ impl Gate {
         let (Ok(seconds), Ok(sent)) = (seconds.parse::<i64>(), hex::decode(sent)) else {
             return false;
         };
-        let Ok(key) = hex::decode(self.key.reveal()) else {
-            return false;
-        };
         let now = self.clock.now().micros() / 1_000_000;
+        let mut keys = self
+            .keys
+            .reveal()
+            .split(',')
+            .filter_map(|key| hex::decode(key.trim()).ok());
         // In constant time.
-        let is_ours = mac(&key, seconds, request.method(), request.uri())
-            .verify_slice(&sent)
-            .is_ok();
+        let is_ours = keys.any(|key| {
+            let mac = mac(&key, seconds, request.method(), request.uri());
+            mac.verify_slice(&sent).is_ok()
+        });
         is_ours && (now - seconds).abs() <= PATIENCE_SECONDS
     }
 }
@@ -104,6 +107,9 @@ mod tests {
         let mut signed = request("POST", "/threads?x=1");
         sign(&mut signed, &key, &clock);
         assert!(gate.lets_in(&signed));
+        let several = format!("{},{}", hex::encode([8_u8; 32]), hex::encode(key));
+        let rotated = Gate::new(Secret::new(several), clock.clone());
+        assert!(rotated.lets_in(&signed), "each of several keys lets in");
         let said = signed.headers()[HEADER].clone();
         let with = |mut request: Request, said: &HeaderValue| {
             request.headers_mut().insert(HEADER, said.clone());

@@ -7,9 +7,10 @@ use axum::extract::State;
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, HeaderName};
 use serde::{Deserialize, Serialize};
-use towpath_domain::{KeyId, OrganizationId, Scope, Scopes, TenantId, Timestamp};
+use towpath_domain::{JobId, KeyId, OrganizationId, Scope, Scopes, TenantId, Timestamp};
 use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{self as store};
+use towpath_workflows::reseal_secrets;
 
 use crate::app::App;
 use crate::auth::Operator;
@@ -160,6 +161,13 @@ fn within(field: &'static str, number: Option<i64>, (least, most): (i64, i64)) -
     }
 }
 
+/// A job that seals secrets anew.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Resealing {
+    #[schema(value_type = Uuid)]
+    job_id: JobId,
+}
+
 /// Which keys.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -304,4 +312,17 @@ pub(crate) async fn rotate(
         workspaces,
     };
     Ok(([(CACHE_CONTROL, "no-store")], Json(made)))
+}
+
+/// Seal every stored secret of all workspaces anew under the first encryption key. A job does it; when it has succeeded, the
+/// encryption keys behind the first one are not needed any more.
+#[utoipa::path(post, path = "/internal/keys/reseal", tag = "keys", security(("api_key" = []), ("bearer" = [])),
+    responses((status = 202, description = "The job", body = Resealing), ApiError))]
+pub(crate) async fn reseal(
+    State(app): State<App>,
+    Operator(caller): Operator,
+) -> Result<(StatusCode, Json<Resealing>), ApiError> {
+    let job_id = app.store.write(async |tx| reseal_secrets::start(tx).await).await?;
+    tracing::info!(job.id = %job_id, operator.key = %caller.key, "an operator has secrets sealed anew");
+    Ok((StatusCode::ACCEPTED, Json(Resealing { job_id })))
 }

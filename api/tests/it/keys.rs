@@ -211,3 +211,18 @@ async fn an_expired_key_opens_nothing() {
         "not for the moment of the cache either"
     );
 }
+
+#[tokio::test]
+async fn an_operator_has_secrets_sealed_anew() {
+    let world = World::new().await;
+    let started = world.by_operator(Method::POST, "/internal/keys/reseal", None).await;
+    let started = started.expect(202);
+    let path = format!("/internal/jobs/{}", text(&started, "job_id"));
+    let job = world.by_operator(Method::GET, &path, None).await.expect(200);
+    assert_eq!(
+        (&job["kind"], &job["pool"]),
+        (&json!("reseal_secrets"), &json!("sweeps"))
+    );
+    let refused = Call::new(Method::POST, "/internal/keys/reseal");
+    world.call(refused).await.expect(401);
+}

@@ -317,6 +317,12 @@ pub struct Backup {
     /// A folder that does not exist yet.
     #[arg(value_name = "DIR")]
     pub to: PathBuf,
+    /// Leave the encryption key and the first API key out; without the encryption key nothing can be restored
+    #[arg(long)]
+    pub without_keys: bool,
+    /// Leave deployments out, where another machine or a Docker engine has their databases
+    #[arg(long)]
+    pub without_deployments: bool,
 }
 
 /// `towpath restore`

@@ -1,6 +1,8 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
 //! a trial file in the folder of objects, which it removes.
 
+mod secrets;
+
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
@@ -324,6 +326,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
         }
         trust(settings, &store, findings).await;
+        secrets::look(settings, &store, findings).await;
     }
     store.close().await;
 }

@@ -90,6 +90,19 @@ async fn perform(place: &Place, command: &Keys) -> anyhow::Result<()> {
                 println!("The secret before works for {overlap_hours} h more.");
             }
         }
+        KeysCommand::Reseal => {
+            let started = match place {
+                Place::Server(server) => server.reseal().await?,
+                Place::Database(storage) => database::reseal(&storage.store).await?,
+            };
+            match command.output {
+                Output::Json => print::json(&started),
+                Output::Table => {
+                    let job = print::text(&started["job_id"]);
+                    println!("a job seals the secrets anew; follow it with: towpath jobs show {job}");
+                }
+            }
+        }
         KeysCommand::List => {
             let keys = match place {
                 Place::Server(server) => server.list().await?,

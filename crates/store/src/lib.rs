@@ -59,6 +59,7 @@ pub mod run_events;
 pub mod run_index;
 pub mod runs;
 pub mod schedules;
+pub mod sealed;
 pub mod sealing;
 pub mod segments;
 pub mod source_uploads;

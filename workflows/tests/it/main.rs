@@ -18,6 +18,7 @@ mod many;
 mod postgres;
 mod quarantine;
 mod repeats;
+mod resealing;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

@@ -72,4 +72,7 @@ pub enum KeysCommand {
         /// The key's id, as `keys list` shows it.
         key: KeyId,
     },
+    /// Seal every stored secret anew under the first encryption key. A job does it; afterwards the former encryption
+    /// keys are not needed any more.
+    Reseal,
 }

@@ -4,9 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
+use towpath_domain::DeploymentId;
 use towpath_store::backup as copies;
+use towpath_store::sealing::Sealer;
 
 use super::files;
+use super::keys::{self, PlatformKeys};
 
 const FOLDER: &str = "deployments";
 const AGENTS: &str = "agents";
@@ -17,12 +20,13 @@ const BUILT: &str = "built.json";
 const PASSING: [&str; 2] = ["lock", "address"];
 
 /// Copies them; how many deployments there are. Agent servers may run meanwhile.
-pub(super) async fn copy(data: &Path, to: &Path) -> anyhow::Result<u64> {
+pub(super) async fn copy(data: &Path, to: &Path, keys: &PlatformKeys) -> anyhow::Result<u64> {
     let (from, to) = (data.join(FOLDER), to.join(FOLDER));
     let mut deployments = 0;
     for name in folders(&from.join(AGENTS))? {
-        copy_agent(&from.join(AGENTS).join(&name), &to.join(AGENTS).join(&name)).await?;
-        deployments += 1;
+        if copy_agent(&from.join(AGENTS).join(&name), &to.join(AGENTS).join(&name), keys).await? {
+            deployments += 1;
+        }
     }
     for name in folders(&from.join(ARTIFACTS))? {
         let (from, to) = (from.join(ARTIFACTS).join(&name), to.join(ARTIFACTS).join(&name));
@@ -39,23 +43,51 @@ pub(super) async fn copy(data: &Path, to: &Path) -> anyhow::Result<u64> {
 }
 
 /// Puts them where a start finds them.
-pub(super) fn restore(from: &Path, data: &Path) -> anyhow::Result<()> {
-    files::copy_tree(&from.join(FOLDER), &data.join(FOLDER))
+pub(super) fn restore(from: &Path, data: &Path, sealer: Option<&Sealer>) -> anyhow::Result<()> {
+    let to = data.join(FOLDER);
+    files::copy_tree(&from.join(FOLDER), &to)?;
+    for name in folders(&to.join(AGENTS))? {
+        keys::open_platform_key(sealer, &to.join(AGENTS).join(name))?;
+    }
+    Ok(())
 }
 
-/// Databases as they are at one moment, everything else as it lies.
-async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<()> {
+/// Those of `placed` whose database is not in a data folder or a backup.
+pub(super) fn without_database(folder: &Path, placed: &[DeploymentId]) -> anyhow::Result<Vec<DeploymentId>> {
+    let agents = folder.join(FOLDER).join(AGENTS);
+    let databases = databases(folder)?;
+    let mut missing = placed.to_vec();
+    missing.retain(|id| {
+        let own = agents.join(id.to_string());
+        !databases.iter().any(|file| file.parent() == Some(own.as_path()))
+    });
+    Ok(missing)
+}
+
+/// Whether there are deployments in a data folder or a backup.
+pub(super) fn is_there(folder: &Path) -> anyhow::Result<bool> {
+    Ok(!folders(&folder.join(FOLDER).join(AGENTS))?.is_empty())
+}
+
+/// Databases as they are at one moment, everything else as it lies; false where the deployment is deleted meanwhile.
+async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> anyhow::Result<bool> {
+    let Some(entries) = files::unless_gone(std::fs::read_dir(from), from)? else {
+        return Ok(false);
+    };
     files::make(to)?;
-    let entries = std::fs::read_dir(from).with_context(|| format!("folder {}", from.display()))?;
     for entry in entries {
         let entry = entry?;
         let (source, target) = (entry.path(), to.join(entry.file_name()));
         let name = entry.file_name().to_string_lossy().into_owned();
-        let kind = entry.file_type()?;
+        let Some(kind) = files::unless_gone(entry.file_type(), &source)? else {
+            continue;
+        };
         if kind.is_dir() {
             files::copy_tree(&source, &target)?;
+        } else if kind.is_file() && name == keys::PLATFORM {
+            keys.copy(&source, to)?;
         } else if kind.is_file() && name.ends_with(".db") {
-            copies::copy_sqlite(&source, &target).await?;
+            copy_database(&source, &target).await?;
         } else if kind.is_file()
             && !PASSING.contains(&name.as_str())
             && !name.ends_with(".db-wal")
@@ -64,7 +96,20 @@ async fn copy_agent(from: &Path, to: &Path) -> anyhow::Result<()> {
             files::copy_file(&source, &target)?;
         }
     }
-    Ok(())
+    if from.is_dir() {
+        return Ok(true);
+    }
+    // A part of one that nobody needs any more.
+    std::fs::remove_dir_all(to).with_context(|| format!("folder {}", to.display()))?;
+    Ok(false)
+}
+
+/// Copies a database, unless it vanishes meanwhile.
+async fn copy_database(from: &Path, to: &Path) -> anyhow::Result<()> {
+    match copies::copy_sqlite(from, to).await {
+        Err(_) if !from.exists() => files::remove(to),
+        copied => Ok(copied?),
+    }
 }
 
 /// The databases of agent servers in a data folder or a backup, which have the same layout.
@@ -73,8 +118,9 @@ pub(super) fn databases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut databases = Vec::new();
     for name in folders(&agents)? {
         let agent = agents.join(name);
-        let entries = std::fs::read_dir(&agent).with_context(|| format!("folder {}", agent.display()))?;
-        for entry in entries {
+        // It may be deleted meanwhile.
+        let entries = files::unless_gone(std::fs::read_dir(&agent), &agent)?;
+        for entry in entries.into_iter().flatten() {
             let file = entry?.path();
             if file.extension().is_some_and(|extension| extension == "db") {
                 databases.push(file);
@@ -98,4 +144,38 @@ fn folders(of: &Path) -> anyhow::Result<Vec<String>> {
         }
     }
     Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_deployment_that_is_deleted_meanwhile_is_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+        assert!(!copy_agent(&from, &to, &PlatformKeys::Plain).await.unwrap());
+        assert!(!to.exists());
+        files::make(&from).unwrap();
+        // Listed, and gone when it is opened.
+        std::os::unix::fs::symlink("gone", from.join("agent.db")).unwrap();
+        std::fs::write(from.join("platform.key"), "key").unwrap();
+        assert!(copy_agent(&from, &to, &PlatformKeys::Plain).await.unwrap());
+        assert!(to.join("platform.key").is_file() && !to.join("agent.db").exists());
+    }
+
+    #[test]
+    fn a_deployment_whose_database_is_elsewhere_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let (here, elsewhere, unknown) = (DeploymentId::new(), DeploymentId::new(), DeploymentId::new());
+        for id in [here, elsewhere] {
+            let own = folder.path().join(FOLDER).join(AGENTS).join(id.to_string());
+            files::make(&own).unwrap();
+            std::fs::write(own.join("platform.key"), "key").unwrap();
+        }
+        let own = folder.path().join(FOLDER).join(AGENTS).join(here.to_string());
+        std::fs::write(own.join("agent.db"), "").unwrap();
+        let found = without_database(folder.path(), &[here, elsewhere, unknown]).unwrap();
+        assert_eq!(found, [elsewhere, unknown]);
+    }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use towpath_domain::{KeyId, OrganizationId, Scope, TenantId};
 use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{Store, Tx};
+use towpath_workflows::reseal_secrets;
 
 use super::New;
 use crate::exit::Usage;
@@ -63,6 +64,12 @@ pub(super) async fn rotate(store: &Store, id: KeyId, overlap_hours: u32) -> anyh
     made["key"] = secret.reveal().into();
     made["workspaces"] = json!(workspaces);
     Ok(made)
+}
+
+/// Records the job, which the workers of the installation perform.
+pub(super) async fn reseal(store: &Store) -> anyhow::Result<Value> {
+    let started = store.write(async |tx| reseal_secrets::start(tx).await).await;
+    Ok(json!({ "job_id": started.context("starting the job")? }))
 }
 
 /// The organisation a new key belongs to and a workspace it opens: the one asked for, else the first there is, else

@@ -50,6 +50,10 @@ impl Server {
         self.0.list("/internal/keys", &[], MOST).await
     }
 
+    pub(super) async fn reseal(&self) -> anyhow::Result<Value> {
+        self.0.post("/internal/keys/reseal", None).await
+    }
+
     pub(super) async fn revoke(&self, key: KeyId) -> anyhow::Result<Value> {
         self.0.post(&format!("/internal/keys/{key}/revoke"), None).await
     }

@@ -66,7 +66,7 @@ impl Shared {
         let objects = Objects::open(&settings.objects, &aws)
             .context("objects")?
             .with_index_cache(settings.index_cache_bytes);
-        let sealer = storage::sealer(settings, store.dialect())?;
+        let sealer = storage::sealer(settings, &store).await?;
         let destinations = towpath_outbound::Settings {
             guard: Guard::new(Policy {
                 loopback: config.mode == Mode::Dev,

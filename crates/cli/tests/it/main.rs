@@ -1,5 +1,6 @@
 //! The binary from the outside: its output and its exit codes.
 
+mod backup;
 mod config;
 mod demo;
 mod dev;

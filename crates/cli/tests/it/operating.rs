@@ -34,7 +34,7 @@ impl Server {
         out(&output)
     }
 
-    fn project(&self, name: &str) -> String {
+    pub fn project(&self, name: &str) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()

@@ -21,6 +21,7 @@ mod overviews;
 mod pools;
 mod quarantine;
 mod reading;
+mod sealed;
 mod segments;
 mod sessions;
 mod slow;

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 14] = [
+const FROZEN: [(&str, &str, &str); 15] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -79,6 +79,11 @@ const FROZEN: [(&str, &str, &str); 14] = [
         "0014_image_digest",
         "879a864f7b743c843773acb81fb609b12e839b25cd8c3eba80665ad3ae4a85550caf62e3533f391e0d10701da2c0e2b7",
         "11fd7520c0d82504d261721d6d79bf1f618091f56b2f9e6af754f43caf17c859ca1b1cd4b0f99388702df665e1538b43",
+    ),
+    (
+        "0015_sealing_canary",
+        "db90fb32605a972d96b60737888a02539955cd90fd95642b0314378ec575dd4aae0d3b632353219a3ca636ee5cf03742",
+        "17823982ffd1a15969c07b19d35286b396cd8efb0ece176c6302125d26b831d60f79c42b5d36c6679c0bd306cc9566a0",
     ),
     (
         "0017_deployment_leftovers",
