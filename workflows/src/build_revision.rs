@@ -106,6 +106,7 @@ impl Workflow for BuildRevision {
             deployment: &deployment,
             revision: &revision,
             log: build.log(),
+            lines: &build,
         };
         let outcome = work.perform(ctx).await;
         if let Err(failure) = &outcome {
@@ -147,6 +148,8 @@ struct Work<'a> {
     deployment: &'a Deployment,
     revision: &'a Revision,
     log: &'a Log,
+    /// Where the lines of `log` go.
+    lines: &'a DeploymentLog,
 }
 
 impl Work<'_> {

@@ -147,7 +147,7 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
             file.display()
         )));
     }
-    mark::expect_whole(&settings.data_dir)?;
+    expect_whole(&settings.data_dir)?;
     let schema = database.schema().await.context("opening the database")?;
     schema.check()?;
     schemas::check_agents(&settings.data_dir).await?;

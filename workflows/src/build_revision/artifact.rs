@@ -43,6 +43,8 @@ impl Work<'_> {
                 let begun = Instant::now();
                 self.fetch(ctx, &plan, &artifact).await?;
                 self.took("fetch", begun, self.log);
+                // A later life does not do this again, so it does not say this again.
+                self.lines.flush().await;
                 failpoint::hit("deploy.fetched");
             }
             let cancel = ctx.cancelled();
@@ -53,6 +55,7 @@ impl Work<'_> {
                 .await
                 .map_err(|error| self.failed(&error, self.log))?;
             self.took("build", begun, self.log);
+            self.lines.flush().await;
         }
         self.record(ctx, &key).await?;
         Ok(key)
@@ -265,6 +268,7 @@ impl Work<'_> {
             .await?;
         self.log.info(format!("{name} is commit {sha}"));
         self.took("resolve", begun, self.log);
+        self.lines.flush().await;
         failpoint::hit("deploy.resolved");
         Ok(sha)
     }

@@ -169,9 +169,7 @@ async fn a_start_that_panics_is_tried_again() {
     let yard = Yard::new().await;
     yard.revision(None).await;
     yard.home.drain().await;
-    let (stop, keep) = yard.keep();
-    let keep = tokio::spawn(keep);
-    yard.until(|placement| placement.state == PlacementState::Serving).await;
+    let (stop, keep) = yard.keep_what_serves().await;
     yard.fake().panic_at_replace();
     yard.fake().crash(yard.deployment);
     within("it serves again after a start that panicked", async {
@@ -191,9 +189,7 @@ async fn one_that_does_not_answer_is_started_again() {
     let yard = Yard::new().await;
     yard.revision(None).await;
     yard.home.drain().await;
-    let (stop, keep) = yard.keep();
-    let keep = tokio::spawn(keep);
-    yard.until(|placement| placement.state == PlacementState::Serving).await;
+    let (stop, keep) = yard.keep_what_serves().await;
     yard.fake().deafen(yard.deployment);
     within("one that hangs is started again", async {
         yard.until(|placement| placement.restarts == 1 && placement.state == PlacementState::Serving)
@@ -210,9 +206,7 @@ async fn one_that_ended_is_not_told_as_serving_while_it_waits() {
     let yard = Yard::new().await;
     yard.revision(None).await;
     yard.home.drain().await;
-    let (stop, keep) = yard.keep();
-    let keep = tokio::spawn(keep);
-    yard.until(|placement| placement.state == PlacementState::Serving).await;
+    let (stop, keep) = yard.keep_what_serves().await;
     // Each end in a row makes the pause before the next start longer.
     within("the placement tells of a long pause", async {
         for times in 1.. {

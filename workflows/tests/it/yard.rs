@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::fake::Fake;
 use towpath_compute::tree::Limits;
@@ -16,7 +17,7 @@ use towpath_domain::git::Transport;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_store::deployments::{Deployment, NewDeployment};
-use towpath_store::placements::Placement;
+use towpath_store::placements::{Placement, PlacementState};
 use towpath_store::revisions::{NewRevision, Revision};
 use towpath_store::{access, deployments, placements, projects, revision_logs, revisions};
 use towpath_workflows::hosting::Hosting;
@@ -247,6 +248,16 @@ impl Yard {
         let stop = CancellationToken::new();
         let world = Arc::new(self.home.world_again());
         (stop.clone(), keep_deployments::run(world, stop))
+    }
+
+    /// Keeps deployments, and waits until what was deployed is in the keeper's hands: it counts no end before that.
+    pub(crate) async fn keep_what_serves(&self) -> (CancellationToken, JoinHandle<()>) {
+        let begin = self.home.store().write(async |tx| placements::begin(tx).await);
+        begin.await.unwrap();
+        let (stop, keep) = self.keep();
+        let keep = tokio::spawn(keep);
+        self.until(|placement| placement.state == PlacementState::Serving).await;
+        (stop, keep)
     }
 
     /// Waits until the placement says so.

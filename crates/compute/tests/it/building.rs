@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{self, Artifact, Built, Origin, Plan, Stage};
 use towpath_compute::build::{Settings, build};
 use towpath_compute::tree::Limits;
-use towpath_compute::{Log, Result};
+use towpath_compute::{Isolation, Log, Result};
 use towpath_domain::Secret;
 use towpath_domain::git::CommitSha;
 
@@ -42,6 +43,8 @@ async fn built(home: &Home, artifact: &Artifact, plan: &Plan, log: &Log) -> Resu
         limit: Duration::from_secs(30),
         tree: Limits::default(),
         variables: BTreeMap::from([("HTTPS_PROXY".to_owned(), Secret::new("http://proxy"))]),
+        launcher: PathBuf::new(),
+        isolation: Isolation::default(),
     };
     build(&settings, &home.root, artifact, plan, log, &CancellationToken::new()).await
 }

@@ -76,17 +76,17 @@ const FROZEN: [(&str, &str, &str); 15] = [
         "8454a20b2239801de07415f32d0e4efea7e494cd1c2a9bbc9f1855084f257b865a7b800467ce3ed9adb2005c44dfffa6",
     ),
     (
-        "0014_image_digest",
+        "0013_image_digest",
         "879a864f7b743c843773acb81fb609b12e839b25cd8c3eba80665ad3ae4a85550caf62e3533f391e0d10701da2c0e2b7",
         "11fd7520c0d82504d261721d6d79bf1f618091f56b2f9e6af754f43caf17c859ca1b1cd4b0f99388702df665e1538b43",
     ),
     (
-        "0015_sealing_canary",
+        "0014_sealing_canary",
         "db90fb32605a972d96b60737888a02539955cd90fd95642b0314378ec575dd4aae0d3b632353219a3ca636ee5cf03742",
         "17823982ffd1a15969c07b19d35286b396cd8efb0ece176c6302125d26b831d60f79c42b5d36c6679c0bd306cc9566a0",
     ),
     (
-        "0017_deployment_leftovers",
+        "0015_deployment_leftovers",
         "38e5b90cb1dbbcbfa1bad52ad38df293a3ef8a13329ab966cb735a4d47d44f344233d8da028b5f65ec1b0589ae20c7c5",
         "b98fdf4183e07095e16ebdf45c63d408c5f6ddd5494d5c9b1db129ae62690f3749d4c9149361fa6c64a20d2e9ead0998",
     ),
