@@ -68,6 +68,8 @@ pub struct Inner {
 pub struct Settings {
     /// Requests worked on at once; more are refused with 503. Health and metrics are not counted.
     pub requests: usize,
+    /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// The most bytes the body of a trace ingest request may have as sent (compressed or not). `/info` advertises
     /// 20 MiB, which official clients count over the parts alone, so some room for the frame around them is needed.
     pub ingest_body_bytes: usize,
@@ -98,6 +100,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             requests: 256,
+            failed_keys_per_minute: 60,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
             exports: Limits::default(),
@@ -115,8 +118,8 @@ impl App {
     pub fn new(parts: Parts) -> Self {
         let intake = Intake::new(parts.settings.ingest_memory_bytes);
         Self(Arc::new(Inner {
+            keys: Keys::new(parts.settings.failed_keys_per_minute),
             parts,
-            keys: Keys::default(),
             intake,
             outside: Gate::new(DESTINATIONS_AT_ONCE),
             history: History::default(),

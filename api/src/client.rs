@@ -4,7 +4,7 @@
 //! the operator named, and only as far back as the proxies before it are named too.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -37,6 +37,17 @@ impl Client {
     /// That of a request that came through [`serve`](crate::serve).
     pub(crate) fn of(extensions: &http::Extensions) -> Self {
         extensions.get().copied().unwrap_or_default()
+    }
+}
+
+/// Whose an address is: with IPv6 whoever has one has the 2^64 of its network.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            let bits = address.to_bits() & !u128::from(u64::MAX);
+            IpAddr::V6(Ipv6Addr::from_bits(bits))
+        }
+        address => address,
     }
 }
 

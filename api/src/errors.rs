@@ -188,6 +188,11 @@ impl ApiError {
         self.status
     }
 
+    /// When the caller may come back, where that is known.
+    pub(crate) const fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
     /// What the caller is told, for surfaces with a shape of their own.
     #[must_use]
     pub(crate) fn text(&self) -> &str {
@@ -229,11 +234,7 @@ impl ApiError {
     fn answer(&self, body: serde_json::Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if let Some(span) = self.retry_after {
-            // Rounded up: who comes back when told must not be early.
-            let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
-            response
-                .headers_mut()
-                .insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            response.headers_mut().insert(RETRY_AFTER, retry_after(span));
         }
         response
     }
@@ -313,6 +314,12 @@ impl From<store::Error> for ApiError {
             error => Self::internal(&error),
         }
     }
+}
+
+/// The value of `Retry-After`: whole seconds, rounded up, because who comes back when told must not be early.
+pub(crate) fn retry_after(span: Duration) -> HeaderValue {
+    let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+    HeaderValue::from(seconds.max(1))
 }
 
 /// The error and its sources in one line.

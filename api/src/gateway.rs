@@ -108,17 +108,17 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     // A name means something only to a caller who is known. Preflight requests can carry no key.
     let is_named = way.deployment.parse::<DeploymentId>().is_err();
     let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
+    let client = Client::of(request.extensions());
     let caller = if is_open {
         None
     } else {
-        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
+        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, request.headers()).await?;
         // The agent server behind asks for no key: it stands on loopback.
         if internal::is_route(way.rest) {
             scopes::require(&principal.scopes, scopes::need_of_operators(request.method()))?;
         }
         Some(principal)
     };
-    let client = Client::of(request.extensions());
     headers::prepare(request.headers_mut(), way.prefix, client);
     let path = match uri.query() {
         None => way.rest.to_owned(),

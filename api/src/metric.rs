@@ -33,7 +33,7 @@ pub fn describe() {
     metrics::describe_counter!(
         SHED,
         Unit::Count,
-        "Requests refused at once, because too many were under way (requests), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), or one address had too many connections (connections)"
+        "Requests refused at once, because too many were under way (requests), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), or one address had too many connections (connections) or sent too many keys that open nothing (failed_keys)"
     );
     metrics::describe_histogram!(
         GATEWAY_HELD,
@@ -75,7 +75,14 @@ pub fn describe() {
     metrics::counter!(PANICS).absolute(0);
     metrics::counter!(INGEST_REFUSED).absolute(0);
     metrics::counter!(INGEST_BYTES).absolute(0);
-    for reason in ["requests", "ingest_memory", "bodies", "backlog", "connections"] {
+    for reason in [
+        "requests",
+        "ingest_memory",
+        "bodies",
+        "backlog",
+        "connections",
+        "failed_keys",
+    ] {
         metrics::counter!(SHED, "reason" => reason).absolute(0);
     }
 }

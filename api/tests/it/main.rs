@@ -10,6 +10,7 @@ mod documents;
 mod exports;
 mod feedback_links;
 mod gateway;
+mod guessing;
 mod idempotency;
 mod keys;
 mod operating;

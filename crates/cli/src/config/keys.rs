@@ -379,6 +379,16 @@ pub const KEYS: &[Key] = &[
         about: "connections from one address of another machine; more are closed as they come: raise it where a proxy stands between",
     },
     Key {
+        name: "http.failed_keys_per_minute",
+        environment: &[],
+        default: Fallback::Text("60"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "keys that open nothing which one address may send in a minute; more are answered 429, and keys that open something never are; 0 is no limit",
+    },
+    Key {
         name: "http.trusted_proxies",
         environment: &[],
         default: Fallback::Text(""),

@@ -68,6 +68,8 @@ pub struct Settings {
     pub requests: usize,
     /// Connections from one address of another machine.
     pub connections_per_address: usize,
+    /// Keys that open nothing which one address may send in a minute; 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// Proxies whose word about their clients counts.
     pub trusted_proxies: Proxies,
     /// Opens metrics and what `/readyz` says of dependencies.
@@ -289,6 +291,7 @@ impl Settings {
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
+            failed_keys_per_minute: values.number("http.failed_keys_per_minute"),
             trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
             metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,

@@ -127,6 +127,7 @@ impl Shared {
             ops,
             settings: towpath_api::Settings {
                 requests: settings.requests,
+                failed_keys_per_minute: settings.failed_keys_per_minute,
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
