@@ -23,10 +23,12 @@ use uuid::Uuid;
 use crate::app::App;
 use crate::client::Client;
 use crate::errors::{ApiError, Place};
+use crate::gate::Owner;
 use crate::guesses::Guesses;
 use crate::metric;
 use crate::scopes::{self, Need};
 use crate::session;
+use crate::turn::Held;
 
 const KEY: &str = "x-api-key";
 const TENANT: &str = "x-tenant-id";
@@ -88,7 +90,11 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
         Ok(tenant) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
-            next.run(request).await
+            let held = Held::of(request.extensions());
+            match held.claim(Owner::Workspace(tenant.id)) {
+                Ok(()) => next.run(request).await,
+                Err(full) => refuse(full.refusal()),
+            }
         }
         Err(error) => refuse(error),
     }

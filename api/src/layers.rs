@@ -1,7 +1,7 @@
 //! What surrounds every request: its id, its span, its metrics, a net for panics, the limit on how many at once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -23,7 +23,8 @@ use tracing::field::{Empty, display};
 use crate::agent::AgentError;
 use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
-use crate::{metric, turn};
+use crate::metric;
+use crate::turn::{self, Full};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -93,9 +94,8 @@ async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) ->
     turn::hold(through, request, next).await.unwrap_or_else(crowded)
 }
 
-fn crowded(wait: Duration) -> Response {
-    metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-    ApiError::unavailable("too many requests at once", wait).into_response()
+fn crowded(full: Full) -> Response {
+    full.refusal().into_response()
 }
 
 /// Whether the request brings trace data.
@@ -119,10 +119,7 @@ pub(crate) async fn limit_places(State(places): State<Arc<Gate>>, request: Reque
 
 async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let held = turn::hold(vec![places], request, next).await;
-    held.unwrap_or_else(|wait| {
-        metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-        AgentError::unavailable("Too many requests at once", wait).into_response()
-    })
+    held.unwrap_or_else(|full| AgentError::of(&full.refusal()).into_response())
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {

@@ -33,7 +33,7 @@ pub fn describe() {
     metrics::describe_counter!(
         SHED,
         Unit::Count,
-        "Requests refused at once, because too many were under way (requests), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), or one address had too many connections (connections) or sent too many keys that open nothing (failed_keys)"
+        "Requests refused at once, because too many were under way (requests) or too many of one workspace (share), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), or one address had too many connections (connections) or sent too many keys that open nothing (failed_keys)"
     );
     metrics::describe_histogram!(
         GATEWAY_HELD,
@@ -77,6 +77,7 @@ pub fn describe() {
     metrics::counter!(INGEST_BYTES).absolute(0);
     for reason in [
         "requests",
+        "share",
         "ingest_memory",
         "bodies",
         "backlog",

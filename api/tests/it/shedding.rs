@@ -168,6 +168,39 @@ async fn traces_leave_room_for_who_wants_to_look() {
     }
 }
 
+#[tokio::test]
+async fn one_workspace_leaves_room_for_another() {
+    let settings = Settings {
+        requests: 8,
+        ..Settings::default()
+    };
+    let world = World::with(settings).await;
+    let other = world.second_workspace().await;
+    let let_go = stall(&world).await;
+    let holders: Vec<_> = (0..7)
+        .map(|number| begin(&world, new_project(&world, &format!("held {number}"))))
+        .collect();
+    let refused = async {
+        loop {
+            let answer = world.get("/sessions").await;
+            if answer.status == StatusCode::TOO_MANY_REQUESTS {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let refused = tokio::time::timeout(Duration::from_secs(60), refused).await;
+    let refused = refused.expect("the workspace has its share of the places");
+    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    let call = Call::new(Method::GET, "/sessions").in_workspace(other);
+    assert_eq!(world.call(call).await.status, StatusCode::OK, "another workspace");
+    drop(let_go);
+    for holder in holders {
+        assert_eq!(holder.await.unwrap().status, StatusCode::OK);
+    }
+    assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+}
+
 /// As many half-sent bodies as there are places, and more.
 #[tokio::test]
 async fn bodies_that_do_not_come_take_no_places() {
