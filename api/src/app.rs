@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::export::Limits;
-use towpath_domain::{Clock, DeploymentId};
+use towpath_domain::{Clock, DeploymentId, Disk};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
@@ -44,6 +44,8 @@ pub struct Parts {
     pub sealer: Sealer,
     /// Where exports may go, and how addresses of users are judged.
     pub destinations: towpath_outbound::Settings,
+    /// Where traces and uploads end up.
+    pub disk: Disk,
     /// The process's clock.
     pub clock: Clock,
     /// Health and metrics.

@@ -168,6 +168,16 @@ impl ApiError {
         }
     }
 
+    /// 507: there is hardly any room to keep anything.
+    #[must_use]
+    pub fn no_room() -> Self {
+        let text = "the disk is nearly full: nothing new is kept until there is room";
+        Self {
+            retry_after: Some(Duration::from_secs(30)),
+            ..Self::new(StatusCode::INSUFFICIENT_STORAGE, text)
+        }
+    }
+
     /// 429: too much at once; try again after `retry_after`, which clients are told in whole seconds.
     pub fn too_many(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
@@ -357,6 +367,7 @@ fn code(status: StatusCode) -> &'static str {
         StatusCode::UNPROCESSABLE_ENTITY => "invalid request",
         StatusCode::TOO_MANY_REQUESTS => "too many requests",
         StatusCode::SERVICE_UNAVAILABLE => "unavailable",
+        StatusCode::INSUFFICIENT_STORAGE => "insufficient storage",
         _ => "internal error",
     }
 }

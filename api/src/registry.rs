@@ -27,7 +27,7 @@ use axum::{Json, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::header::{AUTHORIZATION, HeaderName, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::path::Path as Key;
 use serde_json::json;
 use towpath_domain::deployment::DeploymentStatus;
@@ -98,8 +98,13 @@ pub(crate) fn repository(app: &App, deployment: DeploymentId) -> Result<(String,
     Ok((host.to_owned(), format!("{host}/{REPOSITORIES}/{deployment}")))
 }
 
-/// Counts a request as one of the workspace whose token it carries. Without a good one a route refuses it at once.
+/// Counts a request as one of the workspace whose token it carries. Without a good one a route refuses it at once. Nothing
+/// is taken in where there is hardly any room.
 async fn share(State(app): State<App>, request: Request, next: Next) -> Response {
+    let sends = matches!(*request.method(), Method::POST | Method::PATCH | Method::PUT);
+    if sends && app.disk.is_low() {
+        return layers::short_of_room().into_response();
+    }
     if let Ok(token) = token(&app, request.headers()) {
         let held = Held::of(request.extensions());
         if let Err(full) = held.claim(Owner::Workspace(token.tenant)) {

@@ -314,3 +314,41 @@ async fn text_that_is_no_text_is_refused_with_its_place() {
         world.get(&format!("/api/v1/bulk-exports?{query}")).await.expect(422);
     }
 }
+
+#[tokio::test]
+async fn what_would_be_kept_is_refused_where_there_is_no_room() {
+    let world = World::new().await;
+    let kept = [
+        (Method::POST, "/runs/batch"),
+        (Method::POST, "/api/v1/runs/multipart"),
+        (Method::PATCH, "/runs/019c0000-0000-7000-8000-000000000000"),
+        (Method::POST, "/otel/v1/traces"),
+        (Method::POST, "/feedback"),
+        (Method::PUT, "/v2/uploads/019c0000-0000-7000-8000-000000000000"),
+        (Method::PUT, "/api-host/v2/uploads/019c0000-0000-7000-8000-000000000000"),
+        (
+            Method::POST,
+            "/v2/images/019c0000-0000-7000-8000-000000000000/blobs/uploads/",
+        ),
+    ];
+    let send = async |method: &Method, path: &str| {
+        let call = Call::new(method.clone(), path).in_workspace(world.tenant);
+        world.call(call.json(&json!({}))).await
+    };
+    world.disk.set_low(true);
+    for (method, path) in &kept {
+        let answer = send(method, path).await;
+        assert_eq!(answer.status, StatusCode::INSUFFICIENT_STORAGE, "{method} {path}");
+        assert!(answer.headers.contains_key("retry-after"), "{method} {path}");
+        assert!(answer.text.contains("the disk is nearly full"), "{}", answer.text);
+    }
+    // What is there can be looked at.
+    for path in ["/sessions", "/api/v1/bulk-exports", "/v2/deployments"] {
+        assert_eq!(world.get(path).await.status, StatusCode::OK, "{path}");
+    }
+    world.disk.set_low(false);
+    for (method, path) in &kept {
+        let answer = send(method, path).await;
+        assert_ne!(answer.status, StatusCode::INSUFFICIENT_STORAGE, "{method} {path}");
+    }
+}

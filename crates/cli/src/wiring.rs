@@ -1,6 +1,7 @@
 //! Puts the rooms together for the roles of this process, and takes them apart again.
 
 mod agent;
+mod disks;
 mod hosting;
 mod housekeeping;
 mod parts;

@@ -14,6 +14,16 @@ pub const KEYS: &[Key] = &[
         about: "folder for everything that is kept on this machine",
     },
     Key {
+        name: "disk.least_free_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 30,
+        },
+        about: "where less is free on the disk of the data folder, or of objects in a folder, traces and uploads are refused with 507 and builds wait; where less is free on that of `exports.file_root`, exports to it wait; 0 is no limit",
+    },
+    Key {
         name: "database_uri",
         environment: &["DATABASE_URI", "POSTGRES_URI"],
         default: Fallback::BelowDataByMode {

@@ -24,6 +24,8 @@ use super::values::Resolved;
 pub struct Settings {
     /// Absolute.
     pub data_dir: PathBuf,
+    /// So much has to be free on the disks of this process; 0 is anything.
+    pub disk_least_free_bytes: u64,
     /// May hold a password.
     pub database_uri: Secret,
     /// Connections of this process to the database.
@@ -261,6 +263,7 @@ impl Settings {
         let values = Checked(resolved);
         Self {
             data_dir: values.path("data_dir"),
+            disk_least_free_bytes: values.number::<u64>("disk.least_free_mb") << 20,
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use towpath_api::ops::Probe;
 use towpath_api::{App, Health, Ops, Parts, Reading};
 use towpath_domain::export::Credentials;
-use towpath_domain::{Clock, Secret};
+use towpath_domain::{Clock, Disks, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_query::Reader;
 use towpath_queue::Queue;
@@ -25,6 +25,8 @@ use towpath_workflows::world::{Keeping, Sizes, World};
 use crate::config::{Config, DeploymentBackend, Mode, Settings};
 use crate::storage;
 
+use super::disks;
+
 /// What several roles use.
 pub struct Shared {
     store: Store,
@@ -34,6 +36,7 @@ pub struct Shared {
     pub objects: Objects,
     sealer: Sealer,
     destinations: towpath_outbound::Settings,
+    disks: Disks,
 }
 
 impl Shared {
@@ -81,6 +84,7 @@ impl Shared {
             objects,
             sealer,
             destinations,
+            disks: disks::watch(settings),
         })
     }
 
@@ -123,6 +127,7 @@ impl Shared {
             objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
+            disk: self.disks.data.clone(),
             clock: Clock::system(),
             ops,
             settings: towpath_api::Settings {
@@ -157,6 +162,7 @@ impl Shared {
             destinations: self.destinations.clone(),
             heavy: Heavy::new().context("threads for heavy work")?,
             hosting,
+            disks: self.disks.clone(),
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 fold_delay: settings.fold_delay,
@@ -192,7 +198,10 @@ impl Shared {
             let objects = objects.clone();
             async move { objects.check().await }
         });
+        let disk = self.disks.data.clone();
+        let disk = probe(move || std::future::ready(if disk.is_low() { Err(DISK_LOW) } else { Ok(()) }));
         let health = health.require("database", database).want("objects", objects);
+        let health = health.want("disk", disk);
         let queue = self.queue.clone();
         if queue.health().state == towpath_queue::State::Local {
             return health;
@@ -212,6 +221,9 @@ impl Shared {
         health.want("redis", redis)
     }
 }
+
+/// Told where the disk has less room than it has to have.
+const DISK_LOW: &str = "less is free than disk.least_free_mb: new work is refused until there is room";
 
 /// Told where Redis is away: the error itself names addresses.
 pub(super) const REDIS_AWAY: &str = "it does not answer as it should; work is found by looking";
