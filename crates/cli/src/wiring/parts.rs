@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use towpath_api::ops::Probe;
 use towpath_api::{App, Health, Ops, Parts, Reading};
 use towpath_domain::export::Credentials;
@@ -26,6 +27,9 @@ use crate::config::{Config, DeploymentBackend, Mode, Settings};
 use crate::storage;
 
 use super::disks;
+
+/// More would only make programs slow that look through all they may have.
+const OPEN_FILES: u64 = 65_536;
 
 /// What several roles use.
 pub struct Shared {
@@ -244,11 +248,35 @@ pub fn engine(settings: &Settings) -> towpath_durable::Settings {
 
 /// How many connections a listener takes.
 pub fn connections(settings: &Settings) -> towpath_api::serve::Limits {
-    towpath_api::serve::Limits {
-        per_peer: settings.connections_per_address,
-        proxies: settings.trusted_proxies.clone(),
-        ..towpath_api::serve::Limits::default()
+    let usual = towpath_api::serve::Limits::default();
+    let files = open_files();
+    // Each is an open file. A quarter is for what is opened to answer, and an eighth for other addresses.
+    let connections = usual.connections.min(files - files / 4);
+    let of_one = connections - connections / 8;
+    if connections < usual.connections {
+        tracing::info!(
+            open_files = files,
+            connections,
+            "fewer connections than usual fit into the limit of open files"
+        );
     }
+    towpath_api::serve::Limits {
+        connections,
+        per_peer: settings.connections_per_address.min(of_one),
+        per_neighbour: usual.per_neighbour.min(of_one),
+        proxies: settings.trusted_proxies.clone(),
+    }
+}
+
+/// How many files this process may have open, after asking for as many as it may have: systems give a program a thousand
+/// where it does not ask.
+fn open_files() -> usize {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return 1024;
+    };
+    let wanted = hard.min(OPEN_FILES);
+    let raised = soft < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok();
+    usize::try_from(if raised { wanted } else { soft }).unwrap_or(usize::MAX)
 }
 
 /// Times of the scheduler.
