@@ -168,12 +168,10 @@ impl ApiError {
         }
     }
 
-    /// 507: there is hardly any room to keep anything.
-    #[must_use]
-    pub fn no_room() -> Self {
-        let text = "the disk is nearly full: nothing new is kept until there is room";
+    /// 507: there is no room to keep it; somebody may have made some after `retry_after`.
+    pub fn insufficient_storage(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
-            retry_after: Some(Duration::from_secs(30)),
+            retry_after: Some(retry_after),
             ..Self::new(StatusCode::INSUFFICIENT_STORAGE, text)
         }
     }

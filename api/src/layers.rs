@@ -1,7 +1,7 @@
 //! What surrounds every request: its id, its span, its metrics, a net for panics, the limit on how many at once.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
@@ -27,6 +27,8 @@ use crate::metric;
 use crate::turn::{self, Full};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Who finds no room on the disk may come back then.
+const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The layers of routes that always answer: health, metrics.
 pub(crate) fn plain(router: Router) -> Router {
@@ -107,7 +109,8 @@ fn crowded(full: Full) -> Response {
 /// Refuses what would be kept where there is hardly any room.
 pub(crate) fn short_of_room() -> ApiError {
     metrics::counter!(metric::SHED, "reason" => "disk").increment(1);
-    ApiError::no_room()
+    let text = "the disk is nearly full: nothing new is kept until there is room";
+    ApiError::insufficient_storage(text, ROOM_PATIENCE)
 }
 
 /// Whether what is sent there is kept on the disk.

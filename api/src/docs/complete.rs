@@ -112,7 +112,10 @@ fn complete_operation(method: &Method, path: &str, operation: &mut Value) {
         add("429", "Too much at once; `Retry-After` says when to come back");
     }
     if is_kept(method, path) {
-        add("507", "The disk is nearly full; `Retry-After` says when to come back");
+        add(
+            "507",
+            "There is no room to keep it; `Retry-After` says when to come back",
+        );
     }
     let tracing = is_tracing(path);
     for (status, response) in responses {

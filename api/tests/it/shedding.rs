@@ -10,6 +10,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_api::{Settings, serve};
+use towpath_domain::{ProjectId, SegmentId, TenantId};
+use towpath_store::segments::{self, Part};
 use uuid::Uuid;
 
 use crate::world::{Answer, Call, KEY, World};
@@ -351,4 +353,50 @@ async fn what_would_be_kept_is_refused_where_there_is_no_room() {
         let answer = send(method, path).await;
         assert_ne!(answer.status, StatusCode::INSUFFICIENT_STORAGE, "{method} {path}");
     }
+}
+
+#[tokio::test]
+async fn a_workspace_keeps_as_much_as_it_may() {
+    let settings = Settings {
+        stored_bytes_per_workspace: 1000,
+        ..Settings::default()
+    };
+    let world = World::with(settings).await;
+    let other = world.second_workspace().await;
+    let send = async |tenant: TenantId| {
+        let call = Call::new(Method::POST, "/runs/batch").in_workspace(tenant);
+        world.call(call.json(&json!({"post": []}))).await
+    };
+    let before = send(world.tenant).await;
+    assert_ne!(before.status, StatusCode::INSUFFICIENT_STORAGE, "{}", before.text);
+
+    let now = world.clock.now();
+    let segment = SegmentId::new();
+    let part = Part {
+        segment_id: segment,
+        tenant_id: world.tenant,
+        project_id: ProjectId::new(),
+        day: now.day(),
+        row_group: 0,
+        rows: 1,
+        min_sort_time: now,
+        max_sort_time: now,
+        min_seq: 1,
+        max_seq: 1,
+    };
+    let published = world.store.write(async |tx| {
+        segments::intend(tx, world.tenant, segment, "segments/a", None).await?;
+        segments::publish(tx, world.tenant, segment, 1, 1000, std::slice::from_ref(&part)).await
+    });
+    published.await.unwrap();
+    world.clock.advance(Duration::from_secs(60));
+    let full = send(world.tenant).await;
+    assert_eq!(full.status, StatusCode::INSUFFICIENT_STORAGE, "{}", full.text);
+    assert!(full.text.contains("1000 bytes"), "{}", full.text);
+    assert!(full.headers.contains_key("retry-after"));
+    let spans = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
+    world.call(spans.json(&json!({}))).await.expect(507);
+    assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+    let another = send(other).await;
+    assert_ne!(another.status, StatusCode::INSUFFICIENT_STORAGE, "{}", another.text);
 }

@@ -368,6 +368,16 @@ pub const KEYS: &[Key] = &[
         about: "days that trace runs are kept, counted from the day they started on; 0 keeps them for ever",
     },
     Key {
+        name: "traces.workspace_limit_mb",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 40,
+        },
+        about: "trace data that one workspace may keep, as it lies in the objects once it is folded; where it has as much, traces are refused with 507; 0 is no limit",
+    },
+    Key {
         name: "traces.index_cache_mb",
         environment: &[],
         default: Fallback::Text("256"),

@@ -64,6 +64,8 @@ pub struct Settings {
     pub exports: Limits,
     /// Days that trace runs are kept; `None` is for ever.
     pub retention_days: Option<u32>,
+    /// Trace data that a workspace may keep; 0 is no limit.
+    pub stored_bytes_per_workspace: u64,
     /// Memory for finding trace runs by id, in bytes.
     pub index_cache_bytes: usize,
     /// Requests worked on at once.
@@ -291,6 +293,7 @@ impl Settings {
                 run_retry: Duration::from_secs(values.number("exports.retry_seconds")),
             },
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
+            stored_bytes_per_workspace: values.number::<u64>("traces.workspace_limit_mb") << 20,
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),

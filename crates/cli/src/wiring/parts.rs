@@ -137,6 +137,7 @@ impl Shared {
             settings: towpath_api::Settings {
                 requests: settings.requests,
                 failed_keys_per_minute: settings.failed_keys_per_minute,
+                stored_bytes_per_workspace: settings.stored_bytes_per_workspace,
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
