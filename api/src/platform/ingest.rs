@@ -94,7 +94,7 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
     let encoding = text(&head.headers, &CONTENT_ENCODING)?;
     app.stored.check(&app.store, &app.clock, tenant.id).await?;
     // `_place` stands for the body's memory until it is written.
-    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes).await?;
+    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes, tenant.id).await?;
 
     let received_at = app.clock.now();
     let sent_bytes = body.len() as u64;
