@@ -178,10 +178,13 @@ impl Volumes {
         if !users.is_empty() {
             files = self.fetch_used(&name, &users, into).await?;
         }
-        if self.labels(deployment).await?.as_ref() != Some(&labels) {
-            // It was deleted meanwhile, and may be there again, empty, because a container was made with it.
-            let options = RemoveVolumeOptionsBuilder::new().build();
-            let _ = self.engine.remove_volume(&name, Some(options)).await;
+        let now = self.labels(deployment).await?;
+        if now.as_ref() != Some(&labels) {
+            // It was deleted meanwhile. A container that is made with it brings it back, bare and empty.
+            if now.is_some_and(|now| now.is_empty()) && self.look(&name).await?.is_empty {
+                let options = RemoveVolumeOptionsBuilder::new().build();
+                let _ = self.engine.remove_volume(&name, Some(options)).await;
+            }
             return Ok(None);
         }
         let own = Ids {

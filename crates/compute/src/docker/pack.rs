@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(tried("top", &top).unwrap(), Some(Ids { uid: 7, gid: 8 }));
         let names = fs::read_dir(folder.path().join("top")).unwrap();
         let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
-        assert_eq!(names, ["agent.db"], "SQLite would follow a link in place of its files");
+        assert_eq!(names, ["agent.db"], "no link lies beside a database");
     }
 
     #[test]
