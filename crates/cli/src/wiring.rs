@@ -32,7 +32,7 @@ use crate::telemetry;
 use parts::Shared;
 
 pub use agent::{AgentParts, AgentServer, Loaded, offer, reachable};
-pub use hosting::isolation;
+pub use hosting::{isolation, program};
 pub use roles::Roles;
 pub use surface::Surface;
 

@@ -5,9 +5,11 @@
 //! nothing behind. Databases lie in volumes named after their deployment. As with processes, one container at a time
 //! has a database, so the switch is the same: check on an empty volume, stop the old one, start the new one.
 
+mod backup;
 mod container;
 mod dockerfile;
 mod image;
+mod pack;
 mod program;
 mod reference;
 mod volume;
@@ -29,6 +31,7 @@ use towpath_domain::{DeploymentId, Secret};
 use towpath_outbound::Guard;
 use uuid::Uuid;
 
+pub use self::backup::{Ids, Placed, Restoring, Volumes};
 pub(crate) use self::container::Container;
 pub use self::container::Network;
 use self::container::{DATA, Startup};
@@ -128,15 +131,8 @@ impl Containers {
                 "deployments.docker_user must be two numbers such as 10001:10001, or image".to_owned(),
             ));
         }
-        let version = bollard::API_DEFAULT_VERSION;
-        let engine = if host.starts_with("unix://") {
-            bollard::Docker::connect_with_unix(host, CALL_LIMIT_SECONDS, version)
-        } else {
-            bollard::Docker::connect_with_http(host, CALL_LIMIT_SECONDS, version)
-        };
-        let engine = engine.map_err(|error| Error::Refused(format!("the Docker engine at {host}: {error}")))?;
         Ok(Self {
-            engine,
+            engine: connect(host, CALL_LIMIT_SECONDS)?,
             settings,
             root,
             life: Uuid::now_v7().to_string(),
@@ -486,6 +482,17 @@ fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
     ];
     let words = words.into_iter().chain(standby.then_some("--standby"));
     Some(words.map(str::to_owned).collect())
+}
+
+/// The engine need not answer now.
+fn connect(host: &str, limit_seconds: u64) -> Result<bollard::Docker> {
+    let version = bollard::API_DEFAULT_VERSION;
+    let engine = if host.starts_with("unix://") {
+        bollard::Docker::connect_with_unix(host, limit_seconds, version)
+    } else {
+        bollard::Docker::connect_with_http(host, limit_seconds, version)
+    };
+    engine.map_err(|error| Error::Refused(format!("the Docker engine at {host}: {error}")))
 }
 
 fn volume(deployment: DeploymentId) -> String {

@@ -39,6 +39,11 @@ impl Helper {
             }),
             ..ContainerCreateBody::default()
         };
+        Self::of(engine, body)
+    }
+
+    /// One that may be started.
+    pub(super) const fn of(engine: bollard::Docker, body: ContainerCreateBody) -> Self {
         Self { engine, body }
     }
 
@@ -140,13 +145,14 @@ pub(super) async fn own(helper: Helper, user: User) -> Result<Owner> {
         .await
 }
 
-struct Found {
-    uid: u64,
-    mode: u32,
-    is_empty: bool,
+pub(super) struct Found {
+    pub(super) uid: u64,
+    pub(super) gid: u64,
+    pub(super) mode: u32,
+    pub(super) is_empty: bool,
 }
 
-async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
+pub(super) async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
     let options = DownloadFromContainerOptionsBuilder::new().path(PLACE).build();
     let mut output = Box::pin(engine.download_from_container(id, Some(options)));
     let mut head = Vec::new();
@@ -162,10 +168,12 @@ async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
     let mut entries = archive.entries().map_err(unreadable())?;
     let folder = entries.next().transpose().map_err(unreadable())?;
     let folder = folder.ok_or_else(|| Error::Refused("the engine does not say whose a volume is".to_owned()))?;
-    let (uid, mode) = (folder.header().uid(), folder.header().mode());
+    let header = folder.header();
+    let (uid, gid, mode) = (header.uid(), header.gid(), header.mode());
     drop(folder);
     Ok(Found {
         uid: uid.map_err(unreadable())?,
+        gid: gid.map_err(unreadable())?,
         mode: mode.map_err(unreadable())?,
         // One that is cut off is one too.
         is_empty: entries.next().is_none(),
