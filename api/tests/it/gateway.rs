@@ -100,7 +100,7 @@ async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId
 async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, address: &str) {
     let put = world
         .store
-        .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address).await);
+        .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address, "database").await);
     put.await.unwrap();
 }
 

@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod compacting;
+mod databases;
 mod deleting;
 mod deployments;
 mod drills;
