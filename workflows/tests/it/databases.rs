@@ -55,7 +55,11 @@ async fn a_revision_is_not_deployed_on_another_database() {
     assert_eq!(failed.status, RevisionStatus::DeployFailed);
     let why = failed.error.unwrap();
     assert!(why.contains("another one than it had"), "{why}");
-    assert!(yard.log(second, LogKind::Deploy).await.contains("another one than it had"));
+    assert!(
+        yard.log(second, LogKind::Deploy)
+            .await
+            .contains("another one than it had")
+    );
     assert_eq!(yard.fake().calls(), calls, "nothing was started or stopped");
     assert_eq!(yard.now().await.1, Some(served));
 

@@ -15,6 +15,7 @@ mod folds;
 mod frozen;
 mod home;
 mod indexing;
+mod keeping;
 mod many;
 mod postgres;
 mod quarantine;
