@@ -2,6 +2,7 @@
 
 use towpath_domain::{DeploymentId, RevisionId, TenantId, Timestamp};
 
+use crate::query::{Arg, Query};
 use crate::{Result, Tx};
 
 /// How a deployment that serves is doing.
@@ -14,6 +15,18 @@ pub enum PlacementState {
     Switching,
     /// It does not start; it is tried again.
     Down,
+}
+
+impl PlacementState {
+    /// As it is stored and shown.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Switching => "switching",
+            Self::Down => "down",
+        }
+    }
 }
 
 /// Where a deployment runs.
@@ -55,6 +68,24 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) ->
     .bind(deployment)
     .fetch_optional(conn)
     .await)?)
+}
+
+/// Those of several deployments: what lists show beside them.
+///
+/// # Errors
+/// Those of the database.
+pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[DeploymentId]) -> Result<Vec<Placement>> {
+    let mut query = Query::new(
+        tx,
+        concat!(
+            "SELECT ",
+            columns!(deployment_placement),
+            " FROM deployment_placement WHERE tenant_id = "
+        ),
+    );
+    query.bind(Arg::Uuid(tenant.0)).push(" AND ");
+    query.any_of("deployment_id", ids.iter().map(|id| Arg::Uuid(id.0)));
+    query.fetch_all(tx).await
 }
 
 /// Every placement of a deployment that is not being torn down, for the process that keeps them.
