@@ -126,6 +126,18 @@ pub async fn end(tx: &mut Tx<'_>, life: Uuid) -> Result<()> {
     Ok(())
 }
 
+/// Nobody has it, in a database that was restored.
+///
+/// # Errors
+/// As every statement.
+pub async fn forget(tx: &mut Tx<'_>) -> Result<()> {
+    on!(tx, |conn| sqlx::query("DELETE FROM deployment_keeper")
+        .execute(conn)
+        .await
+        .map(drop))?;
+    Ok(())
+}
+
 /// Who has it, or had it last and did not give it back.
 ///
 /// # Errors
