@@ -43,7 +43,7 @@ def test_a_second_machine_takes_over_what_it_may(tmp_path):
         "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
         # No file of one data folder.
         "TOWPATH_ENCRYPTION_KEY": "5a" * 32,
-        "TOWPATH_DEPLOYMENTS_KEEPER_LEASE_SECONDS": "6",
+        "TOWPATH_DEPLOYMENTS_KEEPER_LEASE_SECONDS": "10",
     }
     kept = {"TOWPATH_DEPLOYMENTS_BACKEND": "process"}
     repository = Repository(tmp_path / "repository")
