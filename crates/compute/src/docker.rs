@@ -52,6 +52,8 @@ const ROOT_LABEL: &str = "dev.towpath.root";
 const LIFE_LABEL: &str = "dev.towpath.life";
 const DEPLOYMENT_LABEL: &str = "dev.towpath.deployment";
 const REVISION_LABEL: &str = "dev.towpath.revision";
+/// The id of the database in a volume.
+const DATABASE_LABEL: &str = "dev.towpath.database";
 /// What the engine gets to stop a container beside the container's own time.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// The setting that leaves images that name no user to root.
@@ -262,12 +264,22 @@ impl Containers {
             labels: Some(HashMap::from([
                 (ROOT_LABEL.to_owned(), self.root.mark()),
                 (DEPLOYMENT_LABEL.to_owned(), launch.deployment.to_string()),
+                // Of one that is there already the engine keeps the labels it has.
+                (DATABASE_LABEL.to_owned(), Uuid::now_v7().to_string()),
             ])),
             ..VolumeCreateRequest::default()
         };
         let made = self.engine.create_volume(request).await;
         made.map_err(engine_failed("making the volume of the database"))?;
         self.start(launch, Some(volume), standby, log, cancel).await
+    }
+
+    pub(crate) async fn database(&self, deployment: DeploymentId) -> Result<Option<String>> {
+        match self.engine.inspect_volume(&volume(deployment)).await {
+            Ok(found) => Ok(volume::database(found)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(engine_failed("looking for the deployment's database")(error)),
+        }
     }
 
     fn built(&self, launch: &Launch) -> Result<Built> {

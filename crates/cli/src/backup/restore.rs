@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use towpath_store::backup as copies;
-use towpath_store::{Dialect, Options, Store, migrations};
+use towpath_store::{Dialect, Options, Store, keepers, migrations};
 use towpath_traces::objects::Objects;
 
 use super::mark::{self, Attempt, Mark};
@@ -51,8 +51,8 @@ pub async fn restore(command: Restore) -> anyhow::Result<()> {
     }
     if about.without_deployments {
         println!(
-            "deployments are not in the backup: put their databases back before a server starts, or they begin with empty \
-             ones"
+            "deployments are not in the backup: put their databases back before a server starts; without its own none \
+             starts, unless towpath deployments accept-database lets it begin with an empty one"
         );
     }
     Ok(())
@@ -104,6 +104,8 @@ async fn put_back(
         .context("opening the database")?;
     store.migrate().await.context("migrating the database")?;
     let contents = store.read(async |tx| copies::contents(tx).await).await?;
+    // Whoever kept deployments when the backup was made does it in another database.
+    store.write(async |tx| keepers::forget(tx).await).await?;
     store.close().await;
     whole(objects::missing(&to, &contents.objects).await?)?;
     mark::clear(data)?;

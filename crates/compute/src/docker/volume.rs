@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::models::{ContainerCreateBody, HostConfig, Volume};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder, UploadToContainerOptionsBuilder,
 };
@@ -10,7 +10,7 @@ use futures::StreamExt as _;
 use uuid::Uuid;
 
 use super::container::{mount, remove};
-use super::engine_failed;
+use super::{DATABASE_LABEL, engine_failed};
 use crate::error::{Error, Result};
 
 /// Where a helper has the volume.
@@ -102,6 +102,12 @@ pub(super) enum Owner {
     Root,
     /// Another's.
     Other,
+}
+
+/// The id of the database in a volume. One that was made before there were ids is known by when that was.
+pub(super) fn database(mut volume: Volume) -> Option<String> {
+    let made = volume.created_at.map(|at| format!("made {at}"));
+    volume.labels.remove(DATABASE_LABEL).or(made)
 }
 
 /// Has a volume belong to the user, where nothing lies in it yet.
