@@ -1,6 +1,7 @@
 //! What is the same in every operation, said once: who may call, what each refusal looks like, which statuses come
 //! from the layers around the handlers.
 
+use http::Method;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
