@@ -21,6 +21,7 @@ mod postgres;
 mod quarantine;
 mod repeats;
 mod resealing;
+mod room;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
