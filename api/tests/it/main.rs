@@ -22,5 +22,6 @@ mod serving;
 mod sessions;
 mod shedding;
 mod spans;
+mod tls;
 mod traces;
 mod world;
