@@ -18,7 +18,7 @@ use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
 use crate::hosting::{self, Hosting};
-use crate::serve::roles;
+use crate::serve::{roles, warn_in_clear};
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
@@ -146,6 +146,10 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
              `DATABASE_URI=… towpath keys create`, or let everybody in with TOWPATH_AGENT_AUTH=none",
             settings.listen
         )));
+    }
+    // What a gateway signs comes from its own machine or network.
+    if roles.api && settings.agent.gateway_key.is_none() {
+        warn_in_clear(settings, settings.listen);
     }
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {

@@ -15,12 +15,13 @@ mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
-pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings};
+pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings, TlsFiles};
 pub use switches::Switches;
 pub use values::{Origin, Resolved};
 
@@ -129,6 +130,7 @@ impl Config {
             .unwrap_or_default();
         let mut resolved = values::resolve(inputs, &environment, &file);
         problems.extend(resolved.iter().filter_map(Resolved::problem));
+        problems.extend(misfits(&resolved));
         if !problems.is_empty() {
             return Err(Problems(problems));
         }
@@ -163,6 +165,28 @@ impl Config {
             _ => None,
         })
     }
+}
+
+/// What is wrong with values that are well by themselves.
+fn misfits(resolved: &[Resolved]) -> Vec<String> {
+    let text = |name: &str| {
+        let value = resolved.iter().find(|value| value.key.name == name)?;
+        value.text.as_deref()
+    };
+    let mut found = Vec::new();
+    match (text("tls.cert"), text("tls.key")) {
+        (Some(_), None) => found.push("tls.key: tls.cert is set, and has no key without it".to_owned()),
+        (None, Some(_)) => found.push("tls.cert: tls.key is set, and has no certificate without it".to_owned()),
+        _ => {}
+    }
+    let plain = text("tls.plain_listen").and_then(|address| address.parse::<SocketAddr>().ok());
+    if let Some(address) = plain.filter(|address| !address.ip().is_loopback()) {
+        found.push(format!(
+            "tls.plain_listen: expected an address of loopback such as 127.0.0.1:8403, got \"{address}\": what passes \
+             there is not protected"
+        ));
+    }
+    found
 }
 
 /// Jobs at a time that the usual connections of a worker are enough for…
