@@ -9,6 +9,7 @@ mod file;
 mod key;
 mod keys;
 mod kind;
+mod official;
 mod settings;
 mod switches;
 mod values;
@@ -21,6 +22,7 @@ use std::path::PathBuf;
 use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
+pub use official::{refusal, warnings_of_file};
 pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings, TlsFiles};
 pub use switches::Switches;
 pub use values::{Origin, Resolved};
@@ -122,7 +124,14 @@ impl Config {
     /// All problems at once: unknown keys, values of the wrong kind, a file that cannot be read.
     pub fn load(inputs: &Inputs) -> Result<Self, Problems> {
         let mut problems = Vec::new();
-        let (environment, warnings) = environment::layer(&inputs.environment);
+        let (environment, mut warnings) = environment::layer(&inputs.environment);
+        // Where an agent server is: the official one's users bring its variables along.
+        if matches!(inputs.mode, Mode::Agent | Mode::Dev) {
+            let set = inputs.environment.iter();
+            warnings.extend(official::warnings(
+                set.map(|(name, value)| (name.as_str(), value.as_str())),
+            ));
+        }
         let file = inputs
             .file
             .as_deref()

@@ -39,7 +39,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
     let spans = telemetry::start_logging(&config)?;
     let file = graphs(&config)?;
-    crate::agent::check_encryption(&config, &file)?;
+    crate::agent::check_official(&config, &file)?;
     let metrics = telemetry::start_metrics()?;
     let mut signals = Signals::listen()?;
     let opening = async {
