@@ -225,7 +225,7 @@ async fn secure_connection(
     };
     match accepted {
         Ok(stream) if tls::speaks_h2(&stream) => {
-            h2::connection(stream, from, router, head_timeout, draining, cut).await
+            h2::connection(stream, from, router, head_timeout, draining, cut).await;
         }
         Ok(stream) => connection(stream, from, true, router, head_timeout, (draining, cut)).await,
         Err(error) => tracing::debug!(%error, client.address = %from.0, "a TLS handshake failed"),
