@@ -224,9 +224,23 @@ async fn address(
         };
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok((found.id, address)),
-            (PlacementState::Down, _) => return Err(away()),
+            (PlacementState::Down, _) => return Err(down(&found, placement.error.as_deref(), caller)),
             _ => patience.wait().await?,
         }
+    }
+}
+
+/// Why it does not start is told to those who may look at it by other ways, too.
+fn down(found: &Found, why: Option<&str>, caller: Option<&Principal>) -> ApiError {
+    let may_know = caller.is_some_and(|caller| {
+        caller.workspaces.contains(&found.tenant_id) && scopes::require(&caller.scopes, Scope::Deployments).is_ok()
+    });
+    match why.and_then(|why| why.lines().next()).filter(|_| may_know) {
+        Some(why) => ApiError::unavailable(
+            format!("the deployment's agent server does not start, and is tried again: {why}"),
+            RETRY_AFTER,
+        ),
+        None => away(),
     }
 }
 

@@ -1,6 +1,7 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
 //! a trial file in the folder of objects, which it removes.
 
+mod keeper;
 mod secrets;
 mod tls;
 
@@ -14,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
-use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, pools, quarantine, workers};
+use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, quarantine};
 use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
@@ -322,7 +323,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
     if schema.check().is_ok() && schema.pending.is_empty() {
         if store.dialect() == Dialect::Postgres {
             skew(&store, findings).await;
-            builders(&store, findings).await;
+            keeper::look(&store, findings).await;
         }
         match store.read(async |tx| quarantine::usage(tx).await).await {
             Ok(usage) => quarantined(
@@ -370,26 +371,6 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
         names.join(", ")
     );
     findings.add("trust", Verdict::Warning, text);
-}
-
-/// Whether a worker builds and runs deployments. Of a cluster none has to, and what waits for one waits for ever.
-async fn builders(store: &Store, findings: &mut Findings) {
-    let pool = towpath_workflows::hosting::POOL;
-    let found = store.read(async |tx| pools::overview(tx, pool, workers::SEEN).await);
-    let queue = match found.await {
-        Ok(queue) => queue.unwrap_or_default(),
-        Err(error) => return findings.add("deployments", Verdict::Failed, error.to_string()),
-    };
-    if queue.workers > 0 {
-        findings.add("deployments", Verdict::Ok, "a worker builds and runs them");
-        return;
-    }
-    let text = format!(
-        "no worker builds and runs them, and {} jobs wait for one; set TOWPATH_DEPLOYMENTS_BACKEND=process or docker \
-         for one worker",
-        queue.ready
-    );
-    findings.add("deployments", Verdict::Warning, text);
 }
 
 /// What the server that uses the data folder has in quarantine.

@@ -3,6 +3,7 @@
 mod agent;
 mod hosting;
 mod housekeeping;
+mod keeper;
 mod parts;
 mod roles;
 mod surface;
@@ -24,17 +25,18 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
-use towpath_workflows::{fold_units, keep_deployments, sweep_traces};
+use towpath_workflows::{fold_units, sweep_traces};
 
 use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
 use crate::tls::Certificate;
+use keeper::{Builders, Part};
 use parts::Shared;
 
 pub use agent::{AgentParts, AgentServer, Loaded, offer, reachable};
-pub use hosting::isolation;
+pub use hosting::{isolation, program};
 pub use roles::Roles;
 pub use surface::Surface;
 
@@ -57,7 +59,7 @@ pub struct Server {
     /// Records the use of keys, where there is an API.
     key_uses: Option<JoinHandle<()>>,
     /// Keeps deployments, until it is told to stop them.
-    deployments: Option<(CancellationToken, JoinHandle<()>)>,
+    deployments: Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>,
     /// The folder's lock, given back last.
     _data: Option<crate::data_dir::DataDir>,
 }
@@ -92,8 +94,10 @@ impl Server {
         registry.attach(&store);
 
         let hosting = hosting::open(config, roles, shared.guard(), address, plain)?;
+        let part = Part::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
-        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
+        let health = part.told(shared.health(Health::new(draining.clone())));
+        let ops = Ops::new(health, metrics.clone())
             .behind(settings.metrics_key.as_ref())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal(settings));
@@ -136,23 +140,32 @@ impl Server {
         let mut deployments = None;
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
+            let registry = Arc::new(registry);
             let mut pools = registry.pools();
+            let hosting = part.hosting();
             // Performed where deployments are run, and nowhere else.
             pools.retain(|pool| *pool != towpath_workflows::hosting::POOL || hosting.is_some());
-            let options = parts::pools(settings, &pools);
-            let world = Arc::new(shared.world(settings, hosting.clone())?);
-            deployments = hosting.map(|_| {
-                let stop = CancellationToken::new();
-                let keeping = keep_deployments::run(Arc::clone(&world), stop.clone());
-                (stop, tokio::spawn(keeping))
-            });
-            Some(Workers::start(
-                engine,
-                &shared.queue,
-                &Arc::new(registry),
-                &world,
-                &options,
-            )?)
+            let mut options = parts::pools(settings, &pools);
+            let mut builds = options.clone();
+            builds
+                .pools
+                .retain(|(pool, _)| pool == towpath_workflows::hosting::POOL);
+            if matches!(part, Part::Standby { .. }) {
+                options
+                    .pools
+                    .retain(|(pool, _)| pool != towpath_workflows::hosting::POOL);
+            }
+            let world = Arc::new(shared.world(settings, hosting)?);
+            let builders = Builders {
+                engine: engine.clone(),
+                queue: shared.queue.clone(),
+                registry: Arc::clone(&registry),
+                options: builds,
+                grace,
+                draining: draining.clone(),
+            };
+            deployments = part.start(Arc::clone(&world), builders);
+            Some(Workers::start(engine, &shared.queue, &registry, &world, &options)?)
         } else {
             None
         };
@@ -308,12 +321,13 @@ impl Server {
 }
 
 /// Waits until nobody keeps deployments any more, though nobody asked for that: a process without it would look well.
-async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<()>)>) -> anyhow::Error {
+async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>) -> anyhow::Error {
     let Some((_, keeping)) = deployments else {
         return std::future::pending().await;
     };
     let why = match keeping.await {
-        Ok(()) => anyhow!("it ended by itself"),
+        Ok(Ok(())) => anyhow!("it ended by itself"),
+        Ok(Err(error)) => error,
         Err(error) => error.into(),
     };
     *deployments = None;

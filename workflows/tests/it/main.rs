@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod compacting;
+mod databases;
 mod deleting;
 mod deployments;
 mod drills;
@@ -14,6 +15,7 @@ mod folds;
 mod frozen;
 mod home;
 mod indexing;
+mod keeping;
 mod many;
 mod postgres;
 mod quarantine;

@@ -492,7 +492,7 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text("auto"),
         kind: Kind::Choice(&["auto", "process", "docker", "none"]),
-        about: "what runs deployments: processes of this machine, containers of its Docker engine, or nothing here; auto runs processes where one process does everything. One process of an installation may",
+        about: "what runs deployments: processes of this machine, containers of its Docker engine, or nothing here; auto runs processes where one process does everything. One process of an installation does: while another one has the right, auto stays without it, and process and docker wait for it",
     },
     Key {
         name: "deployments.trust",
@@ -618,6 +618,13 @@ pub const KEYS: &[Key] = &[
         default: Fallback::Text("5"),
         kind: Kind::Count { least: 0, most: 600 },
         about: "how long a request waits for an agent server that is replaced or started again, before it is answered 503",
+    },
+    Key {
+        name: "deployments.keeper_lease_seconds",
+        environment: &[],
+        default: Fallback::Text("120"),
+        kind: Kind::Count { least: 3, most: 3600 },
+        about: "how long the process that keeps deployments has that right unless it renews it: after that a process of another machine may begin. A database that does not answer for three quarters of it ends the process. On SQLite without effect",
     },
     Key {
         name: "deployments.keep_artifacts",

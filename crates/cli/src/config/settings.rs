@@ -167,6 +167,8 @@ pub struct DeploymentSettings {
     pub drain_grace: Duration,
     /// How long a request waits for it.
     pub hold: Duration,
+    /// How long the right to keep deployments lasts, unless it is renewed.
+    pub keeper_lease: Duration,
     /// Artifacts kept of each.
     pub keep_artifacts: u32,
     /// Where containers run.
@@ -396,6 +398,7 @@ impl Settings {
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
                 hold: Duration::from_secs(values.number("deployments.hold_seconds")),
+                keeper_lease: Duration::from_secs(values.number("deployments.keeper_lease_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
                 docker: DockerSettings {
                     host: values.text("deployments.docker_host").to_owned(),

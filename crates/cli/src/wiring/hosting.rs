@@ -248,7 +248,10 @@ fn fixed(settings: &Settings) -> Vec<(String, String)> {
 }
 
 /// This program, for agent servers. The file it was started from may have been replaced by a newer one meanwhile.
-fn program() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// This program cannot be found.
+pub fn program() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let live = PathBuf::from("/proc/self/exe");
     // The kernel names a replaced file so.

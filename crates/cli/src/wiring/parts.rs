@@ -259,13 +259,18 @@ pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Op
             "workers.pool_slots names a pool that no kind of job uses"
         );
     }
-    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     towpath_workers::Options {
-        host: host.unwrap_or_else(|| "localhost".to_owned()),
+        host: host(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         fallback: Duration::from_secs(1),
         ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, settings.slots_of(pool))))
     }
+}
+
+/// The machine's name, for operators.
+pub fn host() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    host.unwrap_or_else(|| "localhost".to_owned())
 }
 
 /// Where others reach the platform: as configured, else where it listens.
