@@ -69,6 +69,12 @@ impl Proxies {
         Self(at.into_iter().collect())
     }
 
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Whether one of them is at `address`.
     pub(crate) fn include(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

@@ -23,5 +23,6 @@ mod serving;
 mod sessions;
 mod shedding;
 mod spans;
+mod tls;
 mod traces;
 mod world;

@@ -3,6 +3,7 @@
 
 mod keeper;
 mod secrets;
+mod tls;
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -114,11 +115,12 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     let settings = &config.settings;
     let server = server(settings, &mut findings).await;
     if let Some(url) = &command.server {
-        match readiness(url).await {
+        match readiness(http(false), url).await {
             Some(answer) => findings.server(url, &answer),
             None => findings.add("server", Verdict::Failed, format!("no towpath server answers at {url}")),
         }
     }
+    tls::look(settings, &mut findings);
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
     database(settings, holder, &mut findings).await;
@@ -173,7 +175,9 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
         findings.add("port", Verdict::Ok, format!("{address} is free; no server runs there"));
         return false;
     }
-    let Some(answer) = readiness(&format!("http://{address}")).await else {
+    // Its certificate need not be for this address; nothing secret is sent.
+    let url = format!("{}://{address}", settings.scheme());
+    let Some(answer) = readiness(http(true), &url).await else {
         let text = format!("{address} cannot be listened on, and no towpath server answers there");
         findings.add("port", Verdict::Failed, text);
         return false;
@@ -182,10 +186,14 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
     true
 }
 
+fn http(any_certificate: bool) -> Option<reqwest::Client> {
+    let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE);
+    client.danger_accept_invalid_certs(any_certificate).build().ok()
+}
+
 /// What the server at `url` says of itself, where a towpath server is there.
-async fn readiness(url: &str) -> Option<Value> {
-    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().ok()?;
-    let asked = http
+async fn readiness(http: Option<reqwest::Client>, url: &str) -> Option<Value> {
+    let asked = http?
         .get(format!("{}/readyz?verbose", url.trim_end_matches('/')))
         .send()
         .await;
@@ -368,7 +376,7 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
 /// What the server that uses the data folder has in quarantine.
 async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
     let options = ServerOptions {
-        server: format!("http://{}", settings.listen),
+        server: settings.local_url(),
         api_key: settings.api_key.clone(),
         tenant: None,
         data_dir: Some(settings.data_dir.clone()),

@@ -31,6 +31,7 @@ mod signals;
 mod storage;
 mod telemetry;
 mod threads;
+mod tls;
 mod wiring;
 
 use std::process::ExitCode;

@@ -18,6 +18,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use towpath_api::serve::serve_over;
 use towpath_api::{App, Health, Ops};
 use towpath_domain::Secret;
 use towpath_durable::Engine;
@@ -31,6 +32,7 @@ use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
+use crate::tls::Certificate;
 use keeper::{Builders, Part};
 use parts::Shared;
 
@@ -42,6 +44,9 @@ pub use surface::Surface;
 /// A process at work.
 pub struct Server {
     address: SocketAddr,
+    /// Where it answers this machine without TLS, where it speaks TLS.
+    plain: Option<SocketAddr>,
+    certificate: Option<Certificate>,
     grace: Duration,
     store: Store,
     /// Cancelled: take nothing more.
@@ -75,15 +80,21 @@ impl Server {
         hide_memory();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
+        let certificate = Certificate::open(config)?;
         let listener = listen(settings.listen).await?;
         let address = listener.local_addr()?;
+        let plain_listener = match certificate {
+            Some(_) if roles.api => Some(listen(settings.tls_plain_listen).await.context("tls.plain_listen")?),
+            _ => None,
+        };
+        let plain = plain_listener.as_ref().map(TcpListener::local_addr).transpose()?;
 
         let shared = Shared::open(config, store.clone()).await?;
         // Every process that ends jobs must know how they end: also one that only takes requests.
         let mut registry = towpath_workflows::registry();
         registry.attach(&store);
 
-        let hosting = hosting::open(config, roles, shared.guard(), address)?;
+        let hosting = hosting::open(config, roles, shared.guard(), address, plain)?;
         let part = Part::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
         let health = part.told(shared.health(Health::new(draining.clone())));
@@ -101,8 +112,19 @@ impl Server {
         };
         let grace = settings.drain_grace;
         let limits = parts::connections(settings);
-        let serve = towpath_api::serve::serve_within(limits, listener, router, draining.clone(), grace);
-        let http = tokio::spawn(serve);
+        let tls = certificate.as_ref().map(Certificate::tls);
+        let here = plain_listener
+            .map(|plain| serve_over(None, limits.clone(), plain, router.clone(), draining.clone(), grace));
+        let everybody = serve_over(tls, limits, listener, router, draining.clone(), grace);
+        let http = tokio::spawn(async move {
+            match here {
+                None => everybody.await,
+                Some(here) => {
+                    let (everybody, here) = tokio::try_join!(everybody, here)?;
+                    Ok(everybody + here)
+                }
+            }
+        });
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {
@@ -157,6 +179,8 @@ impl Server {
         ));
         Ok(Self {
             address,
+            plain,
+            certificate,
             grace,
             store,
             draining,
@@ -177,6 +201,17 @@ impl Server {
         self.address
     }
 
+    /// Where clients reach it, in a browser or with an SDK.
+    pub fn url(&self) -> String {
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Where programs of this machine reach it, whatever its certificate is for and whoever signed that.
+    pub fn local_url(&self) -> String {
+        format!("http://{}", reachable(self.plain.unwrap_or(self.address)))
+    }
+
     /// A link that signs its first reader in to the dashboard as the holder of `key`, for the terminal of whoever
     /// started this. `None` without an API, and for a key that opens nothing.
     ///
@@ -185,7 +220,7 @@ impl Server {
     pub async fn sign_in_link(&self, key: &Secret) -> anyhow::Result<Option<String>> {
         let Some(app) = &self.app else { return Ok(None) };
         let path = app.sign_in_link(key).await?;
-        Ok(path.map(|path| format!("http://{}{path}", self.address)))
+        Ok(path.map(|path| format!("{}{path}", self.url())))
     }
 
     /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.

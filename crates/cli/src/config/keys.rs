@@ -416,6 +416,27 @@ pub const KEYS: &[Key] = &[
         about: "addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded count, with commas between",
     },
     Key {
+        name: "tls.cert",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "certificate in PEM, with its chain, that `listen` shows (and dev's `agent_listen`), which speaks TLS then; read again when it changes and at SIGHUP",
+    },
+    Key {
+        name: "tls.key",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "private key of tls.cert, in PEM without a passphrase",
+    },
+    Key {
+        name: "tls.plain_listen",
+        environment: &[],
+        default: Fallback::Text("127.0.0.1:8403"),
+        kind: Kind::Address,
+        about: "where a platform API that speaks TLS answers this machine without it: agent servers that it runs here send their traces there; an address of loopback",
+    },
+    Key {
         name: "metrics.key",
         environment: &["TOWPATH_METRICS_KEY"],
         default: Fallback::Absent,

@@ -76,6 +76,10 @@ pub struct Settings {
     pub failed_keys_per_minute: u32,
     /// Proxies whose word about their clients counts.
     pub trusted_proxies: Proxies,
+    /// What listeners speak TLS with.
+    pub tls: Option<TlsFiles>,
+    /// Where a platform that speaks TLS answers this machine without it.
+    pub tls_plain_listen: SocketAddr,
     /// Opens metrics and what `/readyz` says of dependencies.
     pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
@@ -102,6 +106,15 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// Collector of spans.
     pub otlp_endpoint: Option<String>,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// In PEM, with its chain.
+    pub cert: PathBuf,
+    /// In PEM.
+    pub key: PathBuf,
 }
 
 /// What the agent server alone is told.
@@ -262,6 +275,20 @@ impl Settings {
         })
     }
 
+    /// How clients of `listen` speak.
+    pub const fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// Where this machine reaches the platform that these settings start.
+    pub fn local_url(&self) -> String {
+        let address = match self.tls {
+            Some(_) => self.tls_plain_listen,
+            None => self.listen,
+        };
+        format!("http://{address}")
+    }
+
     /// Reads values whose kinds were checked before.
     pub(super) fn from_checked(resolved: &[Resolved]) -> Self {
         let values = Checked(resolved);
@@ -301,6 +328,11 @@ impl Settings {
             connections_per_address: values.number("http.connections_per_address"),
             failed_keys_per_minute: values.number("http.failed_keys_per_minute"),
             trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
+            tls: values
+                .optional_path("tls.cert")
+                .zip(values.optional_path("tls.key"))
+                .map(|(cert, key)| TlsFiles { cert, key }),
+            tls_plain_listen: values.number("tls.plain_listen"),
             metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
@@ -411,11 +443,19 @@ impl<'a> Checked<'a> {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        let path = PathBuf::from(self.text(name));
-        std::path::absolute(&path).unwrap_or(path)
+        absolute(self.text(name))
+    }
+
+    fn optional_path(&self, name: &str) -> Option<PathBuf> {
+        self.optional(name).map(absolute)
     }
 
     fn number<T: FromStr>(&self, name: &str) -> T {
         self.text(name).parse().ok().expect("its kind was checked before")
     }
+}
+
+fn absolute(path: &str) -> PathBuf {
+    let path = PathBuf::from(path);
+    std::path::absolute(&path).unwrap_or(path)
 }

@@ -326,7 +326,7 @@ pub fn public_url(settings: &Settings, address: SocketAddr) -> String {
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    format!("{}://{}", settings.scheme(), SocketAddr::new(ip, address.port()))
 }
 
 /// The credentials of this process's own environment, where it has any.
