@@ -134,6 +134,11 @@ impl Agent {
         }
     }
 
+    /// Another process of the same server with settings of its own, as a router.
+    pub fn beside_with(&self, settings: Settings) -> Router {
+        surface_with(&self.world, self.tenant, &CancellationToken::new(), settings)
+    }
+
     /// Another process of the same server, as a router.
     pub fn beside(&self) -> Router {
         surface(&self.world, self.tenant, &CancellationToken::new())
@@ -229,6 +234,10 @@ impl Agent {
 }
 
 fn surface(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -> Router {
+    surface_with(world, tenant, draining, Settings::default())
+}
+
+fn surface_with(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken, settings: Settings) -> Router {
     agent_router(AgentApp::new(Parts {
         store: world.store.clone(),
         engine: None,
@@ -239,7 +248,7 @@ fn surface(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -
         clock: world.store.clock().clone(),
         draining: draining.clone(),
         ops: Ops::new(Health::new(CancellationToken::new()), recorder().handle()),
-        settings: Settings::default(),
+        settings,
     }))
 }
 
