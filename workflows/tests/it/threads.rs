@@ -67,6 +67,7 @@ on_both!(
     a_state_is_not_written_to_a_thread_that_is_gone,
     calls_of_subgraphs_go_with_what_called_them,
     a_history_is_read_in_parts,
+    pages_of_a_list_share_a_part,
     items_that_a_graph_reads_live_on,
     metadata_of_a_run_names_no_other_graph_for_its_thread,
     an_update_is_told_of_as_long_as_events_are_kept,
@@ -373,6 +374,27 @@ async fn a_history_is_read_in_parts(server: Server) {
         }
     }
     assert_eq!(parts, whole);
+}
+
+/// As the host of graphs in Python lists them.
+async fn pages_of_a_list_share_a_part(server: Server) {
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    let all = server.checkpoints(thread).await;
+    let host = StateHost::new(server.store(), thread).in_parts(1);
+    let page = async |before: Option<&String>| {
+        let query = HistoryQuery {
+            limit: Some(1),
+            before: before.cloned(),
+            ..HistoryQuery::default()
+        };
+        let page = host.list("", &query).await.unwrap();
+        page.into_iter().map(|saved| saved.checkpoint.id).collect::<Vec<_>>()
+    };
+    assert_eq!(page(None).await, all[..1]);
+    assert!(page(Some(&all[0])).await.is_empty(), "the first page is a part already");
+    assert!(host.cut_short());
+    assert_eq!(page(None).await, all[..1], "a list that begins anew");
 }
 
 async fn items_that_a_graph_reads_live_on(server: Server) {
