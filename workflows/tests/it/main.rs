@@ -5,7 +5,11 @@ mod cancelling;
 mod compacting;
 mod deleting;
 mod deployments;
+#[path = "../../../tests/src/dice.rs"]
+mod dice;
 mod drills;
+#[path = "../../../tests/src/environment.rs"]
+mod environment;
 mod exports;
 mod failing;
 mod feedback;
@@ -26,6 +30,7 @@ mod scheduling;
 mod server;
 mod stopping;
 mod sweeping;
+mod thread_model;
 mod threads;
 mod visibility;
 mod webhooks;
