@@ -123,23 +123,23 @@ impl<'a> Filled<'a> {
             ..Batch::default()
         };
         for number in from..to {
-            let version = version(number);
-            let versions = json!({"log": version, "notes": self::version(0)});
+            let id = version(number);
+            let versions = json!({"log": id, "notes": version(0)});
             let checkpoint = json!({
-                "v": 4, "id": version, "ts": "2026-01-01T00:00:00+00:00", "channel_values": {},
+                "v": 4, "id": id, "ts": "2026-01-01T00:00:00+00:00", "channel_values": {},
                 "channel_versions": versions, "versions_seen": {}, "channels_apart": ["log", "notes"],
             });
             let metadata = json!({"source": "loop", "step": number, "run_id": run});
             batch.checkpoints.push(Checkpoint {
                 checkpoint_ns: String::new(),
-                checkpoint_id: version.clone(),
-                parent_checkpoint_id: number.checked_sub(1).map(self::version),
+                checkpoint_id: id.clone(),
+                parent_checkpoint_id: number.checked_sub(1).map(version),
                 checkpoint: checkpoint.to_string(),
                 metadata: metadata.to_string(),
             });
-            batch.blobs.push((String::new(), self.blob("log", version)));
+            batch.blobs.push((String::new(), self.blob("log", id)));
             if number == 0 {
-                batch.blobs.push((String::new(), self.blob("notes", self::version(0))));
+                batch.blobs.push((String::new(), self.blob("notes", version(0))));
             }
         }
         let id = self.id;
