@@ -7,6 +7,8 @@
 
 mod check;
 
+use std::time::{Duration, Instant};
+
 use axum::Router;
 use futures::future::join_all;
 use http::Method;
@@ -33,6 +35,8 @@ const SEED: u64 = 20_260_502;
 const ROUND: u64 = 40;
 /// Rounds beside each other.
 const BESIDE: usize = 8;
+/// A worker logs what it published so long ago. Readers of a thread wait a second for it.
+const SOON: Duration = Duration::from_millis(200);
 /// Of what is published to the other process, one in so many is lost.
 const LOST: u64 = 4;
 
@@ -127,6 +131,8 @@ struct Made {
     frames: Vec<Sent>,
     /// Published by the attempt at work, and not logged yet.
     pending: Vec<String>,
+    /// Since when that waits.
+    waits_since: Option<Instant>,
     over: Option<RunStatus>,
 }
 
@@ -189,6 +195,10 @@ impl<'a> Round<'a> {
         if !self.is_at_work() {
             return self.begin(None).await;
         }
+        let waits_since = self.current().waits_since;
+        if waits_since.is_some_and(|since| since.elapsed() >= SOON) {
+            self.log().await;
+        }
         match self.dice.below(100) {
             0..45 => {
                 for _ in 0..=self.dice.below(3) {
@@ -223,6 +233,7 @@ impl<'a> Round<'a> {
             number: 0,
             frames: Vec::new(),
             pending: Vec::new(),
+            waits_since: None,
             over: None,
         };
         let resumable = json!({"stream_resumable": logged});
@@ -268,6 +279,7 @@ impl<'a> Round<'a> {
             logged: false,
         });
         run.pending.push(text.clone());
+        run.waits_since.get_or_insert_with(Instant::now);
         self.publish(text, fate);
     }
 
@@ -340,6 +352,7 @@ impl<'a> Round<'a> {
             .unwrap();
         let waited = usize::try_from(pending).expect("a few");
         run.pending.clear();
+        run.waits_since = None;
         if logged {
             run.frames
                 .iter_mut()
@@ -354,6 +367,7 @@ impl<'a> Round<'a> {
         let run = self.current();
         if run.number > 0 {
             run.pending.clear();
+            run.waits_since = None;
             run.attempt += 1;
             run.number = 0;
         }
