@@ -6,7 +6,11 @@ mod auth;
 mod contract;
 mod dashboard;
 mod deployments;
+#[path = "../../../tests/src/dice.rs"]
+mod dice;
 mod documents;
+#[path = "../../../tests/src/environment.rs"]
+mod environment;
 mod exports;
 mod feedback_links;
 mod gateway;

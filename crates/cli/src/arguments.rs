@@ -15,7 +15,7 @@ use crate::remote;
 
 pub use bench::{
     Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchOverload,
-    ExportPhase,
+    BenchThreads, ExportPhase,
 };
 pub use config::{ConfigCommand, ConfigVerb, For};
 pub use keys::{Keys, KeysCommand};

@@ -16,6 +16,7 @@ mod report;
 mod runs;
 mod server;
 mod soak;
+mod threads;
 mod workload;
 
 use crate::arguments::{Bench, BenchCommand};
@@ -32,6 +33,7 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Overload(options) => overload::run(&options).await,
         BenchCommand::Export(options) => export::run(&options).await,
         BenchCommand::Ingest(options) => ingest::run(&options).await,
+        BenchCommand::Threads(options) => threads::run(&options).await,
         BenchCommand::Soak(options) => {
             let plan = soak::Plan::new(options.jobs, options.lanes, options.days)?;
             let database = match options.database {

@@ -6,7 +6,11 @@ mod compacting;
 mod databases;
 mod deleting;
 mod deployments;
+#[path = "../../../tests/src/dice.rs"]
+mod dice;
 mod drills;
+#[path = "../../../tests/src/environment.rs"]
+mod environment;
 mod exports;
 mod failing;
 mod feedback;
@@ -29,6 +33,7 @@ mod scheduling;
 mod server;
 mod stopping;
 mod sweeping;
+mod thread_model;
 mod threads;
 mod visibility;
 mod webhooks;
