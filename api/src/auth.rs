@@ -85,7 +85,10 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
         Ok(tenant) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
-            next.run(request).await
+            match app.limits.of_workspace(tenant.id).await {
+                Ok(()) => next.run(request).await,
+                Err(refusal) => refusal.into_response(),
+            }
         }
         Err(error) => refuse(error),
     }

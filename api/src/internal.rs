@@ -7,6 +7,7 @@ mod act;
 mod bulk;
 mod jobs;
 mod keys;
+mod limits;
 pub(crate) mod model;
 pub(crate) mod quarantine;
 mod queues;
@@ -105,6 +106,7 @@ pub(crate) fn platform_routes() -> Routes<App> {
         .routes(routes!(keys::revoke))
         .routes(routes!(keys::rotate))
         .routes(routes!(keys::reseal))
+        .routes(routes!(limits::list))
         .merge(quarantine::routes())
 }
 

@@ -21,31 +21,47 @@ use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
 use crate::agent::AgentError;
+use crate::app::App;
 use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
-use crate::{metric, turn};
+use crate::{limits, metric, turn};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The layers of routes that always answer: health, metrics.
 pub(crate) fn plain(router: Router) -> Router {
+    observed(answering(router))
+}
+
+/// What no route takes is answered too.
+fn answering(router: Router) -> Router {
     router
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_method)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(observe))
+}
+
+fn observed(router: Router) -> Router {
+    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(observe))
 }
 
 /// The layers of an API that works on at most `requests` at once and brings trace data into `wal`; `ops` stays outside of
-/// that limit.
-pub(crate) fn limited(router: Router, ops: Router, requests: usize, wal: Wal) -> Router {
+/// that limit. How often one caller may ask is looked at before.
+pub(crate) fn limited(router: Router, ops: Router, app: App) -> Router {
+    let (requests, wal) = (app.settings.requests, app.wal.clone());
     let gates = Arc::new(Gates {
         all: Arc::new(Gate::new(requests)),
         // Whatever comes in as traces, somebody can still look at what is going on.
         ingest: Arc::new(Gate::new(requests - requests / 4)),
         wal,
     });
-    plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
+    let router = router.layer(from_fn_with_state(gates, limit)).merge(ops);
+    let router = answering(router);
+    let router = if app.limits.are_on() {
+        router.layer(from_fn_with_state(app, limits::guard))
+    } else {
+        router
+    };
+    observed(router)
 }
 
 struct Gates {

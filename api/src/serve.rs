@@ -1,7 +1,7 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
 mod patient;
-mod peers;
+pub(crate) mod peers;
 mod unread;
 mod waiting;
 

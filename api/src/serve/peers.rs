@@ -50,7 +50,7 @@ impl Drop for Counted {
 }
 
 /// Whose an address is: with IPv6 whoever has one has the 2^64 of its network.
-fn network(address: IpAddr) -> IpAddr {
+pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
             let bits = address.to_bits() & !u128::from(u64::MAX);

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use towpath_api::Proxies;
+use towpath_api::limits::Own;
 use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
@@ -70,6 +71,8 @@ pub struct Settings {
     pub connections_per_address: usize,
     /// Proxies whose word about their clients counts.
     pub trusted_proxies: Proxies,
+    /// How often one caller may ask.
+    pub limits: LimitSettings,
     /// Opens metrics and what `/readyz` says of dependencies.
     pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
@@ -96,6 +99,15 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// Collector of spans.
     pub otlp_endpoint: Option<String>,
+}
+
+/// How often one caller may ask.
+#[derive(Clone, Debug)]
+pub struct LimitSettings {
+    /// `off`, `us`, `eu`, or a file.
+    pub rules: String,
+    /// Limits of one's own.
+    pub own: Own,
 }
 
 /// What the agent server alone is told.
@@ -290,6 +302,14 @@ impl Settings {
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
             trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
+            limits: LimitSettings {
+                rules: values.text("limits.rules").to_owned(),
+                own: Own {
+                    key: values.number("limits.requests_per_key"),
+                    workspace: values.number("limits.requests_per_workspace"),
+                    deployment: values.number("limits.requests_per_deployment"),
+                },
+            },
             metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use towpath_api::limits::{Own, Table};
 use towpath_api::ops::Probe;
-use towpath_api::{App, Health, Ops, Parts, Reading};
+use towpath_api::{App, Health, Limits, Ops, Parts, Reading};
 use towpath_domain::export::Credentials;
 use towpath_domain::{Clock, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_query::Reader;
-use towpath_queue::Queue;
+use towpath_queue::{Queue, Windows};
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
@@ -108,7 +109,7 @@ impl Shared {
         address: SocketAddr,
         agents: Option<Store>,
         wal: Wal,
-        ops: Ops,
+        (ops, limits): (Ops, Limits),
     ) -> anyhow::Result<App> {
         let reader = Reader::new(self.store.clone(), self.objects.clone());
         // Queries work on threads made for them; this one only waits.
@@ -125,6 +126,7 @@ impl Shared {
             destinations: self.destinations.clone(),
             clock: Clock::system(),
             ops,
+            limits,
             settings: towpath_api::Settings {
                 requests: settings.requests,
                 ingest_body_bytes: settings.ingest_body_bytes,
@@ -236,6 +238,29 @@ pub fn connections(settings: &Settings) -> towpath_api::serve::Limits {
         proxies: settings.trusted_proxies.clone(),
         ..towpath_api::serve::Limits::default()
     }
+}
+
+/// How often one caller of the platform may ask. Shared by all processes where there is a Redis.
+///
+/// # Errors
+/// When there are no rules that can be used.
+pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
+    let table = match settings.limits.rules.as_str() {
+        "off" => None,
+        rules => Some(Table::load(rules).with_context(|| format!("limits.rules: {rules}"))?),
+    };
+    let own = settings.limits.own;
+    if table.is_none() && own == Own::default() {
+        return Ok(Limits::off());
+    }
+    let clock = Clock::system();
+    let windows = match &settings.redis_uri {
+        None => Windows::local(clock.clone()),
+        Some(uri) => Windows::redis(uri.reveal(), towpath_queue::Options::default())
+            .await
+            .context("redis_uri")?,
+    };
+    Ok(Limits::new(table, own, windows, clock))
 }
 
 /// Times of the scheduler.
