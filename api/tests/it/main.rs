@@ -12,6 +12,7 @@ mod feedback_links;
 mod gateway;
 mod idempotency;
 mod keys;
+mod limits;
 mod operating;
 mod operations;
 mod quarantine;
