@@ -18,7 +18,7 @@ use crate::{Error, Options, metric};
 
 const SCRIPT: &str = include_str!("take.lua");
 /// A request waits for Redis no longer; then it is judged here.
-const PATIENCE: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(100);
 /// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(250);
 /// A connection that nobody uses is tried this often, so that a loss shows before a request.
