@@ -14,8 +14,8 @@ use crate::config::{Flag, Inputs, Mode};
 use crate::remote;
 
 pub use bench::{
-    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchOverload,
-    ExportPhase,
+    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchLimits,
+    BenchOverload, ExportPhase,
 };
 pub use config::{ConfigCommand, ConfigVerb, For};
 pub use keys::{Keys, KeysCommand};

@@ -8,6 +8,7 @@ mod deploy;
 mod engine;
 mod export;
 mod ingest;
+mod limits;
 mod overload;
 mod peer;
 mod process;
@@ -32,6 +33,7 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Overload(options) => overload::run(&options).await,
         BenchCommand::Export(options) => export::run(&options).await,
         BenchCommand::Ingest(options) => ingest::run(&options).await,
+        BenchCommand::Limits(options) => limits::run(&options).await,
         BenchCommand::Soak(options) => {
             let plan = soak::Plan::new(options.jobs, options.lanes, options.days)?;
             let database = match options.database {
