@@ -4,6 +4,7 @@
 //! beyond that share one log: nobody who invents identities gets more than that.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -24,6 +25,8 @@ pub struct Memory {
     shards: [Mutex<Shard>; SHARDS],
     /// The shard that is swept beside the ones a request is about.
     next: AtomicUsize,
+    /// Nobody can choose an identity so that it comes into a certain shard.
+    hasher: RandomState,
 }
 
 #[derive(Default)]
@@ -52,6 +55,7 @@ impl Default for Memory {
         Self {
             shards: std::array::from_fn(|_| Mutex::default()),
             next: AtomicUsize::new(0),
+            hasher: RandomState::new(),
         }
     }
 }
@@ -61,19 +65,20 @@ impl Memory {
     pub fn take(&self, asked: &[Ask<'_>], now: i64) -> Verdict {
         self.sweep_one(now);
         // In the order of shards, so that two requests never wait for each other.
-        let mut places: Vec<usize> = asked.iter().map(shard_of).collect();
-        places.sort_unstable();
-        places.dedup();
+        let places: Vec<usize> = asked.iter().map(|ask| self.place_of(ask)).collect();
+        let mut order = places.clone();
+        order.sort_unstable();
+        order.dedup();
         let mut held: Vec<(usize, MutexGuard<'_, Shard>)> =
-            places.into_iter().map(|place| (place, self.lock(place))).collect();
+            order.into_iter().map(|place| (place, self.lock(place))).collect();
         let mut looks = Vec::with_capacity(asked.len());
-        for ask in asked {
-            looks.push(shard_in(&mut held, shard_of(ask)).look(ask, now));
+        for (ask, &place) in asked.iter().zip(&places) {
+            looks.push(shard_in(&mut held, place).look(ask, now));
         }
         let passes = looks.iter().all(|look| look.wait == 0);
         if passes {
-            for (ask, look) in asked.iter().zip(&mut looks) {
-                shard_in(&mut held, shard_of(ask)).push(ask, look);
+            for ((ask, &place), look) in asked.iter().zip(&places).zip(&mut looks) {
+                shard_in(&mut held, place).push(ask, look);
                 look.held += 1;
             }
         }
@@ -93,22 +98,18 @@ impl Memory {
         }
     }
 
+    fn place_of(&self, ask: &Ask<'_>) -> usize {
+        let hash = self.hasher.hash_one((ask.slot, ask.who));
+        usize::try_from(hash % SHARDS as u64).unwrap_or(0)
+    }
+
     fn lock(&self, place: usize) -> MutexGuard<'_, Shard> {
         // Nothing in here panics half way through a change.
         self.shards[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn shard_of(ask: &Ask<'_>) -> usize {
-    let slot = usize::from(ask.slot);
-    // Addresses end alike in one byte and begin alike in another.
-    let who = ask.who.iter().fold(0_usize, |sum, &byte| {
-        sum.wrapping_mul(31).wrapping_add(usize::from(byte))
-    });
-    slot.wrapping_mul(7).wrapping_add(who) % SHARDS
-}
-
-fn shard_in<'h, 'm>(held: &'h mut [(usize, MutexGuard<'m, Shard>)], place: usize) -> &'h mut Shard {
+fn shard_in<'h>(held: &'h mut [(usize, MutexGuard<'_, Shard>)], place: usize) -> &'h mut Shard {
     let found = held.iter_mut().find(|(at, _)| *at == place);
     &mut found.expect("the shards of all windows were locked").1
 }
