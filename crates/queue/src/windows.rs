@@ -9,6 +9,7 @@ mod memory;
 mod remote;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use towpath_domain::Clock;
@@ -73,6 +74,8 @@ pub struct Windows {
     local: Memory,
     clock: Clock,
     remote: Option<Remote>,
+    /// Requests counted here that ought to have been shared.
+    apart: AtomicU64,
 }
 
 impl Windows {
@@ -83,6 +86,7 @@ impl Windows {
             local: Memory::default(),
             clock,
             remote: None,
+            apart: AtomicU64::new(0),
         }
     }
 
@@ -98,6 +102,7 @@ impl Windows {
             local: Memory::default(),
             clock,
             remote: Some(Remote::start(uri, options).await?),
+            apart: AtomicU64::new(0),
         })
     }
 
@@ -111,6 +116,7 @@ impl Windows {
                 return verdict;
             }
             metrics::counter!(metric::COUNTED_APART).increment(1);
+            self.apart.fetch_add(1, Ordering::Relaxed);
         }
         self.local.take(asked, self.clock.now().micros())
     }
@@ -123,6 +129,12 @@ impl Windows {
             Some(remote) if remote.is_up() => Counted::Shared,
             Some(_) => Counted::Apart,
         }
+    }
+
+    /// How many requests were counted in this process though they ought to be shared.
+    #[must_use]
+    pub fn counted_apart(&self) -> u64 {
+        self.apart.load(Ordering::Relaxed)
     }
 
     /// How many identities have a log in this process.

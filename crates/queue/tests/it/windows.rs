@@ -182,11 +182,35 @@ async fn moments(uri: &str, key: &str) -> Vec<i64> {
     command.query_async(&mut connection).await.unwrap()
 }
 
+/// Repeats a check in which some requests were counted apart, because the machine was too busy for Redis to answer in
+/// time.
+async fn shared_all_the_time(check: impl AsyncFn() -> Option<Outcome>) {
+    for _ in 0..5 {
+        if check().await != Some(Outcome::CountedApart) {
+            return;
+        }
+    }
+    panic!("Redis was too slow each time");
+}
+
+/// What came of a check; none where there is no Redis.
+#[derive(PartialEq, Eq)]
+enum Outcome {
+    Checked,
+    CountedApart,
+}
+
+fn any_apart(here: &Windows, there: &Windows) -> bool {
+    here.counted_apart() + there.counted_apart() > 0
+}
+
 #[tokio::test]
 async fn redis_agrees_with_the_model_for_two_processes_at_random_times() {
-    let Some((here, there, uri, prefix)) = shared().await else {
-        return;
-    };
+    shared_all_the_time(agrees_with_the_model).await;
+}
+
+async fn agrees_with_the_model() -> Option<Outcome> {
+    let (here, there, uri, prefix) = shared().await?;
     let (count, length) = (7, Duration::from_millis(100));
     let asked = [
         ask(0, "model", 1, count, length),
@@ -203,6 +227,9 @@ async fn redis_agrees_with_the_model_for_two_processes_at_random_times() {
         } else {
             tokio::time::sleep(Duration::from_micros(dice.below(9000))).await;
         }
+    }
+    if any_apart(&here, &there) {
+        return Some(Outcome::CountedApart);
     }
     let key = format!("{prefix}limit:audit:{}", "01".repeat(16));
     let passed = moments(&uri, &key).await;
@@ -230,13 +257,16 @@ async fn redis_agrees_with_the_model_for_two_processes_at_random_times() {
         assert_eq!(window, 0);
         assert!(wait <= length, "{wait:?}");
     }
+    Some(Outcome::Checked)
 }
 
 #[tokio::test]
 async fn who_waits_as_long_as_told_passes_in_redis() {
-    let Some((here, there, ..)) = shared().await else {
-        return;
-    };
+    shared_all_the_time(passes_when_told).await;
+}
+
+async fn passes_when_told() -> Option<Outcome> {
+    let (here, there, ..) = shared().await?;
     let asked = [ask(0, "wait", 1, 3, Duration::from_millis(200))];
     for _ in 0..5 {
         // Until the other process hears that it is full.
@@ -249,8 +279,13 @@ async fn who_waits_as_long_as_told_passes_in_redis() {
             }
         };
         tokio::time::sleep(wait + Duration::from_millis(1)).await;
-        assert_eq!(there.take(&asked).await.refused, None);
+        let verdict = there.take(&asked).await;
+        if any_apart(&here, &there) {
+            return Some(Outcome::CountedApart);
+        }
+        assert_eq!(verdict.refused, None);
     }
+    Some(Outcome::Checked)
 }
 
 #[tokio::test]
