@@ -204,7 +204,7 @@ fn ordered(rules: Vec<Rule>, order: &[String]) -> Result<Vec<Rule>, Error> {
     for id in order {
         let found = left
             .iter_mut()
-            .find(|rule| rule.as_ref().is_some_and(|rule| rule.id == *id));
+            .find(|rule| matches!(rule, Some(rule) if rule.id == *id));
         let rule = found.and_then(Option::take);
         sorted.push(rule.ok_or_else(|| Error::Invalid(format!("evaluation_order: {id} is no rule, or there twice")))?);
     }
