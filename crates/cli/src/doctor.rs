@@ -1,6 +1,7 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
 //! a trial file in the folder of objects, which it removes.
 
+mod limits;
 mod secrets;
 
 use std::net::TcpListener;
@@ -120,6 +121,7 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     }
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
+    limits::look(settings, &mut findings);
     database(settings, holder, &mut findings).await;
     match (holder, server) {
         (true, true) => quarantine_of_server(settings, &mut findings).await,

@@ -1,7 +1,7 @@
 //! Rate limits as an operator switches them on and looks at them.
 
 use crate::dev::Server;
-use crate::{err, run};
+use crate::{err, out, run, towpath};
 
 #[test]
 fn an_operator_sees_who_was_refused() {
@@ -57,4 +57,11 @@ fn a_file_that_is_wrong_keeps_the_server_from_starting() {
     let output = start();
     assert_eq!(output.status.code(), Some(1), "{}", err(&output));
     assert!(err(&output).contains("one: identity: expected"), "{}", err(&output));
+    let doctor = towpath(folder, &["doctor", "--data-dir", "data"])
+        .env("TOWPATH_LIMITS", "rules.json")
+        .output()
+        .unwrap();
+    assert_eq!(doctor.status.code(), Some(1));
+    let said = out(&doctor);
+    assert!(said.contains("limits.rules: rules.json: one: identity"), "{said}");
 }
