@@ -19,6 +19,7 @@ use towpath_api::{Limits, Proxies};
 use towpath_domain::Scope;
 use towpath_queue::Windows;
 
+use crate::dashboard::{cookie, sign_in};
 use crate::world::{Call, KEY, World};
 
 const SPEC: &str = include_str!("../../src/limits/rules.json");
@@ -476,6 +477,40 @@ async fn operators_see_who_is_near_a_limit_and_who_was_refused() {
         seen,
         json!({"table": null, "counted": "off", "items": [], "callers": []})
     );
+}
+
+#[tokio::test]
+async fn the_page_shows_callers_and_escapes_what_they_call_themselves() {
+    let world = following("us").await;
+    let page = async |world: &World| {
+        let cookie = cookie(&sign_in(world, KEY).await);
+        let call = Call::new(Method::GET, "/ui/limits").header("cookie", &cookie);
+        let answer = world.call(call).await;
+        assert_eq!(answer.status, 200);
+        assert!(!answer.text.contains(KEY));
+        answer.text
+    };
+    assert!(page(&world).await.contains("Nobody is near a limit"));
+    let user = Caller::in_session(&world, "<script>alert(1)</script>").await;
+    fill(&world, &user, ("POST", "/nothing/trigger"), 30).await;
+    assert_eq!(
+        ask(&world, &user, "POST", "/nothing/trigger").await.limit(),
+        "deletion_user"
+    );
+    let text = page(&world).await;
+    for part in [
+        "deletion_user",
+        "30 of 30",
+        "30 in 60 s",
+        "192.0.2.1",
+        "rules: us",
+        "counted in this process",
+    ] {
+        assert!(text.contains(part), "{part} is missing: {text}");
+    }
+    assert!(!text.contains("<script>alert"), "{text}");
+    let none = World::new().await;
+    assert!(page(&none).await.contains("No limits"));
 }
 
 /// Sends these heads on one connection and counts the answers of each status.
