@@ -91,9 +91,12 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
             let held = Held::of(request.extensions());
-            match held.claim(Owner::Workspace(tenant.id)) {
+            if let Err(full) = held.claim(Owner::Workspace(tenant.id)) {
+                return refuse(full.refusal());
+            }
+            match app.limits.of_workspace(tenant.id).await {
                 Ok(()) => next.run(request).await,
-                Err(full) => refuse(full.refusal()),
+                Err(refusal) => refusal.into_response(),
             }
         }
         Err(error) => refuse(error),

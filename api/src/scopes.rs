@@ -146,6 +146,7 @@ const LINES: &[Line] = &[
     line("GET", "/internal/schedules", OperatorRead),
     line("POST", "/internal/schedules/{schedule_id}/pause", Operator),
     line("POST", "/internal/schedules/{schedule_id}/resume", Operator),
+    line("GET", "/internal/limits", OperatorRead),
     line("GET", "/internal/keys", OperatorRead),
     line("POST", "/internal/keys", Operator),
     line("POST", "/internal/keys/reseal", Operator),

@@ -13,6 +13,7 @@ mod exports;
 mod gate;
 pub(crate) mod history;
 mod jobs;
+mod limits;
 mod quarantine;
 mod queues;
 mod schedules;
@@ -38,7 +39,7 @@ use crate::errors::ApiError;
 pub(crate) use gate::Links;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 8] = [
+pub(crate) const PAGES: [(&str, &str); 9] = [
     ("/ui/traces", "Traces"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
@@ -46,6 +47,7 @@ pub(crate) const PAGES: [(&str, &str); 8] = [
     ("/ui/deployments", "Deployments"),
     ("/ui/exports", "Exports"),
     ("/ui/schedules", "Schedules"),
+    ("/ui/limits", "Limits"),
     ("/ui/dead", "Dead letters"),
 ];
 
@@ -82,6 +84,7 @@ pub(crate) fn routes(app: &App) -> Router<App> {
         .route("/ui/exports/{export_id}", get(exports::detail))
         .route("/ui/schedules", get(schedules::page))
         .route("/ui/schedules/{schedule_id}/{action}", post(schedules::act))
+        .route("/ui/limits", get(limits::page))
         .route("/ui/dead", get(dead::page))
         .route("/ui/dead/{job_id}/retry", post(dead::retry))
         .route_layer(from_fn_with_state(app.clone(), gate::signed_in));

@@ -222,6 +222,7 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/exports",
         "/ui/exports/destinations",
         "/ui/schedules",
+        "/ui/limits",
         "/ui/dead",
         "/ui/quarantine",
     ] {

@@ -17,8 +17,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+use towpath_api::Limits;
+use towpath_api::limits::Own;
 use towpath_domain::deployment::{Source, SourceConfig};
 use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
+use towpath_queue::Windows;
 use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::{self, NewDeployment};
 use towpath_store::{placements, projects};
@@ -496,4 +499,33 @@ async fn one_that_does_not_start_says_why_to_its_owners(world: World) {
     assert_eq!(placement.await.unwrap().unwrap().database_id, None);
     let (status, ..) = ask(&world, Method::POST, &accept(DeploymentId::new()), Some(KEY), "").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_deployment_is_asked_as_often_as_its_limit_allows() {
+    let own = Own {
+        deployment: 2,
+        ..Own::default()
+    };
+    let world = World::limited(|clock| Limits::new(None, own, Windows::local(clock.clone()), clock)).await;
+    let upstream = Upstream::start().await;
+    for name in ["one", "two"] {
+        let id = deployment(&world, world.tenant, name).await;
+        place(&world, world.tenant, id, &upstream.address.to_string()).await;
+    }
+    for path in ["/d/one/threads", "/d/one/runs"] {
+        assert_eq!(ask(&world, Method::POST, path, Some(KEY), "{}").await.0, StatusCode::OK);
+    }
+    let (status, headers, body) = ask(&world, Method::POST, "/d/one/threads", Some(KEY), "{}").await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(detail(&body), "Rate limit exceeded");
+    assert_eq!(headers["retry-after"], "60");
+    assert_eq!(headers["ratelimit-policy"], "\"own-deployment\";q=2;w=60");
+    assert_eq!(upstream.asked().len(), 2, "the third did not arrive");
+    // Another deployment is another matter.
+    let other = ask(&world, Method::POST, "/d/two/threads", Some(KEY), "{}").await;
+    assert_eq!(other.0, StatusCode::OK);
+    world.clock.advance(Duration::from_secs(60));
+    let again = ask(&world, Method::POST, "/d/one/threads", Some(KEY), "{}").await;
+    assert_eq!(again.0, StatusCode::OK);
 }

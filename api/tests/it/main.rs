@@ -17,6 +17,7 @@ mod gateway;
 mod guessing;
 mod idempotency;
 mod keys;
+mod limits;
 mod operating;
 mod operations;
 mod quarantine;

@@ -8,6 +8,7 @@ mod deploy;
 mod engine;
 mod export;
 mod ingest;
+mod limits;
 mod overload;
 mod peer;
 mod process;
@@ -34,6 +35,7 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Export(options) => export::run(&options).await,
         BenchCommand::Ingest(options) => ingest::run(&options).await,
         BenchCommand::Threads(options) => threads::run(&options).await,
+        BenchCommand::Limits(options) => limits::run(&options).await,
         BenchCommand::Soak(options) => {
             let plan = soak::Plan::new(options.jobs, options.lanes, options.days)?;
             let database = match options.database {

@@ -34,6 +34,8 @@ pub enum BenchCommand {
     Deploy(BenchDeploy),
     /// Threads of an agent server with 10 to 10,000 checkpoints: append, state, history, rollback, copy, prune.
     Threads(BenchThreads),
+    /// Rate limits: what it costs a request to be counted, in memory and over Redis.
+    Limits(BenchLimits),
     /// Months of load on the engine: whether tables, database, memory and statement costs stay bounded.
     ///
     /// The clock of the database moves ahead day by day. The last quarter of the days is compared with the second quarter.
@@ -105,6 +107,20 @@ pub struct BenchDeploy {
     /// Deployments behind the first, each with one more revision.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub rounds: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath bench limits`
+#[derive(Debug, Args)]
+pub struct BenchLimits {
+    /// A Redis server [default: none]
+    #[arg(long, value_name = "URI")]
+    pub redis: Option<String>,
+    /// Requests counted in each phase.
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub calls: u64,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,
