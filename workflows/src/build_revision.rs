@@ -176,7 +176,8 @@ impl Work<'_> {
         if !is_built && !self.hosting.backend.runs_images() {
             return self.refuse_image(ctx).await;
         }
-        let artifact = if is_built {
+        // Held until the revision serves: a deployment that is deleted, or a round of tidying, leaves the artifact alone.
+        let (artifact, _using) = if is_built {
             self.artifact(ctx).await?
         } else {
             self.image(ctx).await?

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedMutexGuard};
 use towpath_compute::artifact::{self, Artifact, Removal};
 use towpath_compute::{Backend, Launch, Root, build, git, root};
-use towpath_domain::{DeploymentId, RevisionId, Scope, Secret};
+use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
 use towpath_durable::{Failure, Verdict};
 use towpath_store::access::{self, KeyLimits, NewKey};
 use towpath_store::deployments::Deployment;
@@ -72,6 +72,14 @@ impl Drop for Using<'_> {
     }
 }
 
+/// Why artifacts may go.
+enum Reason {
+    /// They are not kept, and were not used for so many hours.
+    Idle(u64),
+    /// Only revisions of this deployment were built into them.
+    OnlyOf(TenantId, DeploymentId),
+}
+
 impl Hosting {
     /// Puts the parts together.
     #[must_use]
@@ -96,6 +104,11 @@ impl Hosting {
     /// Waits until nobody else makes an artifact: equal revisions of several deployments share one.
     pub async fn lock_artifact(&self, key: &str) -> OwnedMutexGuard<()> {
         self.mutex(format!("artifact {key}")).lock_owned().await
+    }
+
+    /// As [`Hosting::lock_artifact`], unless somebody does.
+    fn try_lock_artifact(&self, key: &str) -> Option<OwnedMutexGuard<()>> {
+        self.mutex(format!("artifact {key}")).try_lock_owned().ok()
     }
 
     /// As [`Hosting::lock`], unless somebody does.
@@ -136,35 +149,66 @@ impl Hosting {
     /// # Errors
     /// Those of the database and of the disk. One that cannot be removed keeps no other from being removed.
     pub async fn prune(&self, store: &Store, hours: u64) -> Result<(), Failure> {
-        let each = self.settings.keep_artifacts;
-        let keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
+        let keep = self.kept(store).await?;
         let root = self.root.clone();
         let idle = tokio::task::spawn_blocking(move || artifact::idle(&root, &keep, hours)).await;
         let idle = idle.map_or_else(|_| Ok(Vec::new()), Verdict::retry)?;
-        self.discard(idle, hours).await
+        self.discard(store, idle, &Reason::Idle(hours)).await
     }
 
-    /// Removes these artifacts but those in use.
-    pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Failure> {
-        self.discard(keys, 0).await
+    /// Removes the artifacts that only this deployment's revisions were built into, but those in use.
+    ///
+    /// # Errors
+    /// As [`Hosting::prune`].
+    pub(crate) async fn remove(
+        &self,
+        store: &Store,
+        tenant: TenantId,
+        deployment: DeploymentId,
+    ) -> Result<(), Failure> {
+        let reason = Reason::OnlyOf(tenant, deployment);
+        let keys = only_of(store, tenant, deployment).await?;
+        self.discard(store, keys, &reason).await
     }
 
-    async fn discard(&self, keys: Vec<String>, hours: u64) -> Result<(), Failure> {
+    async fn kept(&self, store: &Store) -> Result<Vec<String>, Failure> {
+        let each = self.settings.keep_artifacts;
+        store.read(async |tx| artifacts::kept(tx, each).await).await.retry()
+    }
+
+    async fn discard(&self, store: &Store, keys: Vec<String>, reason: &Reason) -> Result<(), Failure> {
         let mut outcome = Ok(());
         for key in keys {
-            let removed = match self.withdraw(&key, hours) {
-                Ok(Some(removal)) => tokio::task::spawn_blocking(move || removal.finish())
-                    .await
-                    .map_or(Ok(()), Verdict::retry),
-                Ok(None) => Ok(()),
-                Err(failure) => Err(failure),
-            };
+            let removed = self.discard_one(store, &key, reason).await;
             if removed.is_err() {
                 outcome = removed;
             }
         }
         self.backend.sweep().await.retry()?;
         outcome
+    }
+
+    async fn discard_one(&self, store: &Store, key: &str, reason: &Reason) -> Result<(), Failure> {
+        // Who has it makes it, or records whose it is.
+        let Some(_alone) = self.try_lock_artifact(key) else {
+            return Ok(());
+        };
+        // Another revision may have been recorded with it since the list was read, and be over already.
+        let (may_go, hours) = match *reason {
+            Reason::Idle(hours) => (!self.kept(store).await?.iter().any(|kept| kept == key), hours),
+            Reason::OnlyOf(tenant, deployment) => {
+                let own = only_of(store, tenant, deployment).await?;
+                (own.iter().any(|own| own == key), 0)
+            }
+        };
+        if !may_go {
+            return Ok(());
+        }
+        let Some(removal) = self.withdraw(key, hours)? else {
+            return Ok(());
+        };
+        let finished = tokio::task::spawn_blocking(move || removal.finish()).await;
+        finished.map_or(Ok(()), Verdict::retry)
     }
 
     /// Takes an artifact from its place, unless it is in use or was within the last `hours`.
@@ -271,6 +315,11 @@ impl Hosting {
             .map(|(name, value)| (name.to_owned(), Secret::new(value)))
             .collect()
     }
+}
+
+async fn only_of(store: &Store, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>, Failure> {
+    let own = store.read(async |tx| artifacts::only_of(tx, tenant, deployment).await);
+    own.await.retry()
 }
 
 /// What the gateway signs requests to a deployment with.

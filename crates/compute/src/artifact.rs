@@ -153,12 +153,6 @@ impl Artifact {
         self.folder.join("source")
     }
 
-    /// `HOME` of the programs that build it.
-    #[must_use]
-    pub fn home(&self) -> PathBuf {
-        self.folder.join("home")
-    }
-
     /// How far it is.
     #[must_use]
     pub fn stage(&self) -> Stage {

@@ -8,13 +8,12 @@
 //! ```text
 //! <root>/                         only one process at a time uses it: `lock`
 //!   artifacts/<key>/source/       the tree, as it was fetched
-//!   artifacts/<key>/home/         HOME of the programs that build
 //!   artifacts/<key>/fetched.json  written when the tree is whole
 //!   artifacts/<key>/built.json    written when it can be started
 //!   agents/<deployment>/          data folder of a deployment's agent server
 //!   hosts/<deployment>/           environments for its code, where it has a user id of its own
 //!   cells/                        /tmp and changed sources of what runs apart; emptied at the start
-//!   scratch/                      what is checked, fetched or unpacked now; emptied at the start
+//!   scratch/                      what is checked, fetched or unpacked now, HOME of builds; emptied at the start
 //! ```
 
 mod agent;

@@ -15,8 +15,9 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::log::{LONGEST_LINE, Log, Splitter};
+use crate::metric;
 use crate::orphans::{self, RUN_MARK};
-use crate::{metric, tree};
+use crate::tree::{self, Limits};
 
 /// The most bytes of output that are kept where a caller reads them.
 const KEPT_OUTPUT: usize = 64 << 20;
@@ -30,8 +31,18 @@ pub struct Program {
     command: Command,
     what: &'static str,
     limit: Duration,
-    watched: Option<(PathBuf, u64)>,
+    watched: Option<Watched>,
     run: String,
+}
+
+/// Folders that must not grow too large.
+#[derive(Clone)]
+struct Watched {
+    folders: Vec<PathBuf>,
+    /// Bytes of all of them together.
+    most: u64,
+    /// Bytes that stay free on their disk.
+    free: u64,
 }
 
 /// How a program ended.
@@ -89,10 +100,14 @@ impl Program {
         self
     }
 
-    /// Ends it when `folder` holds more than `bytes`.
+    /// Ends it when `folders` hold more together than a tree may, or leave too little of their disk.
     #[must_use]
-    pub fn watching(mut self, folder: &Path, bytes: u64) -> Self {
-        self.watched = Some((folder.to_owned(), bytes));
+    pub fn watching<'a>(mut self, folders: impl IntoIterator<Item = &'a Path>, limits: Limits) -> Self {
+        self.watched = Some(Watched {
+            folders: folders.into_iter().map(Path::to_owned).collect(),
+            most: limits.bytes,
+            free: limits.free,
+        });
         self
     }
 
@@ -212,17 +227,31 @@ impl Drop for Group {
     }
 }
 
-async fn watch(watched: Option<&(PathBuf, u64)>) -> Error {
-    let Some((folder, most)) = watched else {
+async fn watch(watched: Option<&Watched>) -> Error {
+    let Some(watched) = watched else {
         return std::future::pending().await;
     };
     loop {
         tokio::time::sleep(WATCH_EVERY).await;
-        let (at, most) = (folder.clone(), *most);
-        let bytes = tokio::task::spawn_blocking(move || tree::bytes(&at, most)).await;
-        if bytes.unwrap_or_default() > most {
-            return Error::Refused(format!("it is larger than {} MB", most >> 20));
+        let watched = watched.clone();
+        let looked = tokio::task::spawn_blocking(move || watched.look()).await;
+        if let Ok(Err(error)) = looked {
+            return error;
         }
+    }
+}
+
+impl Watched {
+    fn look(&self) -> Result<()> {
+        let mut bytes = 0;
+        for folder in &self.folders {
+            bytes += tree::bytes(folder, self.most);
+            tree::has_room(folder, self.free)?;
+        }
+        if bytes > self.most {
+            return Err(Error::Refused(format!("it is larger than {} MB", self.most >> 20)));
+        }
+        Ok(())
     }
 }
 

@@ -2,10 +2,11 @@
 
 use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::git::{Repository, Token};
-use towpath_compute::{Log, backend, tarball};
+use towpath_compute::{Log, backend, tarball, tree};
 use towpath_domain::deployment::{RevisionStatus, Source};
 use towpath_domain::failpoint;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
@@ -15,22 +16,31 @@ use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
 use super::Work;
 use crate::deployment_log::DeploymentLog;
+use crate::hosting::Using;
 use crate::images;
 
+/// An artifact that is deployed again.
+struct Kept<'a> {
+    key: String,
+    using: Using<'a>,
+    /// Until its revision is recorded: who removes what a deleted deployment had looks at the records once more.
+    _alone: OwnedMutexGuard<()>,
+}
+
 impl Work<'_> {
-    /// The revision's artifact, made where it is not there yet. Answers its key.
-    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<String, Failure> {
-        if let Some(key) = self.kept().await? {
+    /// The revision's artifact, made where it is not there yet. Answers its key, which stays in use.
+    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
+        if let Some(kept) = self.kept().await? {
             self.log.info("what was built before is deployed again");
-            self.record(ctx, &key).await?;
-            return Ok(key);
+            self.record(ctx, &kept.key).await?;
+            return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingBuild).await?;
         self.advance(ctx, RevisionStatus::Building).await?;
         let plan = self.plan(ctx).await?;
         let key = plan.key();
         let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-        let _using = self.hosting.using(&key);
+        let using = self.hosting.using(&key);
         let _alone = self.hosting.lock_artifact(&key).await;
         // What is there says so on disk, in records written last: a journal would not know what was removed since.
         if self.has(&artifact).await? {
@@ -58,16 +68,16 @@ impl Work<'_> {
             self.lines.flush().await;
         }
         self.record(ctx, &key).await?;
-        Ok(key)
+        Ok((key, using))
     }
 
-    /// The artifact of a revision whose image somebody else built.
-    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<String, Failure> {
-        if let Some(key) = self.kept().await? {
+    /// The artifact of a revision whose image somebody else built. Answers its key, which stays in use.
+    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
+        if let Some(kept) = self.kept().await? {
             self.log.info("the image that was fetched before is deployed again");
             let reference = self.pinned().await?;
-            self.record_image(ctx, &key, reference.as_deref()).await?;
-            return Ok(key);
+            self.record_image(ctx, &kept.key, reference.as_deref()).await?;
+            return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
@@ -88,12 +98,12 @@ impl Work<'_> {
             Ok(pulled) => {
                 let key = backend::image_key(&uri, &pulled);
                 // Until its revision names it, nothing else keeps it.
-                let _using = self.hosting.using(&key);
+                let using = self.hosting.using(&key);
                 let _alone = self.hosting.lock_artifact(&key).await;
                 match backend.record_image(&self.hosting.root, &uri, &pulled).await {
                     Ok(key) => {
                         self.record_image(ctx, &key, reference.as_deref()).await?;
-                        Ok(key)
+                        Ok((key, using))
                     }
                     Err(error) => Err(error),
                 }
@@ -180,7 +190,7 @@ impl Work<'_> {
     }
 
     /// The artifact to deploy again, where that is what was asked and it is still here.
-    async fn kept(&self) -> Result<Option<String>, Failure> {
+    async fn kept(&self) -> Result<Option<Kept<'_>>, Failure> {
         let tenant = self.deployment.tenant_id;
         // An attempt that broke off behind the build has recorded it too.
         let wanted = [Some(self.revision.id), self.revision.redeploy_of];
@@ -191,11 +201,16 @@ impl Work<'_> {
                 .read(async |tx| artifacts::of(tx, tenant, revision).await);
             let Some(key) = found.await.retry()? else { continue };
             let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-            let _using = self.hosting.using(&key);
+            let using = self.hosting.using(&key);
+            let alone = self.hosting.lock_artifact(&key).await;
             if self.has(&artifact).await? {
                 // It may be older than those that are kept, and nothing names it until this revision does.
                 artifact.touch();
-                return Ok(Some(key));
+                return Ok(Some(Kept {
+                    key,
+                    using,
+                    _alone: alone,
+                }));
             }
         }
         Ok(None)
@@ -276,6 +291,7 @@ impl Work<'_> {
     async fn fetch(&self, ctx: &Ctx, plan: &Plan, artifact: &Artifact) -> Result<(), Failure> {
         let cancel = ctx.cancelled();
         let failed = |error| self.failed(&error, self.log);
+        tree::has_room(self.hosting.root.path(), self.hosting.git.tree.free).map_err(failed)?;
         artifact.begin().map_err(failed)?;
         match &plan.origin {
             Origin::Git { url, name, sha } => {

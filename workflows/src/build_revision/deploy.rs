@@ -20,7 +20,6 @@ impl Work<'_> {
     pub(super) async fn deploy(&self, ctx: &mut Ctx, artifact: &str) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let _using = self.hosting.using(artifact);
         let (launch, log) = self
             .hosting
             .launch(self.world, self.deployment, self.revision, artifact)?;

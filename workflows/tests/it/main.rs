@@ -1,6 +1,7 @@
 //! The workflows over a real SQLite file, real segments, and a stand-in for S3: performed one by one, so that a test
 //! can interrupt each at any call.
 
+mod artifacts;
 mod cancelling;
 mod compacting;
 mod deleting;

@@ -578,6 +578,16 @@ pub const KEYS: &[Key] = &[
         about: "largest source tree of a deployment, with what its build puts there",
     },
     Key {
+        name: "deployments.free_disk_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_048_576,
+        },
+        about: "room that builds leave on the disk of deployments: none begins or goes on with less",
+    },
+    Key {
         name: "deployments.health_timeout_seconds",
         environment: &[],
         default: Fallback::Text("300"),

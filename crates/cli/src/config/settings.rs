@@ -148,6 +148,8 @@ pub struct DeploymentSettings {
     pub build_timeout: Duration,
     /// Largest source tree, in bytes.
     pub source_bytes: u64,
+    /// What builds leave free of their disk, in bytes.
+    pub free_bytes: u64,
     /// What an agent server may take until it is healthy.
     pub health_timeout: Duration,
     /// What it gets to finish when it is replaced.
@@ -361,6 +363,7 @@ impl Settings {
                     .collect(),
                 build_timeout: Duration::from_secs(values.number("deployments.build_timeout_seconds")),
                 source_bytes: values.number::<u64>("deployments.source_limit_mb") << 20,
+                free_bytes: values.number::<u64>("deployments.free_disk_mb") << 20,
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
                 hold: Duration::from_secs(values.number("deployments.hold_seconds")),

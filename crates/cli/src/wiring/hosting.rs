@@ -75,6 +75,7 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     let root = Root::open(&folder).with_context(|| format!("deployments in {}", folder.display()))?;
     let tree = Limits {
         bytes: of_deployments.source_bytes,
+        free: of_deployments.free_bytes,
         ..Limits::default()
     };
     let path = path(config);
