@@ -17,8 +17,8 @@ use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_store::{deployments, revision_logs, revisions, source_uploads};
 
-use crate::World;
 use crate::hosting::Hosting;
+use crate::{World, sweep_archives};
 
 /// Looked at even when nothing happened: a placement may be another process's doing.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -104,6 +104,12 @@ pub async fn tidy(world: &World, hosting: &Hosting) {
     let chores = [
         ("artifacts", hosting.prune(&world.store, IDLE_HOURS).await),
         ("uploads", sweep_uploads(world).await.map(drop)),
+        (
+            "source archives",
+            sweep_archives::run(world, hosting.settings.keep_artifacts)
+                .await
+                .map(drop),
+        ),
         ("lines", forget_lines(world).await),
     ];
     for (what, done) in chores {

@@ -317,7 +317,15 @@ impl Work<'_> {
         let work = self.hosting.root.temporary().retry()?;
         let file = work.path().join("archive");
         let path = ObjectPath::parse(path).fatal()?;
-        let bytes = self.world.objects.get(&path).await.retry()?;
+        let bytes = match self.world.objects.get(&path).await {
+            // It was not needed for a day, or somebody else removed it: it is not there the next time either.
+            Err(error) if error.is_not_found() => {
+                return Err(Failure::fatal(
+                    "source_tarball_path: the archive is not there any more; send it again and make a new revision",
+                ));
+            }
+            bytes => bytes.retry()?,
+        };
         let write = async {
             let mut to = tokio::fs::File::create(&file).await?;
             to.write_all(&bytes).await?;

@@ -23,7 +23,7 @@ use towpath_store::{access, deployments, placements, projects, revision_logs, re
 use towpath_workflows::hosting::Hosting;
 use towpath_workflows::{build_revision, hosting, keep_deployments};
 
-use crate::home::Home;
+use crate::home::{Database, Home};
 
 pub(crate) struct Yard {
     pub(crate) home: Home,
@@ -43,7 +43,11 @@ fn path() -> String {
 
 impl Yard {
     pub(crate) async fn new() -> Self {
-        let mut home = Home::empty(1).await;
+        Self::new_on(&Database::Sqlite).await
+    }
+
+    pub(crate) async fn new_on(database: &Database) -> Self {
+        let mut home = Home::empty_on(database, 1).await;
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(&folder.path().join("deployments")).unwrap();
         let git = git::Settings {

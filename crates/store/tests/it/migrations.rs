@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 15] = [
+const FROZEN: [(&str, &str, &str); 16] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -89,6 +89,11 @@ const FROZEN: [(&str, &str, &str); 15] = [
         "0015_deployment_leftovers",
         "38e5b90cb1dbbcbfa1bad52ad38df293a3ef8a13329ab966cb735a4d47d44f344233d8da028b5f65ec1b0589ae20c7c5",
         "b98fdf4183e07095e16ebdf45c63d408c5f6ddd5494d5c9b1db129ae62690f3749d4c9149361fa6c64a20d2e9ead0998",
+    ),
+    (
+        "0019_archive_release",
+        "080243c94a8d0f47eb7c284d6789dccb1aaa1c577f0c04fc3e45bdc41d43607b2d67d3a2dae1dd3d7e331a62f60e5175",
+        "cc67ce4832586524bb2127f6311b8f2cd91350f116f57c25d2c7800422c70f642f8f51f71ee8abe9e641c3c9b33485b0",
     ),
 ];
 
