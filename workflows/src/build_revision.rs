@@ -182,6 +182,9 @@ impl Work<'_> {
         } else {
             self.image(ctx).await?
         };
+        if is_built {
+            self.packages(ctx, &artifact).await?;
+        }
         failpoint::hit("deploy.built");
         self.deploy(ctx, &artifact).await
     }

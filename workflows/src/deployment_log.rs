@@ -79,11 +79,24 @@ impl DeploymentLog {
         revision: RevisionId,
         secrets: Vec<Secret>,
     ) -> Self {
+        Self::masked(store, tenant, deployment, revision, LogKind::Deploy, secrets)
+    }
+
+    /// Lines of either kind. `secrets` are masked.
+    #[must_use]
+    pub fn masked(
+        store: &Store,
+        tenant: TenantId,
+        deployment: DeploymentId,
+        revision: RevisionId,
+        kind: LogKind,
+        secrets: Vec<Secret>,
+    ) -> Self {
         let owner = Owner {
             tenant,
             deployment,
             revision,
-            kind: LogKind::Deploy,
+            kind,
         };
         Self::new(store, owner, secrets)
     }

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::{Notify, OwnedMutexGuard, RwLock};
+use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{self, Artifact, Removal};
-use towpath_compute::{Backend, Launch, Root, build, git, root};
+use towpath_compute::{Backend, Launch, Log, Root, build, git, root};
+use towpath_domain::deployment::LogKind;
 use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
 use towpath_durable::{Failure, Verdict};
 use towpath_store::access::{self, KeyLimits, NewKey};
@@ -38,6 +40,8 @@ pub struct Hosting {
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Artifacts that a build is making or about to start.
     used: Mutex<HashMap<String, usize>>,
+    /// Shared while environments are made and recorded, alone while those that nothing needs are removed.
+    environments: RwLock<()>,
     nudge: Notify,
 }
 
@@ -92,6 +96,7 @@ impl Hosting {
             settings,
             locks: Mutex::default(),
             used: Mutex::default(),
+            environments: RwLock::default(),
             nudge: Notify::new(),
         }
     }
@@ -132,6 +137,18 @@ impl Hosting {
             hosting: self,
             key: key.to_owned(),
         }
+    }
+
+    /// Makes what the code of a deployment runs in, and has its artifact say that it needs that. False where there is
+    /// nothing to make.
+    pub(crate) async fn prepare(
+        &self,
+        launch: &Launch,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<bool, towpath_compute::Error> {
+        let _none_goes = self.environments.read().await;
+        self.backend.prepare(&self.build, launch, log, cancel).await
     }
 
     /// Something changed that whoever keeps deployments should look at.
@@ -185,6 +202,14 @@ impl Hosting {
             }
         }
         self.backend.sweep().await.retry()?;
+        // While one is being made, no artifact names it yet: another round finds the rest.
+        if let Ok(_none_is_made) = self.environments.try_write() {
+            let hours = match *reason {
+                Reason::Idle(hours) => hours,
+                Reason::OnlyOf(..) => 0,
+            };
+            self.backend.prune_environments(hours).await.retry()?;
+        }
         outcome
     }
 
@@ -244,13 +269,14 @@ impl Hosting {
         Ok(Secret::new(key))
     }
 
-    /// What starts a revision, and where its lines go.
+    /// What starts a revision, and where its lines of this kind go.
     pub(crate) fn launch(
         &self,
         world: &World,
         deployment: &Deployment,
         revision: &Revision,
         artifact: &str,
+        kind: LogKind,
     ) -> Result<(Launch, DeploymentLog), Failure> {
         let secrets = revision.secrets(&world.sealer).retry()?;
         let mut values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
@@ -268,7 +294,8 @@ impl Hosting {
         values.extend(keys.iter().map(Secret::new));
         values.extend(self.platform_key(deployment.id));
         variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(keys.join(","))));
-        let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
+        let (tenant, id) = (deployment.tenant_id, deployment.id);
+        let log = DeploymentLog::masked(&world.store, tenant, id, revision.id, kind, values);
         let config = revision.source_config().fatal()?;
         let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
         let launch = Launch {

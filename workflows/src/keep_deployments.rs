@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::metric;
 use towpath_domain::DeploymentId;
+use towpath_domain::deployment::LogKind;
 use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_store::{deployments, revision_logs, revisions, source_uploads};
@@ -424,16 +425,19 @@ async fn start(
                 .write(async |tx| placements::switching(tx, tenant, id).await)
                 .await
                 .retry()?;
-            let (launch, log) = hosting.launch(world, &deployment, &revision, &placement.artifact)?;
+            let (launch, log) = hosting.launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)?;
             log.log().info(if crashed {
                 "the agent server ended by itself and is started again"
             } else {
                 "the agent server is started"
             });
-            let started = match hosting.backend.stand_by(&launch, log.log(), stop).await {
-                Ok(standby) => hosting.backend.replace(&launch, standby, log.log(), stop).await,
-                Err(error) => Err(error),
+            let started = async {
+                // What an earlier build made is found; it is made where this machine has it no more.
+                hosting.prepare(&launch, log.log(), stop).await?;
+                let standby = hosting.backend.stand_by(&launch, log.log(), stop).await?;
+                hosting.backend.replace(&launch, standby, log.log(), stop).await
             };
+            let started = started.await;
             if let Err(error) = &started {
                 log.log().error(error.to_string());
             }

@@ -100,7 +100,7 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     check_encryption(&config, &file)?;
     if command.prepare {
         return Hosting::new(&config, Guard::new(Policy::default()), None)
-            .prepare(&file)
+            .prepare(&file, command.environment_file.as_deref())
             .await;
     }
     let metrics = telemetry::start_metrics()?;

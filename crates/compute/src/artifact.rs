@@ -153,6 +153,12 @@ impl Artifact {
         self.folder.join("source")
     }
 
+    /// Where it stands which environments its code runs in.
+    #[must_use]
+    pub fn environments(&self) -> PathBuf {
+        self.folder.join("environments")
+    }
+
     /// How far it is.
     #[must_use]
     pub fn stage(&self) -> Stage {

@@ -162,8 +162,17 @@ fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Whether a configuration names code that runs in an environment. Graphs that are declared as data need none.
+pub(crate) fn has_code(config: &Value) -> bool {
+    let graphs = config.get("graphs").and_then(Value::as_object);
+    let is_data = |graph: &Value| graph.get("native").is_some();
+    graphs.is_none_or(|graphs| !graphs.values().all(is_data))
+        || config.get("auth").is_some()
+        || config.get("http").is_some()
+}
+
 /// The configuration, as far as building needs it.
-fn read(file: &Path, shown: &str) -> Result<Value> {
+pub(crate) fn read(file: &Path, shown: &str) -> Result<Value> {
     let text = std::fs::read(file).map_err(Error::io(format!("reading {shown}")))?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;

@@ -39,8 +39,8 @@ pub struct Program {
 #[derive(Clone)]
 struct Watched {
     folders: Vec<PathBuf>,
-    /// Bytes of all of them together.
-    most: u64,
+    /// Bytes of all of them together, where that is bounded.
+    most: Option<u64>,
     /// Bytes that stay free on their disk.
     free: u64,
 }
@@ -86,6 +86,13 @@ impl Program {
         self
     }
 
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
     /// Adds variables.
     #[must_use]
     pub fn envs<K: AsRef<OsStr>, V: AsRef<OsStr>>(mut self, variables: impl IntoIterator<Item = (K, V)>) -> Self {
@@ -105,8 +112,19 @@ impl Program {
     pub fn watching<'a>(mut self, folders: impl IntoIterator<Item = &'a Path>, limits: Limits) -> Self {
         self.watched = Some(Watched {
             folders: folders.into_iter().map(Path::to_owned).collect(),
-            most: limits.bytes,
+            most: Some(limits.bytes),
             free: limits.free,
+        });
+        self
+    }
+
+    /// Ends it when the disk of `folder` has less than `free` bytes left.
+    #[must_use]
+    pub fn leaving(mut self, folder: &Path, free: u64) -> Self {
+        self.watched = Some(Watched {
+            folders: vec![folder.to_owned()],
+            most: None,
+            free,
         });
         self
     }
@@ -243,13 +261,13 @@ async fn watch(watched: Option<&Watched>) -> Error {
 
 impl Watched {
     fn look(&self) -> Result<()> {
-        let mut bytes = 0;
         for folder in &self.folders {
-            bytes += tree::bytes(folder, self.most);
             tree::has_room(folder, self.free)?;
         }
-        if bytes > self.most {
-            return Err(Error::Refused(format!("it is larger than {} MB", self.most >> 20)));
+        let Some(most) = self.most else { return Ok(()) };
+        let bytes: u64 = self.folders.iter().map(|folder| tree::bytes(folder, most)).sum();
+        if bytes > most {
+            return Err(Error::Refused(format!("it is larger than {} MB", most >> 20)));
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::git::{Repository, Token};
 use towpath_compute::{Log, backend, tarball, tree};
-use towpath_domain::deployment::{RevisionStatus, Source};
+use towpath_domain::deployment::{LogKind, RevisionStatus, Source};
 use towpath_domain::failpoint;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
 use towpath_domain::registry::RegistryLogin;
@@ -33,6 +33,8 @@ impl Work<'_> {
         if let Some(kept) = self.kept().await? {
             self.log.info("what was built before is deployed again");
             self.record(ctx, &kept.key).await?;
+            self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
+            self.advance(ctx, RevisionStatus::Deploying).await?;
             return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingBuild).await?;
@@ -69,6 +71,21 @@ impl Work<'_> {
         }
         self.record(ctx, &key).await?;
         Ok((key, using))
+    }
+
+    /// Makes what the artifact's code runs in, as the last part of the build. What was built before may need another
+    /// environment for this deployment, and for its variables.
+    pub(super) async fn packages(&self, ctx: &Ctx, artifact: &str) -> Result<(), Failure> {
+        let hosting = self.hosting;
+        let (launch, lines) = hosting.launch(self.world, self.deployment, self.revision, artifact, LogKind::Build)?;
+        let (log, begun) = (lines.log(), Instant::now());
+        let prepared = hosting.prepare(&launch, log, &ctx.cancelled()).await;
+        let prepared = prepared.map_err(|error| self.failed(&error, log));
+        if matches!(prepared, Ok(true)) {
+            self.took("packages", begun, log);
+        }
+        lines.flush().await;
+        prepared.map(drop)
     }
 
     /// The artifact of a revision whose image somebody else built. Answers its key, which stays in use.

@@ -171,18 +171,16 @@ fn processes(
     isolation: Isolation,
     root: Root,
 ) -> anyhow::Result<Processes> {
-    let mut fixed = fixed(settings);
-    // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
-    let hosts = settings.agent.hosts.folder.display().to_string();
-    fixed.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts));
     let settings = process::Settings {
         program: program()?,
         path,
         variables,
-        fixed,
+        fixed: fixed(settings),
         health: settings.deployments.health_timeout,
         grace: settings.deployments.drain_grace,
         isolation,
+        // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
+        hosts: settings.agent.hosts.folder.clone(),
     };
     Ok(Processes::new(settings, root))
 }
