@@ -19,7 +19,7 @@ use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store, Tx, artifacts};
 
 use crate::World;
-use crate::deployment_log::DeploymentLog;
+use crate::deployment_log::{DeploymentLog, Owner, Rates};
 
 /// Served only by the process that has [`Hosting`].
 pub const POOL: &str = "builds";
@@ -42,6 +42,8 @@ pub struct Hosting {
     used: Mutex<HashMap<String, usize>>,
     /// Shared while environments are made and recorded, alone while those that nothing needs are removed.
     environments: RwLock<()>,
+    /// What deployments may say.
+    rates: Rates,
     nudge: Notify,
 }
 
@@ -97,6 +99,7 @@ impl Hosting {
             locks: Mutex::default(),
             used: Mutex::default(),
             environments: RwLock::default(),
+            rates: Rates::default(),
             nudge: Notify::new(),
         }
     }
@@ -149,6 +152,12 @@ impl Hosting {
     ) -> Result<bool, towpath_compute::Error> {
         let _none_goes = self.environments.read().await;
         self.backend.prepare(&self.build, launch, log, cancel).await
+    }
+
+    /// Opens a log of a revision. `secrets` are masked.
+    #[must_use]
+    pub fn log(&self, store: &Store, owner: Owner, secrets: Vec<Secret>) -> DeploymentLog {
+        DeploymentLog::open(store, &self.rates, owner, secrets)
     }
 
     /// Something changed that whoever keeps deployments should look at.
@@ -295,7 +304,13 @@ impl Hosting {
         values.extend(self.platform_key(deployment.id));
         variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(keys.join(","))));
         let (tenant, id) = (deployment.tenant_id, deployment.id);
-        let log = DeploymentLog::masked(&world.store, tenant, id, revision.id, kind, values);
+        let owner = Owner {
+            tenant,
+            deployment: id,
+            revision: revision.id,
+            kind,
+        };
+        let log = self.log(&world.store, owner, values);
         let config = revision.source_config().fatal()?;
         let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
         let launch = Launch {

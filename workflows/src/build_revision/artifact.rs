@@ -15,7 +15,6 @@ use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
 use super::Work;
-use crate::deployment_log::DeploymentLog;
 use crate::hosting::Using;
 use crate::images;
 
@@ -101,8 +100,7 @@ impl Work<'_> {
         let uri = self.revision.config().fatal()?.image_uri;
         let uri = uri.ok_or_else(|| Failure::fatal("image_uri is missing"))?;
         let cancel = ctx.cancelled();
-        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
-        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let deploy = self.deploy_log();
         let log = deploy.log();
         log.info(format!("pulling {uri}"));
         let backend = &self.hosting.backend;

@@ -15,6 +15,7 @@ mod folds;
 mod frozen;
 mod home;
 mod indexing;
+mod lines;
 mod many;
 mod postgres;
 mod quarantine;
