@@ -4,6 +4,7 @@
 mod artifacts;
 mod cancelling;
 mod compacting;
+mod crowd;
 mod deleting;
 mod deployments;
 mod drills;

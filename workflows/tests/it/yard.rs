@@ -47,6 +47,11 @@ impl Yard {
     }
 
     pub(crate) async fn new_on(database: &Database) -> Self {
+        Self::new_keeping(database, 10).await
+    }
+
+    /// With so many artifacts kept of each deployment.
+    pub(crate) async fn new_keeping(database: &Database, keep_artifacts: i64) -> Self {
         let mut home = Home::empty_on(database, 1).await;
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(&folder.path().join("deployments")).unwrap();
@@ -66,7 +71,7 @@ impl Yard {
             isolation: Isolation::default(),
         };
         let settings = hosting::Settings {
-            keep_artifacts: 10,
+            keep_artifacts,
             ask_every: Duration::from_millis(5),
             platform_url: Some("http://127.0.0.1:8400".into()),
             public_url: Some("http://platform.example".into()),
