@@ -203,6 +203,9 @@ pub struct Agent {
     /// Write the address it listens on to this file once it does, for whoever chose port 0
     #[arg(long, value_name = "FILE")]
     pub address_file: Option<PathBuf>,
+    /// Write a line to standard output once it listens, for whoever cannot tell it from another server at that address
+    #[arg(long)]
+    pub tell_listening: bool,
     /// Drain and stop when standard input ends, as it does when the process that holds it is killed
     #[arg(long)]
     pub while_stdin_is_open: bool,

@@ -483,6 +483,7 @@ fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
         DATA,
         "--settings",
         &settings,
+        "--tell-listening",
     ];
     let words = words.into_iter().chain(standby.then_some("--standby"));
     Some(words.map(str::to_owned).collect())
