@@ -151,6 +151,11 @@ const LINES: &[Line] = &[
     line("POST", "/internal/keys/reseal", Operator),
     line("POST", "/internal/keys/{key_id}/revoke", Operator),
     line("POST", "/internal/keys/{key_id}/rotate", Operator),
+    line(
+        "POST",
+        "/internal/deployments/{deployment_id}/accept-database",
+        Operator,
+    ),
     line("GET", "/internal/quarantine", OperatorRead),
     line("GET", "/internal/quarantine/usage", OperatorRead),
     line("POST", "/internal/quarantine/bulk", Operator),

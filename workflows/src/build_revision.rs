@@ -28,6 +28,7 @@ use towpath_store::{self as store, Tx};
 
 use crate::deployment_log::{DeploymentLog, Owner};
 use crate::hosting::{Hosting, lane_of, record_key};
+use crate::world::room_on;
 use crate::{World, metric};
 
 /// Builds one revision and rolls it out.
@@ -170,6 +171,9 @@ impl Work<'_> {
                         .map(drop)
                 })
                 .await;
+        }
+        if self.revision.source.is_built() {
+            room_on(&self.world.disks.data)?;
         }
         let key = self.hosting.make_platform_key(self.deployment.id)?;
         ctx.commit(async |tx| {

@@ -10,3 +10,4 @@ mod fuzzed;
 mod place;
 mod programs;
 mod repositories;
+mod volumes;
