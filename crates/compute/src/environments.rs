@@ -72,7 +72,7 @@ pub(crate) fn record(artifact: &Artifact, environment: &Path, is_shared: bool) -
 /// The disk's. One that cannot be removed keeps no other from being removed.
 pub(crate) fn prune(root: &Root, shared: &Path, hours: u64) -> Result<usize> {
     let needed = needed(root)?;
-    let mut outcome = Ok(0);
+    let mut outcome: Result<usize> = Ok(0);
     let mut of_deployments = Vec::new();
     for entry in entries(&root.path().join("hosts"))? {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
