@@ -160,7 +160,7 @@ impl Processes {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<bool> {
-        const WHAT: &str = "installing packages";
+        const WHAT: &str = "preparing the graphs";
         let folder = self.root.temporary()?;
         let Setting {
             artifact,

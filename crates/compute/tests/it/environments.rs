@@ -192,7 +192,7 @@ async fn packages_have_the_time_of_a_build_and_graphs_without_code_none() {
     let (artifact, key) = place.artifact('a', CODE, "one");
     let (log, said) = lines();
     let refused = place.prepare(&key, LONG, &log).await.unwrap_err();
-    assert_eq!(refused.to_string(), "installing packages ended with exit code 1");
+    assert_eq!(refused.to_string(), "preparing the graphs ended with exit code 1");
     assert!(said.lock().unwrap().contains(&"no such package".to_owned()));
     assert!(!artifact.environments().exists());
 }
