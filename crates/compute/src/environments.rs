@@ -25,6 +25,8 @@ use crate::tree;
 const NAME: &str = "python-";
 /// What the name of one that is being removed begins with.
 const REMOVED: &str = "removed-";
+/// The file in one that is whole.
+const WHOLE: &str = ".complete";
 /// The ending of its mark.
 const MARK: &str = "deployment";
 /// More is no path.
@@ -146,7 +148,9 @@ fn is_idle(path: &Path, hours: u64) -> bool {
 /// Moves it away first: what is half removed is never found whole. False where it stays.
 fn remove(root: &Root, path: &Path, is_shared: bool) -> io::Result<bool> {
     let mark = path.with_extension(MARK);
-    if is_shared && !mark.is_file() {
+    // One that was never finished is nobody's: whoever makes it has its lock.
+    let is_whole = path.join(WHOLE).exists();
+    if is_shared && is_whole && !mark.is_file() {
         return Ok(false);
     }
     let lock = path.with_extension("lock");
@@ -157,7 +161,10 @@ fn remove(root: &Root, path: &Path, is_shared: bool) -> io::Result<bool> {
         // In its own folder: it may be on another disk, and its top cannot be written.
         let away = path.with_file_name(format!("{REMOVED}{}", Uuid::now_v7().simple()));
         fs::rename(path, &away)?;
-        fs::remove_file(&mark)?;
+        match fs::remove_file(&mark) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         held.forget(&lock)?;
         tree::remove(&away)?;
     } else {

@@ -28,6 +28,7 @@ if [ ! -e "$environment" ]; then
   mkdir -p "$environment/bin"
   echo > "$environment.lock"
   echo > "$environment/bin/python"
+  echo > "$environment/.complete"
   chmod -R a-w "$environment"
 fi
 printf %s "$environment" > "$to"
@@ -144,8 +145,8 @@ async fn an_environment_goes_with_the_last_artifact_that_needs_it() {
     );
     assert_eq!(place.home.scratch(), 0);
     // Of an agent server that is no deployment's.
-    fs::create_dir_all(place.hosts.join("python-foreign/bin")).unwrap();
-    fs::write(place.hosts.join("python-foreign/bin/python"), "").unwrap();
+    write(&place.hosts.join("python-foreign/bin/python"), "");
+    write(&place.hosts.join("python-foreign/.complete"), "");
 
     assert_eq!(place.prune(0).await, 0);
     first.remove().unwrap();
@@ -173,9 +174,10 @@ async fn an_environment_that_is_being_made_stays() {
     lock.lock().unwrap();
     assert_eq!(place.prune(0).await, 0, "somebody makes it");
     drop(lock);
-    // One whose removal broke off goes, too.
+    // One whose removal broke off goes, too, and one whose making did.
     fs::create_dir(place.hosts.join("removed-1")).unwrap();
-    assert_eq!(place.prune(0).await, 2);
+    fs::create_dir(place.hosts.join("python-half")).unwrap();
+    assert_eq!(place.prune(0).await, 3);
     assert!(files(&place.hosts).is_empty());
 }
 
