@@ -147,16 +147,14 @@ fn is_idle(path: &Path, hours: u64) -> bool {
 
 /// Moves it away first: what is half removed is never found whole. False where it stays.
 fn remove(root: &Root, path: &Path, is_shared: bool) -> io::Result<bool> {
-    let mark = path.with_extension(MARK);
-    // One that was never finished is nobody's: whoever makes it has its lock.
-    let is_whole = path.join(WHOLE).exists();
-    if is_shared && is_whole && !mark.is_file() {
-        return Ok(false);
-    }
-    let lock = path.with_extension("lock");
+    let (mark, lock) = (path.with_extension(MARK), path.with_extension("lock"));
     let Some(held) = Held::take(&lock)? else {
         return Ok(false);
     };
+    // One that was never finished is nobody's: whoever makes it has its lock.
+    if is_shared && path.join(WHOLE).exists() && !mark.is_file() {
+        return Ok(false);
+    }
     if is_shared {
         // In its own folder: it may be on another disk, and its top cannot be written.
         let away = path.with_file_name(format!("{REMOVED}{}", Uuid::now_v7().simple()));
