@@ -433,8 +433,13 @@ async fn start(
                 "the agent server is started"
             });
             let started = async {
-                // What an earlier build made is found; it is made where this machine has it no more.
-                hosting.prepare(&launch, log.log(), stop).await?;
+                // What an earlier build made is found; it is made where this machine has it no more. Where that fails, as
+                // on a full disk, what serves may need nothing of it.
+                match hosting.prepare(&launch, log.log(), stop).await {
+                    Err(towpath_compute::Error::Cancelled) => return Err(towpath_compute::Error::Cancelled),
+                    Err(error) => log.log().warn(error.told()),
+                    Ok(_) => {}
+                }
                 let standby = hosting.backend.stand_by(&launch, log.log(), stop).await?;
                 hosting.backend.replace(&launch, standby, log.log(), stop).await
             };
