@@ -205,9 +205,15 @@ pub struct Agent {
     /// Make the environment of the graphs' own code, and end: for the build of an image
     #[arg(long)]
     pub prepare: bool,
+    /// With --prepare: write where the environment lies to this file, and keep it for no image
+    #[arg(long, value_name = "FILE", requires = "prepare")]
+    pub environment_file: Option<PathBuf>,
     /// Write the address it listens on to this file once it does, for whoever chose port 0
     #[arg(long, value_name = "FILE")]
     pub address_file: Option<PathBuf>,
+    /// Write a line to standard output once it listens, for whoever cannot tell it from another server at that address
+    #[arg(long)]
+    pub tell_listening: bool,
     /// Drain and stop when standard input ends, as it does when the process that holds it is killed
     #[arg(long)]
     pub while_stdin_is_open: bool,

@@ -1,8 +1,10 @@
 //! The workflows over a real SQLite file, real segments, and a stand-in for S3: performed one by one, so that a test
 //! can interrupt each at any call.
 
+mod artifacts;
 mod cancelling;
 mod compacting;
+mod crowd;
 mod databases;
 mod deleting;
 mod deployments;
@@ -20,6 +22,7 @@ mod frozen;
 mod home;
 mod indexing;
 mod keeping;
+mod lines;
 mod many;
 mod postgres;
 mod quarantine;

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 16] = [
+const FROZEN: [(&str, &str, &str); 17] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -94,6 +94,11 @@ const FROZEN: [(&str, &str, &str); 16] = [
         "0016_deployment_keeper",
         "8b700f533881866fb2e82d9acf5aa8be59801e5fe4b6422a5cba1a41d2e68926e757b002eac1cd1149497c2d53395381",
         "fb583e64c00f4e99049752a24287dbd7095595388d2ec7c747b4b845fbae2354b5629724a637528bd64bc6a6857c10da",
+    ),
+    (
+        "0019_archive_release",
+        "080243c94a8d0f47eb7c284d6789dccb1aaa1c577f0c04fc3e45bdc41d43607b2d67d3a2dae1dd3d7e331a62f60e5175",
+        "cc67ce4832586524bb2127f6311b8f2cd91350f116f57c25d2c7800422c70f642f8f51f71ee8abe9e641c3c9b33485b0",
     ),
 ];
 
