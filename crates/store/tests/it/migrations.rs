@@ -96,7 +96,7 @@ const FROZEN: [(&str, &str, &str); 17] = [
         "fb583e64c00f4e99049752a24287dbd7095595388d2ec7c747b4b845fbae2354b5629724a637528bd64bc6a6857c10da",
     ),
     (
-        "0019_archive_release",
+        "0017_archive_release",
         "080243c94a8d0f47eb7c284d6789dccb1aaa1c577f0c04fc3e45bdc41d43607b2d67d3a2dae1dd3d7e331a62f60e5175",
         "cc67ce4832586524bb2127f6311b8f2cd91350f116f57c25d2c7800422c70f642f8f51f71ee8abe9e641c3c9b33485b0",
     ),
