@@ -29,8 +29,8 @@ use self::board::{Board, Noted};
 use self::identity::Who;
 use self::table::{Identity, Sight};
 use crate::app::App;
-use crate::errors::ApiError;
 use crate::client::{Client, network};
+use crate::errors::ApiError;
 use crate::{auth, metric, session};
 
 pub use table::{Error, Table};
