@@ -361,7 +361,7 @@ async fn a_volume_is_known_by_its_label_or_by_when_it_was_made() {
             asked
                 .what
                 .starts_with("GET /volumes/towpath-")
-                .then(|| Answer::Json(status, volume))
+                .then_some(Answer::Json(status, volume))
         });
         let found = backend.database(deployment).await.unwrap();
         match known {
