@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
-use towpath_domain::{Clock, KeyId, OrganizationId, TenantId, Timestamp};
+use towpath_domain::{Clock, KeyId, OrganizationId, Scopes, TenantId, Timestamp};
 use towpath_store::Store;
 use towpath_store::access::{self, KeyHash, Principal};
 use towpath_store::ended_sessions;
@@ -59,6 +59,25 @@ impl<S: Send + Sync> FromRequestParts<S> for Tenant {
     }
 }
 
+/// What the key behind a request may do.
+#[derive(Clone, Debug)]
+pub struct Granted(pub(crate) Scopes);
+
+impl<S: Send + Sync> FromRequestParts<S> for Granted {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(|| {
+            // A route outside `require`: closed, not open.
+            tracing::error!(
+                http.path = parts.uri.path(),
+                "a route asks for scopes but no layer authenticates a key"
+            );
+            ApiError::unauthorized("this route cannot be opened")
+        })
+    }
+}
+
 /// The operator who calls, authenticated.
 #[derive(Clone, Debug)]
 pub(crate) struct Operator(pub(crate) Principal);
@@ -82,9 +101,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let need = scopes::need_of(&request);
     match authenticate(&app, request.headers(), need).await {
-        Ok(tenant) => {
+        Ok((tenant, granted)) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
+            request.extensions_mut().insert(granted);
             next.run(request).await
         }
         Err(error) => refuse(error),
@@ -131,7 +151,7 @@ async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
     }
 }
 
-async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Result<Tenant, ApiError> {
+async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Result<(Tenant, Granted), ApiError> {
     let tenant = only(headers, TENANT)?;
     let in_session = is_in_session(headers);
     let principal = holder(app, headers).await?;
@@ -162,11 +182,12 @@ async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Res
             _ => return Err(ApiError::workspace_required()),
         },
     };
-    Ok(Tenant {
+    let tenant = Tenant {
         id,
         organization: principal.organization,
         key: principal.key,
-    })
+    };
+    Ok((tenant, Granted(principal.scopes)))
 }
 
 /// What the key of a request opens.

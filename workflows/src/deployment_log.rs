@@ -58,16 +58,22 @@ struct Owner {
 }
 
 impl DeploymentLog {
-    /// Lines of a build.
+    /// Lines of a build. `secrets` are masked.
     #[must_use]
-    pub fn build(store: &Store, tenant: TenantId, deployment: DeploymentId, revision: RevisionId) -> Self {
+    pub fn build(
+        store: &Store,
+        tenant: TenantId,
+        deployment: DeploymentId,
+        revision: RevisionId,
+        secrets: Vec<Secret>,
+    ) -> Self {
         let owner = Owner {
             tenant,
             deployment,
             revision,
             kind: LogKind::Build,
         };
-        Self::new(store, owner, Vec::new())
+        Self::new(store, owner, secrets)
     }
 
     /// Lines of an agent server, and of how it is started. `secrets` are masked.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
+use towpath_domain::Scope;
 
 use crate::world::{Answer, Call, KEY, World, on_both_databases};
 
@@ -12,6 +13,7 @@ on_both_databases!(
     operators_make_operators_and_none_revokes_itself,
     a_rotated_key_has_two_secrets_for_a_while,
     the_last_use_of_a_key_is_recorded,
+    a_deployment_gets_no_scope_that_its_maker_lacks,
 );
 
 impl World {
@@ -225,4 +227,36 @@ async fn an_operator_has_secrets_sealed_anew() {
     );
     let refused = Call::new(Method::POST, "/internal/keys/reseal");
     world.call(refused).await.expect(401);
+}
+
+async fn a_deployment_gets_no_scope_that_its_maker_lacks(world: World) {
+    let ci = world.limited_key(&[Scope::Deployments, Scope::Sandboxes]).await;
+    let ask = async |method: Method, path: &str, body: &Value| {
+        let call = Call::new(method, path)
+            .header("x-api-key", ci.reveal())
+            .header("x-tenant-id", &world.tenant.to_string());
+        world.call(call.json(body)).await
+    };
+    let new = |name: &str, scopes: Value| {
+        json!({
+            "name": name, "source": "external_docker", "secrets": [], "source_config": {"key_scopes": scopes},
+            "source_revision_config": {"image_uri": "registry.example/agent:1"},
+        })
+    };
+    let lacking = new("one", json!(["sandboxes", "traces:read"]));
+    let refused = ask(Method::POST, "/v2/deployments", &lacking).await;
+    assert_eq!(refused.expect(403)["detail"], "the API key lacks the scope traces:read");
+    let fitting = new("two", json!(["sandboxes", "traces:write"]));
+    let made = ask(Method::POST, "/v2/deployments", &fitting).await.expect(201);
+    let path = format!("/v2/deployments/{}", text(&made, "id"));
+    let change = json!({"source_config": {"key_scopes": ["agents:invoke"]}});
+    let refused = ask(Method::PATCH, &path, &change).await;
+    assert_eq!(
+        refused.expect(403)["detail"],
+        "the API key lacks the scope agents:invoke"
+    );
+    let less = json!({"source_config": {"key_scopes": null}});
+    let changed = ask(Method::PATCH, &path, &less).await.expect(200);
+    assert_eq!(changed["source_config"].get("key_scopes"), None);
+    assert_ne!(changed["latest_revision_id"], made["latest_revision_id"]);
 }

@@ -13,7 +13,7 @@ use towpath_domain::{KeyId, OrganizationId, Rejection, Scopes, Secret, TenantId,
 
 use crate::{Error, Result, Tx};
 
-pub use change::{create_key, create_limited_key, ensure_key, record_uses, revoke_key, revoke_secret, rotate_key};
+pub use change::{create_key, create_limited_key, record_uses, revoke_key, revoke_secret, rotate_key};
 pub use secret::{KEY_PREFIX, is_damaged, new_key_secret, new_secret};
 
 use change::insert_key;

@@ -11,6 +11,7 @@ use towpath_durable::{Ctx, Failure, Outcome, Verdict as _};
 use towpath_store::{self as store, deployments, placements, revisions};
 
 use super::Work;
+use crate::hosting::revoke_older_keys;
 
 /// After gateways are told to wait and before the old agent server is: a request that had read its address by then has
 /// connected, and drains with it.
@@ -23,7 +24,8 @@ impl Work<'_> {
         let _using = self.hosting.using(artifact);
         let (launch, log) = self
             .hosting
-            .launch(self.world, self.deployment, self.revision, artifact)?;
+            .launch(self.world, self.deployment, self.revision, artifact)
+            .await?;
         let cancel = ctx.cancelled();
         let lines = log.log();
         if let Some(text) = self.without_effect()? {
@@ -113,6 +115,7 @@ impl Work<'_> {
         let started = self.hosting.backend.replace(launch, standby, log, &cancel).await;
         let state = started.map_err(|error| self.failed(&error, log))?;
         failpoint::hit("deploy.replaced");
+        let former = self.hosting.former_key(deployment);
         let settled = ctx
             .settle(async |tx| {
                 let moved = revisions::advance(tx, tenant, revision, RevisionStatus::Deployed).await?
@@ -121,10 +124,13 @@ impl Work<'_> {
                     // Interrupted, or being deleted: whoever did that has cancelled this job, which shows next.
                     return Err(store::Error::Stale);
                 }
-                placements::put(tx, tenant, deployment, revision, &launch.artifact, &state.address).await
+                placements::put(tx, tenant, deployment, revision, &launch.artifact, &state.address).await?;
+                // What served before has drained, and has ended.
+                revoke_older_keys(tx, self.deployment, revision, former.as_ref()).await
             })
             .await;
         if settled.is_ok() {
+            self.hosting.forget_former_key(deployment);
             self.took("switch", begun, log);
             log.info(format!("revision {revision} serves"));
         } else {

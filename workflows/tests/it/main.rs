@@ -19,6 +19,7 @@ mod postgres;
 mod quarantine;
 mod repeats;
 mod resealing;
+mod revision_keys;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

@@ -7,7 +7,7 @@ use towpath_domain::deployment::{
     ConfigChange, DeploymentStatus, DeploymentType, EnvSecret, ListenerConfig, MASK, ResourceSpec, Source, SourceConfig,
 };
 use towpath_domain::{
-    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, RevisionId, Secret, TenantId, Timestamp,
+    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, RevisionId, Scope, Scopes, Secret, TenantId, Timestamp,
 };
 use towpath_store::deployments::Deployment as DeploymentRow;
 use towpath_store::revisions::Revision as RevisionRow;
@@ -19,6 +19,7 @@ use crate::errors::ApiError;
 use crate::extract::{object, objects, optional_object, optional_objects};
 use crate::platform::names;
 use crate::platform::revisions::model::{NewRevisionConfig, RevisionConfigAnswer};
+use crate::scopes;
 
 /// A deployment.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -111,6 +112,8 @@ pub(crate) struct SourceConfigAnswer {
     listener_config: Option<()>,
     install_command: Option<String>,
     build_command: Option<String>,
+    /// What the deployment's own key may do beside sending traces; absent where it may nothing else.
+    key_scopes: Option<Vec<String>>,
 }
 
 /// Where a listener puts a deployment.
@@ -186,6 +189,24 @@ pub struct NewSourceConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     build_command: Patch<String>,
+    /// What the deployment's own key may do in this workspace beside sending traces: `traces:read`, `sandboxes`,
+    /// `agents:invoke`, `agents:invoke:<deployment id>`. Only scopes of the key that asks can be given. In a change it
+    /// makes a revision.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>)]
+    key_scopes: Patch<Vec<Scope>>,
+}
+
+impl NewSourceConfig {
+    /// Refuses to give a deployment's key what the caller's own key may not do.
+    pub(crate) fn check_scopes(&self, granted: &Scopes) -> Result<(), ApiError> {
+        let Patch::Value(wanted) = &self.key_scopes else {
+            return Ok(());
+        };
+        // The key of each deployment has this one.
+        let mut added = wanted.iter().filter(|scope| **scope != Scope::TracesWrite);
+        added.try_for_each(|scope| scopes::require(granted, *scope))
+    }
 }
 
 fn value<T>(patch: Patch<T>) -> Option<T> {
@@ -208,6 +229,7 @@ impl From<NewSourceConfig> for SourceConfig {
             listener_config: sent.listener_config,
             install_command: value(sent.install_command),
             build_command: value(sent.build_command),
+            key_scopes: value(sent.key_scopes),
         }
     }
 }
@@ -225,6 +247,7 @@ impl From<NewSourceConfig> for ConfigChange {
             listener_config: sent.listener_config,
             install_command: sent.install_command,
             build_command: sent.build_command,
+            key_scopes: sent.key_scopes,
         }
     }
 }

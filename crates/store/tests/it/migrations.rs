@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 15] = [
+const FROZEN: [(&str, &str, &str); 16] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -89,6 +89,11 @@ const FROZEN: [(&str, &str, &str); 15] = [
         "0015_deployment_leftovers",
         "38e5b90cb1dbbcbfa1bad52ad38df293a3ef8a13329ab966cb735a4d47d44f344233d8da028b5f65ec1b0589ae20c7c5",
         "b98fdf4183e07095e16ebdf45c63d408c5f6ddd5494d5c9b1db129ae62690f3749d4c9149361fa6c64a20d2e9ead0998",
+    ),
+    (
+        "0018_revision_keys",
+        "acd945df2a7c751a5cbe19b1a50e35b442621144366b0ea6954d71bb8c17cd0de8b02332dc907f00527bf4507959d69f",
+        "a6a4b57b4a2458e4174a427cf64dbd40402557f4e6f043c22a06f2e19b954e39882c51d90b9f25795cdffbcac4c69ebc",
     ),
 ];
 
