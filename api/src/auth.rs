@@ -152,30 +152,11 @@ async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
 }
 
 async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Result<(Tenant, Granted), ApiError> {
-    let tenant = only(headers, TENANT)?;
     let in_session = is_in_session(headers);
     let principal = holder(app, headers).await?;
     scopes::check(need, &principal.scopes)?;
-    let id = match tenant {
-        Some(text) => {
-            let id = text
-                .to_str()
-                .ok()
-                .and_then(|text| text.trim().parse::<Uuid>().ok())
-                .map(TenantId)
-                .ok_or_else(|| {
-                    ApiError::invalid_at(
-                        vec!["header".into(), Place::from(TENANT)],
-                        "uuid_parsing",
-                        "expected a UUID",
-                    )
-                })?;
-            if !principal.workspaces.contains(&id) {
-                // The same words whether the workspace exists or not.
-                return Err(ApiError::forbidden("the API key does not open this workspace"));
-            }
-            id
-        }
+    let id = match named_workspace(headers, &principal)? {
+        Some(id) => id,
         None => match principal.workspaces[..] {
             // A session is for people, who change between workspaces: it has to say which.
             [id] if !in_session => id,
@@ -188,6 +169,30 @@ async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Res
         key: principal.key,
     };
     Ok((tenant, Granted(principal.scopes)))
+}
+
+/// The workspace that a request names, which its key has to open.
+pub(crate) fn named_workspace(headers: &HeaderMap, principal: &Principal) -> Result<Option<TenantId>, ApiError> {
+    let Some(text) = only(headers, TENANT)? else {
+        return Ok(None);
+    };
+    let id = text
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse::<Uuid>().ok())
+        .map(TenantId)
+        .ok_or_else(|| {
+            ApiError::invalid_at(
+                vec!["header".into(), Place::from(TENANT)],
+                "uuid_parsing",
+                "expected a UUID",
+            )
+        })?;
+    if !principal.workspaces.contains(&id) {
+        // The same words whether the workspace exists or not.
+        return Err(ApiError::forbidden("the API key does not open this workspace"));
+    }
+    Ok(Some(id))
 }
 
 /// What the key of a request opens.

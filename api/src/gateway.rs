@@ -25,13 +25,13 @@ use http::{Method, Uri};
 use http_body::Body as _;
 use http_body_util::Limited;
 use tokio::time::Instant;
-use towpath_domain::{DeploymentId, Scope};
+use towpath_domain::{DeploymentId, Scope, TenantId};
 use towpath_store::access::Principal;
 use towpath_store::deployments::{self, Found};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_workflows::hosting::gateway_key;
 
-use crate::app::App;
+use crate::app::{App, GatewayAccess};
 use crate::client::Client;
 use crate::errors::ApiError;
 use crate::{auth, gate, internal, layers, metric, scopes};
@@ -112,11 +112,16 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         None
     } else {
         let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
+        let workspace = if is_named {
+            auth::named_workspace(request.headers(), &principal)?
+        } else {
+            None
+        };
         // The agent server behind asks for no key: it stands on loopback.
         if internal::is_route(way.rest) {
             scopes::require(&principal.scopes, scopes::need_of_operators(request.method()))?;
         }
-        Some(principal)
+        Some(Caller { principal, workspace })
     };
     let client = Client::of(request.extensions());
     headers::prepare(request.headers_mut(), way.prefix, client);
@@ -173,6 +178,38 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     }
 }
 
+/// Who calls.
+struct Caller {
+    principal: Principal,
+    /// The workspace that the request names, where it has a deployment's name.
+    workspace: Option<TenantId>,
+}
+
+impl Caller {
+    /// Where a name is looked for first.
+    fn workspaces(&self) -> &[TenantId] {
+        match &self.workspace {
+            Some(workspace) => std::slice::from_ref(workspace),
+            None => &self.principal.workspaces,
+        }
+    }
+
+    /// Whether a deployment of the organisation is open to the caller's key at all.
+    fn reaches(&self, access: GatewayAccess, found: &Found) -> bool {
+        let Principal {
+            workspaces,
+            scopes,
+            is_confined,
+            ..
+        } = &self.principal;
+        let of_others = match access {
+            GatewayAccess::Workspace => false,
+            GatewayAccess::Organization => !is_confined || scopes.contains(Scope::AgentsInvokeOf(found.id)),
+        };
+        of_others || workspaces.contains(&found.tenant_id)
+    }
+}
+
 /// How long a request still waits.
 struct Patience {
     deadline: Instant,
@@ -195,11 +232,11 @@ impl Patience {
 async fn address(
     app: &App,
     deployment: &str,
-    caller: Option<&Principal>,
+    caller: Option<&Caller>,
     patience: &mut Patience,
 ) -> Result<(DeploymentId, String), ApiError> {
-    let organization = caller.map(|caller| caller.organization);
-    let workspaces = caller.map_or(&[][..], |caller| &caller.workspaces[..]);
+    let organization = caller.map(|caller| caller.principal.organization);
+    let workspaces = caller.map_or(&[][..], Caller::workspaces);
     loop {
         let found: Option<(Found, Option<Placement>)> = app
             .store
@@ -216,7 +253,11 @@ async fn address(
             return Err(ApiError::not_found("deployment"));
         };
         if let Some(caller) = caller {
-            scopes::require(&caller.scopes, Scope::AgentsInvokeOf(found.id))?;
+            // As one that is not there.
+            if !caller.reaches(app.settings.gateway_access, &found) {
+                return Err(ApiError::not_found("deployment"));
+            }
+            scopes::require(&caller.principal.scopes, Scope::AgentsInvokeOf(found.id))?;
         }
         let Some(placement) = placement else {
             let text = "the deployment has no revision that serves yet";

@@ -6,7 +6,7 @@
 mod act;
 mod bulk;
 mod jobs;
-mod keys;
+pub(crate) mod keys;
 pub(crate) mod model;
 pub(crate) mod quarantine;
 mod queues;

@@ -30,7 +30,7 @@ mod session;
 mod turn;
 mod ui;
 
-pub use app::{App, Parts, Settings};
+pub use app::{App, GatewayAccess, Parts, Settings};
 pub use client::Proxies;
 pub use errors::ApiError;
 pub use ops::{Health, Ops, health_router};

@@ -81,6 +81,7 @@ const LINES: &[Line] = &[
     line("GET", "/v2/deployments/{deployment_id}", Deployments),
     line("PATCH", "/v2/deployments/{deployment_id}", Deployments),
     line("DELETE", "/v2/deployments/{deployment_id}", Deployments),
+    line("POST", "/v2/deployments/{deployment_id}/keys", Deployments),
     line("POST", "/v2/deployments/{deployment_id}/push-token", Deployments),
     line("POST", "/v2/deployments/{deployment_id}/upload-url", Deployments),
     line("POST", "/v2/deployments/{deployment_id}/revisions", Deployments),

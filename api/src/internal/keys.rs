@@ -7,7 +7,7 @@ use axum::extract::State;
 use http::StatusCode;
 use http::header::{CACHE_CONTROL, HeaderName};
 use serde::{Deserialize, Serialize};
-use towpath_domain::{JobId, KeyId, OrganizationId, Scope, Scopes, TenantId, Timestamp};
+use towpath_domain::{JobId, KeyId, OrganizationId, Scope, Scopes, Secret, TenantId, Timestamp};
 use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{self as store};
 use towpath_workflows::reseal_secrets;
@@ -21,7 +21,7 @@ use crate::internal::{cursor_of, limit, read_cursor};
 /// The most characters of a name.
 const NAME_CHARS: usize = 255;
 /// The longest life of a key that ends by itself, in days.
-const LONGEST_LIFE_DAYS: i64 = 3650;
+pub(crate) const LONGEST_LIFE_DAYS: i64 = 3650;
 /// How long the old secret of a rotated key goes on working, in hours: unless said, and at most.
 const OVERLAP_HOURS: (i64, i64) = (24, 720);
 
@@ -95,6 +95,16 @@ pub(crate) struct MadeKey {
     workspaces: Vec<TenantId>,
 }
 
+impl MadeKey {
+    pub(crate) fn of(key: ApiKey, secret: &Secret, workspaces: Vec<TenantId>) -> Self {
+        Self {
+            about: key.into(),
+            key: secret.reveal().to_owned(),
+            workspaces,
+        }
+    }
+}
+
 /// A key to be made.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -152,8 +162,22 @@ fn wrong(field: &'static str, text: String) -> ApiError {
     ApiError::invalid_at(vec![Place::from("body"), field.into()], "value_error", text)
 }
 
+/// A key's name, where people can read it.
+pub(crate) fn name(text: &str) -> Result<&str, ApiError> {
+    let name = text.trim();
+    if name.is_empty() || name.chars().count() > NAME_CHARS || name.chars().any(char::is_control) {
+        let text = format!("expected 1 to {NAME_CHARS} characters, no control characters");
+        return Err(wrong("name", text));
+    }
+    Ok(name)
+}
+
 /// A number of a body, where it lies between these two.
-fn within(field: &'static str, number: Option<i64>, (least, most): (i64, i64)) -> Result<Option<u64>, ApiError> {
+pub(crate) fn within(
+    field: &'static str,
+    number: Option<i64>,
+    (least, most): (i64, i64),
+) -> Result<Option<u64>, ApiError> {
     let Some(number) = number else { return Ok(None) };
     match u64::try_from(number) {
         Ok(fits) if (least..=most).contains(&number) => Ok(Some(fits)),
@@ -211,11 +235,7 @@ pub(crate) async fn create(
     Operator(caller): Operator,
     Json(request): Json<KeyRequest>,
 ) -> Result<(StatusCode, [(HeaderName, &'static str); 1], Json<MadeKey>), ApiError> {
-    let name = request.name.trim();
-    if name.is_empty() || name.chars().count() > NAME_CHARS || name.chars().any(char::is_control) {
-        let text = format!("expected 1 to {NAME_CHARS} characters, no control characters");
-        return Err(wrong("name", text));
-    }
+    let name = name(&request.name)?;
     let limits = request.limits(app.clock.now())?;
     let made = app.store.write(async |tx| {
         let organization = match request.tenant_id {
@@ -240,11 +260,7 @@ pub(crate) async fn create(
         made => made?,
     };
     tracing::info!(key.id = %key.id, key.operator = key.operator, operator.key = %caller.key, "an operator made a key");
-    let made = MadeKey {
-        about: key.into(),
-        key: secret.reveal().to_owned(),
-        workspaces,
-    };
+    let made = MadeKey::of(key, &secret, workspaces);
     Ok((StatusCode::CREATED, [(CACHE_CONTROL, "no-store")], Json(made)))
 }
 
@@ -306,11 +322,7 @@ pub(crate) async fn rotate(
     };
     app.forget_keys();
     tracing::info!(key.id = %id, operator.key = %caller.key, "an operator rotated a key");
-    let made = MadeKey {
-        about: key.into(),
-        key: secret.reveal().to_owned(),
-        workspaces,
-    };
+    let made = MadeKey::of(key, &secret, workspaces);
     Ok(([(CACHE_CONTROL, "no-store")], Json(made)))
 }
 

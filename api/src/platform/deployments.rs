@@ -1,5 +1,6 @@
 //! Deployments: made, changed, deleted. What happens to their revisions stands in [`super::revisions`].
 
+pub(crate) mod keys;
 pub mod model;
 mod resources;
 

@@ -140,6 +140,12 @@ impl Scopes {
         self.0.iter().any(|scope| scope.includes(needed))
     }
 
+    /// Whether this very one is among them, and not only one that includes it.
+    #[must_use]
+    pub fn contains(&self, scope: Scope) -> bool {
+        self.0.contains(&scope)
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -193,6 +199,7 @@ mod tests {
         assert!(!only.allow(Scope::AgentsInvokeOf(DeploymentId::new())));
         assert!(!only.allow(Scope::AgentsInvoke));
         assert!(of(Scope::AgentsInvoke).allow(Scope::AgentsInvokeOf(deployment)));
+        assert!(!of(Scope::AgentsInvoke).contains(Scope::AgentsInvokeOf(deployment)));
         assert!(of(Scope::OrgAdmin).allow(Scope::WorkspaceAdmin));
         assert!(!of(Scope::OperatorRead).allow(Scope::Operator));
         for (_, scope) in NAMES {

@@ -54,6 +54,9 @@ pub struct Principal {
     pub workspaces: Vec<TenantId>,
     /// What it may do there.
     pub scopes: Scopes,
+    /// Whether it is bound to its workspace and limited by scopes: then `agents:invoke` ends at that workspace, where
+    /// the organisation's deployments are open to other keys.
+    pub is_confined: bool,
     /// Since when the secret that was shown opens nothing.
     pub expires_at: Option<Timestamp>,
 }
@@ -453,6 +456,7 @@ async fn opened(tx: &mut Tx<'_>, found: Found) -> Result<Principal> {
         organization: found.organization_id,
         workspaces,
         scopes: allowed(found.scopes.as_deref(), found.operator),
+        is_confined: found.workspace_id.is_some() && found.scopes.is_some(),
         expires_at: found.expires_at,
     })
 }

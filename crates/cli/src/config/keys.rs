@@ -481,6 +481,13 @@ pub const KEYS: &[Key] = &[
         about: "whose code runs as processes of this machine: that of one workspace, or that of all; one refuses deployments of a second workspace",
     },
     Key {
+        name: "gateway.access",
+        environment: &[],
+        default: Fallback::Text("organization"),
+        kind: Kind::Choice(&["organization", "workspace"]),
+        about: "whose keys a deployment is open to: those of its organization, but for keys that scopes limit to one workspace, or those that open its workspace",
+    },
+    Key {
         name: "deployments.min_isolation",
         environment: &[],
         default: Fallback::Text("none"),

@@ -135,6 +135,7 @@ impl Shared {
                 hold: settings.deployments.hold,
                 one_workspace: settings.deployments.one_workspace
                     && settings.deployments.backend != DeploymentBackend::Docker,
+                gateway_access: settings.deployments.access,
             },
         }))
     }
