@@ -78,7 +78,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Granted {
     }
 }
 
-/// The operator who calls, authenticated.
+/// Who calls a route of operators, authenticated.
 #[derive(Clone, Debug)]
 pub(crate) struct Operator(pub(crate) Principal);
 

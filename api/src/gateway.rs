@@ -20,7 +20,6 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
 use http::{Method, Uri};
 use http_body::Body as _;
 use http_body_util::Limited;
@@ -34,6 +33,7 @@ use towpath_workflows::hosting::gateway_key;
 use crate::app::{App, GatewayAccess};
 use crate::client::Client;
 use crate::errors::ApiError;
+use crate::routes::Listed;
 use crate::{auth, gate, internal, layers, metric, scopes};
 
 /// After this a client may ask again for a deployment that never served.
@@ -51,12 +51,17 @@ pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
     let places = std::sync::Arc::new(gate::Gate::new(REQUESTS));
-    Router::new()
-        .route("/d/{deployment}", any(forward))
-        .route("/d/{deployment}/", any(forward))
-        .route("/d/{deployment}/{*path}", any(forward))
+    listed()
+        .router()
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
+}
+
+pub(crate) fn listed() -> Listed<App> {
+    Listed::new()
+        .any("/d/{deployment}", forward)
+        .any("/d/{deployment}/", forward)
+        .any("/d/{deployment}/{*path}", forward)
 }
 
 /// A request's way: `/d/<deployment>` as it was sent, and what is behind it.
@@ -199,12 +204,15 @@ impl Caller {
         let Principal {
             workspaces,
             scopes,
-            is_confined,
+            is_bound,
+            is_limited,
             ..
         } = &self.principal;
         let of_others = match access {
             GatewayAccess::Workspace => false,
-            GatewayAccess::Organization => !is_confined || scopes.contains(Scope::AgentsInvokeOf(found.id)),
+            GatewayAccess::Organization => {
+                !(*is_bound && *is_limited) || scopes.contains(Scope::AgentsInvokeOf(found.id))
+            }
         };
         of_others || workspaces.contains(&found.tenant_id)
     }

@@ -37,5 +37,6 @@ pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
 pub use platform::reading::Reading;
 #[doc(hidden)]
-pub use scopes::{Undeclared, required_scope};
+pub use routes::Route;
+pub use scopes::{Undeclared, Undescribed, required_scopes};
 pub use serve::serve;

@@ -11,6 +11,7 @@ mod exports;
 mod feedback_links;
 mod gateway;
 mod idempotency;
+mod key_admins;
 mod keys;
 mod operating;
 mod operations;

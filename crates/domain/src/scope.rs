@@ -70,7 +70,9 @@ impl Scope {
             )
     }
 
-    const fn is_of_operators(self) -> bool {
+    /// Whether it is about all organisations.
+    #[must_use]
+    pub const fn is_of_operators(self) -> bool {
         matches!(self, Self::OperatorRead | Self::Operator)
     }
 }
@@ -138,6 +140,11 @@ impl Scopes {
     #[must_use]
     pub fn allow(&self, needed: Scope) -> bool {
         self.0.iter().any(|scope| scope.includes(needed))
+    }
+
+    /// In their order.
+    pub fn iter(&self) -> impl Iterator<Item = Scope> + '_ {
+        self.0.iter().copied()
     }
 
     /// Whether this very one is among them, and not only one that includes it.
