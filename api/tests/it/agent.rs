@@ -139,6 +139,15 @@ impl Agent {
         surface(&self.world, self.tenant, &CancellationToken::new())
     }
 
+    /// The same server, asking for keys that lie in its own database.
+    pub fn with_keys(&self) -> Router {
+        let parts = Parts {
+            keys: Some(self.store.clone()),
+            ..parts(&self.world, self.tenant, &CancellationToken::new())
+        };
+        agent_router(AgentApp::new(parts))
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         call(&self.router, Call::new(Method::GET, path)).await
     }
@@ -229,7 +238,11 @@ impl Agent {
 }
 
 fn surface(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -> Router {
-    agent_router(AgentApp::new(Parts {
+    agent_router(AgentApp::new(parts(world, tenant, draining)))
+}
+
+fn parts(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -> Parts {
+    Parts {
         store: world.store.clone(),
         engine: None,
         queue: world.queue.clone(),
@@ -240,7 +253,7 @@ fn surface(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -
         draining: draining.clone(),
         ops: Ops::new(Health::new(CancellationToken::new()), recorder().handle()),
         settings: Settings::default(),
-    }))
+    }
 }
 
 /// An assistant of a graph.
