@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::export::Limits;
-use towpath_domain::{Clock, DeploymentId};
+use towpath_domain::{Clock, DeploymentId, Disk};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
@@ -14,7 +14,7 @@ use towpath_traces::wal::Wal;
 use crate::auth::Keys;
 use crate::gate::Gate;
 use crate::ops::Ops;
-use crate::platform::ingest::Intake;
+use crate::platform::ingest::{Intake, Stored};
 use crate::platform::reading::Reading;
 use crate::ui::Links;
 use crate::ui::history::History;
@@ -44,6 +44,8 @@ pub struct Parts {
     pub sealer: Sealer,
     /// Where exports may go, and how addresses of users are judged.
     pub destinations: towpath_outbound::Settings,
+    /// Where traces and uploads end up.
+    pub disk: Disk,
     /// The process's clock.
     pub clock: Clock,
     /// Health and metrics.
@@ -57,6 +59,7 @@ pub struct Inner {
     parts: Parts,
     pub(crate) keys: Keys,
     pub(crate) intake: Intake,
+    pub(crate) stored: Stored,
     /// Looks at destinations, which somebody waits for.
     pub(crate) outside: Gate,
     pub(crate) history: History,
@@ -68,11 +71,15 @@ pub struct Inner {
 pub struct Settings {
     /// Requests worked on at once; more are refused with 503. Health and metrics are not counted.
     pub requests: usize,
+    /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// The most bytes the body of a trace ingest request may have as sent (compressed or not). `/info` advertises
     /// 20 MiB, which official clients count over the parts alone, so some room for the frame around them is needed.
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together; more are refused with 503.
     pub ingest_memory_bytes: usize,
+    /// Trace data that a workspace may keep, once folded; more is refused with 507. 0 is no limit.
+    pub stored_bytes_per_workspace: u64,
     /// How many exports work at the same time.
     pub exports: Limits,
     /// Whether only this machine reaches this surface. Browsers must then call the dashboard by a name of this machine,
@@ -110,8 +117,10 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             requests: 256,
+            failed_keys_per_minute: 60,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
+            stored_bytes_per_workspace: 0,
             exports: Limits::default(),
             loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
@@ -127,10 +136,12 @@ impl App {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let intake = Intake::new(parts.settings.ingest_memory_bytes);
+        let stored = Stored::new(parts.settings.stored_bytes_per_workspace);
         Self(Arc::new(Inner {
+            keys: Keys::new(parts.settings.failed_keys_per_minute),
             parts,
-            keys: Keys::default(),
             intake,
+            stored,
             outside: Gate::new(DESTINATIONS_AT_ONCE),
             history: History::default(),
             links: Links::default(),

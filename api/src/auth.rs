@@ -21,9 +21,14 @@ use towpath_store::ended_sessions;
 use uuid::Uuid;
 
 use crate::app::App;
+use crate::client::Client;
 use crate::errors::{ApiError, Place};
+use crate::gate::Owner;
+use crate::guesses::Guesses;
+use crate::metric;
 use crate::scopes::{self, Need};
 use crate::session;
+use crate::turn::Held;
 
 const KEY: &str = "x-api-key";
 const TENANT: &str = "x-tenant-id";
@@ -100,12 +105,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 /// The layer in front of every route that needs a key.
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let need = scopes::need_of(&request);
-    match authenticate(&app, request.headers(), need).await {
+    match authenticate(&app, Client::of(request.extensions()), request.headers(), need).await {
         Ok((tenant, granted)) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
             request.extensions_mut().insert(granted);
-            next.run(request).await
+            let held = Held::of(request.extensions());
+            match held.claim(Owner::Workspace(tenant.id)) {
+                Ok(()) => next.run(request).await,
+                Err(full) => refuse(full.refusal()),
+            }
         }
         Err(error) => refuse(error),
     }
@@ -114,7 +123,7 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 /// The layer in front of the operators' routes. They are about all workspaces, so none has to be named.
 pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let need = scopes::need_of(&request);
-    match holder(&app, request.headers()).await {
+    match holder(&app, Client::of(request.extensions()), request.headers()).await {
         Ok(principal) => match scopes::check(need, &principal.scopes) {
             Ok(()) => {
                 request.extensions_mut().insert(Operator(principal));
@@ -143,17 +152,22 @@ fn is_in_session(headers: &HeaderMap) -> bool {
     !headers.contains_key(KEY) && headers.contains_key(AUTHORIZATION)
 }
 
-async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+async fn holder(app: &App, client: Client, headers: &HeaderMap) -> Result<Principal, ApiError> {
     if is_in_session(headers) {
         session_holder(app, headers).await
     } else {
-        key_holder(&app.keys, &app.store, &app.clock, headers).await
+        key_holder(&app.keys, &app.store, &app.clock, client, headers).await
     }
 }
 
-async fn authenticate(app: &App, headers: &HeaderMap, need: Option<Need>) -> Result<(Tenant, Granted), ApiError> {
+async fn authenticate(
+    app: &App,
+    client: Client,
+    headers: &HeaderMap,
+    need: Option<Need>,
+) -> Result<(Tenant, Granted), ApiError> {
     let in_session = is_in_session(headers);
-    let principal = holder(app, headers).await?;
+    let principal = holder(app, client, headers).await?;
     scopes::check(need, &principal.scopes)?;
     let id = match named_workspace(headers, &principal)? {
         Some(id) => id,
@@ -200,6 +214,7 @@ pub(crate) async fn key_holder(
     keys: &Keys,
     store: &Store,
     clock: &Clock,
+    client: Client,
     headers: &HeaderMap,
 ) -> Result<Principal, ApiError> {
     // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
@@ -213,7 +228,10 @@ pub(crate) async fn key_holder(
     } else {
         keys.principal(store, clock, KeyHash::of(key.as_bytes())).await?
     };
-    found.ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
+    found.ok_or_else(|| match keys.failed(client) {
+        None => ApiError::unauthorized("the API key is not valid"),
+        Some(wait) => ApiError::too_many("the API key is not valid, and too many of this address were not", wait),
+    })
 }
 
 /// The token of a request's session.
@@ -251,13 +269,33 @@ fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue
 
 /// Remembers for a few seconds what valid keys open, so that a request costs no query. Unknown keys are not
 /// remembered: a new one works at once. Also collects when keys were used, for [`Keys::record_uses`].
-#[derive(Default)]
 pub struct Keys {
     known: Mutex<HashMap<KeyHash, (Timestamp, Principal)>>,
     used: Mutex<BTreeMap<KeyId, Timestamp>>,
+    guesses: Guesses,
 }
 
 impl Keys {
+    /// Nothing is known yet. An address may send so many keys in a minute that open nothing; 0 is no limit.
+    #[must_use]
+    pub fn new(failed_per_minute: u32) -> Self {
+        Self {
+            known: Mutex::default(),
+            used: Mutex::default(),
+            guesses: Guesses::new(failed_per_minute),
+        }
+    }
+
+    /// Counts a key of this client that opens nothing. How long until its address may send another, where those were
+    /// too many.
+    pub(crate) fn failed(&self, client: Client) -> Option<Duration> {
+        let wait = self.guesses.fail(client).err();
+        if wait.is_some() {
+            metrics::counter!(metric::SHED, "reason" => "failed_keys").increment(1);
+        }
+        wait
+    }
+
     async fn principal(
         &self,
         store: &Store,

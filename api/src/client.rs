@@ -4,7 +4,7 @@
 //! the operator named, and only as far back as the proxies before it are named too.
 
 use std::convert::Infallible;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::FromRequestParts;
@@ -40,6 +40,17 @@ impl Client {
     }
 }
 
+/// Whose an address is: with IPv6 whoever has one has the 2^64 of its network.
+pub(crate) fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) if !address.is_loopback() => {
+            let bits = address.to_bits() & !u128::from(u64::MAX);
+            IpAddr::V6(Ipv6Addr::from_bits(bits))
+        }
+        address => address,
+    }
+}
+
 /// Proxies whose word about their clients counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Proxies(Arc<[IpNet]>);
@@ -56,6 +67,12 @@ impl Proxies {
     #[must_use]
     pub fn new(at: impl IntoIterator<Item = IpNet>) -> Self {
         Self(at.into_iter().collect())
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 
     /// Whether one of them is at `address`.

@@ -33,15 +33,18 @@ use towpath_workflows::hosting::gateway_key;
 use crate::app::{App, GatewayAccess};
 use crate::client::Client;
 use crate::errors::ApiError;
+use crate::gate::{Gate, Owner};
 use crate::routes::Listed;
-use crate::{auth, gate, internal, layers, metric, scopes};
+use crate::turn::{Full, Held};
+use crate::{auth, internal, layers, metric, scopes};
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How long a waiting request waits before it looks again, at first and at last: many may wait.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(100);
-/// Requests on their way at once, beside those of the platform. A stream counts until its head is there.
+/// Requests on their way at once, beside those of the platform. A stream counts until its head is there, and a connection
+/// that changed its protocol to its end.
 const REQUESTS: usize = 1024;
 /// The largest body that passes. It is held nowhere, but it must have an end.
 const LARGEST_BODY: usize = 1 << 30;
@@ -50,7 +53,7 @@ pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
-    let places = std::sync::Arc::new(gate::Gate::new(REQUESTS));
+    let places = std::sync::Arc::new(Gate::new(REQUESTS));
     listed()
         .router()
         .layer(from_fn_with_state(places, layers::limit_places))
@@ -113,10 +116,11 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     // A name means something only to a caller who is known. Preflight requests can carry no key.
     let is_named = way.deployment.parse::<DeploymentId>().is_err();
     let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
+    let client = Client::of(request.extensions());
     let caller = if is_open {
         None
     } else {
-        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
+        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, request.headers()).await?;
         let workspace = if is_named {
             auth::named_workspace(request.headers(), &principal)?
         } else {
@@ -128,7 +132,6 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         }
         Some(Caller { principal, workspace })
     };
-    let client = Client::of(request.extensions());
     headers::prepare(request.headers_mut(), way.prefix, client);
     let path = match uri.query() {
         None => way.rest.to_owned(),
@@ -138,6 +141,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         .parse()
         .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
 
+    let held = Held::of(request.extensions());
     let begun = Instant::now();
     let repeatable = repeatable(&request);
     let mut request = Some(request);
@@ -146,7 +150,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         pause: FIRST_LOOK,
     };
     loop {
-        let (deployment, address) = address(app, way.deployment, caller.as_ref(), &mut patience).await?;
+        let (deployment, address) = address(app, way.deployment, caller.as_ref(), &held, &mut patience).await?;
         let connection = match upstream::connect(&address).await {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.
@@ -241,6 +245,7 @@ async fn address(
     app: &App,
     deployment: &str,
     caller: Option<&Caller>,
+    held: &Held,
     patience: &mut Patience,
 ) -> Result<(DeploymentId, String), ApiError> {
     let organization = caller.map(|caller| caller.principal.organization);
@@ -267,15 +272,33 @@ async fn address(
             }
             scopes::require(&caller.principal.scopes, Scope::AgentsInvokeOf(found.id))?;
         }
+        // Before it may wait: however many wait for one that is down, others are served.
+        for owner in [Owner::Workspace(found.tenant_id), Owner::Deployment(found.id)] {
+            held.claim(owner).map_err(Full::refusal)?;
+        }
         let Some(placement) = placement else {
             let text = "the deployment has no revision that serves yet";
             return Err(ApiError::unavailable(text, RETRY_AFTER));
         };
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok((found.id, address)),
-            (PlacementState::Down, _) => return Err(away()),
+            (PlacementState::Down, _) => return Err(down(&found, placement.error.as_deref(), caller)),
             _ => patience.wait().await?,
         }
+    }
+}
+
+/// Why it does not start is told to those who may look at it by other ways, too.
+fn down(found: &Found, why: Option<&str>, caller: Option<&Principal>) -> ApiError {
+    let may_know = caller.is_some_and(|caller| {
+        caller.workspaces.contains(&found.tenant_id) && scopes::require(&caller.scopes, Scope::Deployments).is_ok()
+    });
+    match why.and_then(|why| why.lines().next()).filter(|_| may_know) {
+        Some(why) => ApiError::unavailable(
+            format!("the deployment's agent server does not start, and is tried again: {why}"),
+            RETRY_AFTER,
+        ),
+        None => away(),
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod act;
 mod bulk;
+mod deployments;
 mod jobs;
 pub(crate) mod keys;
 pub(crate) mod model;
@@ -105,6 +106,7 @@ pub(crate) fn platform_routes() -> Routes<App> {
         .routes(routes!(keys::revoke))
         .routes(routes!(keys::rotate))
         .routes(routes!(keys::reseal))
+        .routes(routes!(deployments::accept_database))
         .merge(quarantine::routes())
 }
 

@@ -21,6 +21,7 @@ pub mod serve;
 mod docs;
 mod gate;
 mod gateway;
+mod guesses;
 mod idempotency;
 mod internal;
 mod registry;

@@ -103,8 +103,19 @@ pub struct Health {
 
 struct Check {
     name: &'static str,
-    required: bool,
+    need: Need,
     probe: Probe,
+}
+
+/// What a process is without something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Not ready.
+    Required,
+    /// Degraded.
+    Wanted,
+    /// As ready as with it: another process does that part of the work.
+    Told,
 }
 
 /// How ready a process is.
@@ -120,7 +131,7 @@ pub struct Readiness {
 /// The state of one dependency.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub struct Dependency {
-    /// `ok` or `unavailable`.
+    /// `ok` or `unavailable`; `standby`: another process does this part of the work.
     pub status: &'static str,
     /// What is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -147,7 +158,7 @@ impl Health {
     pub fn require(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            required: true,
+            need: Need::Required,
             probe,
         });
         self
@@ -159,7 +170,19 @@ impl Health {
     pub fn want(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            required: false,
+            need: Need::Wanted,
+            probe,
+        });
+        self
+    }
+
+    /// A part of the work that is another process's where the probe says so, which makes this one no less ready
+    /// (`deployments`).
+    #[must_use]
+    pub fn tell(mut self, name: &'static str, probe: Probe) -> Self {
+        self.checks.push(Check {
+            name,
+            need: Need::Told,
             probe,
         });
         self
@@ -168,7 +191,7 @@ impl Health {
     /// Records which dependencies answer.
     async fn record(&self) {
         for (name, state) in self.readiness().await.dependencies.unwrap_or_default() {
-            let up = if state.status == "ok" { 1.0 } else { 0.0 };
+            let up = if state.status == "unavailable" { 0.0 } else { 1.0 };
             metrics::gauge!(metric::DEPENDENCY_UP, "dependency" => name).set(up);
         }
     }
@@ -192,7 +215,7 @@ impl Health {
         let away = |required| {
             dependencies
                 .values()
-                .any(|state| state.status != "ok" && state.required == required)
+                .any(|state| state.status == "unavailable" && state.required == required)
         };
         let status = match (away(true), away(false)) {
             (true, _) => "unavailable",
@@ -214,17 +237,21 @@ async fn ask(check: &Check) -> (&'static str, Dependency) {
         .await
         .unwrap_or(Err("no answer in time"));
     let error = answer.err();
-    if let Some(error) = error {
+    if let (Some(error), false) = (error, check.need == Need::Told) {
         tracing::warn!(dependency.name = check.name, error, "a dependency is away");
     }
-    let status = if error.is_none() { "ok" } else { "unavailable" };
+    let status = match (error, check.need) {
+        (None, _) => "ok",
+        (Some(_), Need::Told) => "standby",
+        (Some(_), Need::Required | Need::Wanted) => "unavailable",
+    };
     let duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     (
         check.name,
         Dependency {
             status,
             error,
-            required: check.required,
+            required: check.need == Need::Required,
             duration_ms,
         },
     )

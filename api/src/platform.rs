@@ -44,12 +44,14 @@ pub fn platform_router(app: App) -> Router {
         .merge(gateway::routes(&app))
         .merge(registry::routes(&app));
     let requests = app.settings.requests;
-    let (pages, wal) = (ui::routes(&app), app.wal.clone());
+    let pages = ui::routes(&app);
+    let (wal, disk) = (app.wal.clone(), app.disk.clone());
     layers::limited(
         api.merge(pages).with_state(app).merge(docs::routes(document)),
         beside,
         requests,
         wal,
+        disk,
     )
 }
 

@@ -20,13 +20,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::header::{AUTHORIZATION, HeaderName, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::path::Path as Key;
 use serde_json::json;
 use towpath_domain::deployment::DeploymentStatus;
@@ -36,8 +36,10 @@ use towpath_store::{self as store, deployments};
 
 use crate::app::App;
 use crate::errors::{ApiError, chain};
+use crate::gate::{Gate, Owner};
+use crate::layers;
 use crate::routes::Listed;
-use crate::{gate, layers};
+use crate::turn::Held;
 
 /// Who asks for no user name in particular gets this one; any will do.
 pub(crate) const USERNAME: &str = "towpath";
@@ -52,7 +54,7 @@ const UPLOAD: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
 /// The routes. They stand beside the limit on requests of the platform, and take tokens instead of keys.
 pub(crate) fn routes(app: &App) -> Router {
-    let places = Arc::new(gate::Gate::new(REQUESTS));
+    let places = Arc::new(Gate::new(REQUESTS));
     listed()
         .router()
         .layer(map_response(async |mut response: Response| {
@@ -60,6 +62,7 @@ pub(crate) fn routes(app: &App) -> Router {
             response.headers_mut().insert(API_VERSION, version);
             response
         }))
+        .layer(from_fn_with_state(app.clone(), share))
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
 }
@@ -93,6 +96,22 @@ pub(crate) fn repository(app: &App, deployment: DeploymentId) -> Result<(String,
         return Err(ApiError::bad_request(text));
     }
     Ok((host.to_owned(), format!("{host}/{REPOSITORIES}/{deployment}")))
+}
+
+/// Counts a request as one of the workspace whose token it carries. Without a good one a route refuses it at once. Nothing
+/// is taken in where there is hardly any room.
+async fn share(State(app): State<App>, request: Request, next: Next) -> Response {
+    let sends = matches!(*request.method(), Method::POST | Method::PATCH | Method::PUT);
+    if sends && app.disk.is_low() {
+        return layers::short_of_room().into_response();
+    }
+    if let Ok(token) = token(&app, request.headers()) {
+        let held = Held::of(request.extensions());
+        if let Err(full) = held.claim(Owner::Workspace(token.tenant)) {
+            return full.refusal().into_response();
+        }
+    }
+    next.run(request).await
 }
 
 /// Whether somebody may come in at all: what `docker login` asks.

@@ -158,6 +158,11 @@ const LINES: &[Line] = &[
     line("POST", "/internal/keys/reseal", Operator),
     needs("POST", "/internal/keys/{key_id}/revoke", KEYS),
     needs("POST", "/internal/keys/{key_id}/rotate", KEYS),
+    line(
+        "POST",
+        "/internal/deployments/{deployment_id}/accept-database",
+        Operator,
+    ),
     line("GET", "/internal/quarantine", OperatorRead),
     line("GET", "/internal/quarantine/usage", OperatorRead),
     line("POST", "/internal/quarantine/bulk", Operator),

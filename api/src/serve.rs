@@ -1,7 +1,9 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
+mod h2;
 mod patient;
 mod peers;
+mod tls;
 mod unread;
 mod waiting;
 
@@ -18,6 +20,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +29,7 @@ use tower::ServiceExt as _;
 
 use patient::Patient;
 use peers::{Counted, Peers};
+pub use tls::Tls;
 
 use crate::client::Proxies;
 use crate::metric;
@@ -35,6 +39,8 @@ use crate::metric;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same when more than half of the connections are taken: who only holds one open makes room sooner.
 const CROWDED_HEAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// A client gets this long for its TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that does not take a byte of its answer for so long is let go.
 const READ_PATIENCE: Duration = Duration::from_secs(60);
 /// The most bytes the head of a request may have; more is 431.
@@ -96,6 +102,21 @@ pub async fn serve_within(
     shutdown: CancellationToken,
     grace: Duration,
 ) -> io::Result<usize> {
+    serve_over(None, limits, listener, router, shutdown, grace).await
+}
+
+/// As [`serve_within`], over TLS where it is given: HTTP/1.1 and HTTP/2 as the client asks.
+///
+/// # Errors
+/// As [`serve_within`].
+pub async fn serve_over(
+    tls: Option<Tls>,
+    limits: Limits,
+    listener: TcpListener,
+    router: Router,
+    shutdown: CancellationToken,
+    grace: Duration,
+) -> io::Result<usize> {
     let cut = CancellationToken::new();
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(limits.connections));
@@ -114,8 +135,14 @@ pub async fn serve_within(
         let head_timeout = if crowded { CROWDED_HEAD_TIMEOUT } else { HEAD_TIMEOUT };
         let (router, draining, cut) = (router.clone(), shutdown.clone(), cut.clone());
         let from = (peer, limits.proxies.clone());
+        let tls = tls.clone();
         connections.spawn(async move {
-            connection(stream, from, router, head_timeout, draining, cut).await;
+            // Answers are small and somebody waits for them.
+            let _ = stream.set_nodelay(true);
+            match tls {
+                None => connection(stream, from, false, router, head_timeout, (draining, cut)).await,
+                Some(tls) => secure_connection(stream, from, &tls, router, head_timeout, (draining, cut)).await,
+            }
             drop((place, counted));
         });
     }
@@ -180,19 +207,44 @@ async fn accept(
     }
 }
 
-/// Speaks HTTP/1.1 on one connection until it ends, or until drained or cut.
-async fn connection(
+/// Speaks TLS on one connection, and in it what its client asks for.
+async fn secure_connection(
     stream: TcpStream,
-    (peer, proxies): (SocketAddr, Proxies),
+    from: (SocketAddr, Proxies),
+    tls: &Tls,
     router: Router,
     head_timeout: Duration,
-    draining: CancellationToken,
-    cut: CancellationToken,
+    (draining, cut): (CancellationToken, CancellationToken),
 ) {
-    // Answers are small and somebody waits for them.
-    let _ = stream.set_nodelay(true);
+    let limit = HANDSHAKE_TIMEOUT.min(head_timeout);
+    let accepted = tokio::select! {
+        accepted = tls.accept(stream, limit) => accepted,
+        // Nothing has been asked for yet.
+        () = draining.cancelled() => return,
+        () = cut.cancelled() => return,
+    };
+    match accepted {
+        Ok(stream) if tls::speaks_h2(&stream) => {
+            h2::connection(stream, from, router, head_timeout, draining, cut).await;
+        }
+        Ok(stream) => connection(stream, from, true, router, head_timeout, (draining, cut)).await,
+        Err(error) => tracing::debug!(%error, client.address = %from.0, "a TLS handshake failed"),
+    }
+}
+
+/// Speaks HTTP/1.1 on one connection until it ends, or until drained or cut. `secure` says whether it is one of TLS.
+async fn connection<S>(
+    stream: S,
+    (peer, proxies): (SocketAddr, Proxies),
+    secure: bool,
+    router: Router,
+    head_timeout: Duration,
+    (draining, cut): (CancellationToken, CancellationToken),
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let client = proxies.client(peer, false, request.headers());
+        let client = proxies.client(peer, secure, request.headers());
         request.extensions_mut().insert(client);
         let router = router.clone();
         async move {

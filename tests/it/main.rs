@@ -21,4 +21,5 @@ mod soak;
 mod sources;
 mod tables;
 mod telemetry;
+mod tls;
 mod tree;

@@ -28,6 +28,7 @@ use towpath_store::{self as store, Tx, revision_keys};
 
 use crate::deployment_log::DeploymentLog;
 use crate::hosting::{Hosting, ensure_key, lane_of};
+use crate::world::room_on;
 use crate::{World, metric};
 
 /// Builds one revision and rolls it out.
@@ -173,6 +174,9 @@ impl Work<'_> {
                         .map(drop)
                 })
                 .await;
+        }
+        if self.revision.source.is_built() {
+            room_on(&self.world.disks.data)?;
         }
         ctx.commit(async |tx| {
             ensure_key(tx, &self.world.sealer, self.deployment, self.revision).await?;

@@ -11,6 +11,7 @@ use towpath_domain::{DeploymentId, RevisionId, Scope, Secret};
 use towpath_durable::{Failure, Verdict};
 use towpath_store::access;
 use towpath_store::deployments::Deployment;
+use towpath_store::placements::Placement;
 use towpath_store::revision_keys::{self, NewRevisionKey};
 use towpath_store::revisions::Revision;
 use towpath_store::sealing::Sealer;
@@ -176,6 +177,29 @@ impl Hosting {
             return Ok(None);
         }
         artifact.withdraw().retry()
+    }
+
+    /// Refuses a start on another database than the one a deployment had: to its users everything would be gone.
+    ///
+    /// # Errors
+    /// It is another one, or away.
+    pub(crate) async fn check_database(&self, placement: &Placement) -> Result<(), Failure> {
+        let Some(own) = &placement.database_id else {
+            return Ok(());
+        };
+        let id = placement.deployment_id;
+        let found = self.backend.database(id).await.retry()?;
+        if found.as_ref() == Some(own) {
+            return Ok(());
+        }
+        let what = match found {
+            Some(_) => "the database of the deployment that is on this machine is another one than it had",
+            None => "the database that the deployment had is not on this machine",
+        };
+        Err(Failure::fatal(format!(
+            "{what}; bring back the data folder or the volume it lies in, or go on with what is there, or with an empty \
+             one: towpath deployments accept-database {id}"
+        )))
     }
 
     /// The key of a deployment from before revisions had keys of their own: what was deployed then goes on with it.

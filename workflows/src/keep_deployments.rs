@@ -413,6 +413,7 @@ async fn start(
                 metrics::counter!(metric::RESTARTS).increment(1);
                 tracing::warn!(deployment.id = %id, "the agent server of a deployment ended by itself");
             }
+            hosting.check_database(&placement).await?;
             world
                 .store
                 .write(async |tx| placements::switching(tx, tenant, id).await)
@@ -440,8 +441,9 @@ async fn start(
             }
         }
     };
+    let database = hosting.backend.name_database(id).await.retry()?;
     let serving = world
         .store
-        .write(async |tx| placements::serving(tx, &placement, &state.address, crashed).await);
+        .write(async |tx| placements::serving(tx, &placement, &state.address, crashed, &database).await);
     serving.await.retry()
 }

@@ -45,6 +45,7 @@ pub mod images;
 pub mod index_runs;
 mod intents;
 pub mod keep_deployments;
+pub mod keeper;
 pub mod metric;
 pub mod quarantine;
 pub mod reseal_secrets;

@@ -61,6 +61,8 @@ pub struct Inner {
 pub struct Settings {
     /// Requests worked on at once; more are refused with 503. Streams count until their head is sent.
     pub requests: usize,
+    /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// The most bytes a body may have.
     pub body_bytes: usize,
     /// Run slots of one worker process, for `/metrics`.
@@ -115,6 +117,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             requests: 1024,
+            failed_keys_per_minute: 60,
             body_bytes: 300 << 20,
             slots: 10,
             this_machine_only: false,
@@ -145,8 +148,8 @@ impl AgentApp {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: Assistants::new(parts.store.clone(), parts.tenant),
             looks: super::live::Looks::default(),
+            known: Keys::new(parts.settings.failed_keys_per_minute),
             parts,
-            known: Keys::default(),
             remembered: super::auth::Remembered::default(),
         }))
     }

@@ -17,6 +17,7 @@ use towpath_domain::Scope;
 use super::app::AgentApp;
 use super::errors::AgentError;
 use crate::browser::{is_called_by_own_name, may_act};
+use crate::client::Client;
 use crate::errors::ApiError;
 use crate::scopes;
 
@@ -66,7 +67,8 @@ async fn require_key(app: AgentApp, request: Request, next: Next) -> Response {
     let Some(keys) = app.keys.as_ref() else {
         return next.run(request).await;
     };
-    let error = match crate::auth::key_holder(&app.known, keys, &app.clock, request.headers()).await {
+    let client = Client::of(request.extensions());
+    let error = match crate::auth::key_holder(&app.known, keys, &app.clock, client, request.headers()).await {
         Ok(principal) if !principal.workspaces.contains(&app.tenant) => AgentError::new(
             StatusCode::FORBIDDEN,
             "the API key does not open this server's workspace",
@@ -78,7 +80,7 @@ async fn require_key(app: AgentApp, request: Request, next: Next) -> Response {
         Err(error) if error.status() == StatusCode::INTERNAL_SERVER_ERROR => {
             AgentError::new(error.status(), "Internal Server Error")
         }
-        Err(error) => AgentError::new(error.status(), error.text().to_owned()),
+        Err(error) => AgentError::of(&error),
     };
     let unauthorized = error.status() == StatusCode::UNAUTHORIZED;
     let mut response = error.into_response();
@@ -101,7 +103,8 @@ pub(super) async fn require_operator(State(app): State<AgentApp>, request: Reque
         }
         return next.run(request).await;
     };
-    match crate::auth::key_holder(&app.known, keys, &app.clock, request.headers()).await {
+    let client = Client::of(request.extensions());
+    match crate::auth::key_holder(&app.known, keys, &app.clock, client, request.headers()).await {
         Ok(principal) => match scopes::require(&principal.scopes, scopes::need_of_operators(request.method())) {
             Ok(()) => next.run(request).await,
             Err(error) => error.into_response(),

@@ -15,7 +15,7 @@ use towpath_domain::deployment::{
 };
 use towpath_domain::{DeploymentId, Rejection};
 use towpath_store::deployments::{self, Filter};
-use towpath_store::{self as store, revisions};
+use towpath_store::{self as store, placements, revisions};
 use towpath_workflows::deployments as work;
 
 use crate::app::App;
@@ -181,15 +181,22 @@ pub async fn list(
     let read = app.store.read(async |tx| {
         let rows = deployments::list(tx, tenant.id, &filter, limit, offset).await?;
         let latest: Vec<_> = rows.iter().filter_map(|row| row.latest_revision_id).collect();
-        Ok((rows, revisions::many(tx, tenant.id, &latest).await?))
+        let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+        let placed = placements::many(tx, tenant.id, &ids).await?;
+        Ok((rows, revisions::many(tx, tenant.id, &latest).await?, placed))
     });
-    let (rows, latest) = read.await?;
+    let (rows, latest, placed) = read.await?;
+    let mut placed: HashMap<_, _> = placed
+        .into_iter()
+        .map(|placement| (placement.deployment_id, placement))
+        .collect();
     let latest: HashMap<_, _> = latest.into_iter().map(|revision| (revision.id, revision)).collect();
     let next = offset + rows.len() as i64;
     let resources = rows.into_iter().filter_map(|row| {
         // Between the two statements a deployment may have gone, and its revisions with it.
         let revision = latest.get(&row.latest_revision_id?)?;
-        Some(Deployment::of(&app, row, revision))
+        let placement = placed.remove(&row.id);
+        Some(Deployment::of(&app, row, revision).map(|shown| shown.placed(placement)))
     });
     Ok(Json(DeploymentList {
         resources: resources.collect::<Result<_, _>>()?,
@@ -210,10 +217,11 @@ pub async fn get(
     let read = app.store.read(async |tx| {
         let row = deployments::get(tx, tenant.id, id).await?;
         let latest = row.latest_revision_id.ok_or(store::Error::NotFound)?;
-        Ok((row, revisions::get(tx, tenant.id, latest).await?))
+        let latest = revisions::get(tx, tenant.id, latest).await?;
+        Ok((row, latest, placements::get(tx, tenant.id, id).await?))
     });
-    let (row, latest) = read.await.map_err(missing(id))?;
-    Ok(Json(Deployment::of(&app, row, &latest)?))
+    let (row, latest, placement) = read.await.map_err(missing(id))?;
+    Ok(Json(Deployment::of(&app, row, &latest)?.placed(placement)))
 }
 
 /// Change a deployment. What its source revision configuration, its secrets or its resource specification say makes one

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use towpath_domain::deployment::{DeploymentStatus, Level, LogKind};
 use towpath_domain::{DeploymentId, RevisionId, Timestamp};
 use towpath_store::deployments::overview::{self, Overview};
+use towpath_store::placements::{self, PlacementState};
 use towpath_store::revision_logs::{self, Filter, LogLine};
 use towpath_store::revisions::{self, Revision};
 use towpath_store::{deployments, projects};
@@ -42,8 +43,28 @@ struct Row {
     source: &'static str,
     latest: Option<Mark>,
     active: Option<i64>,
+    /// Where what is deployed does not serve.
+    placed: Option<Placed>,
     changed: String,
     age: String,
+}
+
+/// How what is deployed is doing.
+struct Placed {
+    state: &'static str,
+    tone: &'static str,
+    why: String,
+}
+
+impl Placed {
+    fn of(state: PlacementState, why: Option<String>) -> Self {
+        let state = state.as_str();
+        Self {
+            state,
+            tone: show::tone(state),
+            why: why.unwrap_or_default(),
+        }
+    }
 }
 
 /// A revision in a line of another thing.
@@ -88,6 +109,10 @@ fn row(deployment: Overview, now: Timestamp) -> Row {
             tone: show::tone(status.as_str()),
         }),
         active: deployment.active_seq,
+        placed: deployment
+            .placement
+            .filter(|state| *state != PlacementState::Serving)
+            .map(|state| Placed::of(state, deployment.placement_error)),
         changed: show::moment(deployment.updated_at),
         age: show::relative(deployment.created_at, now),
     }
@@ -106,6 +131,8 @@ struct Detail {
     address: String,
     project: String,
     secrets: String,
+    placed: Option<Placed>,
+    restarts: i64,
     created: String,
     tenant: String,
     revisions: Vec<Line>,
@@ -167,9 +194,10 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         // It may be gone.
         let project = projects::get(tx, tenant, deployment.project_id).await.ok();
         let logs = revision_logs::list(tx, tenant, id, &latest_lines(None, LogKind::Deploy), LINES).await?;
-        Ok(Some((deployment, revisions, project, logs)))
+        let placement = placements::get(tx, tenant, id).await?;
+        Ok(Some((deployment, revisions, project, logs, placement)))
     });
-    let (deployment, revisions, project, logs) = found.await?.ok_or_else(missing)?;
+    let (deployment, revisions, project, logs, placement) = found.await?.ok_or_else(missing)?;
     let now = app.clock.now();
     let config = deployment.config()?;
     let status = deployment.status.as_str();
@@ -207,6 +235,8 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         } else {
             names.join(", ")
         },
+        restarts: placement.as_ref().map_or(0, |placement| placement.restarts),
+        placed: placement.map(|placement| Placed::of(placement.state, placement.error)),
         created: show::moment(deployment.created_at),
         tenant: deployment.tenant_id.to_string(),
         revisions: lines?,

@@ -7,7 +7,7 @@ use askama::Template;
 use axum::extract::{Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use http::header::{COOKIE, SET_COOKIE};
+use http::header::{COOKIE, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 use towpath_domain::{Scope, Secret};
@@ -18,7 +18,7 @@ use crate::app::App;
 use crate::auth::Operator;
 use crate::browser::{is_called_by_own_name, is_ours};
 use crate::client::Client;
-use crate::errors::ApiError;
+use crate::errors::{ApiError, retry_after};
 use crate::extract::Form;
 use crate::internal::keys::administers;
 use crate::{scopes, session};
@@ -214,7 +214,7 @@ pub(super) async fn sign_in(
             let text = "The database does not answer. Try again in a moment.";
             sign_in_page(StatusCode::SERVICE_UNAVAILABLE, Some(text), &next)
         }
-        Ok(None) => sign_in_page(StatusCode::UNAUTHORIZED, Some("This key opens nothing."), &next),
+        Ok(None) => refuse_unknown(&app, client, "This key opens nothing.", &next),
         Ok(Some(principal)) if !may_look(&principal) => {
             let text = "This key is not an operator key. It works for the API, not for the dashboard.";
             sign_in_page(StatusCode::FORBIDDEN, Some(text), &next)
@@ -256,7 +256,7 @@ pub(super) struct Code {
 pub(super) async fn enter(State(app): State<App>, client: Client, Query(link): Query<Code>) -> Response {
     let Some(key) = session::linked_key(&app, &link.code).filter(|_| app.links.first_use(&link.code)) else {
         let text = "This link was used before, or is too old. Sign in with an API key.";
-        return sign_in_page(StatusCode::UNAUTHORIZED, Some(text), "/ui/queues");
+        return refuse_unknown(&app, client, text, "/ui/queues");
     };
     session::count(true);
     let (token, _) = session::issue(&app, key);
@@ -265,6 +265,17 @@ pub(super) async fn enter(State(app): State<App>, client: Client, Query(link): Q
     let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/queues\">\
                 <a href=\"/ui/queues\">Signed in. Go on.</a>";
     ([(SET_COOKIE, Jar::of(&app).set(client, &token))], Html(page)).into_response()
+}
+
+/// What was sent opens nothing.
+fn refuse_unknown(app: &App, client: Client, problem: &str, next: &str) -> Response {
+    let Some(wait) = app.keys.failed(client) else {
+        return sign_in_page(StatusCode::UNAUTHORIZED, Some(problem), next);
+    };
+    let problem = format!("{problem} Too many of your address did: try again in a moment.");
+    let mut page = sign_in_page(StatusCode::TOO_MANY_REQUESTS, Some(problem.as_str()), next);
+    page.headers_mut().insert(RETRY_AFTER, retry_after(wait));
+    page
 }
 
 fn refuse_foreign() -> Response {

@@ -26,7 +26,10 @@ use towpath_store::{placements, projects};
 
 use crate::world::{Call, KEY, World, on_both_databases};
 
-on_both_databases!(a_request_arrives_as_it_was_sent_but_for_its_key,);
+on_both_databases!(
+    a_request_arrives_as_it_was_sent_but_for_its_key,
+    one_that_does_not_start_says_why_to_its_owners,
+);
 
 /// What an agent server was asked.
 #[derive(Clone, Debug)]
@@ -101,7 +104,7 @@ async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId
 async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, address: &str) {
     let put = world
         .store
-        .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address).await);
+        .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address, "database").await);
     put.await.unwrap();
 }
 
@@ -546,4 +549,30 @@ async fn another_protocol_passes_through() {
     drop(client);
     stop.cancel();
     served.await.unwrap().unwrap();
+}
+
+async fn one_that_does_not_start_says_why_to_its_owners(world: World) {
+    let id = deployment(&world, world.tenant, "one").await;
+    place(&world, world.tenant, id, "127.0.0.1:1").await;
+    let down = world.store.write(async |tx| {
+        let placement = placements::get(tx, world.tenant, id).await?.unwrap();
+        placements::down(tx, &placement, "its database is away\nand more").await
+    });
+    down.await.unwrap();
+    let (status, _, body) = ask(&world, Method::GET, &format!("/d/{id}/threads"), Some(KEY), "").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(detail(&body).ends_with("its database is away"), "{body:?}");
+    let (status, _, body) = ask(&world, Method::GET, &format!("/d/{id}/ok"), None, "").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!detail(&body).contains("database"), "{body:?}");
+
+    let accept = |id| format!("/internal/deployments/{id}/accept-database");
+    let (status, _, body) = ask(&world, Method::POST, &accept(id), Some(KEY), "").await;
+    assert_eq!(status, StatusCode::OK, "{body:?}");
+    let shown: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(shown["state"], "down");
+    let placement = world.store.read(async |tx| placements::get(tx, world.tenant, id).await);
+    assert_eq!(placement.await.unwrap().unwrap().database_id, None);
+    let (status, ..) = ask(&world, Method::POST, &accept(DeploymentId::new()), Some(KEY), "").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
 }

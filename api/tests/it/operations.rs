@@ -67,6 +67,22 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
 }
 
 #[tokio::test]
+async fn what_another_process_does_makes_none_less_ready() {
+    let health = Health::new(CancellationToken::new()).tell(
+        "deployments",
+        Box::new(|| Box::pin(async { Err("another process does it") })),
+    );
+    let answer = call(&ops(health), Call::new(Method::GET, "/readyz?verbose")).await;
+    let answer = answer.expect(200);
+    assert_eq!(answer["status"], "ready");
+    assert_eq!(answer["dependencies"]["deployments"]["status"], "standby");
+    assert_eq!(
+        answer["dependencies"]["deployments"]["error"],
+        "another process does it"
+    );
+}
+
+#[tokio::test]
 async fn a_draining_process_is_not_ready_and_still_alive() {
     let draining = CancellationToken::new();
     let router = ops(Health::new(draining.clone()));

@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
 use towpath_api::{App, Health, Ops, Parts, Reading, Settings, platform_router};
-use towpath_domain::{Clock, OrganizationId, Scope, Secret, TenantId, Timestamp};
+use towpath_domain::{Clock, Disk, OrganizationId, Scope, Secret, TenantId, Timestamp};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
 use towpath_store::access::{self, KeyLimits, NewKey};
@@ -54,6 +54,7 @@ pub struct World {
     pub clock: Clock,
     pub tenant: TenantId,
     pub wal: Wal,
+    pub disk: Disk,
     pub folder: tempfile::TempDir,
     pub router: Router,
     pub app: App,
@@ -102,13 +103,14 @@ impl World {
             .unwrap();
         let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
         let parts = parts(&store, &clock, folder.path(), ops, settings);
-        let wal = parts.wal.clone();
+        let (wal, disk) = (parts.wal.clone(), parts.disk.clone());
         let app = App::new(parts);
         Self {
             store,
             clock,
             tenant,
             wal,
+            disk,
             folder,
             router: platform_router(app.clone()),
             app,
@@ -324,6 +326,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
             file_root: Some(folder.join("exports")),
             environment_credentials: None,
         },
+        disk: Disk::default(),
         clock: clock.clone(),
         ops,
         settings,

@@ -13,12 +13,12 @@ use towpath_workflows::run_agent;
 use uuid::Uuid;
 
 use crate::arguments::{Agent, flag};
-use crate::config::{AgentAuth, Config, Inputs, Mode, Settings};
+use crate::config::{AgentAuth, Config, Inputs, Mode, Settings, refusal, warnings_of_file};
 use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
 use crate::hosting::{self, Hosting};
-use crate::serve::roles;
+use crate::serve::{roles, warn_in_clear};
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
@@ -74,30 +74,28 @@ fn config(command: &Agent) -> anyhow::Result<Config> {
     ))?)
 }
 
-/// Asks the official server to encrypt checkpoints. This one does not, and who asks for it must not believe it does.
-const AES_KEY: &str = "LANGGRAPH_AES_KEY";
-
-/// Refuses to serve where checkpoints are to be encrypted.
+/// Refuses to serve where a variable of the official server asks for protection that this one does not give, and says
+/// which variables of the graph file set nothing.
 ///
 /// # Errors
-/// The environment or the graph file holds the key for it.
-pub fn check_encryption(config: &Config, file: &GraphFile) -> anyhow::Result<()> {
-    let of_process = config.environment.get(AES_KEY);
-    let key = of_process.or_else(|| file.env().get(AES_KEY));
-    if key.is_none_or(|key| key.reveal().is_empty()) {
-        return Ok(());
+/// The environment or the graph file holds such a variable.
+pub fn check_official(config: &Config, file: &GraphFile) -> anyhow::Result<()> {
+    let find = |name: &str| config.environment.get(name).or_else(|| file.env().get(name)).cloned();
+    if let Some(why) = refusal(find) {
+        bail!(Usage(why));
     }
-    bail!(Usage(format!(
-        "{AES_KEY}: this server does not encrypt checkpoints; encrypt the disk of its database instead and unset the \
-         variable, or keep to the official server for these threads"
-    )))
+    let env = file.env().iter().map(|(name, value)| (name.as_str(), value.reveal()));
+    for warning in warnings_of_file(env) {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
 }
 
 async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let settings = &config.settings;
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;
-    check_encryption(&config, &file)?;
+    check_official(&config, &file)?;
     if command.prepare {
         return Hosting::new(&config, Guard::new(Policy::default()), None)
             .prepare(&file)
@@ -146,6 +144,10 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
              `DATABASE_URI=… towpath keys create`, or let everybody in with TOWPATH_AGENT_AUTH=none",
             settings.listen
         )));
+    }
+    // What a gateway signs comes from its own machine or network.
+    if roles.api && settings.agent.gateway_key.is_none() {
+        warn_in_clear(settings, settings.listen);
     }
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {

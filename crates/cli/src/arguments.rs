@@ -45,6 +45,9 @@ pub enum Command {
     /// Become another program inside of control groups.
     #[command(hide = true)]
     Enter(Enter),
+    /// Copy the data folder of an agent server that may be running.
+    #[command(hide = true)]
+    CopyData(CopyData),
     /// Say when a cron schedule fires.
     Cron(Cron),
     /// Bring the database's schema up to date.
@@ -237,6 +240,17 @@ pub struct Enter {
     pub command: Vec<OsString>,
 }
 
+/// `towpath copy-data`
+#[derive(Debug, Args)]
+pub struct CopyData {
+    /// The folder.
+    #[arg(value_name = "FOLDER")]
+    pub from: PathBuf,
+    /// Where the copy goes.
+    #[arg(value_name = "TO")]
+    pub to: PathBuf,
+}
+
 /// `towpath cron`
 #[derive(Debug, Args)]
 pub struct Cron {
@@ -320,7 +334,7 @@ pub struct Backup {
     /// Leave the encryption key and the first API key out; without the encryption key nothing can be restored
     #[arg(long)]
     pub without_keys: bool,
-    /// Leave deployments out, where another machine or a Docker engine has their databases
+    /// Leave deployments out, where another machine has their databases
     #[arg(long)]
     pub without_deployments: bool,
 }

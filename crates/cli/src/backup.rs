@@ -8,7 +8,8 @@
 //!   towpath.dump     PostgreSQL: the same, as `pg_dump` writes it
 //!   objects/         every unit, segment, attachment and archive that this database names
 //!   agent.db         the agent server of `towpath dev`, where there is one
-//!   deployments/     where this machine keeps deployments: `artifacts/` that are whole, `agents/` with their databases
+//!   deployments/     where this machine keeps deployments: `artifacts/` that are whole, `agents/` with their databases,
+//!                    those of volumes with `placed.json` beside them
 //!   encryption.key   where the folder has one, unless keys are left out
 //!   api.key          where the folder has one, unless keys are left out
 //! ```
@@ -25,7 +26,9 @@ mod objects;
 mod postgres;
 mod restore;
 mod schemas;
+mod volumes;
 
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -42,6 +45,8 @@ use self::keys::PlatformKeys;
 pub use self::mark::expect_whole;
 use self::objects::Copied;
 pub use self::restore::restore;
+use self::volumes::Apart;
+pub use self::volumes::copy_data;
 use crate::arguments::Backup;
 use crate::config::{Config, Mode, Settings};
 use crate::exit::Usage;
@@ -134,7 +139,7 @@ impl<'a> Database<'a> {
 ///
 /// # Errors
 /// When the folder exists, something cannot be read or written, another build made a database, the database of a deployment
-/// is elsewhere, or `pg_dump` is not there or fails.
+/// is elsewhere, the engine that has it does not answer, or `pg_dump` is not there or fails.
 pub async fn create(command: Backup) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
@@ -151,10 +156,31 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
     let schema = database.schema().await.context("opening the database")?;
     schema.check()?;
     schemas::check_agents(&settings.data_dir).await?;
-    if !command.without_deployments {
-        let placed = database.contents().await?.deployments;
-        expect_databases(&deployments::without_database(&settings.data_dir, &placed)?)?;
+    if command.without_deployments {
+        return begin(&config, &database, schema.applied, &command, &Apart::default()).await;
     }
+    let placed = database.contents().await?.deployments;
+    let apart = Apart::open(settings, &placed).await?;
+    let made = async {
+        let elsewhere = apart.find(&placed).await?;
+        let mut missing = deployments::without_database(&settings.data_dir, &placed)?;
+        missing.retain(|id| !elsewhere.contains(id));
+        apart.expect_none(&missing)?;
+        begin(&config, &database, schema.applied, &command, &apart).await
+    }
+    .await;
+    apart.close().await;
+    made
+}
+
+/// Makes the folder and fills it.
+async fn begin(
+    config: &Config,
+    database: &Database<'_>,
+    migrations: Vec<i64>,
+    command: &Backup,
+    apart: &Apart,
+) -> anyhow::Result<()> {
     let to = &command.to;
     match DirBuilder::new().mode(0o700).create(to) {
         Err(why) if why.kind() == ErrorKind::AlreadyExists => {
@@ -165,7 +191,7 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
         }
         made => made.with_context(|| format!("folder {}", to.display()))?,
     }
-    let filled = fill(&config, &database, schema.applied, &command).await;
+    let filled = fill(config, database, migrations, command, apart).await;
     if filled.is_err() {
         // It was made a moment ago, and is worth nothing.
         let _ = std::fs::remove_dir_all(to);
@@ -173,7 +199,13 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
     filled
 }
 
-async fn fill(config: &Config, database: &Database<'_>, migrations: Vec<i64>, command: &Backup) -> anyhow::Result<()> {
+async fn fill(
+    config: &Config,
+    database: &Database<'_>,
+    migrations: Vec<i64>,
+    command: &Backup,
+    apart: &Apart,
+) -> anyhow::Result<()> {
     let (settings, to) = (&config.settings, command.to.as_path());
     let from = open_objects(config)?;
     let kept = Objects::folder(&to.join(OBJECTS))?;
@@ -201,12 +233,14 @@ async fn fill(config: &Config, database: &Database<'_>, migrations: Vec<i64>, co
     let mut deployments = 0;
     if !command.without_deployments {
         let keys = PlatformKeys::of(settings, command.without_keys)?;
-        deployments = deployments::copy(&settings.data_dir, to, &keys).await?;
+        let elsewhere: BTreeSet<DeploymentId> = apart.find(&contents.deployments).await?;
+        deployments = deployments::copy(&settings.data_dir, to, &keys, &elsewhere).await?;
+        deployments += apart.copy(&elsewhere, to).await?;
         let missing = deployments::without_database(to, &contents.deployments)?;
         // Those that were deleted meanwhile are not missed.
         let placed = database.contents().await?.deployments;
         let missing: Vec<DeploymentId> = missing.into_iter().filter(|id| placed.contains(id)).collect();
-        expect_databases(&missing)?;
+        apart.expect_none(&missing)?;
     }
     if !command.without_keys {
         keys::copy(&settings.data_dir, to)?;
@@ -243,22 +277,6 @@ fn tell(to: &Path, settings: &Settings, copied: Copied, deployments: u64, comman
     } else if command.without_keys {
         println!("the encryption key is not in the backup: keep it elsewhere, nothing can be restored without it");
     }
-}
-
-/// # Errors
-/// When there are deployments whose database cannot be copied.
-fn expect_databases(missing: &[DeploymentId]) -> anyhow::Result<()> {
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let named: Vec<String> = missing.iter().take(20).map(ToString::to_string).collect();
-    bail!(
-        "the databases of {} deployments are not in this data folder: {}; make the backup on the machine that keeps the \
-         deployments; with deployments.backend = docker they lie in volumes of the engine, towpath-ID: copy those with \
-         the engine's tools, and leave deployments out of this backup with --without-deployments",
-        missing.len(),
-        named.join(", ")
-    );
 }
 
 fn write_about(to: &Path, about: &About) -> anyhow::Result<()> {

@@ -1,6 +1,5 @@
 //! `towpath dev`: everything in one process, kept in one folder.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,10 +14,11 @@ use crate::config::{AgentAuth, Config, Mode, Settings};
 use crate::first_key::{self, FirstKey};
 use crate::graph_file::GraphFile;
 use crate::hosting::Tracing;
+use crate::serve::warn_in_clear;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{AgentParts, AgentServer, Roles, Server, listen, reachable};
+use crate::wiring::{AgentParts, AgentServer, Roles, Server, listen};
 
 /// Runs until it is asked to stop.
 ///
@@ -39,7 +39,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
     let spans = telemetry::start_logging(&config)?;
     let file = graphs(&config)?;
-    crate::agent::check_encryption(&config, &file)?;
+    crate::agent::check_official(&config, &file)?;
     let metrics = telemetry::start_metrics()?;
     let mut signals = Signals::listen()?;
     let opening = async {
@@ -60,11 +60,14 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
         .filter(|_| first.kept)
         .map(crate::data_dir::DataDir::api_key_file);
     let keys = storage.store.clone();
+    for listen in [config.settings.listen, config.settings.agent_listen] {
+        warn_in_clear(&config.settings, listen);
+    }
     // Who finds the platform ready finds the agent server listening; it answers once its graphs are loaded.
     let listener = listen(config.settings.agent_listen).await.context("the agent server")?;
     let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
     let tracing = Tracing {
-        endpoint: format!("http://{}", reachable(server.address())),
+        endpoint: server.local_url(),
         key: first.key.clone(),
         workspace: first.tenant.to_string(),
     };
@@ -95,8 +98,8 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     println!(
         "{}",
         banner(
-            server.address(),
-            &format!("http://{}   graphs: {ids}", agent.address()),
+            &server.url(),
+            &format!("{}   graphs: {ids}", agent.url()),
             &config.settings.data_dir,
             &first,
             key_file.as_deref(),
@@ -172,14 +175,13 @@ async fn agent(
 }
 
 fn banner(
-    address: SocketAddr,
+    url: &str,
     agent: &str,
     data_dir: &Path,
     first: &FirstKey,
     key_file: Option<&Path>,
     link: Option<&str>,
 ) -> String {
-    let url = format!("http://{address}");
     let link = link.map_or_else(String::new, |link| {
         format!("\nOpen the dashboard (this link signs in once, within 15 minutes):\n  {link}\n")
     });

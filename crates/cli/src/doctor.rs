@@ -1,7 +1,9 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
 //! a trial file in the folder of objects, which it removes.
 
+mod keeper;
 mod secrets;
+mod tls;
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
-use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, pools, quarantine, workers};
+use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, quarantine};
 use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
@@ -113,11 +115,12 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     let settings = &config.settings;
     let server = server(settings, &mut findings).await;
     if let Some(url) = &command.server {
-        match readiness(url).await {
+        match readiness(http(false), url).await {
             Some(answer) => findings.server(url, &answer),
             None => findings.add("server", Verdict::Failed, format!("no towpath server answers at {url}")),
         }
     }
+    tls::look(settings, &mut findings);
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
     database(settings, holder, &mut findings).await;
@@ -172,7 +175,9 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
         findings.add("port", Verdict::Ok, format!("{address} is free; no server runs there"));
         return false;
     }
-    let Some(answer) = readiness(&format!("http://{address}")).await else {
+    // Its certificate need not be for this address; nothing secret is sent.
+    let url = format!("{}://{address}", settings.scheme());
+    let Some(answer) = readiness(http(true), &url).await else {
         let text = format!("{address} cannot be listened on, and no towpath server answers there");
         findings.add("port", Verdict::Failed, text);
         return false;
@@ -181,10 +186,14 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
     true
 }
 
+fn http(any_certificate: bool) -> Option<reqwest::Client> {
+    let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE);
+    client.danger_accept_invalid_certs(any_certificate).build().ok()
+}
+
 /// What the server at `url` says of itself, where a towpath server is there.
-async fn readiness(url: &str) -> Option<Value> {
-    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().ok()?;
-    let asked = http
+async fn readiness(http: Option<reqwest::Client>, url: &str) -> Option<Value> {
+    let asked = http?
         .get(format!("{}/readyz?verbose", url.trim_end_matches('/')))
         .send()
         .await;
@@ -314,7 +323,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
     if schema.check().is_ok() && schema.pending.is_empty() {
         if store.dialect() == Dialect::Postgres {
             skew(&store, findings).await;
-            builders(&store, findings).await;
+            keeper::look(&store, findings).await;
         }
         match store.read(async |tx| quarantine::usage(tx).await).await {
             Ok(usage) => quarantined(
@@ -364,30 +373,10 @@ async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
     findings.add("trust", Verdict::Warning, text);
 }
 
-/// Whether a worker builds and runs deployments. Of a cluster none has to, and what waits for one waits for ever.
-async fn builders(store: &Store, findings: &mut Findings) {
-    let pool = towpath_workflows::hosting::POOL;
-    let found = store.read(async |tx| pools::overview(tx, pool, workers::SEEN).await);
-    let queue = match found.await {
-        Ok(queue) => queue.unwrap_or_default(),
-        Err(error) => return findings.add("deployments", Verdict::Failed, error.to_string()),
-    };
-    if queue.workers > 0 {
-        findings.add("deployments", Verdict::Ok, "a worker builds and runs them");
-        return;
-    }
-    let text = format!(
-        "no worker builds and runs them, and {} jobs wait for one; set TOWPATH_DEPLOYMENTS_BACKEND=process or docker \
-         for one worker",
-        queue.ready
-    );
-    findings.add("deployments", Verdict::Warning, text);
-}
-
 /// What the server that uses the data folder has in quarantine.
 async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
     let options = ServerOptions {
-        server: format!("http://{}", settings.listen),
+        server: settings.local_url(),
         api_key: settings.api_key.clone(),
         tenant: None,
         data_dir: Some(settings.data_dir.clone()),

@@ -32,7 +32,7 @@ pub async fn run(command: Keys) -> anyhow::Result<()> {
     let place = match &command.server {
         Some(url) => Place::Server(server::Server::new(url.clone(), &command, settings)?),
         None if in_use => {
-            let url = format!("http://{}", settings.listen);
+            let url = settings.local_url();
             eprintln!(
                 "{} is in use: asking {url} (another one: --server)",
                 settings.data_dir.display()

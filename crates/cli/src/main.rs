@@ -31,6 +31,7 @@ mod signals;
 mod storage;
 mod telemetry;
 mod threads;
+mod tls;
 mod wiring;
 
 use std::process::ExitCode;
@@ -67,6 +68,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Serve(command) => block_on(serve::run(command)),
         Command::Agent(command) => agent::run(command),
         Command::Enter(command) => enter::run(command),
+        Command::CopyData(command) => block_on(backup::copy_data(command)),
         Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),

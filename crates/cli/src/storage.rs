@@ -83,6 +83,10 @@ async fn key_file(file: &Path, store: &Store) -> anyhow::Result<Keys> {
     }
     let needed = store.read(async |tx| sealed::needed_key(tx).await).await;
     if let Some(key) = needed.context("looking for the encryption key")? {
+        // Another process of this folder may have made both since: the file first.
+        if let Some(keys) = Keys::open(file)? {
+            return Ok(keys);
+        }
         bail!(
             "{} is not there, and the database holds secrets that are sealed under the encryption key {key}; put the file \
              back, or give that key as TOWPATH_ENCRYPTION_KEY",

@@ -1,8 +1,10 @@
 //! Puts the rooms together for the roles of this process, and takes them apart again.
 
 mod agent;
+mod disks;
 mod hosting;
 mod housekeeping;
+mod keeper;
 mod parts;
 mod roles;
 mod surface;
@@ -16,6 +18,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use towpath_api::serve::serve_over;
 use towpath_api::{App, Health, Ops};
 use towpath_domain::Secret;
 use towpath_durable::Engine;
@@ -23,22 +26,27 @@ use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
-use towpath_workflows::{fold_units, keep_deployments, sweep_traces};
+use towpath_workflows::{fold_units, sweep_traces};
 
 use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
+use crate::tls::Certificate;
+use keeper::{Builders, Part};
 use parts::Shared;
 
 pub use agent::{AgentParts, AgentServer, Loaded, offer, reachable};
-pub use hosting::isolation;
+pub use hosting::{isolation, program};
 pub use roles::Roles;
 pub use surface::Surface;
 
 /// A process at work.
 pub struct Server {
     address: SocketAddr,
+    /// Where it answers this machine without TLS, where it speaks TLS.
+    plain: Option<SocketAddr>,
+    certificate: Option<Certificate>,
     grace: Duration,
     store: Store,
     /// Cancelled: take nothing more.
@@ -52,7 +60,7 @@ pub struct Server {
     /// Records the use of keys, where there is an API.
     key_uses: Option<JoinHandle<()>>,
     /// Keeps deployments, until it is told to stop them.
-    deployments: Option<(CancellationToken, JoinHandle<()>)>,
+    deployments: Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>,
     /// The folder's lock, given back last.
     _data: Option<crate::data_dir::DataDir>,
 }
@@ -72,17 +80,25 @@ impl Server {
         hide_memory();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
+        let certificate = Certificate::open(config)?;
         let listener = listen(settings.listen).await?;
         let address = listener.local_addr()?;
+        let plain_listener = match certificate {
+            Some(_) if roles.api => Some(listen(settings.tls_plain_listen).await.context("tls.plain_listen")?),
+            _ => None,
+        };
+        let plain = plain_listener.as_ref().map(TcpListener::local_addr).transpose()?;
 
         let shared = Shared::open(config, store.clone()).await?;
         // Every process that ends jobs must know how they end: also one that only takes requests.
         let mut registry = towpath_workflows::registry();
         registry.attach(&store);
 
-        let hosting = hosting::open(config, roles, shared.guard(), address)?;
+        let hosting = hosting::open(config, roles, shared.guard(), address, plain)?;
+        let part = Part::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
-        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
+        let health = part.told(shared.health(Health::new(draining.clone())));
+        let ops = Ops::new(health, metrics.clone())
             .behind(settings.metrics_key.as_ref())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal(settings));
@@ -96,8 +112,19 @@ impl Server {
         };
         let grace = settings.drain_grace;
         let limits = parts::connections(settings);
-        let serve = towpath_api::serve::serve_within(limits, listener, router, draining.clone(), grace);
-        let http = tokio::spawn(serve);
+        let tls = certificate.as_ref().map(Certificate::tls);
+        let here = plain_listener
+            .map(|plain| serve_over(None, limits.clone(), plain, router.clone(), draining.clone(), grace));
+        let everybody = serve_over(tls, limits, listener, router, draining.clone(), grace);
+        let http = tokio::spawn(async move {
+            match here {
+                None => everybody.await,
+                Some(here) => {
+                    let (everybody, here) = tokio::try_join!(everybody, here)?;
+                    Ok(everybody + here)
+                }
+            }
+        });
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {
@@ -114,23 +141,32 @@ impl Server {
         let mut deployments = None;
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
+            let registry = Arc::new(registry);
             let mut pools = registry.pools();
+            let hosting = part.hosting();
             // Performed where deployments are run, and nowhere else.
             pools.retain(|pool| *pool != towpath_workflows::hosting::POOL || hosting.is_some());
-            let options = parts::pools(settings, &pools);
-            let world = Arc::new(shared.world(settings, hosting.clone())?);
-            deployments = hosting.map(|_| {
-                let stop = CancellationToken::new();
-                let keeping = keep_deployments::run(Arc::clone(&world), stop.clone());
-                (stop, tokio::spawn(keeping))
-            });
-            Some(Workers::start(
-                engine,
-                &shared.queue,
-                &Arc::new(registry),
-                &world,
-                &options,
-            )?)
+            let mut options = parts::pools(settings, &pools);
+            let mut builds = options.clone();
+            builds
+                .pools
+                .retain(|(pool, _)| pool == towpath_workflows::hosting::POOL);
+            if matches!(part, Part::Standby { .. }) {
+                options
+                    .pools
+                    .retain(|(pool, _)| pool != towpath_workflows::hosting::POOL);
+            }
+            let world = Arc::new(shared.world(settings, hosting)?);
+            let builders = Builders {
+                engine: engine.clone(),
+                queue: shared.queue.clone(),
+                registry: Arc::clone(&registry),
+                options: builds,
+                grace,
+                draining: draining.clone(),
+            };
+            deployments = part.start(Arc::clone(&world), builders);
+            Some(Workers::start(engine, &shared.queue, &registry, &world, &options)?)
         } else {
             None
         };
@@ -143,6 +179,8 @@ impl Server {
         ));
         Ok(Self {
             address,
+            plain,
+            certificate,
             grace,
             store,
             draining,
@@ -163,6 +201,17 @@ impl Server {
         self.address
     }
 
+    /// Where clients reach it, in a browser or with an SDK.
+    pub fn url(&self) -> String {
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Where programs of this machine reach it, whatever its certificate is for and whoever signed that.
+    pub fn local_url(&self) -> String {
+        format!("http://{}", reachable(self.plain.unwrap_or(self.address)))
+    }
+
     /// A link that signs its first reader in to the dashboard as the holder of `key`, for the terminal of whoever
     /// started this. `None` without an API, and for a key that opens nothing.
     ///
@@ -171,7 +220,7 @@ impl Server {
     pub async fn sign_in_link(&self, key: &Secret) -> anyhow::Result<Option<String>> {
         let Some(app) = &self.app else { return Ok(None) };
         let path = app.sign_in_link(key).await?;
-        Ok(path.map(|path| format!("http://{}{path}", self.address)))
+        Ok(path.map(|path| format!("{}{path}", self.url())))
     }
 
     /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.
@@ -273,12 +322,13 @@ impl Server {
 }
 
 /// Waits until nobody keeps deployments any more, though nobody asked for that: a process without it would look well.
-async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<()>)>) -> anyhow::Error {
+async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>) -> anyhow::Error {
     let Some((_, keeping)) = deployments else {
         return std::future::pending().await;
     };
     let why = match keeping.await {
-        Ok(()) => anyhow!("it ended by itself"),
+        Ok(Ok(())) => anyhow!("it ended by itself"),
+        Ok(Err(error)) => error,
         Err(error) => error.into(),
     };
     *deployments = None;

@@ -232,6 +232,33 @@ impl Backend {
         }
     }
 
+    /// The id of the database of a deployment that is there, where it has one.
+    ///
+    /// # Errors
+    /// What runs agent servers does not answer.
+    pub async fn database(&self, deployment: DeploymentId) -> Result<Option<String>> {
+        match self {
+            Self::Process(processes) => Ok(processes.root().database(deployment)),
+            Self::Docker(containers) => containers.database(deployment).await,
+            Self::Fake(fake) => Ok(fake.database(deployment)),
+        }
+    }
+
+    /// The same of a deployment that runs, whose database is given an id where it has none.
+    ///
+    /// # Errors
+    /// The disk's, or what runs agent servers does not answer.
+    pub async fn name_database(&self, deployment: DeploymentId) -> Result<String> {
+        match self {
+            Self::Process(processes) => processes.root().name_database(deployment),
+            Self::Docker(containers) => {
+                let found = containers.database(deployment).await?;
+                found.ok_or_else(|| Error::Transient("the volume of the database is gone".to_owned()))
+            }
+            Self::Fake(fake) => Ok(fake.name_database(deployment)),
+        }
+    }
+
     /// What runs of a deployment.
     #[must_use]
     pub fn state(&self, deployment: DeploymentId) -> Option<State> {
@@ -291,6 +318,7 @@ impl Backend {
             Self::Docker(containers) => containers.remove(deployment).await,
             Self::Fake(fake) => {
                 fake.stop(deployment);
+                fake.put_database(deployment, None);
                 Ok(())
             }
         }

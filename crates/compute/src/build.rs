@@ -46,6 +46,11 @@ const LOCKS: [(&str, &str); 5] = [
     ("bun.lock", "bun install"),
 ];
 
+/// Keys of the configuration that ask for something of the official builder alone.
+const OF_ANOTHER_BUILDER: [&str; 3] = ["image_distro", "pip_installer", "keep_pkg_tools"];
+/// Those that ask for something of an image.
+const OF_IMAGES: [&str; 2] = ["base_image", "dockerfile_lines"];
+
 /// Builds what was fetched. Once a program has run, the tree counts as fetched no more: one that failed is not repeated
 /// on what it left.
 ///
@@ -64,8 +69,9 @@ pub async fn build(
         top,
         file,
         install,
-        ..
+        config,
     } = Project::read(artifact, plan)?;
+    without_effect(&config, &OF_IMAGES, log);
     let folder = file.parent().unwrap_or(&top).to_owned();
     root::make(&artifact.home())?;
 
@@ -110,6 +116,26 @@ pub async fn build(
     };
     artifact.record(&built)?;
     Ok(built)
+}
+
+/// Says which of these keys ask for what this build does not do.
+pub(crate) fn without_effect(config: &Value, keys: &[&str], log: &Log) {
+    let asks = |value: &Value| {
+        let nothing = matches!(value, Value::Null | Value::Bool(false)) || value.as_array().is_some_and(Vec::is_empty);
+        !nothing
+    };
+    let found: Vec<&str> = OF_ANOTHER_BUILDER
+        .iter()
+        .chain(keys)
+        .copied()
+        .filter(|key| config.get(key).is_some_and(asks))
+        .collect();
+    if !found.is_empty() {
+        log.warn(format!(
+            "graph configuration: without effect where this deployment is built: {}",
+            found.join(", ")
+        ));
+    }
 }
 
 async fn share(settings: &Settings, tree: &Path) -> Result<()> {

@@ -5,9 +5,11 @@
 //! nothing behind. Databases lie in volumes named after their deployment. As with processes, one container at a time
 //! has a database, so the switch is the same: check on an empty volume, stop the old one, start the new one.
 
+mod backup;
 mod container;
 mod dockerfile;
 mod image;
+mod pack;
 mod program;
 mod reference;
 mod volume;
@@ -29,6 +31,7 @@ use towpath_domain::{DeploymentId, Secret};
 use towpath_outbound::Guard;
 use uuid::Uuid;
 
+pub use self::backup::{Ids, Placed, Restoring, Volumes};
 pub(crate) use self::container::Container;
 pub use self::container::Network;
 use self::container::{DATA, Startup};
@@ -49,6 +52,8 @@ const ROOT_LABEL: &str = "dev.towpath.root";
 const LIFE_LABEL: &str = "dev.towpath.life";
 const DEPLOYMENT_LABEL: &str = "dev.towpath.deployment";
 const REVISION_LABEL: &str = "dev.towpath.revision";
+/// The id of the database in a volume.
+const DATABASE_LABEL: &str = "dev.towpath.database";
 /// What the engine gets to stop a container beside the container's own time.
 const STOP_MARGIN: Duration = Duration::from_secs(15);
 /// The setting that leaves images that name no user to root.
@@ -128,15 +133,8 @@ impl Containers {
                 "deployments.docker_user must be two numbers such as 10001:10001, or image".to_owned(),
             ));
         }
-        let version = bollard::API_DEFAULT_VERSION;
-        let engine = if host.starts_with("unix://") {
-            bollard::Docker::connect_with_unix(host, CALL_LIMIT_SECONDS, version)
-        } else {
-            bollard::Docker::connect_with_http(host, CALL_LIMIT_SECONDS, version)
-        };
-        let engine = engine.map_err(|error| Error::Refused(format!("the Docker engine at {host}: {error}")))?;
         Ok(Self {
-            engine,
+            engine: connect(host, CALL_LIMIT_SECONDS)?,
             settings,
             root,
             life: Uuid::now_v7().to_string(),
@@ -266,12 +264,22 @@ impl Containers {
             labels: Some(HashMap::from([
                 (ROOT_LABEL.to_owned(), self.root.mark()),
                 (DEPLOYMENT_LABEL.to_owned(), launch.deployment.to_string()),
+                // Of one that is there already the engine keeps the labels it has.
+                (DATABASE_LABEL.to_owned(), Uuid::now_v7().to_string()),
             ])),
             ..VolumeCreateRequest::default()
         };
         let made = self.engine.create_volume(request).await;
         made.map_err(engine_failed("making the volume of the database"))?;
         self.start(launch, Some(volume), standby, log, cancel).await
+    }
+
+    pub(crate) async fn database(&self, deployment: DeploymentId) -> Result<Option<String>> {
+        match self.engine.inspect_volume(&volume(deployment)).await {
+            Ok(found) => Ok(volume::database(found)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(engine_failed("looking for the deployment's database")(error)),
+        }
     }
 
     fn built(&self, launch: &Launch) -> Result<Built> {
@@ -486,6 +494,17 @@ fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
     ];
     let words = words.into_iter().chain(standby.then_some("--standby"));
     Some(words.map(str::to_owned).collect())
+}
+
+/// The engine need not answer now.
+fn connect(host: &str, limit_seconds: u64) -> Result<bollard::Docker> {
+    let version = bollard::API_DEFAULT_VERSION;
+    let engine = if host.starts_with("unix://") {
+        bollard::Docker::connect_with_unix(host, limit_seconds, version)
+    } else {
+        bollard::Docker::connect_with_http(host, limit_seconds, version)
+    };
+    engine.map_err(|error| Error::Refused(format!("the Docker engine at {host}: {error}")))
 }
 
 fn volume(deployment: DeploymentId) -> String {

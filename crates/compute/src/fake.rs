@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::DeploymentId;
+use uuid::Uuid;
 
 use crate::backend::{Launch, State};
 use crate::error::{Error, Result};
@@ -38,6 +39,7 @@ struct Inner {
     stop: Act,
     panics: bool,
     deaf: HashSet<DeploymentId>,
+    databases: HashMap<DeploymentId, String>,
     calls: Vec<String>,
 }
 
@@ -68,6 +70,25 @@ impl Fake {
     /// The agent server of a deployment answers no more, and does not end; the next one does.
     pub fn deafen(&self, deployment: DeploymentId) {
         self.lock().deaf.insert(deployment);
+    }
+
+    /// The database of a deployment is another one, or away.
+    pub fn put_database(&self, deployment: DeploymentId, id: Option<&str>) {
+        let mut inner = self.lock();
+        match id {
+            Some(id) => inner.databases.insert(deployment, id.to_owned()),
+            None => inner.databases.remove(&deployment),
+        };
+    }
+
+    pub(crate) fn database(&self, deployment: DeploymentId) -> Option<String> {
+        self.lock().databases.get(&deployment).cloned()
+    }
+
+    pub(crate) fn name_database(&self, deployment: DeploymentId) -> String {
+        let mut inner = self.lock();
+        let id = inner.databases.entry(deployment);
+        id.or_insert_with(|| Uuid::now_v7().to_string()).clone()
     }
 
     /// The calls so far: `check`, `replace` or `stop`.

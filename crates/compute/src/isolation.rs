@@ -379,7 +379,10 @@ impl Cells {
         let user = free.ok_or_else(|| io::Error::other("every user id for deployments is taken"))?;
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
-            if entry.file_name() == root::PLATFORM_KEY {
+            if [root::PLATFORM_KEY, root::DATABASE_ID]
+                .iter()
+                .any(|own| entry.file_name() == *own)
+            {
                 lchown(entry.path(), Some(0), Some(0))?;
             } else {
                 own(&entry.path(), user)?;

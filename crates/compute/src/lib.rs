@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! <root>/                         only one process at a time uses it: `lock`
+//!   host.id                       what it is told from other roots by
 //!   artifacts/<key>/source/       the tree, as it was fetched
 //!   artifacts/<key>/home/         HOME of the programs that build
 //!   artifacts/<key>/fetched.json  written when the tree is whole

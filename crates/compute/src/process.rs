@@ -208,6 +208,10 @@ impl Processes {
         }
     }
 
+    pub(crate) const fn root(&self) -> &Root {
+        &self.root
+    }
+
     pub(crate) const fn agents(&self) -> &Instances<Agent> {
         &self.agents
     }

@@ -10,6 +10,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use tempfile::TempDir;
 use towpath_domain::DeploymentId;
+use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::orphans::{self, ROOT_MARK};
@@ -17,7 +18,13 @@ use crate::tree;
 
 /// The file with the platform's key for a deployment, in the data folder of its agent server.
 pub const PLATFORM_KEY: &str = "platform.key";
-/// More is no key.
+/// The file with the id of a deployment's database, beside it.
+pub(crate) const DATABASE_ID: &str = "database.id";
+/// The database, as an agent server names it in its data folder.
+const DATABASE: &str = "agent.db";
+/// The file with the id of the root: of a machine and a folder on it.
+const HOST_ID: &str = "host.id";
+/// More is no key, and no id.
 const LONGEST_KEY: u64 = 4096;
 
 /// The folder, this process's alone until the last clone is dropped.
@@ -111,10 +118,54 @@ impl Root {
     /// deployment may write to that folder.
     #[must_use]
     pub fn platform_key(&self, deployment: DeploymentId) -> Option<String> {
+        self.own_text(deployment, PLATFORM_KEY)
+    }
+
+    /// The id of a deployment's database, where there is a database that was given one.
+    pub(crate) fn database(&self, deployment: DeploymentId) -> Option<String> {
+        let is_there = self.agent(deployment).join(DATABASE).is_file();
+        is_there.then(|| self.own_text(deployment, DATABASE_ID)).flatten()
+    }
+
+    /// The same, given now where it has none.
+    pub(crate) fn name_database(&self, deployment: DeploymentId) -> Result<String> {
+        if let Some(id) = self.own_text(deployment, DATABASE_ID) {
+            return Ok(id);
+        }
+        let id = Uuid::now_v7().to_string();
+        self.keep(&self.agent(deployment).join(DATABASE_ID), id.as_bytes())?;
+        Ok(id)
+    }
+
+    /// What the root is told from others by, made at the first call. A copy of the folder has the same: a backup leaves it
+    /// out.
+    ///
+    /// # Errors
+    /// It cannot be read or written, or is none.
+    pub fn host_id(&self) -> Result<Uuid> {
+        let file = self.0.path.join(HOST_ID);
+        let shown = file.display();
+        match fs::read_to_string(&file) {
+            Ok(text) => text.trim().parse().map_err(|_| {
+                Error::Refused(format!(
+                    "{shown} holds no id: remove it, and this machine gets another one"
+                ))
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let id = Uuid::now_v7();
+                self.keep(&file, id.to_string().as_bytes())?;
+                Ok(id)
+            }
+            Err(error) => Err(Error::io(shown.to_string())(error)),
+        }
+    }
+
+    /// A small file of the platform in a deployment's folder.
+    fn own_text(&self, deployment: DeploymentId, name: &str) -> Option<String> {
         let file = OpenOptions::new()
             .read(true)
             .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(self.agent(deployment).join(PLATFORM_KEY))
+            .open(self.agent(deployment).join(name))
             .ok()?;
         let about = file.metadata().ok()?;
         if !about.is_file() || about.uid() != geteuid().as_raw() {
@@ -206,5 +257,34 @@ mod tests {
         fs::remove_file(&file).unwrap();
         symlink(&other, &file).unwrap();
         assert_eq!(root.platform_key(deployment), None);
+    }
+
+    #[test]
+    fn a_database_that_is_away_has_no_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(&folder.path().join("deployments")).unwrap();
+        let deployment = DeploymentId::new();
+        assert_eq!(root.database(deployment), None);
+        make(&root.agent(deployment)).unwrap();
+        let database = root.agent(deployment).join(DATABASE);
+        fs::write(&database, "").unwrap();
+        assert_eq!(root.database(deployment), None, "one from before there were ids");
+        let id = root.name_database(deployment).unwrap();
+        assert_eq!(root.name_database(deployment).unwrap(), id);
+        assert_eq!(root.database(deployment), Some(id));
+        fs::remove_file(&database).unwrap();
+        assert_eq!(root.database(deployment), None);
+    }
+
+    #[test]
+    fn a_root_is_told_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deployments");
+        let id = Root::open(&path).unwrap().host_id().unwrap();
+        assert_eq!(Root::open(&path).unwrap().host_id().unwrap(), id);
+        let other = Root::open(&folder.path().join("other")).unwrap();
+        assert_ne!(other.host_id().unwrap(), id);
+        fs::write(other.path().join(HOST_ID), "x").unwrap();
+        assert!(other.host_id().unwrap_err().to_string().contains("holds no id"));
     }
 }

@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod clock;
 pub mod deployment;
+pub mod disk;
 pub mod export;
 pub mod failpoint;
 pub mod feedback;
@@ -26,6 +27,7 @@ pub mod trace;
 pub mod traceparent;
 
 pub use clock::Clock;
+pub use disk::{Disk, Disks};
 pub use id::{
     AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
     IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,

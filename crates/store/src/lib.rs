@@ -42,6 +42,7 @@ pub mod image_tokens;
 pub mod integrations;
 pub mod items;
 pub mod jobs;
+pub mod keepers;
 pub mod lanes;
 pub mod leases;
 pub mod listeners;

@@ -28,6 +28,12 @@ impl Work<'_> {
             .await?;
         let cancel = ctx.cancelled();
         let lines = log.log();
+        if let Err(failure) = self.check_database().await {
+            lines.error(failure.to_string());
+            self.tell(&failure, lines);
+            log.flush().await;
+            return Err(failure);
+        }
         if let Some(text) = self.without_effect()? {
             lines.warn(text);
         }
@@ -75,6 +81,17 @@ impl Work<'_> {
         switched
     }
 
+    /// Before anything is started: a new revision goes on with the deployment's database, or not at all.
+    async fn check_database(&self) -> Result<(), Failure> {
+        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
+        let store = &self.world.store;
+        let read = store.read(async |tx| placements::get(tx, tenant, deployment).await);
+        match read.await.retry()? {
+            Some(placement) => self.hosting.check_database(&placement).await,
+            None => Ok(()),
+        }
+    }
+
     /// What is asked for and cannot be had: kept, answered, and said here.
     fn without_effect(&self) -> Result<Option<String>, Failure> {
         let sizes = self.revision.source_config().fatal()?.resource_spec.unwrap_or_default();
@@ -116,19 +133,25 @@ impl Work<'_> {
         let state = started.map_err(|error| self.failed(&error, log))?;
         failpoint::hit("deploy.replaced");
         let former = self.hosting.former_key(deployment);
-        let settled = ctx
-            .settle(async |tx| {
-                let moved = revisions::advance(tx, tenant, revision, RevisionStatus::Deployed).await?
-                    && deployments::activate(tx, tenant, deployment, revision).await?;
-                if !moved {
-                    // Interrupted, or being deleted: whoever did that has cancelled this job, which shows next.
-                    return Err(store::Error::Stale);
-                }
-                placements::put(tx, tenant, deployment, revision, &launch.artifact, &state.address).await?;
-                // What served before has drained, and has ended.
-                revoke_older_keys(tx, self.deployment, revision, former.as_ref()).await
-            })
-            .await;
+        let named = self.hosting.backend.name_database(deployment).await;
+        let settled = match named {
+            Ok(database) => {
+                ctx.settle(async |tx| {
+                    let moved = revisions::advance(tx, tenant, revision, RevisionStatus::Deployed).await?
+                        && deployments::activate(tx, tenant, deployment, revision).await?;
+                    if !moved {
+                        // Interrupted, or being deleted: whoever did that has cancelled this job, which shows next.
+                        return Err(store::Error::Stale);
+                    }
+                    let (artifact, address) = (&launch.artifact, &state.address);
+                    placements::put(tx, tenant, deployment, revision, artifact, address, &database).await?;
+                    // What served before has drained, and has ended.
+                    revoke_older_keys(tx, self.deployment, revision, former.as_ref()).await
+                })
+                .await
+            }
+            Err(error) => Err(self.failed(&error, log)),
+        };
         if settled.is_ok() {
             self.hosting.forget_former_key(deployment);
             self.took("switch", begun, log);

@@ -3,6 +3,7 @@
 
 mod cancelling;
 mod compacting;
+mod databases;
 mod deleting;
 mod deployments;
 mod drills;
@@ -14,12 +15,14 @@ mod folds;
 mod frozen;
 mod home;
 mod indexing;
+mod keeping;
 mod many;
 mod postgres;
 mod quarantine;
 mod repeats;
 mod resealing;
 mod revision_keys;
+mod room;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;

@@ -10,6 +10,7 @@ use towpath_domain::{
     DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, RevisionId, Scope, Scopes, Secret, TenantId, Timestamp,
 };
 use towpath_store::deployments::Deployment as DeploymentRow;
+use towpath_store::placements::Placement;
 use towpath_store::revisions::Revision as RevisionRow;
 use uuid::Uuid;
 
@@ -52,6 +53,34 @@ pub struct Deployment {
     created_at: Timestamp,
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
+    /// How what is deployed is doing; null until a revision was deployed, and in answers to changes.
+    placement: Option<DeploymentPlacement>,
+}
+
+/// How what is deployed is doing.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct DeploymentPlacement {
+    /// `serving`; `switching`: it is replaced or started again, and requests wait; `down`: it does not start, and is tried
+    /// again.
+    state: &'static str,
+    /// Why it does not serve.
+    error: Option<String>,
+    /// How often it was started again after it had ended by itself, since its revision was deployed.
+    restarts: i64,
+    /// When any of this last changed.
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+}
+
+impl From<Placement> for DeploymentPlacement {
+    fn from(placement: Placement) -> Self {
+        Self {
+            state: placement.state.as_str(),
+            error: placement.error,
+            restarts: placement.restarts,
+            updated_at: placement.updated_at,
+        }
+    }
 }
 
 impl Deployment {
@@ -81,7 +110,16 @@ impl Deployment {
             tracing_project_id: row.project_id,
             created_at: row.created_at,
             updated_at: row.updated_at,
+            placement: None,
         })
+    }
+
+    /// With how it is doing.
+    pub(crate) fn placed(self, placement: Option<Placement>) -> Self {
+        Self {
+            placement: placement.map(DeploymentPlacement::from),
+            ..self
+        }
     }
 }
 

@@ -200,6 +200,7 @@ pub const ROWS: &[Row] = &[
     bare("POST", "/internal/keys/reseal", 202),
     bare("POST", "/internal/keys/{key_id}/revoke", 404),
     json("POST", "/internal/keys/{key_id}/rotate", "{}", 404),
+    bare("POST", "/internal/deployments/{deployment_id}/accept-database", 404),
     bare("GET", "/internal/quarantine", 200),
     bare("GET", "/internal/quarantine/usage", 200),
     unread("POST", "/internal/quarantine/bulk"),

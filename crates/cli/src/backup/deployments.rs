@@ -1,6 +1,7 @@
 //! What this machine keeps of deployments: the data folders of their agent servers, each with a database of its own,
 //! and the artifacts these are started from.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
@@ -10,8 +11,10 @@ use towpath_store::sealing::Sealer;
 
 use super::files;
 use super::keys::{self, PlatformKeys};
+use super::volumes::{OWN, RECORD};
 
-const FOLDER: &str = "deployments";
+/// Where a data folder and a backup keep them.
+pub(super) const FOLDER: &str = "deployments";
 const AGENTS: &str = "agents";
 const ARTIFACTS: &str = "artifacts";
 /// The record of an artifact that is whole.
@@ -19,12 +22,22 @@ const BUILT: &str = "built.json";
 /// Of one life of an agent server.
 const PASSING: [&str; 2] = ["lock", "address"];
 
-/// Copies them; how many deployments there are. Agent servers may run meanwhile.
-pub(super) async fn copy(data: &Path, to: &Path, keys: &PlatformKeys) -> anyhow::Result<u64> {
+/// Copies them; how many deployments there are. Agent servers may run meanwhile. Of those whose files are `elsewhere`, only
+/// the key is copied, and they do not count.
+pub(super) async fn copy(
+    data: &Path,
+    to: &Path,
+    keys: &PlatformKeys,
+    elsewhere: &BTreeSet<DeploymentId>,
+) -> anyhow::Result<u64> {
     let (from, to) = (data.join(FOLDER), to.join(FOLDER));
     let mut deployments = 0;
     for name in folders(&from.join(AGENTS))? {
-        if copy_agent(&from.join(AGENTS).join(&name), &to.join(AGENTS).join(&name), keys).await? {
+        if is_of(&name, elsewhere) {
+            let (from, to) = (from.join(AGENTS).join(&name), to.join(AGENTS).join(&name));
+            files::make(&to)?;
+            keys.copy(&from.join(keys::PLATFORM), &to)?;
+        } else if copy_agent(&from.join(AGENTS).join(&name), &to.join(AGENTS).join(&name), keys).await? {
             deployments += 1;
         }
     }
@@ -42,24 +55,54 @@ pub(super) async fn copy(data: &Path, to: &Path, keys: &PlatformKeys) -> anyhow:
     Ok(deployments)
 }
 
-/// Puts them where a start finds them.
-pub(super) fn restore(from: &Path, data: &Path, sealer: Option<&Sealer>) -> anyhow::Result<()> {
-    let to = data.join(FOLDER);
-    files::copy_tree(&from.join(FOLDER), &to)?;
-    for name in folders(&to.join(AGENTS))? {
-        keys::open_platform_key(sealer, &to.join(AGENTS).join(name))?;
+/// Puts them where a start finds them; of those whose files go `elsewhere`, only the key.
+pub(super) fn restore(
+    from: &Path,
+    data: &Path,
+    sealer: Option<&Sealer>,
+    elsewhere: &BTreeSet<DeploymentId>,
+) -> anyhow::Result<()> {
+    let (from, to) = (from.join(FOLDER), data.join(FOLDER));
+    files::copy_tree(&from.join(ARTIFACTS), &to.join(ARTIFACTS))?;
+    for name in folders(&from.join(AGENTS))? {
+        let (kept, own) = (from.join(AGENTS).join(&name), to.join(AGENTS).join(&name));
+        if is_of(&name, elsewhere) {
+            files::make(&own)?;
+            for file in OWN {
+                files::copy_key(&kept.join(file), &own.join(file))?;
+            }
+        } else {
+            files::copy_tree(&kept, &own)?;
+            files::remove(&own.join(RECORD))?;
+        }
+        keys::open_platform_key(sealer, &own)?;
     }
     Ok(())
 }
 
-/// Those of `placed` whose database is not in a data folder or a backup.
+fn is_of(folder: &str, ids: &BTreeSet<DeploymentId>) -> bool {
+    folder.parse::<DeploymentId>().is_ok_and(|id| ids.contains(&id))
+}
+
+/// The folder of a deployment in a data folder or a backup.
+pub(super) fn agent(folder: &Path, deployment: DeploymentId) -> PathBuf {
+    folder.join(FOLDER).join(AGENTS).join(deployment.to_string())
+}
+
+/// Deployments that have a folder in a data folder or a backup.
+pub(super) fn ids(folder: &Path) -> anyhow::Result<Vec<DeploymentId>> {
+    let names = folders(&folder.join(FOLDER).join(AGENTS))?;
+    Ok(names.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+/// Those of `placed` whose database is not in a data folder or a backup. What was copied out of a volume is there, whatever
+/// the volume had.
 pub(super) fn without_database(folder: &Path, placed: &[DeploymentId]) -> anyhow::Result<Vec<DeploymentId>> {
-    let agents = folder.join(FOLDER).join(AGENTS);
     let databases = databases(folder)?;
     let mut missing = placed.to_vec();
     missing.retain(|id| {
-        let own = agents.join(id.to_string());
-        !databases.iter().any(|file| file.parent() == Some(own.as_path()))
+        let own = agent(folder, *id);
+        !own.join(RECORD).is_file() && !databases.iter().any(|file| file.parent() == Some(own.as_path()))
     });
     Ok(missing)
 }
@@ -70,7 +113,7 @@ pub(super) fn is_there(folder: &Path) -> anyhow::Result<bool> {
 }
 
 /// Databases as they are at one moment, everything else as it lies; false where the deployment is deleted meanwhile.
-async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> anyhow::Result<bool> {
+pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> anyhow::Result<bool> {
     let Some(entries) = files::unless_gone(std::fs::read_dir(from), from)? else {
         return Ok(false);
     };
@@ -177,5 +220,35 @@ mod tests {
         std::fs::write(own.join("agent.db"), "").unwrap();
         let found = without_database(folder.path(), &[here, elsewhere, unknown]).unwrap();
         assert_eq!(found, [elsewhere, unknown]);
+        std::fs::write(agent(folder.path(), elsewhere).join(RECORD), "{}").unwrap();
+        let found = without_database(folder.path(), &[here, elsewhere, unknown]).unwrap();
+        assert_eq!(found, [unknown]);
+    }
+
+    #[tokio::test]
+    async fn of_a_deployment_whose_files_are_elsewhere_only_the_key_is_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let (data, backup) = (folder.path().join("data"), folder.path().join("backup"));
+        let id = DeploymentId::new();
+        files::make(&agent(&data, id)).unwrap();
+        for file in ["platform.key", "agent.db"] {
+            std::fs::write(agent(&data, id).join(file), "of another time").unwrap();
+        }
+        let elsewhere = BTreeSet::from([id]);
+        let copied = copy(&data, &backup, &PlatformKeys::Plain, &elsewhere).await.unwrap();
+        assert_eq!(copied, 0);
+        let own = agent(&backup, id);
+        assert!(own.join("platform.key").is_file() && !own.join("agent.db").exists());
+        for file in ["agent.db", RECORD] {
+            std::fs::write(own.join(file), "of the volume").unwrap();
+        }
+
+        let (apart, here) = (folder.path().join("apart"), folder.path().join("here"));
+        restore(&backup, &apart, None, &elsewhere).unwrap();
+        let own = agent(&apart, id);
+        assert!(own.join("platform.key").is_file() && !own.join("agent.db").exists());
+        restore(&backup, &here, None, &BTreeSet::new()).unwrap();
+        let own = agent(&here, id);
+        assert!(own.join("agent.db").is_file() && !own.join(RECORD).exists());
     }
 }

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use towpath_store::backup as copies;
-use towpath_store::{Dialect, Options, Store, migrations};
+use towpath_store::{Dialect, Options, Store, keepers, migrations};
 use towpath_traces::objects::Objects;
 
 use super::mark::{self, Attempt, Mark};
+use super::volumes::Target;
 use super::{
     ABOUT, AGENT, About, DUMP, Database, FIRST_FORMAT, FORMAT, OBJECTS, SQLITE, deployments, files, keys, manifest,
     objects, open_objects, postgres, schemas,
@@ -23,16 +24,51 @@ use crate::exit::Usage;
 ///
 /// # Errors
 /// When there is a database already, the backup is not whole, of another kind of database, or made by a build from before
-/// the first release or a newer one, or there is no encryption key for it.
+/// the first release or a newer one, there is no encryption key for it, or the engine that deployments go into does not
+/// answer.
 pub async fn restore(command: Restore) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
-    let (from, data) = (&command.from, &settings.data_dir);
+    let from = &command.from;
     let about = read_about(from)?;
     let database = Database::of(settings);
     expect_readable(from, &about, database.dialect())?;
     expect_dialect(from, database.dialect())?;
-    let begun = begin(&about, &database, settings, from).await?;
+    let mut volumes = Target::open(settings, from, about.created_at).await?;
+    let restored = put_back(&config, &about, &database, from, &mut volumes).await;
+    volumes.close().await;
+    restored?;
+    println!(
+        "restored what was there at {}: the database, {} objects, all that it names among them, {} deployments",
+        about.created_at, about.objects, about.deployments
+    );
+    if !volumes.ids.is_empty() {
+        println!(
+            "the databases of {} deployments are in volumes of the Docker engine at {}",
+            volumes.ids.len(),
+            settings.deployments.docker.host
+        );
+    }
+    if about.without_deployments {
+        println!(
+            "deployments are not in the backup: put their databases back before a server starts; without its own none \
+             starts, unless towpath deployments accept-database lets it begin with an empty one"
+        );
+    }
+    Ok(())
+}
+
+async fn put_back(
+    config: &Config,
+    about: &About,
+    database: &Database<'_>,
+    from: &Path,
+    volumes: &mut Target,
+) -> anyhow::Result<()> {
+    let settings = &config.settings;
+    let data = &settings.data_dir;
+    let begun = begin(about, database, settings, from).await?;
+    volumes.expect_free(begun.is_repeated).await?;
     if database.dialect() == Dialect::Sqlite {
         migrations::of_sqlite(&from.join(SQLITE)).await?.check()?;
     }
@@ -51,13 +87,14 @@ pub async fn restore(command: Restore) -> anyhow::Result<()> {
     // Nobody may begin to use it before it is whole.
     let _held = DataDir::open(data)?;
     begun.mark.set(data)?;
-    let to = open_objects(&config)?;
+    let to = open_objects(config)?;
     objects::copy_all(&kept, &to).await?;
     keys::copy(from, data)?;
     files::copy_file(&from.join(AGENT), &data.join(AGENT))?;
-    deployments::restore(from, data, sealer.as_ref())?;
+    deployments::restore(from, data, sealer.as_ref(), &volumes.ids)?;
+    volumes.fill(from).await?;
     // Last: with it the installation is one.
-    match &database {
+    match database {
         Database::Sqlite(file) => put(&from.join(SQLITE), file)?,
         Database::Postgres(uri) if !begun.is_loaded => postgres::load(uri, &from.join(DUMP)).await?,
         Database::Postgres(_) => {}
@@ -67,25 +104,18 @@ pub async fn restore(command: Restore) -> anyhow::Result<()> {
         .context("opening the database")?;
     store.migrate().await.context("migrating the database")?;
     let contents = store.read(async |tx| copies::contents(tx).await).await?;
+    // Whoever kept deployments when the backup was made does it in another database.
+    store.write(async |tx| keepers::forget(tx).await).await?;
     store.close().await;
     whole(objects::missing(&to, &contents.objects).await?)?;
     mark::clear(data)?;
-    println!(
-        "restored what was there at {}: the database, {} objects, all that it names among them, {} deployments",
-        about.created_at, about.objects, about.deployments
-    );
-    if about.without_deployments {
-        println!(
-            "deployments are not in the backup: put their databases back before a server starts, or they begin with empty \
-             ones"
-        );
-    }
     Ok(())
 }
 
 /// A restore that may go on.
 struct Begun {
     mark: Mark,
+    is_repeated: bool,
     /// Whether the PostgreSQL database is loaded: in one transaction, so all of it or nothing is there.
     is_loaded: bool,
 }
@@ -106,7 +136,8 @@ async fn begin(about: &About, database: &Database<'_>, settings: &Settings, from
         database: name,
     };
     keys::expect_same(from, data)?;
-    if mark.attempt(data)? == Attempt::First {
+    let attempt = mark.attempt(data)?;
+    if attempt == Attempt::First {
         match (database, &schema) {
             (Database::Sqlite(file), _) => expect_absent(file)?,
             (Database::Postgres(_), Some(schema)) => postgres::expect_empty(schema)?,
@@ -124,6 +155,7 @@ async fn begin(about: &About, database: &Database<'_>, settings: &Settings, from
     }
     Ok(Begun {
         mark,
+        is_repeated: attempt == Attempt::Repeated,
         is_loaded: schema.is_some_and(|schema| !schema.applied.is_empty()),
     })
 }

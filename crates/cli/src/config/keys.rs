@@ -14,6 +14,16 @@ pub const KEYS: &[Key] = &[
         about: "folder for everything that is kept on this machine",
     },
     Key {
+        name: "disk.least_free_mb",
+        environment: &[],
+        default: Fallback::Text("256"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 30,
+        },
+        about: "where less is free on the disk of the data folder, or of objects in a folder, traces and uploads are refused with 507 and builds wait; where less is free on that of `exports.file_root`, exports to it wait; 0 is no limit",
+    },
+    Key {
         name: "database_uri",
         environment: &["DATABASE_URI", "POSTGRES_URI"],
         default: Fallback::BelowDataByMode {
@@ -358,6 +368,16 @@ pub const KEYS: &[Key] = &[
         about: "days that trace runs are kept, counted from the day they started on; 0 keeps them for ever",
     },
     Key {
+        name: "traces.workspace_limit_mb",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1 << 40,
+        },
+        about: "trace data that one workspace may keep, as it lies in the objects once it is folded; where it has as much, traces are refused with 507; 0 is no limit",
+    },
+    Key {
         name: "traces.index_cache_mb",
         environment: &[],
         default: Fallback::Text("256"),
@@ -379,11 +399,42 @@ pub const KEYS: &[Key] = &[
         about: "connections from one address of another machine; more are closed as they come: raise it where a proxy stands between",
     },
     Key {
+        name: "http.failed_keys_per_minute",
+        environment: &[],
+        default: Fallback::Text("60"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "keys that open nothing which one address may send in a minute; more are answered 429, and keys that open something never are; 0 is no limit",
+    },
+    Key {
         name: "http.trusted_proxies",
         environment: &[],
         default: Fallback::Text(""),
         kind: Kind::Networks,
         about: "addresses and networks (10.0.0.0/8) of proxies whose X-Forwarded-For, X-Forwarded-Proto and Forwarded count, with commas between",
+    },
+    Key {
+        name: "tls.cert",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "certificate in PEM, with its chain, that `listen` shows (and dev's `agent_listen`), which speaks TLS then; read again when it changes and at SIGHUP",
+    },
+    Key {
+        name: "tls.key",
+        environment: &[],
+        default: Fallback::Absent,
+        kind: Kind::Path,
+        about: "private key of tls.cert, in PEM without a passphrase",
+    },
+    Key {
+        name: "tls.plain_listen",
+        environment: &[],
+        default: Fallback::Text("127.0.0.1:8403"),
+        kind: Kind::Address,
+        about: "where a platform API that speaks TLS answers this machine without it: agent servers that it runs here send their traces there; an address of loopback",
     },
     Key {
         name: "metrics.key",
@@ -471,7 +522,7 @@ pub const KEYS: &[Key] = &[
         environment: &[],
         default: Fallback::Text("auto"),
         kind: Kind::Choice(&["auto", "process", "docker", "none"]),
-        about: "what runs deployments: processes of this machine, containers of its Docker engine, or nothing here; auto runs processes where one process does everything. One process of an installation may",
+        about: "what runs deployments: processes of this machine, containers of its Docker engine, or nothing here; auto runs processes where one process does everything. One process of an installation does: while another one has the right, auto stays without it, and process and docker wait for it",
     },
     Key {
         name: "deployments.trust",
@@ -604,6 +655,13 @@ pub const KEYS: &[Key] = &[
         default: Fallback::Text("5"),
         kind: Kind::Count { least: 0, most: 600 },
         about: "how long a request waits for an agent server that is replaced or started again, before it is answered 503",
+    },
+    Key {
+        name: "deployments.keeper_lease_seconds",
+        environment: &[],
+        default: Fallback::Text("120"),
+        kind: Kind::Count { least: 3, most: 3600 },
+        about: "how long the process that keeps deployments has that right unless it renews it: after that a process of another machine may begin. A database that does not answer for three quarters of it ends the process. On SQLite without effect",
     },
     Key {
         name: "deployments.keep_artifacts",

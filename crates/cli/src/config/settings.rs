@@ -24,6 +24,8 @@ use super::values::Resolved;
 pub struct Settings {
     /// Absolute.
     pub data_dir: PathBuf,
+    /// So much has to be free on the disks of this process; 0 is anything.
+    pub disk_least_free_bytes: u64,
     /// May hold a password.
     pub database_uri: Secret,
     /// Connections of this process to the database.
@@ -62,14 +64,22 @@ pub struct Settings {
     pub exports: Limits,
     /// Days that trace runs are kept; `None` is for ever.
     pub retention_days: Option<u32>,
+    /// Trace data that a workspace may keep; 0 is no limit.
+    pub stored_bytes_per_workspace: u64,
     /// Memory for finding trace runs by id, in bytes.
     pub index_cache_bytes: usize,
     /// Requests worked on at once.
     pub requests: usize,
     /// Connections from one address of another machine.
     pub connections_per_address: usize,
+    /// Keys that open nothing which one address may send in a minute; 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// Proxies whose word about their clients counts.
     pub trusted_proxies: Proxies,
+    /// What listeners speak TLS with.
+    pub tls: Option<TlsFiles>,
+    /// Where a platform that speaks TLS answers this machine without it.
+    pub tls_plain_listen: SocketAddr,
     /// Opens metrics and what `/readyz` says of dependencies.
     pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
@@ -96,6 +106,15 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// Collector of spans.
     pub otlp_endpoint: Option<String>,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// In PEM, with its chain.
+    pub cert: PathBuf,
+    /// In PEM.
+    pub key: PathBuf,
 }
 
 /// What the agent server alone is told.
@@ -156,6 +175,8 @@ pub struct DeploymentSettings {
     pub drain_grace: Duration,
     /// How long a request waits for it.
     pub hold: Duration,
+    /// How long the right to keep deployments lasts, unless it is renewed.
+    pub keeper_lease: Duration,
     /// Artifacts kept of each.
     pub keep_artifacts: u32,
     /// Where containers run.
@@ -256,11 +277,26 @@ impl Settings {
         })
     }
 
+    /// How clients of `listen` speak.
+    pub const fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// Where this machine reaches the platform that these settings start.
+    pub fn local_url(&self) -> String {
+        let address = match self.tls {
+            Some(_) => self.tls_plain_listen,
+            None => self.listen,
+        };
+        format!("http://{address}")
+    }
+
     /// Reads values whose kinds were checked before.
     pub(super) fn from_checked(resolved: &[Resolved]) -> Self {
         let values = Checked(resolved);
         Self {
             data_dir: values.path("data_dir"),
+            disk_least_free_bytes: values.number::<u64>("disk.least_free_mb") << 20,
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),
@@ -288,10 +324,17 @@ impl Settings {
                 run_retry: Duration::from_secs(values.number("exports.retry_seconds")),
             },
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
+            stored_bytes_per_workspace: values.number::<u64>("traces.workspace_limit_mb") << 20,
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
+            failed_keys_per_minute: values.number("http.failed_keys_per_minute"),
             trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
+            tls: values
+                .optional_path("tls.cert")
+                .zip(values.optional_path("tls.key"))
+                .map(|(cert, key)| TlsFiles { cert, key }),
+            tls_plain_listen: values.number("tls.plain_listen"),
             metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
@@ -370,6 +413,7 @@ impl Settings {
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
                 hold: Duration::from_secs(values.number("deployments.hold_seconds")),
+                keeper_lease: Duration::from_secs(values.number("deployments.keeper_lease_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
                 docker: DockerSettings {
                     host: values.text("deployments.docker_host").to_owned(),
@@ -405,11 +449,19 @@ impl<'a> Checked<'a> {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        let path = PathBuf::from(self.text(name));
-        std::path::absolute(&path).unwrap_or(path)
+        absolute(self.text(name))
+    }
+
+    fn optional_path(&self, name: &str) -> Option<PathBuf> {
+        self.optional(name).map(absolute)
     }
 
     fn number<T: FromStr>(&self, name: &str) -> T {
         self.text(name).parse().ok().expect("its kind was checked before")
     }
+}
+
+fn absolute(path: &str) -> PathBuf {
+    let path = PathBuf::from(path);
+    std::path::absolute(&path).unwrap_or(path)
 }

@@ -47,6 +47,21 @@ pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -
                 Output::Table => println!("deployment {id} is being torn down"),
             }
         }
+        DeploymentsCommand::AcceptDatabase { deployment } => {
+            // An operator need not open its workspace.
+            let id = match deployment.parse::<Uuid>() {
+                Ok(id) => id.to_string(),
+                Err(_) => id(client, &deployment).await?,
+            };
+            let path = format!("/internal/deployments/{id}/accept-database");
+            let placement = client.post(&path, None).await?;
+            match output {
+                Output::Json => print::json(&placement),
+                Output::Table => {
+                    println!("deployment {id} may start on the database that is there; it is tried within a minute");
+                }
+            }
+        }
         DeploymentsCommand::Logs { deployment, lines } => {
             let id = id(client, &deployment).await?;
             // It goes on saying something as long as it is there.
@@ -280,6 +295,8 @@ fn show(deployment: &Value, output: Output) {
         "secrets",
         "latest_revision_id",
         "active_revision_id",
+        "agent_server",
+        "restarts",
         "tracing_project_id",
         "created_at",
         "updated_at",
@@ -291,6 +308,13 @@ fn show(deployment: &Value, output: Output) {
             fields.retain(|name, value| !value.is_null() && name != "resource_spec" && name != "langgraph_config_path");
         }
     }
+    let placement = &deployment["placement"];
+    let state = print::text(&placement["state"]);
+    shown["agent_server"] = match placement["error"].as_str() {
+        Some(why) => format!("{state}: {why}").into(),
+        None => state.into(),
+    };
+    shown["restarts"] = placement["restarts"].clone();
     let names_of_secrets = deployment["secrets"].as_array().into_iter().flatten();
     shown["secrets"] = names_of_secrets.map(|secret| secret["name"].clone()).collect();
     print::facts(&shown, &names);
@@ -304,6 +328,7 @@ fn table<'a>(deployments: impl IntoIterator<Item = &'a Value>) {
             print::text(&deployment["status"]),
             print::text(&deployment["source"]),
             print::text(&deployment["active_revision_id"]),
+            print::text(&deployment["placement"]["state"]),
             print::text(&deployment["source_config"]["custom_url"]),
             print::moment(&deployment["created_at"]),
         ]
@@ -314,6 +339,7 @@ fn table<'a>(deployments: impl IntoIterator<Item = &'a Value>) {
         "status",
         "source",
         "active revision",
+        "agent server",
         "address",
         "made",
     ];

@@ -56,11 +56,18 @@ const FILES: [&str; 5] = [
     "PIP_CONFIG_FILE",
 ];
 
-/// Takes the folder of deployments, where this process is to run them.
+/// Takes the folder of deployments, where this process is to run them. It listens at `address`, and where that speaks TLS
+/// at `plain` without it.
 ///
 /// # Errors
 /// When another process does, or the folder cannot be written.
-pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -> anyhow::Result<Option<Arc<Hosting>>> {
+pub fn open(
+    config: &Config,
+    roles: Roles,
+    guard: &Guard,
+    address: SocketAddr,
+    plain: Option<SocketAddr>,
+) -> anyhow::Result<Option<Arc<Hosting>>> {
     let settings = &config.settings;
     let of_deployments = &settings.deployments;
     let wanted = match of_deployments.backend {
@@ -112,7 +119,7 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
         ask_every: ASK_EVERY,
-        platform_url: platform_url(config, roles, address),
+        platform_url: platform_url(config, roles, plain.unwrap_or(address)),
         // A process that answers for no platform would only know itself.
         public_url: (roles.api || settings.public_url.is_some()).then(|| parts::public_url(settings, address)),
     };
@@ -129,6 +136,7 @@ pub fn isolation(config: &Config, folder: &Path) -> anyhow::Result<Isolation> {
     let objects = settings.objects.parse::<url::Url>().ok();
     hidden.extend(objects.and_then(|url| url.to_file_path().ok()));
     hidden.extend(config.files());
+    hidden.extend(settings.tls.as_ref().map(|files| files.key.clone()));
     if let Some(database) = settings.database_uri.reveal().strip_prefix("sqlite://") {
         let database = database.split('?').next().unwrap_or_default();
         hidden.extend(["", "-wal", "-shm"].map(|end| PathBuf::from(format!("{database}{end}"))));
@@ -228,6 +236,9 @@ fn fixed(settings: &Settings) -> Vec<(String, String)> {
     let allowed: Vec<String> = settings.outbound_allow.iter().map(ToString::to_string).collect();
     let fixed = [
         ("TOWPATH_OUTBOUND_ALLOW", allowed.join(",")),
+        // The gateway speaks to them without.
+        ("TOWPATH_TLS_CERT", String::new()),
+        ("TOWPATH_TLS_KEY", String::new()),
         ("TOWPATH_AGENT_AUTH", "none".to_owned()),
         ("TOWPATH_LOG_FORMAT", "text".to_owned()),
         ("TOWPATH_DATABASE_URI", String::new()),
@@ -237,7 +248,10 @@ fn fixed(settings: &Settings) -> Vec<(String, String)> {
 }
 
 /// This program, for agent servers. The file it was started from may have been replaced by a newer one meanwhile.
-fn program() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// This program cannot be found.
+pub fn program() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let live = PathBuf::from("/proc/self/exe");
     // The kernel names a replaced file so.

@@ -101,6 +101,7 @@ fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
     };
     Ok(Told {
         requests: settings.requests,
+        failed_keys_per_minute: settings.failed_keys_per_minute,
         body_bytes: agent.body_bytes,
         slots: settings.slots_of(run_agent::POOL),
         cors,

@@ -234,7 +234,7 @@ enum Reached {
 }
 
 /// Waits until a container has ended, also when the engine is away meanwhile: containers may outlive it. Answers how.
-async fn ended(engine: &bollard::Docker, id: &str) -> String {
+pub(super) async fn ended(engine: &bollard::Docker, id: &str) -> String {
     let with_code = |code: i64| format!("ended with exit code {code}");
     loop {
         let mut waiting = Box::pin(engine.wait_container(id, None::<WaitContainerOptions>));

@@ -26,7 +26,7 @@ pub(super) const USER: &str = "10001:10001";
 /// Used where the configuration names no `python_version`: that of the reference command line.
 const PYTHON: &str = "3.11";
 /// Stands for the version in the base image's name.
-const VERSION: &str = "{python_version}";
+pub(super) const VERSION: &str = "{python_version}";
 
 /// What a Dockerfile is made from, beside the configuration.
 pub(super) struct Parts<'a> {

@@ -18,7 +18,7 @@ use towpath_domain::registry::{self, RegistryLogin};
 
 use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone, is_refusal, passes, reference};
 use crate::artifact::{Artifact, Built, Plan};
-use crate::build::Project;
+use crate::build::{Project, without_effect};
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::log::{Log, Splitter};
@@ -72,6 +72,7 @@ impl Containers {
             install,
             ..
         } = Project::read(artifact, plan)?;
+        without_effect(&config, &[], log);
         let program = self.program().await?;
         let arguments = self.machine();
         let text = dockerfile::write(

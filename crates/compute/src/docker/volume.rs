@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::models::{ContainerCreateBody, HostConfig, Volume};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder, UploadToContainerOptionsBuilder,
 };
@@ -10,7 +10,7 @@ use futures::StreamExt as _;
 use uuid::Uuid;
 
 use super::container::{mount, remove};
-use super::engine_failed;
+use super::{DATABASE_LABEL, engine_failed};
 use crate::error::{Error, Result};
 
 /// Where a helper has the volume.
@@ -39,6 +39,11 @@ impl Helper {
             }),
             ..ContainerCreateBody::default()
         };
+        Self::of(engine, body)
+    }
+
+    /// One that may be started.
+    pub(super) const fn of(engine: bollard::Docker, body: ContainerCreateBody) -> Self {
         Self { engine, body }
     }
 
@@ -99,6 +104,12 @@ pub(super) enum Owner {
     Other,
 }
 
+/// The id of the database in a volume. One that was made before there were ids is known by when that was.
+pub(super) fn database(mut volume: Volume) -> Option<String> {
+    let made = volume.created_at.map(|at| format!("made {at}"));
+    volume.labels.remove(DATABASE_LABEL).or(made)
+}
+
 /// Has a volume belong to the user, where nothing lies in it yet.
 pub(super) async fn own(helper: Helper, user: User) -> Result<Owner> {
     helper
@@ -140,13 +151,14 @@ pub(super) async fn own(helper: Helper, user: User) -> Result<Owner> {
         .await
 }
 
-struct Found {
-    uid: u64,
-    mode: u32,
-    is_empty: bool,
+pub(super) struct Found {
+    pub(super) uid: u64,
+    pub(super) gid: u64,
+    pub(super) mode: u32,
+    pub(super) is_empty: bool,
 }
 
-async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
+pub(super) async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
     let options = DownloadFromContainerOptionsBuilder::new().path(PLACE).build();
     let mut output = Box::pin(engine.download_from_container(id, Some(options)));
     let mut head = Vec::new();
@@ -162,10 +174,12 @@ async fn look(engine: &bollard::Docker, id: &str) -> Result<Found> {
     let mut entries = archive.entries().map_err(unreadable())?;
     let folder = entries.next().transpose().map_err(unreadable())?;
     let folder = folder.ok_or_else(|| Error::Refused("the engine does not say whose a volume is".to_owned()))?;
-    let (uid, mode) = (folder.header().uid(), folder.header().mode());
+    let header = folder.header();
+    let (uid, gid, mode) = (header.uid(), header.gid(), header.mode());
     drop(folder);
     Ok(Found {
         uid: uid.map_err(unreadable())?,
+        gid: gid.map_err(unreadable())?,
         mode: mode.map_err(unreadable())?,
         // One that is cut off is one too.
         is_empty: entries.next().is_none(),

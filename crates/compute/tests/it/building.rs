@@ -70,6 +70,20 @@ async fn commands_run_where_they_belong() {
 }
 
 #[tokio::test]
+async fn what_a_build_does_not_do_is_said() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", None, None);
+    let config = r#"{"graphs": {"agent": {"native": "echo"}}, "dockerfile_lines": ["RUN x"], "base_image": null,
+                     "pip_installer": "pip"}"#;
+    let artifact = fetched(&home, &plan, &[("langgraph.json", config)]);
+    let (log, kept) = lines();
+    built(&home, &artifact, &plan, &log).await.unwrap();
+    let said = "graph configuration: without effect where this deployment is built: pip_installer, dockerfile_lines";
+    let kept = kept.lock().unwrap();
+    assert!(kept.iter().any(|line| line == said), "{kept:?}");
+}
+
+#[tokio::test]
 async fn a_build_that_fails_says_why_and_is_none() {
     let home = Home::new();
     for (files, install, told) in [

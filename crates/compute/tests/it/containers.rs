@@ -347,3 +347,27 @@ async fn settings_that_do_not_go_together_are_refused() {
     let refused = Containers::new(named, home.root.clone()).unwrap_err();
     assert!(refused.to_string().contains("deployments.docker_user"), "{refused}");
 }
+
+#[tokio::test]
+async fn a_volume_is_known_by_its_label_or_by_when_it_was_made() {
+    for (status, labels, known) in [
+        (200, json!({"dev.towpath.database": "7"}), Some("7")),
+        (200, json!({}), Some("made 2026-01-01")),
+        (404, json!({}), None),
+    ] {
+        let (home, deployment) = (Home::new(), DeploymentId::new());
+        let (engine, backend) = backend(&home, 1, move |asked, _| {
+            let volume = json!({"Name": "v", "Driver": "local", "Mountpoint": "/", "Labels": labels, "Options": {}, "Scope": "local", "CreatedAt": "2026-01-01T00:00:00Z", "message": "no such volume"});
+            asked
+                .what
+                .starts_with("GET /volumes/towpath-")
+                .then(|| Answer::Json(status, volume))
+        });
+        let found = backend.database(deployment).await.unwrap();
+        match known {
+            Some(known) => assert!(found.is_some_and(|id| id.starts_with(known)), "{known}"),
+            None => assert_eq!(found, None),
+        }
+        assert_eq!(engine.asked(&format!("GET /volumes/towpath-{deployment}")).len(), 1);
+    }
+}

@@ -9,3 +9,4 @@ mod fuzzed;
 mod place;
 mod programs;
 mod repositories;
+mod volumes;

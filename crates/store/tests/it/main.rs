@@ -13,6 +13,7 @@ mod dropped;
 mod full;
 mod items;
 mod jobs;
+mod keepers;
 mod leases;
 mod library;
 mod lists;

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 16] = [
+const FROZEN: [(&str, &str, &str); 17] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -89,6 +89,11 @@ const FROZEN: [(&str, &str, &str); 16] = [
         "0015_deployment_leftovers",
         "38e5b90cb1dbbcbfa1bad52ad38df293a3ef8a13329ab966cb735a4d47d44f344233d8da028b5f65ec1b0589ae20c7c5",
         "b98fdf4183e07095e16ebdf45c63d408c5f6ddd5494d5c9b1db129ae62690f3749d4c9149361fa6c64a20d2e9ead0998",
+    ),
+    (
+        "0016_deployment_keeper",
+        "8b700f533881866fb2e82d9acf5aa8be59801e5fe4b6422a5cba1a41d2e68926e757b002eac1cd1149497c2d53395381",
+        "fb583e64c00f4e99049752a24287dbd7095595388d2ec7c747b4b845fbae2354b5629724a637528bd64bc6a6857c10da",
     ),
     (
         "0018_revision_keys",
