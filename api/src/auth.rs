@@ -124,7 +124,7 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let need = scopes::need_of(&request);
     match holder(&app, Client::of(request.extensions()), request.headers()).await {
-        Ok(principal) => match scopes::check(need, &principal.scopes) {
+        Ok(principal) => match scopes::check(need, &principal) {
             Ok(()) => {
                 request.extensions_mut().insert(Operator(principal));
                 next.run(request).await
@@ -168,7 +168,7 @@ async fn authenticate(
 ) -> Result<(Tenant, Granted), ApiError> {
     let in_session = is_in_session(headers);
     let principal = holder(app, client, headers).await?;
-    scopes::check(need, &principal.scopes)?;
+    scopes::check(need, &principal)?;
     let id = match named_workspace(headers, &principal)? {
         Some(id) => id,
         None => match principal.workspaces[..] {

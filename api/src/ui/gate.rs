@@ -144,7 +144,7 @@ pub(super) async fn signed_in(State(app): State<App>, mut request: Request, next
     match holder {
         Err(error) => Trouble::from(error).into_response(),
         Ok(Some(principal)) if may_look(&principal) => {
-            match scopes::check(scopes::need_of(&request), &principal.scopes) {
+            match scopes::check(scopes::need_of(&request), &principal) {
                 Ok(()) => {
                     request.extensions_mut().insert(Operator(principal));
                     next.run(request).await
