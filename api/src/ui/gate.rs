@@ -143,15 +143,13 @@ pub(super) async fn signed_in(State(app): State<App>, mut request: Request, next
     };
     match holder {
         Err(error) => Trouble::from(error).into_response(),
-        Ok(Some(principal)) if may_look(&principal) => {
-            match scopes::check(scopes::need_of(&request), &principal) {
-                Ok(()) => {
-                    request.extensions_mut().insert(Operator(principal));
-                    next.run(request).await
-                }
-                Err(error) => Trouble::from(error).into_response(),
+        Ok(Some(principal)) if may_look(&principal) => match scopes::check(scopes::need_of(&request), &principal) {
+            Ok(()) => {
+                request.extensions_mut().insert(Operator(principal));
+                next.run(request).await
             }
-        }
+            Err(error) => Trouble::from(error).into_response(),
+        },
         Ok(Some(_)) => sign_in_page(
             StatusCode::FORBIDDEN,
             Some("The dashboard requires an operator key, or one that administers keys."),
