@@ -93,6 +93,8 @@ pub struct Settings {
     pub one_workspace: bool,
     /// Whose keys the gateway opens a deployment to.
     pub gateway_access: GatewayAccess,
+    /// Whether deployments may judge their callers themselves, in place of keys.
+    pub gateway_own_auth: bool,
 }
 
 /// Whose keys the gateway opens a deployment to.
@@ -127,6 +129,7 @@ impl Default for Settings {
             hold: Duration::from_secs(5),
             one_workspace: false,
             gateway_access: GatewayAccess::default(),
+            gateway_own_auth: false,
         }
     }
 }

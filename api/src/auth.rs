@@ -209,6 +209,11 @@ pub(crate) fn named_workspace(headers: &HeaderMap, principal: &Principal) -> Res
     Ok(Some(id))
 }
 
+/// Whether a request shows a key at all.
+pub(crate) fn shows_key(headers: &HeaderMap) -> bool {
+    headers.contains_key(KEY)
+}
+
 /// What the key of a request opens.
 pub(crate) async fn key_holder(
     keys: &Keys,

@@ -20,7 +20,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use http::{Method, Uri};
+use http::{HeaderMap, Method, Uri};
 use http_body::Body as _;
 use http_body_util::Limited;
 use tokio::time::Instant;
@@ -37,6 +37,7 @@ use crate::gate::{Gate, Owner};
 use crate::routes::Listed;
 use crate::turn::{Full, Held};
 use crate::{auth, internal, layers, metric, scopes};
+use signature::Said;
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -117,7 +118,8 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     let is_named = way.deployment.parse::<DeploymentId>().is_err();
     let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
     let client = Client::of(request.extensions());
-    let caller = if is_open {
+    let is_unkeyed = !is_open && has_own_auth(app, &way, request.headers()).await?;
+    let caller = if is_open || is_unkeyed {
         None
     } else {
         let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, request.headers()).await?;
@@ -141,6 +143,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         .parse()
         .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
 
+    let said = if is_unkeyed { Said::Unkeyed } else { Said::Let };
     let held = Held::of(request.extensions());
     let begun = Instant::now();
     let repeatable = repeatable(&request);
@@ -163,7 +166,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         let Some(mut next) = request.take() else {
             return Err(away());
         };
-        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock);
+        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock, said);
         let spare = repeatable.then(|| copy(&next));
         metrics::histogram!(metric::GATEWAY_HELD).record(begun.elapsed());
         match connection.send(next).await {
@@ -185,6 +188,21 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
             }
         }
     }
+}
+
+/// Whether the deployment judges the caller, who shows no key. Only by its id: a name means something only to a caller who
+/// is known.
+async fn has_own_auth(app: &App, way: &Way<'_>, headers: &HeaderMap) -> Result<bool, ApiError> {
+    let Ok(id) = way.deployment.parse::<DeploymentId>() else {
+        return Ok(false);
+    };
+    if !app.settings.gateway_own_auth || auth::shows_key(headers) || internal::is_route(way.rest) {
+        return Ok(false);
+    }
+    Ok(app
+        .store
+        .read(async |tx| deployments::has_own_auth(tx, id).await)
+        .await?)
 }
 
 /// Who calls.

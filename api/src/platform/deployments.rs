@@ -44,6 +44,7 @@ pub async fn create(
 ) -> Result<Response, ApiError> {
     let Once { body: new, keyed } = sent;
     new.source_config.check_scopes(&granted)?;
+    new.source_config.check_auth(&app)?;
     if new.agent.is_some() {
         return Err(Rejection::unsupported("agent", "a deployment of an agent (agent)").into());
     }
@@ -241,6 +242,7 @@ pub async fn update(
     refuse_references(sent.secret_references.as_deref())?;
     if let Some(config) = &sent.source_config {
         config.check_scopes(&granted)?;
+        config.check_auth(&app)?;
     }
     let revision = sent.source_revision_config.map(NewRevisionConfig::admit).transpose()?;
     let change = DeploymentChange {

@@ -16,6 +16,7 @@ mod key_admins;
 mod keys;
 mod operating;
 mod operations;
+mod own_auth;
 mod quarantine;
 mod reading;
 mod registry;

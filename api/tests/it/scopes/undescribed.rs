@@ -143,7 +143,7 @@ async fn each_page_takes_the_scope_it_declares_and_no_other() {
     for (name, path, status) in PAGES {
         let at = filled(path, |_| None);
         // A page asks who it is, and a form leads to where that is asked.
-        let asked = if *name == "GET" { 401 } else { 303 };
+        let asked: u16 = if *name == "GET" { 401 } else { 303 };
         for cookie in [None, Some(ended.as_str())] {
             let answer = world.call(browse(name, &at, cookie)).await;
             assert_eq!(answer.status, asked, "{name} {path} without a session: {}", answer.text);
@@ -235,7 +235,7 @@ async fn the_gateway_takes_keys_that_may_call() {
             for id in [&own_id, &sibling_id] {
                 let needed = Scope::AgentsInvokeOf(id.parse().expect("it is an id"));
                 // Nothing serves yet, which only those hear who may call it.
-                let expected = if scope.includes(needed) { 503 } else { 403 };
+                let expected: u16 = if scope.includes(needed) { 503 } else { 403 };
                 let answer = ask(id, Some(key)).await;
                 assert_eq!(answer.status, expected, "{path} with {scope}: {}", answer.text);
             }

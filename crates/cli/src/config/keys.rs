@@ -539,6 +539,13 @@ pub const KEYS: &[Key] = &[
         about: "whose keys a deployment is open to: those of its organization, but for keys that scopes limit to one workspace, or those that open its workspace",
     },
     Key {
+        name: "gateway.own_auth",
+        environment: &[],
+        default: Fallback::Text("refuse"),
+        kind: Kind::Choice(&["refuse", "allow"]),
+        about: "whether a deployment may do without keys of the platform where its graphs' own auth judges callers (source_config.own_auth)",
+    },
+    Key {
         name: "deployments.min_isolation",
         environment: &[],
         default: Fallback::Text("none"),

@@ -159,6 +159,8 @@ pub struct DeploymentSettings {
     pub one_workspace: bool,
     /// Whose keys the gateway opens them to.
     pub access: GatewayAccess,
+    /// Whether they may judge their callers themselves, in place of keys.
+    pub own_auth: bool,
     /// How far those have to be kept apart.
     pub min_isolation: Level,
     /// The first of the user ids that are for them.
@@ -395,6 +397,7 @@ impl Settings {
                     "workspace" => GatewayAccess::Workspace,
                     _ => GatewayAccess::Organization,
                 },
+                own_auth: values.text("gateway.own_auth") == "allow",
                 min_isolation: match values.text("deployments.min_isolation") {
                     "namespace" => Level::Namespace,
                     _ => Level::None,

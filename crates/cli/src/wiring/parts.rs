@@ -147,6 +147,7 @@ impl Shared {
                 one_workspace: settings.deployments.one_workspace
                     && settings.deployments.backend != DeploymentBackend::Docker,
                 gateway_access: settings.deployments.access,
+                gateway_own_auth: settings.deployments.own_auth,
             },
         }))
     }

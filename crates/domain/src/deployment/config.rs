@@ -32,6 +32,9 @@ pub struct SourceConfig {
     /// What the deployment's own key may do beside sending traces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key_scopes: Option<Vec<Scope>>,
+    /// Whether its code judges its callers, who then need no key of the platform.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_auth: Option<bool>,
 }
 
 /// Where a listener puts a deployment.

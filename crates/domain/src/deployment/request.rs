@@ -89,6 +89,7 @@ pub struct ConfigChange {
     pub install_command: Patch<String>,
     pub build_command: Patch<String>,
     pub key_scopes: Patch<Vec<Scope>>,
+    pub own_auth: Patch<bool>,
 }
 
 /// A change of a deployment. Absent and null are told apart only where null clears something.
@@ -219,6 +220,7 @@ impl ConfigChange {
         set(&mut after.install_command, &self.install_command);
         set(&mut after.build_command, &self.build_command);
         set(&mut after.key_scopes, &self.key_scopes);
+        set(&mut after.own_auth, &self.own_auth);
         if let Some(spec) = &self.resource_spec {
             after.resource_spec = Some(spec.clone());
         }

@@ -185,6 +185,14 @@ pub(super) fn source_config() -> Vec<Row> {
                  names",
             ),
         ),
+        new(
+            "own_auth",
+            config(github(), "own_auth", true),
+            Refused(
+                "source_config.own_auth: this server asks for its own keys at every deployment; its operator may allow \
+                 others with the setting gateway.own_auth = allow",
+            ),
+        ),
         change(
             "clear",
             config(github(), "install_command", "npm ci"),
