@@ -13,6 +13,7 @@ use towpath_traces::wal::Wal;
 
 use crate::auth::Keys;
 use crate::gate::Gate;
+use crate::limits::Limits as RateLimits;
 use crate::ops::Ops;
 use crate::platform::ingest::{Intake, Stored};
 use crate::platform::reading::Reading;
@@ -50,6 +51,8 @@ pub struct Parts {
     pub clock: Clock,
     /// Health and metrics.
     pub ops: Ops,
+    /// How often one caller may ask.
+    pub limits: RateLimits,
     /// Limits.
     pub settings: Settings,
 }

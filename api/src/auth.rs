@@ -111,9 +111,12 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
             request.extensions_mut().insert(tenant);
             request.extensions_mut().insert(granted);
             let held = Held::of(request.extensions());
-            match held.claim(Owner::Workspace(tenant.id)) {
+            if let Err(full) = held.claim(Owner::Workspace(tenant.id)) {
+                return refuse(full.refusal());
+            }
+            match app.limits.of_workspace(tenant.id).await {
                 Ok(()) => next.run(request).await,
-                Err(full) => refuse(full.refusal()),
+                Err(refusal) => refusal.into_response(),
             }
         }
         Err(error) => refuse(error),

@@ -148,12 +148,18 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let repeatable = repeatable(&request);
     let mut request = Some(request);
+    let mut is_counted = false;
     let mut patience = Patience {
         deadline: begun + app.settings.hold,
         pause: FIRST_LOOK,
     };
     loop {
         let (deployment, address) = address(app, way.deployment, caller.as_ref(), &held, &mut patience).await?;
+        if !std::mem::replace(&mut is_counted, true)
+            && let Err(refusal) = app.limits.of_deployment(deployment).await
+        {
+            return Ok(refusal.into_response());
+        }
         let connection = match upstream::connect(&address).await {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.

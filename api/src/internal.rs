@@ -8,6 +8,7 @@ mod bulk;
 mod deployments;
 mod jobs;
 pub(crate) mod keys;
+mod limits;
 pub(crate) mod model;
 pub(crate) mod quarantine;
 mod queues;
@@ -107,6 +108,7 @@ pub(crate) fn platform_routes() -> Routes<App> {
         .routes(routes!(keys::rotate))
         .routes(routes!(keys::reseal))
         .routes(routes!(deployments::accept_database))
+        .routes(routes!(limits::list))
         .merge(quarantine::routes())
 }
 

@@ -21,10 +21,11 @@ use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
 use crate::agent::AgentError;
+use crate::app::App;
 use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
-use crate::metric;
 use crate::turn::{self, Full};
+use crate::{limits, metric};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Who finds no room on the disk may come back then.
@@ -32,16 +33,24 @@ const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The layers of routes that always answer: health, metrics.
 pub(crate) fn plain(router: Router) -> Router {
+    observed(answering(router))
+}
+
+/// What no route takes is answered too.
+fn answering(router: Router) -> Router {
     router
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_method)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(observe))
+}
+
+fn observed(router: Router) -> Router {
+    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(observe))
 }
 
 /// The layers of an API that works on at most `requests` at once and brings trace data into `wal`; `ops` stays outside of
-/// that limit.
-pub(crate) fn limited(router: Router, ops: Router, requests: usize, wal: Wal, disk: Disk) -> Router {
+/// that limit. How often one caller may ask is looked at before.
+pub(crate) fn limited(router: Router, ops: Router, app: App) -> Router {
+    let (requests, wal, disk) = (app.settings.requests, app.wal.clone(), app.disk.clone());
     let gates = Arc::new(Gates {
         all: Arc::new(Gate::new(requests)),
         // Whatever comes in as traces, somebody can still look at what is going on.
@@ -49,7 +58,14 @@ pub(crate) fn limited(router: Router, ops: Router, requests: usize, wal: Wal, di
         wal,
         disk,
     });
-    plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
+    let router = router.layer(from_fn_with_state(gates, limit)).merge(ops);
+    let router = answering(router);
+    let router = if app.limits.are_on() {
+        router.layer(from_fn_with_state(app, limits::guard))
+    } else {
+        router
+    };
+    observed(router)
 }
 
 struct Gates {

@@ -14,6 +14,7 @@ pub(crate) const INGEST_BYTES: &str = "towpath_ingest_bytes_total";
 pub(crate) const INGEST_DECODED: &str = "towpath_ingest_decoded_bytes_total";
 pub(crate) const DEPENDENCY_UP: &str = "towpath_dependency_up";
 pub(crate) const GATEWAY_HELD: &str = "towpath_gateway_held_seconds";
+pub(crate) const LIMITED: &str = "towpath_limited_total";
 pub(crate) const SIGN_INS: &str = "towpath_sign_ins_total";
 
 /// Says what the metrics of this room mean.
@@ -65,6 +66,11 @@ pub fn describe() {
         DEPENDENCY_UP,
         Unit::Count,
         "1 while the dependency answers this process, else 0: database, objects, disk, redis"
+    );
+    metrics::describe_counter!(
+        LIMITED,
+        Unit::Count,
+        "Requests refused with 429 because their caller asked more often than a limit allows, by limit"
     );
     metrics::describe_counter!(
         SIGN_INS,

@@ -19,6 +19,7 @@ pub mod runs;
 pub mod sessions;
 pub mod settings;
 pub mod source_uploads;
+pub mod usage;
 
 use std::collections::HashSet;
 
@@ -43,16 +44,9 @@ pub fn platform_router(app: App) -> Router {
     let beside = ops::routes(app.ops.clone())
         .merge(gateway::routes(&app))
         .merge(registry::routes(&app));
-    let requests = app.settings.requests;
     let pages = ui::routes(&app);
-    let (wal, disk) = (app.wal.clone(), app.disk.clone());
-    layers::limited(
-        api.merge(pages).with_state(app).merge(docs::routes(document)),
-        beside,
-        requests,
-        wal,
-        disk,
-    )
+    let router = api.merge(pages).with_state(app.clone()).merge(docs::routes(document));
+    layers::limited(router, beside, app)
 }
 
 /// What `/openapi.json` says.
@@ -96,6 +90,8 @@ fn open() -> Routes<App> {
     Routes::default()
         .routes(routes!(info::get))
         .routes(routes!(attachments::get))
+        .routes(routes!(usage::submit))
+        .routes(routes!(usage::beacon))
 }
 
 fn bulk_exports() -> Routes<App> {

@@ -15,6 +15,7 @@ mod gate;
 pub(crate) mod history;
 mod jobs;
 mod keys;
+mod limits;
 mod quarantine;
 mod queues;
 mod schedules;
@@ -40,7 +41,7 @@ use crate::routes::{Listed, Route};
 pub(crate) use gate::Links;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 9] = [
+pub(crate) const PAGES: [(&str, &str); 10] = [
     ("/ui/traces", "Traces"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
@@ -48,6 +49,7 @@ pub(crate) const PAGES: [(&str, &str); 9] = [
     ("/ui/deployments", "Deployments"),
     ("/ui/exports", "Exports"),
     ("/ui/schedules", "Schedules"),
+    ("/ui/limits", "Limits"),
     ("/ui/dead", "Dead letters"),
     ("/ui/keys", "Keys"),
 ];
@@ -106,6 +108,7 @@ fn signed_in() -> Listed<App> {
         .get("/ui/exports/{export_id}", exports::detail)
         .get("/ui/schedules", schedules::page)
         .post("/ui/schedules/{schedule_id}/{action}", schedules::act)
+        .get("/ui/limits", limits::page)
         .get("/ui/dead", dead::page)
         .post("/ui/dead/{job_id}/retry", dead::retry)
         .get("/ui/keys", keys::page)

@@ -10,6 +10,7 @@ mod hints;
 mod ingest_fuzz;
 mod kill;
 mod large;
+mod limits;
 mod load;
 mod metrics;
 mod once;

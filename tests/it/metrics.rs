@@ -10,7 +10,7 @@ use crate::load::{PATIENCE, project};
 use crate::tree;
 
 /// Documented, and only there once something special happened: a failure, a fault, a Redis, a PostgreSQL, a pause.
-const SPECIAL: [&str; 22] = [
+const SPECIAL: [&str; 25] = [
     "towpath_build_program_seconds",
     "towpath_dead_letters_total",
     "towpath_deployment_agents",
@@ -19,6 +19,9 @@ const SPECIAL: [&str; 22] = [
     "towpath_gateway_held_seconds",
     "towpath_hints_dropped_total",
     "towpath_lane_waits_total",
+    "towpath_limited_total",
+    "towpath_limits_counted_apart_total",
+    "towpath_limits_shared",
     "towpath_object_store_errors_total",
     "towpath_queue_paused",
     "towpath_redis_reconnects_total",

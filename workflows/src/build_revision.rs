@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use towpath_compute::{Error, Log};
-use towpath_domain::deployment::{DeploymentStatus, RevisionStatus};
+use towpath_domain::deployment::{DeploymentStatus, LogKind, RevisionStatus};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, failpoint};
 use towpath_durable::{Again, Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
@@ -26,7 +26,7 @@ use towpath_store::deployments::{self, Deployment};
 use towpath_store::revisions::{self, Revision};
 use towpath_store::{self as store, Tx, revision_keys};
 
-use crate::deployment_log::DeploymentLog;
+use crate::deployment_log::{DeploymentLog, Owner};
 use crate::hosting::{Hosting, ensure_key, lane_of};
 use crate::world::room_on;
 use crate::{World, metric};
@@ -100,8 +100,13 @@ impl Workflow for BuildRevision {
         if revision.status.is_final() {
             return ctx.done();
         }
-        let secrets = hosting.machine_credentials();
-        let build = DeploymentLog::build(&world.store, tenant, deployment.id, revision.id, secrets);
+        let owner = Owner {
+            tenant,
+            deployment: deployment.id,
+            revision: revision.id,
+            kind: LogKind::Build,
+        };
+        let build = hosting.log(&world.store, owner, Vec::new());
         let work = Work {
             world,
             hosting,
@@ -188,11 +193,15 @@ impl Work<'_> {
         if !is_built && !self.hosting.backend.runs_images() {
             return self.refuse_image(ctx).await;
         }
-        let artifact = if is_built {
+        // Held until the revision serves: a deployment that is deleted, or a round of tidying, leaves the artifact alone.
+        let (artifact, _using) = if is_built {
             self.artifact(ctx).await?
         } else {
             self.image(ctx).await?
         };
+        if is_built {
+            self.packages(ctx, &artifact).await?;
+        }
         failpoint::hit("deploy.built");
         self.deploy(ctx, &artifact).await
     }
@@ -220,11 +229,21 @@ impl Work<'_> {
         log.info(format!("{step}: {seconds:.2} s"));
     }
 
+    /// A log of how the revision is deployed, where no secret is said.
+    fn deploy_log(&self) -> DeploymentLog {
+        let owner = Owner {
+            tenant: self.deployment.tenant_id,
+            deployment: self.deployment.id,
+            revision: self.revision.id,
+            kind: LogKind::Deploy,
+        };
+        self.hosting.log(&self.world.store, owner, Vec::new())
+    }
+
     async fn refuse_image(&self, ctx: &mut Ctx) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
-        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let deploy = self.deploy_log();
         let why = format!(
             "no container backend is configured: this installation runs deployments as processes of its machine, and \
              cannot start the image of the source {}",

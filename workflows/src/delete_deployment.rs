@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, TenantId};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
-use towpath_store::{self as store, Tx, access, artifacts, deployments, revision_keys, source_uploads};
+use towpath_store::{self as store, Tx, access, deployments, revision_keys, source_uploads};
 
 use crate::hosting::lane_of;
 use crate::{World, delete_project, images};
@@ -54,12 +54,7 @@ impl Workflow for DeleteDeployment {
         })
         .await?;
         hosting.backend.remove(deployment).await.retry()?;
-        let keys = world
-            .store
-            .read(async |tx| artifacts::only_of(tx, tenant, deployment).await)
-            .await
-            .retry()?;
-        hosting.remove(keys).await?;
+        hosting.remove(&world.store, tenant, deployment).await?;
         let archives = world
             .store
             .read(async |tx| source_uploads::paths(tx, tenant, deployment).await)

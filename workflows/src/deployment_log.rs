@@ -1,12 +1,14 @@
 //! Lines of builds and agent servers on their way into the database.
 //!
-//! Lines come from programs at any speed, and share the database with everything else. So a revision may write a
-//! bounded number of lines a second, they are committed at most twice a second, and the newest of each revision are
-//! kept. What is dropped is counted, and a line says so. They are no part of what a job answers for, so they are
-//! written past its fence: a line of a job that lost its place is still true.
+//! Lines come from programs at any speed, and share the database with everything else. So a deployment may write a
+//! bounded number of lines and of bytes a second, they are committed together, twice a second or when somebody waits for
+//! them, and the newest of each revision are kept. What is dropped is counted, and a line says so. They are no part of what a
+//! job answers for, so they are written past its fence: a line of a job that lost its place is still true.
 
+mod rate;
+
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -17,24 +19,23 @@ use towpath_domain::{DeploymentId, RevisionId, Secret, TenantId};
 use towpath_store::Store;
 use towpath_store::revision_logs::{self, NewLine};
 
+use self::rate::Rate;
+pub use self::rate::Rates;
+
 /// Lines that wait at most.
 const WAITING: usize = 4096;
 /// Lines of one transaction at most.
 const BATCH: usize = 400;
-/// Lines a second that are taken for long, and at once.
-const LINES_PER_SECOND: f64 = 200.0;
-const BURST: f64 = 4000.0;
-/// Errors are taken when other lines are not any more, up to this number at once.
-const RESERVE: f64 = 200.0;
-/// Between two commits.
+/// Between two commits that nobody waits for.
 const COMMIT_EVERY: Duration = Duration::from_millis(500);
 /// What was dropped is told so often, also when no other line comes.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 /// A database that is away is tried again after this long, twice as long each time, until the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Lines of each kind that a revision keeps.
+/// Lines of each kind that a revision keeps, and their bytes: fewer of long ones are.
 const KEPT: i64 = 50_000;
+const KEPT_BYTES: i64 = 32 << 20;
 /// Older ones are removed after so many new ones, twice as many at once at most.
 const TRIM_EVERY: i64 = 5000;
 
@@ -49,64 +50,45 @@ pub struct DeploymentLog {
     to: mpsc::Sender<Message>,
 }
 
-#[derive(Clone, Copy)]
-struct Owner {
-    tenant: TenantId,
-    deployment: DeploymentId,
-    revision: RevisionId,
-    kind: LogKind,
+/// Whose lines they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Owner {
+    /// Workspace.
+    pub tenant: TenantId,
+    /// Deployment.
+    pub deployment: DeploymentId,
+    /// Revision.
+    pub revision: RevisionId,
+    /// Of its build, or of its agent server and how that is started.
+    pub kind: LogKind,
 }
 
 impl DeploymentLog {
-    /// Lines of a build. `secrets` are masked.
+    /// Opens a log, whose lines count with those of the deployment's other logs of that kind. `secrets` are masked.
     #[must_use]
-    pub fn build(
-        store: &Store,
-        tenant: TenantId,
-        deployment: DeploymentId,
-        revision: RevisionId,
-        secrets: Vec<Secret>,
-    ) -> Self {
-        let owner = Owner {
-            tenant,
-            deployment,
-            revision,
-            kind: LogKind::Build,
-        };
-        Self::new(store, owner, secrets)
-    }
-
-    /// Lines of an agent server, and of how it is started. `secrets` are masked.
-    #[must_use]
-    pub fn deploy(
-        store: &Store,
-        tenant: TenantId,
-        deployment: DeploymentId,
-        revision: RevisionId,
-        secrets: Vec<Secret>,
-    ) -> Self {
-        let owner = Owner {
-            tenant,
-            deployment,
-            revision,
-            kind: LogKind::Deploy,
-        };
-        Self::new(store, owner, secrets)
-    }
-
-    fn new(store: &Store, owner: Owner, secrets: Vec<Secret>) -> Self {
+    pub fn open(store: &Store, rates: &Rates, owner: Owner, secrets: Vec<Secret>) -> Self {
         let (to, from) = mpsc::channel(WAITING);
         let dropped = Arc::new(AtomicU64::new(0));
-        tokio::spawn(write(store.clone(), owner, from, Arc::clone(&dropped)));
+        let rate = rates.of(owner.deployment, owner.kind);
+        let writer = Writer {
+            store: store.clone(),
+            owner,
+            dropped: Arc::clone(&dropped),
+            rate: Arc::clone(&rate),
+            next: Instant::now(),
+            // A log that is opened again and again is trimmed too.
+            untrimmed: TRIM_EVERY,
+            written: (0, 0),
+        };
+        tokio::spawn(writer.run(from));
         let (clock, lines) = (store.clock().clone(), to.clone());
-        let bucket = Mutex::new(Bucket::full());
-        let log = Log::new(secrets, move |Line { level, message }| {
+        let log = Log::new(secrets, move |said: Line| {
+            let taken = !said.is_output || rate.take(said.level, said.message.len());
             let line = NewLine {
                 at: clock.now(),
-                level,
-                message,
+                level: said.level,
+                message: said.message,
             };
-            let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(level);
             if !taken || lines.try_send(Message::Line(line)).is_err() {
                 dropped.fetch_add(1, Ordering::Relaxed);
             }
@@ -125,64 +107,6 @@ impl DeploymentLog {
         let (tell, told) = oneshot::channel();
         if self.to.send(Message::Flush(tell)).await.is_ok() {
             let _ = told.await;
-        }
-    }
-}
-
-/// How many lines may come.
-struct Bucket {
-    lines: f64,
-    at: Instant,
-}
-
-impl Bucket {
-    fn full() -> Self {
-        Self {
-            lines: BURST,
-            at: Instant::now(),
-        }
-    }
-
-    /// Whether one more line may.
-    fn take(&mut self, level: Level) -> bool {
-        let now = Instant::now();
-        let new = now.duration_since(self.at).as_secs_f64() * LINES_PER_SECOND;
-        self.lines = (self.lines + new).min(BURST);
-        self.at = now;
-        let least = if level == Level::Error { -RESERVE } else { 0.0 };
-        let may = self.lines - 1.0 >= least;
-        if may {
-            self.lines -= 1.0;
-        }
-        may
-    }
-}
-
-/// Writes until nobody can send any more.
-async fn write(store: Store, owner: Owner, mut from: mpsc::Receiver<Message>, dropped: Arc<AtomicU64>) {
-    let mut writer = Writer {
-        store,
-        owner,
-        dropped,
-        next: Instant::now(),
-        // A log that is opened again and again is trimmed too.
-        untrimmed: TRIM_EVERY,
-    };
-    let mut messages = Vec::with_capacity(BATCH);
-    let mut is_open = true;
-    while is_open {
-        is_open = gather(&mut from, &mut messages, writer.next).await;
-        let mut lines = Vec::with_capacity(messages.len());
-        let mut waiting = Vec::new();
-        for message in messages.drain(..) {
-            match message {
-                Message::Line(line) => lines.push(line),
-                Message::Flush(tell) => waiting.push(tell),
-            }
-        }
-        writer.put(lines, &from).await;
-        for tell in waiting {
-            let _ = tell.send(());
         }
     }
 }
@@ -219,17 +143,52 @@ struct Writer {
     store: Store,
     owner: Owner,
     dropped: Arc<AtomicU64>,
-    /// When the next commit may be.
+    rate: Arc<Rate>,
+    /// When the next commit may be that nobody waits for.
     next: Instant,
     /// Lines since older ones were removed.
     untrimmed: i64,
+    /// Lines of this log, and their bytes.
+    written: (i64, i64),
 }
 
 impl Writer {
+    /// Writes until nobody can send any more.
+    async fn run(mut self, mut from: mpsc::Receiver<Message>) {
+        let mut messages = Vec::with_capacity(BATCH);
+        let mut is_open = true;
+        while is_open {
+            is_open = gather(&mut from, &mut messages, self.next).await;
+            let mut lines = Vec::with_capacity(messages.len());
+            let mut waiting = Vec::new();
+            for message in messages.drain(..) {
+                match message {
+                    Message::Line(line) => lines.push(line),
+                    Message::Flush(tell) => waiting.push(tell),
+                }
+            }
+            self.put(lines, &from).await;
+            for tell in waiting {
+                let _ = tell.send(());
+            }
+        }
+        // The database may have been away for the last ones.
+        self.put(Vec::new(), &from).await;
+        let untold = self.dropped.swap(0, Ordering::Relaxed);
+        if untold > 0 {
+            tracing::warn!(
+                deployment.id = %self.owner.deployment,
+                lines = untold,
+                "lines of a deployment were dropped, because the database was away"
+            );
+            self.rate.leave(untold);
+        }
+    }
+
     /// Writes lines, and how many were dropped. Tries again while the database is away and there is room for more.
     async fn put(&mut self, mut lines: Vec<NewLine>, from: &mpsc::Receiver<Message>) {
         let count = lines.len() as u64;
-        let lost = self.dropped.swap(0, Ordering::Relaxed);
+        let lost = self.dropped.swap(0, Ordering::Relaxed) + self.rate.left();
         if lost > 0 {
             lines.push(NewLine {
                 at: self.store.clock().now(),
@@ -253,7 +212,10 @@ impl Writer {
                 .write(async |tx| revision_logs::append(tx, tenant, deployment, Some(revision), kind, &lines).await)
                 .await;
             let Err(error) = written else {
-                self.untrimmed += i64::try_from(lines.len()).unwrap_or(i64::MAX);
+                let bytes: usize = lines.iter().map(|line| line.message.len()).sum();
+                self.untrimmed += lines.len() as i64;
+                self.written.0 += lines.len() as i64;
+                self.written.1 += bytes as i64;
                 break;
             };
             if error.is_transient() && pause <= LONGEST_PAUSE && from.len() < WAITING {
@@ -285,9 +247,10 @@ impl Writer {
         } = self.owner;
         // Twice what comes meanwhile, so that what an earlier life left goes too.
         let limit = 2 * TRIM_EVERY;
+        let keep = kept(self.written);
         let trimmed = self
             .store
-            .write(async |tx| revision_logs::trim(tx, tenant, revision, kind, KEPT, limit).await)
+            .write(async |tx| revision_logs::trim(tx, tenant, revision, kind, keep, limit).await)
             .await;
         if trimmed.is_ok() {
             self.untrimmed = 0;
@@ -295,20 +258,20 @@ impl Writer {
     }
 }
 
+/// Lines that are kept of a log in which so many had so many bytes.
+fn kept((lines, bytes): (i64, i64)) -> i64 {
+    let most = KEPT_BYTES.saturating_mul(lines.max(1)) / bytes.max(1);
+    most.clamp(1, KEPT)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_loop_that_prints_is_slowed_down_and_its_errors_are_heard() {
-        let mut bucket = Bucket::full();
-        let taken = (0..100_000).filter(|_| bucket.take(Level::Info)).count();
-        assert_eq!(taken, 4000);
-        assert!(bucket.take(Level::Error), "errors have a reserve");
-        tokio::time::advance(Duration::from_secs(10)).await;
-        let taken = (0..100_000).filter(|_| bucket.take(Level::Info)).count();
-        assert!((1990..=2000).contains(&taken), "{taken}");
-        let errors = (0..100_000).filter(|_| bucket.take(Level::Error)).count();
-        assert_eq!(errors, 200);
+    #[test]
+    fn fewer_of_long_lines_are_kept() {
+        assert_eq!(kept((0, 0)), KEPT);
+        assert_eq!(kept((1000, 80_000)), KEPT);
+        assert_eq!(kept((1000, 4_096_000)), 8192);
     }
 }

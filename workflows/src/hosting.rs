@@ -4,10 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::{Notify, OwnedMutexGuard, RwLock};
+use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{self, Artifact, Removal};
-use towpath_compute::{Backend, Launch, Root, build, git, root};
-use towpath_domain::{DeploymentId, RevisionId, Scope, Secret};
+use towpath_compute::{Backend, Launch, Log, Root, build, git, root};
+use towpath_domain::deployment::LogKind;
+use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
 use towpath_durable::{Failure, Verdict};
 use towpath_store::access;
 use towpath_store::deployments::Deployment;
@@ -18,7 +20,7 @@ use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store, Tx, artifacts};
 
 use crate::World;
-use crate::deployment_log::DeploymentLog;
+use crate::deployment_log::{DeploymentLog, Owner, Rates};
 
 /// Served only by the process that has [`Hosting`].
 pub const POOL: &str = "builds";
@@ -39,6 +41,10 @@ pub struct Hosting {
     locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Artifacts that a build is making or about to start.
     used: Mutex<HashMap<String, usize>>,
+    /// Shared while environments are made and recorded, alone while those that nothing needs are removed.
+    environments: RwLock<()>,
+    /// What deployments may say.
+    rates: Rates,
     nudge: Notify,
 }
 
@@ -73,6 +79,14 @@ impl Drop for Using<'_> {
     }
 }
 
+/// Why artifacts may go.
+enum Reason {
+    /// They are not kept, and were not used for so many hours.
+    Idle(u64),
+    /// Only revisions of this deployment were built into them.
+    OnlyOf(TenantId, DeploymentId),
+}
+
 impl Hosting {
     /// Puts the parts together.
     #[must_use]
@@ -85,6 +99,8 @@ impl Hosting {
             settings,
             locks: Mutex::default(),
             used: Mutex::default(),
+            environments: RwLock::default(),
+            rates: Rates::default(),
             nudge: Notify::new(),
         }
     }
@@ -97,6 +113,11 @@ impl Hosting {
     /// Waits until nobody else makes an artifact: equal revisions of several deployments share one.
     pub async fn lock_artifact(&self, key: &str) -> OwnedMutexGuard<()> {
         self.mutex(format!("artifact {key}")).lock_owned().await
+    }
+
+    /// As [`Hosting::lock_artifact`], unless somebody does.
+    fn try_lock_artifact(&self, key: &str) -> Option<OwnedMutexGuard<()>> {
+        self.mutex(format!("artifact {key}")).try_lock_owned().ok()
     }
 
     /// As [`Hosting::lock`], unless somebody does.
@@ -122,6 +143,25 @@ impl Hosting {
         }
     }
 
+    /// Makes what the code of a deployment runs in, and has its artifact say that it needs that. False where there is
+    /// nothing to make.
+    pub(crate) async fn prepare(
+        &self,
+        launch: &Launch,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<bool, towpath_compute::Error> {
+        let _none_goes = self.environments.read().await;
+        self.backend.prepare(&self.build, launch, log, cancel).await
+    }
+
+    /// Opens a log of a revision. `secrets` are masked, and so is what opens proxies and registries of this machine.
+    #[must_use]
+    pub fn log(&self, store: &Store, owner: Owner, mut secrets: Vec<Secret>) -> DeploymentLog {
+        secrets.extend(self.machine_credentials());
+        DeploymentLog::open(store, &self.rates, owner, secrets)
+    }
+
     /// Something changed that whoever keeps deployments should look at.
     pub fn nudge(&self) {
         self.nudge.notify_one();
@@ -137,35 +177,74 @@ impl Hosting {
     /// # Errors
     /// Those of the database and of the disk. One that cannot be removed keeps no other from being removed.
     pub async fn prune(&self, store: &Store, hours: u64) -> Result<(), Failure> {
-        let each = self.settings.keep_artifacts;
-        let keep = store.read(async |tx| artifacts::kept(tx, each).await).await.retry()?;
+        let keep = self.kept(store).await?;
         let root = self.root.clone();
         let idle = tokio::task::spawn_blocking(move || artifact::idle(&root, &keep, hours)).await;
         let idle = idle.map_or_else(|_| Ok(Vec::new()), Verdict::retry)?;
-        self.discard(idle, hours).await
+        self.discard(store, idle, &Reason::Idle(hours)).await
     }
 
-    /// Removes these artifacts but those in use.
-    pub(crate) async fn remove(&self, keys: Vec<String>) -> Result<(), Failure> {
-        self.discard(keys, 0).await
+    /// Removes the artifacts that only this deployment's revisions were built into, but those in use.
+    ///
+    /// # Errors
+    /// As [`Hosting::prune`].
+    pub(crate) async fn remove(
+        &self,
+        store: &Store,
+        tenant: TenantId,
+        deployment: DeploymentId,
+    ) -> Result<(), Failure> {
+        let reason = Reason::OnlyOf(tenant, deployment);
+        let keys = only_of(store, tenant, deployment).await?;
+        self.discard(store, keys, &reason).await
     }
 
-    async fn discard(&self, keys: Vec<String>, hours: u64) -> Result<(), Failure> {
+    async fn kept(&self, store: &Store) -> Result<Vec<String>, Failure> {
+        let each = self.settings.keep_artifacts;
+        store.read(async |tx| artifacts::kept(tx, each).await).await.retry()
+    }
+
+    async fn discard(&self, store: &Store, keys: Vec<String>, reason: &Reason) -> Result<(), Failure> {
         let mut outcome = Ok(());
         for key in keys {
-            let removed = match self.withdraw(&key, hours) {
-                Ok(Some(removal)) => tokio::task::spawn_blocking(move || removal.finish())
-                    .await
-                    .map_or(Ok(()), Verdict::retry),
-                Ok(None) => Ok(()),
-                Err(failure) => Err(failure),
-            };
+            let removed = self.discard_one(store, &key, reason).await;
             if removed.is_err() {
                 outcome = removed;
             }
         }
         self.backend.sweep().await.retry()?;
+        // While one is being made, no artifact names it yet: another round finds the rest.
+        if let Ok(_none_is_made) = self.environments.try_write() {
+            let hours = match *reason {
+                Reason::Idle(hours) => hours,
+                Reason::OnlyOf(..) => 0,
+            };
+            self.backend.prune_environments(hours).await.retry()?;
+        }
         outcome
+    }
+
+    async fn discard_one(&self, store: &Store, key: &str, reason: &Reason) -> Result<(), Failure> {
+        // Who has it makes it, or records whose it is.
+        let Some(_alone) = self.try_lock_artifact(key) else {
+            return Ok(());
+        };
+        // Another revision may have been recorded with it since the list was read, and be over already.
+        let (may_go, hours) = match *reason {
+            Reason::Idle(hours) => (!self.kept(store).await?.iter().any(|kept| kept == key), hours),
+            Reason::OnlyOf(tenant, deployment) => {
+                let own = only_of(store, tenant, deployment).await?;
+                (own.iter().any(|own| own == key), 0)
+            }
+        };
+        if !may_go {
+            return Ok(());
+        }
+        let Some(removal) = self.withdraw(key, hours)? else {
+            return Ok(());
+        };
+        let finished = tokio::task::spawn_blocking(move || removal.finish()).await;
+        finished.map_or(Ok(()), Verdict::retry)
     }
 
     /// Takes an artifact from its place, unless it is in use or was within the last `hours`.
@@ -236,18 +315,19 @@ impl Hosting {
     }
 
     /// User names and passwords in addresses that programs of deployments get from this machine: proxies, registries.
-    pub(crate) fn machine_credentials(&self) -> Vec<Secret> {
+    fn machine_credentials(&self) -> Vec<Secret> {
         let values = self.build.variables.values();
         values.flat_map(|value| credentials(value.reveal())).collect()
     }
 
-    /// What starts a revision, and where its lines go.
+    /// What starts a revision, and where its lines of this kind go.
     pub(crate) async fn launch(
         &self,
         world: &World,
         deployment: &Deployment,
         revision: &Revision,
         artifact: &str,
+        kind: LogKind,
     ) -> Result<(Launch, DeploymentLog), Failure> {
         let own_key = self.own_key(world, deployment, revision.id).await?;
         let secrets = revision.secrets(&world.sealer).retry()?;
@@ -265,9 +345,15 @@ impl Hosting {
         // What the platform adds is masked in the log as the deployment's own secrets are.
         values.extend(keys.iter().map(Secret::new));
         values.extend(own_key);
-        values.extend(self.machine_credentials());
         variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(keys.join(","))));
-        let log = DeploymentLog::deploy(&world.store, deployment.tenant_id, deployment.id, revision.id, values);
+        let (tenant, id) = (deployment.tenant_id, deployment.id);
+        let owner = Owner {
+            tenant,
+            deployment: id,
+            revision: revision.id,
+            kind,
+        };
+        let log = self.log(&world.store, owner, values);
         let config = revision.source_config().fatal()?;
         let sizes = config.resource_spec.unwrap_or_default().filled(config.deployment_type);
         let launch = Launch {
@@ -319,6 +405,11 @@ impl Hosting {
             .map(|(name, value)| (name.to_owned(), Secret::new(value)))
             .collect()
     }
+}
+
+async fn only_of(store: &Store, tenant: TenantId, deployment: DeploymentId) -> Result<Vec<String>, Failure> {
+    let own = store.read(async |tx| artifacts::only_of(tx, tenant, deployment).await);
+    own.await.retry()
 }
 
 /// What the gateway signs requests to a deployment with.

@@ -13,12 +13,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::metric;
 use towpath_domain::DeploymentId;
+use towpath_domain::deployment::LogKind;
 use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_store::{deployments, revision_logs, revisions, source_uploads};
 
-use crate::World;
 use crate::hosting::Hosting;
+use crate::{World, sweep_archives};
 
 /// Looked at even when nothing happened: a placement may be another process's doing.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -104,6 +105,12 @@ pub async fn tidy(world: &World, hosting: &Hosting) {
     let chores = [
         ("artifacts", hosting.prune(&world.store, IDLE_HOURS).await),
         ("uploads", sweep_uploads(world).await.map(drop)),
+        (
+            "source archives",
+            sweep_archives::run(world, hosting.settings.keep_artifacts)
+                .await
+                .map(drop),
+        ),
         ("lines", forget_lines(world).await),
     ];
     for (what, done) in chores {
@@ -420,17 +427,25 @@ async fn start(
                 .await
                 .retry()?;
             let (launch, log) = hosting
-                .launch(world, &deployment, &revision, &placement.artifact)
+                .launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)
                 .await?;
             log.log().info(if crashed {
                 "the agent server ended by itself and is started again"
             } else {
                 "the agent server is started"
             });
-            let started = match hosting.backend.stand_by(&launch, log.log(), stop).await {
-                Ok(standby) => hosting.backend.replace(&launch, standby, log.log(), stop).await,
-                Err(error) => Err(error),
+            let started = async {
+                // What an earlier build made is found; it is made where this machine has it no more. Where that fails, as
+                // on a full disk, what serves may need nothing of it.
+                match hosting.prepare(&launch, log.log(), stop).await {
+                    Err(towpath_compute::Error::Cancelled) => return Err(towpath_compute::Error::Cancelled),
+                    Err(error) => log.log().warn(error.told()),
+                    Ok(_) => {}
+                }
+                let standby = hosting.backend.stand_by(&launch, log.log(), stop).await?;
+                hosting.backend.replace(&launch, standby, log.log(), stop).await
             };
+            let started = started.await;
             if let Err(error) = &started {
                 log.log().error(error.to_string());
             }

@@ -54,6 +54,7 @@ pub mod run_export;
 pub mod send_webhook;
 pub mod spawn_export;
 pub mod sweep_agent;
+pub mod sweep_archives;
 pub mod sweep_traces;
 pub mod thread_history;
 pub mod thread_state;

@@ -10,7 +10,7 @@ use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
-use towpath_workflows::agent::Rules;
+use towpath_workflows::agent::{EVENTS_KEPT, Rules};
 use towpath_workflows::run_agent::Recorder;
 
 use super::cors::Cors;
@@ -76,6 +76,8 @@ pub struct Settings {
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
     pub always_resumable: bool,
+    /// How long events of a run are kept after its end, and those of a thread itself.
+    pub events_kept: Duration,
     /// How long threads live that do not say.
     pub thread_ttl: Option<Ttl>,
     /// How long items of the store live that do not say, in minutes; nothing means for ever.
@@ -124,6 +126,7 @@ impl Default for Settings {
             cors: Cors::default(),
             mount_prefix: String::new(),
             always_resumable: false,
+            events_kept: EVENTS_KEPT,
             thread_ttl: None,
             item_ttl_minutes: None,
             refresh_on_read: true,

@@ -10,8 +10,8 @@ use towpath_store::deployments::overview::{self, Overview};
 use towpath_store::placements::{self, PlacementState};
 use towpath_store::revision_logs::{self, Filter, LogLine};
 use towpath_store::revisions::{self, Revision};
-use towpath_store::{deployments, projects};
-use towpath_workflows::deployments as work;
+use towpath_store::{deployments, projects, workers};
+use towpath_workflows::{deployments as work, hosting};
 
 use super::{Asked, Shown, Trouble, back, show};
 use crate::app::App;
@@ -290,6 +290,7 @@ struct One {
     tone: &'static str,
     active: bool,
     open: bool,
+    waits: bool,
     again: bool,
     made_from: String,
     redeploy_of: Option<String>,
@@ -317,9 +318,11 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
             revisions::get(tx, tenant, id).await?,
             revision_logs::list(tx, tenant, deployment, &build, LINES).await?,
             revision_logs::list(tx, tenant, deployment, &deploy, LINES).await?,
+            workers::alive(tx, workers::SEEN).await?,
         )))
     });
-    let (deployment, revision, build, deploy) = found.await?.ok_or_else(missing)?;
+    let (deployment, revision, build, deploy, alive) = found.await?.ok_or_else(missing)?;
+    let is_served = alive.iter().any(|worker| worker.slots().contains_key(hosting::POOL));
     let now = app.clock.now();
     let status = revision.status.as_str();
     let going = deployment.status == DeploymentStatus::AwaitingDelete;
@@ -332,6 +335,7 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
         tone: show::tone(status),
         active: deployment.active_revision_id == Some(revision.id),
         open: !revision.status.is_final(),
+        waits: revision.status.has_not_begun() && revision.job_id.is_some() && !is_served,
         again: revision.status.has_artifact() && !going,
         made_from: made_from(&revision)?,
         redeploy_of: revision.redeploy_of.map(|id| id.to_string()),

@@ -5,8 +5,9 @@ use std::time::Duration;
 use http::Method;
 use serde_json::json;
 use towpath_api::Settings;
-use towpath_domain::Secret;
+use towpath_domain::{Secret, WorkerId};
 use towpath_store::access;
+use towpath_store::workers::{self, Worker};
 
 use crate::world::{Answer, Call, KEY, World, on_both_databases};
 
@@ -222,6 +223,7 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/exports",
         "/ui/exports/destinations",
         "/ui/schedules",
+        "/ui/limits",
         "/ui/dead",
         "/ui/quarantine",
     ] {
@@ -465,4 +467,48 @@ async fn a_destination_is_deleted_on_its_page(world: World) {
     assert!(world.call(page()).await.text.contains("No destinations yet"));
     let gone = world.get(&format!("/api/v1/bulk-exports/destinations/{id}")).await;
     gone.expect(404);
+}
+
+/// Nobody else tells whoever waits for it.
+#[tokio::test]
+async fn a_revision_that_no_worker_begins_says_so() {
+    let world = World::new().await;
+    let new = json!({"name": "agent", "source": "external_docker", "secrets": [], "source_config": {},
+                     "source_revision_config": {"image_uri": "example.org/agent:1"}});
+    let made = world.post("/v2/deployments", &new).await.expect(201);
+    let revision = made["latest_revision_id"].as_str().unwrap().to_owned();
+    let session = cookie(&sign_in(&world, KEY).await);
+    let path = format!("/ui/revisions/{revision}");
+    let look = || Call::new(Method::GET, &path).header("cookie", &session);
+    let page = world.call(look()).await;
+    assert_eq!(page.status, 200);
+    assert!(
+        page.text.contains("No worker of this installation builds"),
+        "{}",
+        page.text
+    );
+
+    let worker = Worker {
+        id: WorkerId::new(),
+        host: "here".to_owned(),
+        pid: 1,
+        pools: r#"{"builds": 2}"#.to_owned(),
+        version: "1".to_owned(),
+        draining: false,
+        started_at: world.clock.now(),
+        seen_at: world.clock.now(),
+        finished: "{}".to_owned(),
+        drain_at: None,
+    };
+    world
+        .store
+        .write(async |tx| workers::seen(tx, &worker).await)
+        .await
+        .unwrap();
+    let page = world.call(look()).await;
+    assert!(
+        !page.text.contains("No worker of this installation builds"),
+        "{}",
+        page.text
+    );
 }

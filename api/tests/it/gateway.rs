@@ -17,14 +17,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
-use towpath_api::{GatewayAccess, Settings};
+use towpath_api::Limits;
+use towpath_api::limits::Own;
 use towpath_domain::deployment::{Source, SourceConfig};
 use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
+use towpath_queue::Windows;
 use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::{self, NewDeployment};
 use towpath_store::{placements, projects};
 
-use crate::world::{Call, KEY, World, on_both_databases};
+use crate::world::{KEY, World, on_both_databases};
 
 on_both_databases!(
     a_request_arrives_as_it_was_sent_but_for_its_key,
@@ -80,7 +82,7 @@ impl Upstream {
     }
 }
 
-async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId {
+pub async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId {
     deployment_with(world, tenant, name, &SourceConfig::default()).await
 }
 
@@ -111,7 +113,7 @@ pub async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, ad
     put.await.unwrap();
 }
 
-async fn ask(
+pub async fn ask(
     world: &World,
     method: Method,
     path: &str,
@@ -210,84 +212,6 @@ async fn a_name_is_that_of_the_callers_workspace() {
         StatusCode::NOT_FOUND,
         "a key of both workspaces has to give the id"
     );
-}
-
-/// A key of two workspaces says by the header which one it means.
-#[tokio::test]
-async fn a_header_says_whose_name_is_meant() {
-    let world = World::new().await;
-    let second = world.second_workspace().await;
-    let mut upstreams = Vec::new();
-    for workspace in [world.tenant, second] {
-        let upstream = Upstream::start().await;
-        let id = deployment(&world, workspace, "one").await;
-        place(&world, workspace, id, &upstream.address.to_string()).await;
-        upstreams.push((workspace, upstream));
-    }
-    let get = async |workspace: &str| {
-        let call = Call::new(Method::GET, "/d/one/threads")
-            .header("x-api-key", KEY)
-            .header("x-tenant-id", workspace);
-        world.call(call).await
-    };
-    for (workspace, upstream) in &upstreams {
-        let answer = get(&workspace.to_string()).await;
-        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
-        assert_eq!(
-            upstream.asked().len(),
-            1,
-            "the deployment of the named workspace answers"
-        );
-    }
-    assert_eq!(get(&TenantId::new().to_string()).await.status, StatusCode::FORBIDDEN);
-    assert_eq!(get("mine").await.status, StatusCode::UNPROCESSABLE_ENTITY);
-}
-
-/// What a key may do says the scope; whose deployments it may call, the key's workspace and the operator.
-#[tokio::test]
-async fn a_workspace_narrows_whose_deployments_are_called() {
-    for access in [GatewayAccess::Organization, GatewayAccess::Workspace] {
-        let settings = Settings {
-            gateway_access: access,
-            ..Settings::default()
-        };
-        let world = World::with(settings).await;
-        let upstream = Upstream::start().await;
-        let second = world.second_workspace().await;
-        let mut ids = Vec::new();
-        for (workspace, name) in [(world.tenant, "own"), (second, "sibling")] {
-            let id = deployment(&world, workspace, name).await;
-            place(&world, workspace, id, &upstream.address.to_string()).await;
-            ids.push(id);
-        }
-        let organization = world.organization().await;
-        let bound = Some(world.tenant);
-        let unlimited = world.key(bound).await;
-        let limited = world.key_with(organization, bound, &[Scope::AgentsInvoke]).await;
-        let named = world
-            .key_with(organization, bound, &[Scope::AgentsInvokeOf(ids[1])])
-            .await;
-        let wide = world.limited_key(&[Scope::AgentsInvoke]).await;
-        let is_open = access == GatewayAccess::Organization;
-        let other: u16 = if is_open { 200 } else { 404 };
-        for (what, key, own, sibling) in [
-            ("of a workspace, without scopes", &unlimited, 200, other),
-            ("of a workspace, for all deployments", &limited, 200, 404),
-            ("of a workspace, for the sibling's deployment", &named, 403, other),
-            ("of all workspaces", &wide, 200, 200),
-        ] {
-            for (way, expected) in [
-                (ids[0].to_string(), own),
-                ("own".to_owned(), own),
-                (ids[1].to_string(), sibling),
-                ("sibling".to_owned(), sibling),
-            ] {
-                let path = format!("/d/{way}/threads");
-                let (status, ..) = ask(&world, Method::GET, &path, Some(key.reveal()), "").await;
-                assert_eq!(status, expected, "{access:?}, a key {what}, {path}");
-            }
-        }
-    }
 }
 
 #[tokio::test]
@@ -578,4 +502,33 @@ async fn one_that_does_not_start_says_why_to_its_owners(world: World) {
     assert_eq!(placement.await.unwrap().unwrap().database_id, None);
     let (status, ..) = ask(&world, Method::POST, &accept(DeploymentId::new()), Some(KEY), "").await;
     assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_deployment_is_asked_as_often_as_its_limit_allows() {
+    let own = Own {
+        deployment: 2,
+        ..Own::default()
+    };
+    let world = World::limited(|clock| Limits::new(None, own, Windows::local(clock.clone()), clock)).await;
+    let upstream = Upstream::start().await;
+    for name in ["one", "two"] {
+        let id = deployment(&world, world.tenant, name).await;
+        place(&world, world.tenant, id, &upstream.address.to_string()).await;
+    }
+    for path in ["/d/one/threads", "/d/one/runs"] {
+        assert_eq!(ask(&world, Method::POST, path, Some(KEY), "{}").await.0, StatusCode::OK);
+    }
+    let (status, headers, body) = ask(&world, Method::POST, "/d/one/threads", Some(KEY), "{}").await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(detail(&body), "Rate limit exceeded");
+    assert_eq!(headers["retry-after"], "60");
+    assert_eq!(headers["ratelimit-policy"], "\"own-deployment\";q=2;w=60");
+    assert_eq!(upstream.asked().len(), 2, "the third did not arrive");
+    // Another deployment is another matter.
+    let other = ask(&world, Method::POST, "/d/two/threads", Some(KEY), "{}").await;
+    assert_eq!(other.0, StatusCode::OK);
+    world.clock.advance(Duration::from_secs(60));
+    let again = ask(&world, Method::POST, "/d/one/threads", Some(KEY), "{}").await;
+    assert_eq!(again.0, StatusCode::OK);
 }

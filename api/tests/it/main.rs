@@ -6,14 +6,20 @@ mod auth;
 mod contract;
 mod dashboard;
 mod deployments;
+#[path = "../../../tests/src/dice.rs"]
+mod dice;
 mod documents;
+#[path = "../../../tests/src/environment.rs"]
+mod environment;
 mod exports;
 mod feedback_links;
 mod gateway;
+mod gateway_access;
 mod guessing;
 mod idempotency;
 mod key_admins;
 mod keys;
+mod limits;
 mod operating;
 mod operations;
 mod own_auth;

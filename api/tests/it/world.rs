@@ -12,7 +12,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
-use towpath_api::{App, Health, Ops, Parts, Reading, Settings, platform_router};
+use towpath_api::{App, Health, Limits, Ops, Parts, Reading, Settings, platform_router};
 use towpath_domain::{Clock, Disk, OrganizationId, Scope, Secret, TenantId, Timestamp};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
@@ -74,15 +74,25 @@ impl World {
     }
 
     pub async fn with(settings: Settings) -> Self {
-        Self::on(Database::sqlite(migrate).await, settings).await
+        Self::on(Database::sqlite(migrate).await, settings, |_| Limits::off()).await
+    }
+
+    /// With limits on how often one caller may ask, by the world's clock.
+    pub async fn limited(limits: impl FnOnce(Clock) -> Limits) -> Self {
+        Self::on(Database::sqlite(migrate).await, Settings::default(), limits).await
     }
 
     /// In the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
-        Some(Self::on(Database::postgres(migrate).await?, Settings::default()).await)
+        Some(
+            Self::on(Database::postgres(migrate).await?, Settings::default(), |_| {
+                Limits::off()
+            })
+            .await,
+        )
     }
 
-    async fn on(database: Database, settings: Settings) -> Self {
+    async fn on(database: Database, settings: Settings, limits: impl FnOnce(Clock) -> Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let store = Store::open(
@@ -102,7 +112,7 @@ impl World {
             .await
             .unwrap();
         let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
-        let parts = parts(&store, &clock, folder.path(), ops, settings);
+        let parts = parts(&store, &clock, folder.path(), ops, settings, limits(clock.clone()));
         let (wal, disk) = (parts.wal.clone(), parts.disk.clone());
         let app = App::new(parts);
         Self {
@@ -127,6 +137,7 @@ impl World {
             self.folder.path(),
             ops,
             Settings::default(),
+            Limits::off(),
         )))
     }
 
@@ -299,7 +310,7 @@ pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
-fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings) -> Parts {
+fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings, limits: Limits) -> Parts {
     let objects = Objects::folder(&folder.join("objects")).unwrap();
     let options = wal::Options::for_store(&objects);
     // Nobody folds here: what was accepted stays in its units, where tests look for it.
@@ -329,6 +340,7 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
         disk: Disk::default(),
         clock: clock.clone(),
         ops,
+        limits,
         settings,
     }
 }

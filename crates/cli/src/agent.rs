@@ -30,6 +30,8 @@ const WORKSPACE: TenantId = TenantId(Uuid::from_u128(0x0000_0000_0000_4000_8000_
 
 /// What a server says once it stands by.
 const STANDING_BY: &str = "towpath: standing by";
+/// What it says once it listens, where it was asked to.
+const LISTENING: &str = "towpath: listening";
 
 /// Runs until it is asked to stop.
 ///
@@ -98,7 +100,7 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     check_official(&config, &file)?;
     if command.prepare {
         return Hosting::new(&config, Guard::new(Policy::default()), None)
-            .prepare(&file)
+            .prepare(&file, command.environment_file.as_deref())
             .await;
     }
     let metrics = telemetry::start_metrics()?;
@@ -169,6 +171,10 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     };
     let server = AgentServer::start(&config, roles, parts).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
+    if command.tell_listening {
+        // Not a line of the log, which may be set to say less.
+        writeln!(std::io::stdout(), "{LISTENING}")?;
+    }
     if let Some(file) = &command.address_file {
         write_address(file, server.address()).with_context(|| format!("file {}", file.display()))?;
     }

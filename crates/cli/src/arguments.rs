@@ -14,8 +14,8 @@ use crate::config::{Flag, Inputs, Mode};
 use crate::remote;
 
 pub use bench::{
-    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchOverload,
-    ExportPhase,
+    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchLimits,
+    BenchOverload, BenchThreads, ExportPhase,
 };
 pub use config::{ConfigCommand, ConfigVerb, For};
 pub use keys::{Keys, KeysCommand};
@@ -62,6 +62,8 @@ pub enum Command {
     Dead(remote::Dead),
     /// List worker processes and drain them.
     Workers(remote::Workers),
+    /// Show how often callers may ask, who is near a limit, and who was refused.
+    Limits(remote::Limits),
     /// List, pause and resume schedules.
     Schedules(remote::Schedules),
     /// Export traces, and follow exports.
@@ -167,6 +169,9 @@ pub struct Dev {
     /// Ask callers of the agent server for an API key, also on loopback
     #[arg(long)]
     pub agent_auth: bool,
+    /// How often one caller may ask: us or eu, as on the hosted platform, or a file with rules [default: off]
+    #[arg(long, value_name = "us|eu|FILE")]
+    pub limits: Option<String>,
 }
 
 /// `towpath agent`
@@ -200,9 +205,15 @@ pub struct Agent {
     /// Make the environment of the graphs' own code, and end: for the build of an image
     #[arg(long)]
     pub prepare: bool,
+    /// With --prepare: write where the environment lies to this file, and keep it for no image
+    #[arg(long, value_name = "FILE", requires = "prepare")]
+    pub environment_file: Option<PathBuf>,
     /// Write the address it listens on to this file once it does, for whoever chose port 0
     #[arg(long, value_name = "FILE")]
     pub address_file: Option<PathBuf>,
+    /// Write a line to standard output once it listens, for whoever cannot tell it from another server at that address
+    #[arg(long)]
+    pub tell_listening: bool,
     /// Drain and stop when standard input ends, as it does when the process that holds it is killed
     #[arg(long)]
     pub while_stdin_is_open: bool,
@@ -282,6 +293,9 @@ pub struct Serve {
     /// Address of the API, or of health and metrics without it [default: 127.0.0.1:8400; worker 8401, scheduler 8402]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
+    /// How often one caller may ask: us or eu, as on the hosted platform, or a file with rules [default: off]
+    #[arg(long, value_name = "us|eu|FILE")]
+    pub limits: Option<String>,
 }
 
 /// What a process of a cluster does.

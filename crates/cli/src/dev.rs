@@ -35,6 +35,7 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
             command.graphs.as_ref().map(|path| path.display()),
         ),
         flag("agent.auth", "--agent-auth", command.agent_auth.then_some("key")),
+        flag("limits.rules", "--limits", command.limits.as_ref()),
     ];
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
     let spans = telemetry::start_logging(&config)?;

@@ -2,6 +2,7 @@
 //! a trial file in the folder of objects, which it removes.
 
 mod keeper;
+mod limits;
 mod secrets;
 mod tls;
 
@@ -123,6 +124,7 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     tls::look(settings, &mut findings);
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
+    limits::look(settings, &mut findings);
     database(settings, holder, &mut findings).await;
     match (holder, server) {
         (true, true) => quarantine_of_server(settings, &mut findings).await,

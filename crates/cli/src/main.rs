@@ -76,6 +76,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Jobs(command) => block_on(remote::jobs(command)),
         Command::Dead(command) => block_on(remote::dead(command)),
         Command::Workers(command) => block_on(remote::workers(command)),
+        Command::Limits(command) => block_on(remote::limits(command)),
         Command::Schedules(command) => block_on(remote::schedules(command)),
         Command::Exports(command) => block_on(remote::exports(command)),
         Command::Destinations(command) => block_on(remote::destinations(command)),

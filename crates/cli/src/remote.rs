@@ -6,6 +6,7 @@ mod deployments;
 mod destinations;
 mod exports;
 mod jobs;
+mod limits;
 pub mod print;
 mod quarantine;
 mod queues;
@@ -17,7 +18,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub use arguments::{
-    Dead, Deployments, Destinations, Exports, Jobs, Queues, Revisions, Schedules, Traces, TracesCommand, Workers,
+    Dead, Deployments, Destinations, Exports, Jobs, Limits, Queues, Revisions, Schedules, Traces, TracesCommand,
+    Workers,
 };
 pub use client::Client;
 
@@ -79,6 +81,15 @@ pub async fn dead(command: Dead) -> anyhow::Result<()> {
 pub async fn workers(command: Workers) -> anyhow::Result<()> {
     let client = Client::new(&command.server)?;
     workers::run(&client, command.command.unwrap_or_default(), command.server.output).await
+}
+
+/// `towpath limits`
+///
+/// # Errors
+/// What the server refuses, and when it cannot be reached.
+pub async fn limits(command: Limits) -> anyhow::Result<()> {
+    let client = Client::new(&command.server)?;
+    limits::run(&client, command.all, command.server.output).await
 }
 
 /// `towpath schedules`

@@ -20,8 +20,15 @@ use crate::wiring::{Roles, Server};
 /// When something cannot be started, or breaks.
 pub async fn run(command: Serve) -> anyhow::Result<()> {
     let roles = roles(&command.role);
-    let flags = flag("listen", "--listen", command.listen).into_iter().collect();
-    let config = Config::load(&command.common.inputs(mode(roles), flags))?;
+    let flags = [
+        flag("listen", "--listen", command.listen),
+        flag("limits.rules", "--limits", command.limits.as_ref()),
+    ];
+    let config = Config::load(
+        &command
+            .common
+            .inputs(mode(roles), flags.into_iter().flatten().collect()),
+    )?;
     let spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
     // Before anything that may take long: a migration, a database that does not answer.

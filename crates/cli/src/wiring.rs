@@ -19,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_api::serve::serve_over;
-use towpath_api::{App, Health, Ops};
+use towpath_api::{App, Health, Limits, Ops};
 use towpath_domain::Secret;
 use towpath_durable::Engine;
 use towpath_scheduler::Scheduler;
@@ -102,9 +102,14 @@ impl Server {
             .behind(settings.metrics_key.as_ref())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal(settings));
+        let limits = if roles.api {
+            parts::limits(settings).await?
+        } else {
+            Limits::off()
+        };
         let app = wal
             .as_ref()
-            .map(|wal| shared.app(settings, address, agents, wal.clone(), ops.clone()))
+            .map(|wal| shared.app(settings, address, agents, wal.clone(), (ops.clone(), limits)))
             .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),

@@ -153,10 +153,10 @@ impl Artifact {
         self.folder.join("source")
     }
 
-    /// `HOME` of the programs that build it.
+    /// Where it stands which environments its code runs in.
     #[must_use]
-    pub fn home(&self) -> PathBuf {
-        self.folder.join("home")
+    pub fn environments(&self) -> PathBuf {
+        self.folder.join("environments")
     }
 
     /// How far it is.

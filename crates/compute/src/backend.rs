@@ -132,6 +132,36 @@ impl Backend {
         }
     }
 
+    /// Makes what the code of a deployment runs in, as the last part of the build of its artifact. False where there is
+    /// nothing to make: an image has it.
+    ///
+    /// # Errors
+    /// It cannot be made, or somebody asked to stop.
+    pub async fn prepare(
+        &self,
+        settings: &build::Settings,
+        launch: &Launch,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<bool> {
+        match self {
+            Self::Process(processes) => processes.prepare(launch, settings, log, cancel).await,
+            Self::Docker(_) | Self::Fake(_) => Ok(false),
+        }
+    }
+
+    /// Removes what [`Backend::prepare`] has made, is older than so many hours, and no artifact needs any more. Answers
+    /// how much went. Call it when nothing is prepared.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub async fn prune_environments(&self, hours: u64) -> Result<usize> {
+        match self {
+            Self::Process(processes) => processes.prune_environments(hours).await,
+            Self::Docker(_) | Self::Fake(_) => Ok(0),
+        }
+    }
+
     /// Fetches an image of a registry, with the login that fits it, where there is one.
     ///
     /// # Errors

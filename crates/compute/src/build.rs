@@ -12,12 +12,12 @@ use towpath_domain::git::{PlainCommand, TreePath};
 use crate::artifact::{Artifact, Built, Plan};
 use crate::error::{Error, Result};
 use crate::git::blocking;
-use crate::isolation::Isolation;
+use crate::isolation::{Isolation, Prepared};
 use crate::launcher;
 use crate::log::Log;
 use crate::orphans::{self, ROOT_MARK};
 use crate::program::Program;
-use crate::root::{self, Root};
+use crate::root::Root;
 use crate::tree::{self, Limits};
 
 /// What the operator says about builds.
@@ -73,12 +73,14 @@ pub async fn build(
     } = Project::read(artifact, plan)?;
     without_effect(&config, &OF_IMAGES, log);
     let folder = file.parent().unwrap_or(&top).to_owned();
-    root::make(&artifact.home())?;
-
+    tree::has_room(root.path(), settings.tree.free)?;
+    // Caches of package managers are no part of what was built.
+    let home = root.temporary()?;
     let at = Place {
         settings,
         root,
         artifact,
+        home: home.path(),
     };
     let programs = async {
         if let Some(install) = &install {
@@ -94,9 +96,8 @@ pub async fn build(
         artifact.changes()?;
     }
     let ran = programs.await;
-    // Caches of package managers are no part of what was built.
-    let home = artifact.home();
-    blocking(move || tree::remove(&home).map_err(Error::io("removing what programs kept in HOME"))).await?;
+    // Some of it may be closed to its owner.
+    blocking(move || tree::remove(home.path()).map_err(Error::io("removing what programs kept in HOME"))).await?;
     ran?;
     // Programs of a user ran: what they left must be as honest as what was fetched.
     let (limits, lines) = (settings.tree, log.clone());
@@ -187,8 +188,17 @@ fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Whether a configuration names code that runs in an environment. Graphs that are declared as data need none.
+pub(crate) fn has_code(config: &Value) -> bool {
+    let graphs = config.get("graphs").and_then(Value::as_object);
+    let is_data = |graph: &Value| graph.get("native").is_some();
+    graphs.is_none_or(|graphs| !graphs.values().all(is_data))
+        || config.get("auth").is_some()
+        || config.get("http").is_some()
+}
+
 /// The configuration, as far as building needs it.
-fn read(file: &Path, shown: &str) -> Result<Value> {
+pub(crate) fn read(file: &Path, shown: &str) -> Result<Value> {
     let text = std::fs::read(file).map_err(Error::io(format!("reading {shown}")))?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;
@@ -204,6 +214,8 @@ struct Place<'a> {
     settings: &'a Settings,
     root: &'a Root,
     artifact: &'a Artifact,
+    /// `HOME` of its programs.
+    home: &'a Path,
 }
 
 impl Place<'_> {
@@ -229,7 +241,7 @@ impl Place<'_> {
         let (isolation, artifact) = (&self.settings.isolation, self.artifact);
         // A program before this one had another id.
         share(self.settings, &artifact.source()).await?;
-        let cell = isolation.build(self.root, &artifact.source(), &artifact.home())?;
+        let cell = isolation.build(self.root, &artifact.source(), self.home)?;
         let prepared = match &cell {
             Some(cell) => {
                 if !self.has(program) {
@@ -242,7 +254,7 @@ impl Place<'_> {
             }
             None => Program::new(what, program, self.settings.limit),
         };
-        let home = self.artifact.home().display().to_string();
+        let home = self.home.display().to_string();
         let mark = self.root.mark();
         let variables = [
             ("PATH", self.settings.path.as_str()),
@@ -253,6 +265,9 @@ impl Place<'_> {
             ("npm_config_fund", "false"),
             (ROOT_MARK, &mark),
         ];
+        // A cell's own `/tmp` lies on the same disk.
+        let watched = [self.artifact.folder(), self.home].into_iter();
+        let watched = watched.chain(cell.as_ref().map(Prepared::folder));
         let machine = self
             .settings
             .variables
@@ -263,7 +278,7 @@ impl Place<'_> {
             .envs(machine)
             .envs(variables)
             .within(folder)
-            .watching(self.artifact.folder(), self.settings.tree.bytes)
+            .watching(watched, self.settings.tree)
             .run(log, cancel)
             .await;
         // Its temporary files may be many.

@@ -34,7 +34,7 @@ use uuid::Uuid;
 pub use self::backup::{Ids, Placed, Restoring, Volumes};
 pub(crate) use self::container::Container;
 pub use self::container::Network;
-use self::container::{DATA, Startup};
+use self::container::Startup;
 pub use self::image::Pulled;
 use self::volume::{Owner, User};
 use crate::artifact::{Artifact, Built, Origin};
@@ -200,7 +200,7 @@ impl Containers {
         cancel: &CancellationToken,
     ) -> Result<Option<Container>> {
         let built = self.built(launch)?;
-        if command(&built, true).is_none() {
+        if dockerfile::command(&built, true).is_none() {
             return Ok(None);
         }
         let container = self.on_volume(launch, true, log, cancel).await?;
@@ -387,7 +387,7 @@ impl Containers {
         let image = built.image.clone();
         let image = image.ok_or_else(|| Error::Refused("this revision was not built as an image".to_owned()))?;
         let access = self.access(&built, &image, volume.as_deref(), log).await?;
-        let command = command(&built, standby);
+        let command = dockerfile::command(&built, standby);
         let program = match &command {
             Some(_) => Some(self.program_volume().await?),
             None => None,
@@ -472,28 +472,6 @@ struct Access {
     capabilities: Vec<String>,
     /// Whether it can write nothing but its volume and `/tmp`: images of others may write where they like.
     read_only: bool,
-}
-
-/// Started in place of what an image says: `towpath` itself in the images that are built here.
-fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
-    if matches!(built.plan.origin, Origin::Image { .. }) {
-        return None;
-    }
-    let config = format!("{}/{}", dockerfile::SOURCE, built.plan.config);
-    let program = format!("{}/towpath", dockerfile::MOUNTED);
-    let settings = format!("{}/settings.toml", dockerfile::MOUNTED);
-    let words = [
-        program.as_str(),
-        "agent",
-        "--config",
-        &config,
-        "--data-dir",
-        DATA,
-        "--settings",
-        &settings,
-    ];
-    let words = words.into_iter().chain(standby.then_some("--standby"));
-    Some(words.map(str::to_owned).collect())
 }
 
 /// The engine need not answer now.

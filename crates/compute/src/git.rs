@@ -187,7 +187,7 @@ impl<'a> Repository<'a> {
                     "--",
                 ])
                 .args([self.url.as_str(), &what])
-                .watching(work.path(), self.settings.tree.bytes)
+                .watching([work.path()], self.settings.tree)
                 .run(log, cancel)
         };
         let by_id = get(sha.to_string(), self.git(work.path()).await?).await?;
@@ -215,7 +215,7 @@ impl<'a> Repository<'a> {
         let prefix = format!("--prefix={}/", files.display());
         let write =
             inside(self.git(work.path()).await?).args(["checkout-index", "--all", "--force", "--quiet", &prefix]);
-        let write = write.watching(&files, self.settings.tree.bytes);
+        let write = write.watching([files.as_path()], self.settings.tree);
         self.succeed("writing the source", write.run(log, cancel).await?)?;
 
         let (limits, lines, to) = (self.settings.tree, log.clone(), to.to_owned());

@@ -17,6 +17,8 @@ use crate::life::Life;
 
 /// What an agent server says on a line of its own once its graphs are loaded, where it was started to stand by.
 pub(crate) const STANDING_BY: &[u8] = b"towpath: standing by";
+/// What it says once it listens, where it was asked to.
+pub(crate) const LISTENING: &[u8] = b"towpath: listening";
 /// How often it is asked.
 const ASK_EVERY: Duration = Duration::from_millis(20);
 /// How long one may take to be healthy on the deployment's database while another revision could serve: its graphs are
@@ -94,25 +96,39 @@ pub(crate) async fn wait(
     }
 }
 
-/// Waits until an agent server stands by.
+/// What an agent server says about itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Said {
+    /// It stands by.
+    Loaded,
+    /// It has its port.
+    Listens,
+}
+
+/// Waits until an agent server has said it.
 ///
 /// # Errors
 /// As [`wait`].
-pub(crate) async fn loaded(
-    loaded: &CancellationToken,
+pub(crate) async fn said(
+    what: Said,
+    heard: &CancellationToken,
     mut ended: watch::Receiver<Option<String>>,
     limit: Duration,
     cancel: &CancellationToken,
 ) -> Result<()> {
+    let (done, missing) = match what {
+        Said::Loaded => ("had loaded its graphs", "load its graphs"),
+        Said::Listens => ("listened", "listen"),
+    };
     tokio::select! {
-        () = loaded.cancelled() => Ok(()),
+        () = heard.cancelled() => Ok(()),
         () = cancel.cancelled() => Err(Error::Cancelled),
         how = ended.wait_for(Option::is_some) => {
             let how = how.ok().and_then(|how| how.clone()).unwrap_or_default();
-            Err(Error::Refused(format!("the agent server {how} before it had loaded its graphs")))
+            Err(Error::Refused(format!("the agent server {how} before it {done}")))
         }
         () = tokio::time::sleep(limit) => Err(Error::TimedOut(format!(
-            "the agent server did not load its graphs within {} s",
+            "the agent server did not {missing} within {} s",
             limit.as_secs()
         ))),
     }

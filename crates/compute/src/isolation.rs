@@ -201,6 +201,11 @@ impl Prepared {
         self.cell.user
     }
 
+    /// Where its temporary files lie.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// What has to stay as long as the program.
     pub(crate) fn into_folder(self) -> TempDir {
         self.folder

@@ -19,6 +19,8 @@ pub struct Line {
     pub level: Level,
     /// Without its end.
     pub message: String,
+    /// Whether a program said it. Otherwise the platform did, which says little.
+    pub is_output: bool,
 }
 
 /// Takes lines. Clones share it.
@@ -87,7 +89,11 @@ impl Log {
         tail.push_back(message.clone());
         drop(tail);
         let level = level_of(&message);
-        (self.0.take)(Line { level, message });
+        (self.0.take)(Line {
+            level,
+            message,
+            is_output: true,
+        });
     }
 
     /// What goes on.
@@ -107,7 +113,11 @@ impl Log {
 
     fn say(&self, level: Level, message: &str) {
         let message = self.masked(message);
-        (self.0.take)(Line { level, message });
+        (self.0.take)(Line {
+            level,
+            message,
+            is_output: false,
+        });
     }
 
     /// The last lines that programs wrote, oldest first.

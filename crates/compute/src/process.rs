@@ -23,11 +23,13 @@ use crate::artifact::Artifact;
 use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
-use crate::isolation::Isolation;
+use crate::isolation::{Isolation, Prepared};
 use crate::limits::Limits;
 use crate::log::Log;
+use crate::orphans::ROOT_MARK;
+use crate::program::Program;
 use crate::root::{self, Root};
-use crate::{health, orphans, tree};
+use crate::{build, environments, health, launcher, orphans, tree};
 
 /// What the operator says about agent servers.
 #[derive(Clone, Debug)]
@@ -46,6 +48,8 @@ pub struct Settings {
     pub grace: Duration,
     /// What keeps them apart.
     pub isolation: Isolation,
+    /// Where they make environments for their code, where none has a folder of its own for that.
+    pub hosts: PathBuf,
 }
 
 /// The processes.
@@ -55,6 +59,16 @@ pub struct Processes {
     root: Root,
     limits: &'static Limits,
     agents: Instances<Agent>,
+}
+
+/// What a start of `towpath agent` needs.
+struct Setting {
+    artifact: Artifact,
+    config: PathBuf,
+    cell: Option<Prepared>,
+    /// Where it makes environments.
+    hosts: PathBuf,
+    variables: Vec<(String, String)>,
 }
 
 /// The folder of an agent server that is only checked. It goes when that has ended, also when nobody waits for that: one
@@ -137,7 +151,110 @@ impl Processes {
         Ok(self.agents.put(launch.deployment, agent, launch.revision, address))
     }
 
+    /// Makes the environment that the code of a deployment runs in, as the last part of its build: with the time of one,
+    /// apart as the agent server is, which finds it there. False where there is no such code.
+    pub(crate) async fn prepare(
+        &self,
+        launch: &Launch,
+        settings: &build::Settings,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<bool> {
+        const WHAT: &str = "preparing the graphs";
+        let folder = self.root.temporary()?;
+        let Setting {
+            artifact,
+            config,
+            cell,
+            hosts,
+            variables,
+        } = self.setting(launch, folder.path()).await?;
+        let shown = config.display().to_string();
+        if !build::has_code(&build::read(&config, &shown)?) {
+            return Ok(false);
+        }
+        tree::has_room(self.root.path(), settings.tree.free)?;
+        let program = match &cell {
+            Some(cell) => Program::new(WHAT, &self.settings.program, settings.limit)
+                .args([launcher::COMMAND])
+                .args(cell.arguments())
+                .arg("--")
+                .arg(&self.settings.program),
+            None => Program::new(WHAT, &self.settings.program, settings.limit),
+        };
+        let to = folder.path().join("environment");
+        let ended = program
+            // With what the package manager says.
+            .args(["agent", "--prepare", "--log", "info,towpath_runtime::hosted=debug"])
+            .args(["--settings", "/dev/null", "--environment-file"])
+            .arg(&to)
+            .arg("--config")
+            .arg(&config)
+            .arg("--data-dir")
+            .arg(folder.path())
+            .envs(variables)
+            .envs([(ROOT_MARK, self.root.mark())])
+            .within(config.parent().unwrap_or(folder.path()))
+            .leaving(self.root.path(), settings.tree.free)
+            .run(log, cancel)
+            .await;
+        let is_shared = cell.is_none();
+        crate::git::blocking(move || {
+            // Temporary files and caches may be many.
+            drop(cell);
+            let code = ended?.code;
+            if code != Some(0) {
+                let how = code.map_or_else(
+                    || "was ended by a signal".to_owned(),
+                    |code| format!("ended with exit code {code}"),
+                );
+                return Err(Error::Refused(format!("{WHAT} {how}")));
+            }
+            let made = environments::made(&to, &hosts)?;
+            tree::remove(folder.path()).map_err(Error::io("removing what package managers kept"))?;
+            made.map_or(Ok(()), |made| environments::record(&artifact, &made, is_shared))?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Removes environments of older than so many hours that no artifact needs. Call it when none is being made.
+    pub(crate) async fn prune_environments(&self, hours: u64) -> Result<usize> {
+        let (root, shared) = (self.root.clone(), self.settings.hosts.clone());
+        crate::git::blocking(move || environments::prune(&root, &shared, hours)).await
+    }
+
     async fn start(&self, launch: &Launch, data: &Path, standby: bool, log: &Log) -> Result<Agent> {
+        let Setting {
+            artifact,
+            config,
+            cell,
+            mut variables,
+            ..
+        } = self.setting(launch, data).await?;
+        if !standby {
+            variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
+        }
+        let run = Uuid::now_v7().to_string();
+        let groups = self.limits.groups(launch, &run);
+        let groups = groups.map_err(Error::io("making the control group of the agent server"))?;
+        let startup = Startup {
+            program: &self.settings.program,
+            config: &config,
+            data,
+            variables,
+            mark: self.root.mark(),
+            grace: self.settings.grace,
+            run,
+            groups,
+            cell,
+            standby,
+        };
+        artifact.touch();
+        Agent::start(startup, log)
+    }
+
+    async fn setting(&self, launch: &Launch, data: &Path) -> Result<Setting> {
         let artifact = Artifact::of(&self.root, &launch.artifact)?;
         let built = artifact.built().ok_or_else(|| {
             Error::Refused("what was built for this revision is not on this machine any more".to_owned())
@@ -169,33 +286,20 @@ impl Processes {
         );
         // Last, so that they win.
         variables.extend(self.settings.fixed.iter().cloned());
-        if let Some(hosts) = cell.as_ref().and_then(|cell| cell.hosts.as_ref()) {
-            variables.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts.display().to_string()));
-        }
-        if !standby {
-            variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
-        }
+        let own = cell.as_ref().and_then(|cell| cell.hosts.clone());
+        let hosts = own.unwrap_or_else(|| self.settings.hosts.clone());
+        variables.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts.display().to_string()));
         variables.push((
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             self.settings.grace.as_secs().to_string(),
         ));
-        let run = Uuid::now_v7().to_string();
-        let groups = self.limits.groups(launch, &run);
-        let groups = groups.map_err(Error::io("making the control group of the agent server"))?;
-        let startup = Startup {
-            program: &self.settings.program,
-            config: &config,
-            data,
-            variables,
-            mark: self.root.mark(),
-            grace: self.settings.grace,
-            run,
-            groups,
+        Ok(Setting {
+            artifact,
+            config,
             cell,
-            standby,
-        };
-        artifact.touch();
-        Agent::start(startup, log)
+            hosts,
+            variables,
+        })
     }
 
     /// Sizes of a resource specification that hold here, for the agent server and all that it starts.

@@ -1,8 +1,27 @@
 //! What revisions were built into.
 
+use std::collections::HashSet;
+
+use towpath_domain::deployment::RevisionConfig;
 use towpath_domain::{DeploymentId, RevisionId, TenantId};
 
 use crate::{Result, Tx};
+
+/// Those that serve, and of every deployment the `$1` that a revision used last.
+macro_rules! kept {
+    () => {
+        "SELECT artifact FROM deployment_placement
+         UNION
+         SELECT artifact FROM (
+             SELECT artifact, row_number() OVER (PARTITION BY deployment_id ORDER BY created_at DESC, revision_id DESC) AS n
+             FROM (
+                 SELECT artifact, deployment_id, created_at, revision_id, row_number() OVER (
+                     PARTITION BY deployment_id, artifact ORDER BY created_at DESC, revision_id DESC) AS nth
+                 FROM revision_artifact
+             ) AS uses WHERE nth = 1
+         ) AS newest WHERE n <= $1"
+    };
+}
 
 /// Records what a revision was built into. Doing it again changes nothing.
 ///
@@ -84,24 +103,31 @@ pub async fn image_of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -
 /// # Errors
 /// Those of the database.
 pub async fn kept(tx: &mut Tx<'_>, each: i64) -> Result<Vec<String>> {
-    let rows: Vec<(String,)> = on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT artifact FROM deployment_placement
-         UNION
-         SELECT artifact FROM (
-             SELECT artifact, row_number() OVER (PARTITION BY deployment_id ORDER BY created_at DESC, revision_id DESC) AS n
-             FROM (
-                 SELECT artifact, deployment_id, created_at, revision_id, row_number() OVER (
-                     PARTITION BY deployment_id, artifact ORDER BY created_at DESC, revision_id DESC) AS nth
-                 FROM revision_artifact
-             ) AS uses WHERE nth = 1
-         ) AS newest WHERE n <= $1"
-    )
+    let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(kept!()).bind(each).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
+}
+
+/// Paths of the source archives that are needed: of revisions that are not over, and of those whose artifact is kept.
+///
+/// # Errors
+/// Those of the database; [`crate::Error::Corrupt`].
+pub async fn archives(tx: &mut Tx<'_>, each: i64) -> Result<HashSet<String>> {
+    let rows: Vec<(RevisionId, String)> = on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT r.id, r.config FROM revision r LEFT JOIN revision_artifact a ON a.revision_id = r.id
+         WHERE r.source = 'internal_source' AND (r.finished_at IS NULL OR a.artifact IN (",
+        kept!(),
+        "))"
+    ))
     .bind(each)
     .fetch_all(conn)
-    .await
-    })?;
-    Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
+    .await)?;
+    let mut paths = HashSet::new();
+    for (id, config) in rows {
+        let config: RevisionConfig =
+            serde_json::from_str(&config).map_err(|_| crate::Error::corrupt("revision", "config", id))?;
+        paths.extend(config.source_tarball_path);
+    }
+    Ok(paths)
 }
 
 /// The artifacts that only this deployment's revisions were built into.

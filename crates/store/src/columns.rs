@@ -135,7 +135,7 @@ macro_rules! columns {
          o.min_seq, o.max_seq"
     };
     (source_upload) => {
-        "id, tenant_id, deployment_id, token, path, bytes, created_at, expires_at, uploaded_at"
+        "id, tenant_id, deployment_id, token, path, bytes, created_at, expires_at, uploaded_at, released_at"
     };
     (thread) => {
         "id, tenant_id, status, metadata, config, current_values, interrupts, error, temporary, ttl_strategy, \

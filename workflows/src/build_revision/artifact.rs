@@ -2,11 +2,12 @@
 
 use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::git::{Repository, Token};
-use towpath_compute::{Log, backend, tarball};
-use towpath_domain::deployment::{RevisionStatus, Source};
+use towpath_compute::{Log, backend, tarball, tree};
+use towpath_domain::deployment::{LogKind, RevisionStatus, Source};
 use towpath_domain::failpoint;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
 use towpath_domain::registry::RegistryLogin;
@@ -14,23 +15,33 @@ use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
 use super::Work;
-use crate::deployment_log::DeploymentLog;
+use crate::hosting::Using;
 use crate::images;
 
+/// An artifact that is deployed again.
+struct Kept<'a> {
+    key: String,
+    using: Using<'a>,
+    /// Until its revision is recorded: who removes what a deleted deployment had looks at the records once more.
+    _alone: OwnedMutexGuard<()>,
+}
+
 impl Work<'_> {
-    /// The revision's artifact, made where it is not there yet. Answers its key.
-    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<String, Failure> {
-        if let Some(key) = self.kept().await? {
+    /// The revision's artifact, made where it is not there yet. Answers its key, which stays in use.
+    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
+        if let Some(kept) = self.kept().await? {
             self.log.info("what was built before is deployed again");
-            self.record(ctx, &key).await?;
-            return Ok(key);
+            self.record(ctx, &kept.key).await?;
+            self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
+            self.advance(ctx, RevisionStatus::Deploying).await?;
+            return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingBuild).await?;
         self.advance(ctx, RevisionStatus::Building).await?;
         let plan = self.plan(ctx).await?;
         let key = plan.key();
         let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-        let _using = self.hosting.using(&key);
+        let using = self.hosting.using(&key);
         let _alone = self.hosting.lock_artifact(&key).await;
         // What is there says so on disk, in records written last: a journal would not know what was removed since.
         if self.has(&artifact).await? {
@@ -58,24 +69,40 @@ impl Work<'_> {
             self.lines.flush().await;
         }
         self.record(ctx, &key).await?;
-        Ok(key)
+        Ok((key, using))
     }
 
-    /// The artifact of a revision whose image somebody else built.
-    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<String, Failure> {
-        if let Some(key) = self.kept().await? {
+    /// Makes what the artifact's code runs in, as the last part of the build. What was built before may need another
+    /// environment for this deployment, and for its variables.
+    pub(super) async fn packages(&self, ctx: &Ctx, artifact: &str) -> Result<(), Failure> {
+        let hosting = self.hosting;
+        let (launch, lines) = hosting
+            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Build)
+            .await?;
+        let (log, begun) = (lines.log(), Instant::now());
+        let prepared = hosting.prepare(&launch, log, &ctx.cancelled()).await;
+        let prepared = prepared.map_err(|error| self.failed(&error, log));
+        if matches!(prepared, Ok(true)) {
+            self.took("packages", begun, log);
+        }
+        lines.flush().await;
+        prepared.map(drop)
+    }
+
+    /// The artifact of a revision whose image somebody else built. Answers its key, which stays in use.
+    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
+        if let Some(kept) = self.kept().await? {
             self.log.info("the image that was fetched before is deployed again");
             let reference = self.pinned().await?;
-            self.record_image(ctx, &key, reference.as_deref()).await?;
-            return Ok(key);
+            self.record_image(ctx, &kept.key, reference.as_deref()).await?;
+            return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
         let uri = self.revision.config().fatal()?.image_uri;
         let uri = uri.ok_or_else(|| Failure::fatal("image_uri is missing"))?;
         let cancel = ctx.cancelled();
-        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
-        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let deploy = self.deploy_log();
         let log = deploy.log();
         log.info(format!("pulling {uri}"));
         let backend = &self.hosting.backend;
@@ -88,12 +115,12 @@ impl Work<'_> {
             Ok(pulled) => {
                 let key = backend::image_key(&uri, &pulled);
                 // Until its revision names it, nothing else keeps it.
-                let _using = self.hosting.using(&key);
+                let using = self.hosting.using(&key);
                 let _alone = self.hosting.lock_artifact(&key).await;
                 match backend.record_image(&self.hosting.root, &uri, &pulled).await {
                     Ok(key) => {
                         self.record_image(ctx, &key, reference.as_deref()).await?;
-                        Ok(key)
+                        Ok((key, using))
                     }
                     Err(error) => Err(error),
                 }
@@ -180,7 +207,7 @@ impl Work<'_> {
     }
 
     /// The artifact to deploy again, where that is what was asked and it is still here.
-    async fn kept(&self) -> Result<Option<String>, Failure> {
+    async fn kept(&self) -> Result<Option<Kept<'_>>, Failure> {
         let tenant = self.deployment.tenant_id;
         // An attempt that broke off behind the build has recorded it too.
         let wanted = [Some(self.revision.id), self.revision.redeploy_of];
@@ -191,11 +218,16 @@ impl Work<'_> {
                 .read(async |tx| artifacts::of(tx, tenant, revision).await);
             let Some(key) = found.await.retry()? else { continue };
             let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-            let _using = self.hosting.using(&key);
+            let using = self.hosting.using(&key);
+            let alone = self.hosting.lock_artifact(&key).await;
             if self.has(&artifact).await? {
                 // It may be older than those that are kept, and nothing names it until this revision does.
                 artifact.touch();
-                return Ok(Some(key));
+                return Ok(Some(Kept {
+                    key,
+                    using,
+                    _alone: alone,
+                }));
             }
         }
         Ok(None)
@@ -276,6 +308,7 @@ impl Work<'_> {
     async fn fetch(&self, ctx: &Ctx, plan: &Plan, artifact: &Artifact) -> Result<(), Failure> {
         let cancel = ctx.cancelled();
         let failed = |error| self.failed(&error, self.log);
+        tree::has_room(self.hosting.root.path(), self.hosting.git.tree.free).map_err(failed)?;
         artifact.begin().map_err(failed)?;
         match &plan.origin {
             Origin::Git { url, name, sha } => {
@@ -301,7 +334,15 @@ impl Work<'_> {
         let work = self.hosting.root.temporary().retry()?;
         let file = work.path().join("archive");
         let path = ObjectPath::parse(path).fatal()?;
-        let bytes = self.world.objects.get(&path).await.retry()?;
+        let bytes = match self.world.objects.get(&path).await {
+            // It was not needed for a day, or somebody else removed it: it is not there the next time either.
+            Err(error) if error.is_not_found() => {
+                return Err(Failure::fatal(
+                    "source_tarball_path: the archive is not there any more; send it again and make a new revision",
+                ));
+            }
+            bytes => bytes.retry()?,
+        };
         let write = async {
             let mut to = tokio::fs::File::create(&file).await?;
             to.write_all(&bytes).await?;

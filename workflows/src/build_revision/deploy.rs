@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::{Launch, Log, Standby};
-use towpath_domain::deployment::RevisionStatus;
+use towpath_domain::deployment::{LogKind, RevisionStatus};
 use towpath_domain::failpoint;
 use towpath_durable::{Ctx, Failure, Outcome, Verdict as _};
 use towpath_store::{self as store, deployments, placements, revisions};
@@ -21,10 +21,9 @@ impl Work<'_> {
     pub(super) async fn deploy(&self, ctx: &mut Ctx, artifact: &str) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let _using = self.hosting.using(artifact);
         let (launch, log) = self
             .hosting
-            .launch(self.world, self.deployment, self.revision, artifact)
+            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Deploy)
             .await?;
         let cancel = ctx.cancelled();
         let lines = log.log();

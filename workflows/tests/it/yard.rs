@@ -23,7 +23,7 @@ use towpath_store::{access, deployments, placements, projects, revision_logs, re
 use towpath_workflows::hosting::Hosting;
 use towpath_workflows::{build_revision, hosting, keep_deployments};
 
-use crate::home::Home;
+use crate::home::{Database, Home};
 
 pub(crate) struct Yard {
     pub(crate) home: Home,
@@ -43,7 +43,16 @@ fn path() -> String {
 
 impl Yard {
     pub(crate) async fn new() -> Self {
-        let mut home = Home::empty(1).await;
+        Self::new_on(&Database::Sqlite).await
+    }
+
+    pub(crate) async fn new_on(database: &Database) -> Self {
+        Self::new_keeping(database, 10).await
+    }
+
+    /// With so many artifacts kept of each deployment.
+    pub(crate) async fn new_keeping(database: &Database, keep_artifacts: i64) -> Self {
+        let mut home = Home::empty_on(database, 1).await;
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(&folder.path().join("deployments")).unwrap();
         let git = git::Settings {
@@ -62,7 +71,7 @@ impl Yard {
             isolation: Isolation::default(),
         };
         let settings = hosting::Settings {
-            keep_artifacts: 10,
+            keep_artifacts,
             ask_every: Duration::from_millis(5),
             platform_url: Some("http://127.0.0.1:8400".into()),
             public_url: Some("http://platform.example".into()),

@@ -195,6 +195,7 @@ pub const ROWS: &[Row] = &[
     bare("GET", "/internal/schedules", 200),
     bare("POST", "/internal/schedules/{schedule_id}/pause", 404),
     bare("POST", "/internal/schedules/{schedule_id}/resume", 404),
+    bare("GET", "/internal/limits", 200),
     bare("GET", "/internal/keys", 200),
     unread("POST", "/internal/keys"),
     bare("POST", "/internal/keys/reseal", 202),

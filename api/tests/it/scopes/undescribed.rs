@@ -40,6 +40,7 @@ const PAGES: &[(&str, &str, u16)] = &[
     ("GET", "/ui/exports/{export_id}", 404),
     ("GET", "/ui/schedules", 200),
     ("POST", "/ui/schedules/{schedule_id}/{action}", 404),
+    ("GET", "/ui/limits", 200),
     ("GET", "/ui/dead", 200),
     ("POST", "/ui/dead/{job_id}/retry", 404),
     ("GET", "/ui/keys", 200),

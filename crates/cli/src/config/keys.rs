@@ -437,6 +437,43 @@ pub const KEYS: &[Key] = &[
         about: "where a platform API that speaks TLS answers this machine without it: agent servers that it runs here send their traces there; an address of loopback",
     },
     Key {
+        name: "limits.rules",
+        environment: &["TOWPATH_LIMITS"],
+        default: Fallback::Text("off"),
+        kind: Kind::Path,
+        about: "how often one caller may ask: off, the rules of the hosted platform in the us or the eu, or a file with rules",
+    },
+    Key {
+        name: "limits.requests_per_key",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "requests of one API key in a minute, also to deployments; 0 is no limit",
+    },
+    Key {
+        name: "limits.requests_per_workspace",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "requests about one workspace in a minute, whichever key they have; 0 is no limit",
+    },
+    Key {
+        name: "limits.requests_per_deployment",
+        environment: &[],
+        default: Fallback::Text("0"),
+        kind: Kind::Count {
+            least: 0,
+            most: 1_000_000,
+        },
+        about: "requests to one deployment through the gateway in a minute; 0 is no limit",
+    },
+    Key {
         name: "metrics.key",
         environment: &["TOWPATH_METRICS_KEY"],
         default: Fallback::Absent,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use towpath_api::limits::Own;
 use towpath_api::{GatewayAccess, Proxies};
 use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
@@ -80,6 +81,8 @@ pub struct Settings {
     pub tls: Option<TlsFiles>,
     /// Where a platform that speaks TLS answers this machine without it.
     pub tls_plain_listen: SocketAddr,
+    /// How often one caller may ask.
+    pub limits: LimitSettings,
     /// Opens metrics and what `/readyz` says of dependencies.
     pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
@@ -115,6 +118,15 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// In PEM.
     pub key: PathBuf,
+}
+
+/// How often one caller may ask.
+#[derive(Clone, Debug)]
+pub struct LimitSettings {
+    /// `off`, `us`, `eu`, or a file.
+    pub rules: String,
+    /// Limits of one's own.
+    pub own: Own,
 }
 
 /// What the agent server alone is told.
@@ -337,6 +349,14 @@ impl Settings {
                 .zip(values.optional_path("tls.key"))
                 .map(|(cert, key)| TlsFiles { cert, key }),
             tls_plain_listen: values.number("tls.plain_listen"),
+            limits: LimitSettings {
+                rules: values.text("limits.rules").to_owned(),
+                own: Own {
+                    key: values.number("limits.requests_per_key"),
+                    workspace: values.number("limits.requests_per_workspace"),
+                    deployment: values.number("limits.requests_per_deployment"),
+                },
+            },
             metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,

@@ -82,6 +82,8 @@ pub fn open(
     let root = Root::open(&folder).with_context(|| format!("deployments in {}", folder.display()))?;
     let tree = Limits {
         bytes: of_deployments.source_bytes,
+        // None begins with less than all of it.
+        free: settings.disk_least_free_bytes / 2,
         ..Limits::default()
     };
     let path = path(config);
@@ -178,18 +180,16 @@ fn processes(
     isolation: Isolation,
     root: Root,
 ) -> anyhow::Result<Processes> {
-    let mut fixed = fixed(settings);
-    // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
-    let hosts = settings.agent.hosts.folder.display().to_string();
-    fixed.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts));
     let settings = process::Settings {
         program: program()?,
         path,
         variables,
-        fixed,
+        fixed: fixed(settings),
         health: settings.deployments.health_timeout,
         grace: settings.deployments.drain_grace,
         isolation,
+        // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
+        hosts: settings.agent.hosts.folder.clone(),
     };
     Ok(Processes::new(settings, root))
 }

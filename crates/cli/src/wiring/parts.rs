@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use towpath_api::limits::{Own, Table};
 use towpath_api::ops::Probe;
-use towpath_api::{App, Health, Ops, Parts, Reading};
+use towpath_api::{App, Health, Limits, Ops, Parts, Reading};
 use towpath_domain::export::Credentials;
 use towpath_domain::{Clock, Disks, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_query::Reader;
-use towpath_queue::Queue;
+use towpath_queue::{Queue, Windows};
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
@@ -116,7 +117,7 @@ impl Shared {
         address: SocketAddr,
         agents: Option<Store>,
         wal: Wal,
-        ops: Ops,
+        (ops, limits): (Ops, Limits),
     ) -> anyhow::Result<App> {
         let reader = Reader::new(self.store.clone(), self.objects.clone());
         // Queries work on threads made for them; this one only waits.
@@ -134,6 +135,7 @@ impl Shared {
             disk: self.disks.data.clone(),
             clock: Clock::system(),
             ops,
+            limits,
             settings: towpath_api::Settings {
                 requests: settings.requests,
                 failed_keys_per_minute: settings.failed_keys_per_minute,
@@ -280,6 +282,29 @@ fn open_files() -> usize {
     let wanted = hard.min(OPEN_FILES);
     let raised = soft < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok();
     usize::try_from(if raised { wanted } else { soft }).unwrap_or(usize::MAX)
+}
+
+/// How often one caller of the platform may ask. Shared by all processes where there is a Redis.
+///
+/// # Errors
+/// When there are no rules that can be used.
+pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
+    let table = match settings.limits.rules.as_str() {
+        "off" => None,
+        rules => Some(Table::load(rules).with_context(|| format!("limits.rules: {rules}"))?),
+    };
+    let own = settings.limits.own;
+    if table.is_none() && own == Own::default() {
+        return Ok(Limits::off());
+    }
+    let clock = Clock::system();
+    let windows = match &settings.redis_uri {
+        None => Windows::local(clock.clone()),
+        Some(uri) => Windows::redis(uri.reveal(), towpath_queue::Options::default())
+            .await
+            .context("redis_uri")?,
+    };
+    Ok(Limits::new(table, own, windows, clock))
 }
 
 /// Times of the scheduler.

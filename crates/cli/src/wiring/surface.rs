@@ -107,6 +107,7 @@ fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
         cors,
         mount_prefix: mount_prefix(settings, server).to_owned(),
         always_resumable: agent.always_resumable,
+        events_kept: agent.event_retention,
         thread_ttl: server.thread_ttl(),
         item_ttl_minutes: server.item_ttl_minutes(),
         refresh_on_read: server.refresh_on_read(),

@@ -5,6 +5,7 @@ mod config;
 mod demo;
 mod dev;
 mod hostile;
+mod limits;
 mod older;
 mod operating;
 mod quarantine;

@@ -18,7 +18,7 @@ impl Server {
 
     /// What it prints for programs, if it ends well.
     #[track_caller]
-    fn json(&self, folder: &Path, arguments: &[&str]) -> Value {
+    pub fn json(&self, folder: &Path, arguments: &[&str]) -> Value {
         let output = self.command(folder, &[arguments, &["--output", "json"]].concat());
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", err(&output));
         assert!(!out(&output).contains(&self.key) && !err(&output).contains(&self.key));
@@ -27,7 +27,7 @@ impl Server {
 
     /// What it prints for people, if it ends well.
     #[track_caller]
-    fn text(&self, folder: &Path, arguments: &[&str]) -> String {
+    pub fn text(&self, folder: &Path, arguments: &[&str]) -> String {
         let output = self.command(folder, arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", err(&output));
         assert!(!out(&output).contains(&self.key) && !err(&output).contains(&self.key));

@@ -12,6 +12,7 @@ use bollard::query_parameters::{
 };
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -91,6 +92,8 @@ pub(crate) struct Container {
     id: String,
     address: SocketAddr,
     life: Life,
+    /// Whether it says when it has its port, which somebody else of this machine may have taken.
+    tells: bool,
 }
 
 impl Container {
@@ -106,9 +109,15 @@ impl Container {
             holder,
             grace: given.grace,
         };
+        let tells = given.network == Network::Host && given.command.is_some();
         tokio::spawn(held.own(given, started));
         let (id, address) = answer.await.unwrap_or(Err(Error::Cancelled))?;
-        Ok(Self { id, address, life })
+        Ok(Self {
+            id,
+            address,
+            life,
+            tells,
+        })
     }
 
     /// Its database is free.
@@ -120,7 +129,12 @@ impl Container {
 
     /// Waits until it answers that it is healthy; where it does.
     pub(super) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
-        self.life.healthy(Place::At(self.address), limit, cancel).await
+        let begun = Instant::now();
+        if self.tells {
+            self.life.listens(limit, cancel).await?;
+        }
+        let left = limit.saturating_sub(begun.elapsed());
+        self.life.healthy(Place::At(self.address), left, cancel).await
     }
 }
 
@@ -413,8 +427,8 @@ pub(super) async fn remove(engine: &bollard::Docker, id: &str) {
     }
 }
 
-/// A port of loopback that nobody has. Somebody may take it before the container does: then that does not become
-/// healthy.
+/// A port of loopback that nobody has. Somebody may take it before the container does: then that ends, and what answers
+/// there is not asked, where the container is one that says when it has its port.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("looking for a free port"))?;
     let address = listener.local_addr().map_err(Error::io("looking for a free port"))?;

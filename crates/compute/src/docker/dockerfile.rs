@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 use towpath_domain::git::{PlainCommand, TreePath};
 
+use super::container::DATA;
 use super::reference;
+use crate::artifact::{Built, Origin};
 use crate::error::{Error, Result};
 
 /// Where the tree lies in an image.
@@ -155,6 +157,29 @@ fn is_reference(text: &str) -> bool {
 
 fn refused(text: &str) -> Error {
     Error::Refused(format!("graph configuration: {text}"))
+}
+
+/// Started in place of what an image says: `towpath` itself in the images that are built here.
+pub(super) fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
+    if matches!(built.plan.origin, Origin::Image { .. }) {
+        return None;
+    }
+    let config = format!("{SOURCE}/{}", built.plan.config);
+    let program = format!("{MOUNTED}/towpath");
+    let settings = format!("{MOUNTED}/settings.toml");
+    let words = [
+        program.as_str(),
+        "agent",
+        "--config",
+        &config,
+        "--data-dir",
+        DATA,
+        "--settings",
+        &settings,
+        "--tell-listening",
+    ];
+    let words = words.into_iter().chain(standby.then_some("--standby"));
+    Some(words.map(str::to_owned).collect())
 }
 
 #[cfg(test)]

@@ -38,10 +38,14 @@ fn fetched(home: &Home, plan: &Plan, files: &[(&str, &str)]) -> Artifact {
 }
 
 async fn built(home: &Home, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
+    built_within(home, Limits::default(), artifact, plan, log).await
+}
+
+async fn built_within(home: &Home, tree: Limits, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
     let settings = Settings {
         path: path(),
         limit: Duration::from_secs(30),
-        tree: Limits::default(),
+        tree,
         variables: BTreeMap::from([("HTTPS_PROXY".to_owned(), Secret::new("http://proxy"))]),
         launcher: PathBuf::new(),
         isolation: Isolation::default(),
@@ -199,8 +203,37 @@ async fn a_tree_that_a_failed_build_changed_is_fetched_again() {
 #[tokio::test]
 async fn what_programs_keep_in_home_is_bounded_and_goes() {
     let home = Home::new();
-    let plan = plan("langgraph.json", Some("cp -r . ../home/cache"), None);
+    let small = Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let plan = plan("langgraph.json", Some("sh fill.sh"), None);
+    let fill = async |script: &str| {
+        let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS), ("fill.sh", script)]);
+        let built = built_within(&home, small, &artifact, &plan, &Log::none()).await;
+        assert_eq!(home.scratch(), 0, "caches stay: {script}");
+        let beside = std::fs::read_dir(artifact.source().parent().unwrap()).unwrap();
+        assert!(beside.count() <= 2, "caches stay with the artifact: {script}");
+        built
+    };
+    fill("mkdir -p $HOME/cache/x && chmod 500 $HOME/cache").await.unwrap();
+    let large = fill("head -c 4000000 /dev/zero > $HOME/large; sleep 600").await;
+    assert_eq!(large.unwrap_err().to_string(), "it is larger than 1 MB");
+}
+
+/// Trouble of the machine, not of who deploys: it is tried again.
+#[tokio::test]
+async fn a_build_leaves_room_on_the_disk() {
+    let home = Home::new();
+    let full = Limits {
+        free: u64::MAX,
+        ..Limits::default()
+    };
+    let plan = plan("langgraph.json", Some("touch made"), None);
     let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
-    built(&home, &artifact, &plan, &Log::none()).await.unwrap();
-    assert!(!artifact.home().exists(), "caches stay with the artifact");
+    let refused = built_within(&home, full, &artifact, &plan, &Log::none()).await;
+    let refused = refused.unwrap_err();
+    assert!(refused.may_pass(), "{refused}");
+    assert!(refused.to_string().contains("MB left"), "{refused}");
+    assert!(artifact.is_fetched(), "nothing has changed it");
 }

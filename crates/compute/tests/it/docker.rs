@@ -34,6 +34,7 @@ case " $* " in *" --standby "*)
     while [ -z "$go" ]; do sleep 0.05; done;;
 esac
 httpd -f -p "$TOWPATH_LISTEN" -h /tmp/www &
+case " $* " in *" --tell-listening "*) echo "towpath: listening";; esac
 wait
 "#;
 

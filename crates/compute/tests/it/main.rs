@@ -5,6 +5,7 @@ mod building;
 mod containers;
 mod docker;
 mod engine;
+mod environments;
 mod fuzzed;
 mod place;
 mod programs;
