@@ -29,9 +29,8 @@ use self::board::{Board, Noted};
 use self::identity::Who;
 use self::table::{Identity, Sight};
 use crate::app::App;
-use crate::client::Client;
+use crate::client::{Client, network};
 use crate::errors::ApiError;
-use crate::client::network;
 use crate::{auth, metric, session};
 
 pub use table::{Error, Table};
@@ -386,9 +385,8 @@ fn is_exempt(path: &str) -> bool {
 /// Whether a request has a key or a session that opens something.
 async fn is_known(app: &App, headers: &HeaderMap) -> bool {
     if headers.contains_key(KEY) {
-        return auth::key_holder(&app.keys, &app.store, &app.clock, headers)
-            .await
-            .is_ok();
+        let found = auth::find_key_holder(&app.keys, &app.store, &app.clock, headers).await;
+        return matches!(found, Ok(Some(_)));
     }
     if !headers.contains_key(AUTHORIZATION) {
         return false;

@@ -145,7 +145,7 @@ impl Part {
         Self {
             bytes,
             cut: AtomicBool::new(false),
-            taken: Mutex::default(),
+            taken: Mutex::new(BTreeMap::new()),
         }
     }
 
