@@ -264,14 +264,14 @@ async fn a_newer_build_is_refused(fresh: Fresh) {
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_sqlite() {
-    an_older_build_is_refused(Fresh::sqlite(), 18).await;
+    an_older_build_is_refused(Fresh::sqlite(), 40).await;
     an_older_build_is_refused(Fresh::sqlite(), 1).await;
     a_newer_build_is_refused(Fresh::sqlite()).await;
 }
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_postgres() {
-    for migrations in [18, 1] {
+    for migrations in [40, 1] {
         if let Some(fresh) = Fresh::postgres().await {
             an_older_build_is_refused(fresh, migrations).await;
         }
