@@ -94,6 +94,20 @@ pub struct Settings {
     pub hold: Duration,
     /// Whether deployments of a second workspace are refused, because those of one run beside each other as processes.
     pub one_workspace: bool,
+    /// Whose keys the gateway opens a deployment to.
+    pub gateway_access: GatewayAccess,
+    /// Whether deployments may judge their callers themselves, in place of keys.
+    pub gateway_own_auth: bool,
+}
+
+/// Whose keys the gateway opens a deployment to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GatewayAccess {
+    /// Those of its organisation, unless they are limited to a workspace.
+    #[default]
+    Organization,
+    /// Those that open its workspace.
+    Workspace,
 }
 
 impl Settings {
@@ -117,6 +131,8 @@ impl Default for Settings {
             public_url: "http://127.0.0.1:8400".to_owned(),
             hold: Duration::from_secs(5),
             one_workspace: false,
+            gateway_access: GatewayAccess::default(),
+            gateway_own_auth: false,
         }
     }
 }

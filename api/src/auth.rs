@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
-use towpath_domain::{Clock, KeyId, OrganizationId, TenantId, Timestamp};
+use towpath_domain::{Clock, KeyId, OrganizationId, Scopes, TenantId, Timestamp};
 use towpath_store::Store;
 use towpath_store::access::{self, KeyHash, Principal};
 use towpath_store::ended_sessions;
@@ -64,7 +64,26 @@ impl<S: Send + Sync> FromRequestParts<S> for Tenant {
     }
 }
 
-/// The operator who calls, authenticated.
+/// What the key behind a request may do.
+#[derive(Clone, Debug)]
+pub struct Granted(pub(crate) Scopes);
+
+impl<S: Send + Sync> FromRequestParts<S> for Granted {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(|| {
+            // A route outside `require`: closed, not open.
+            tracing::error!(
+                http.path = parts.uri.path(),
+                "a route asks for scopes but no layer authenticates a key"
+            );
+            ApiError::unauthorized("this route cannot be opened")
+        })
+    }
+}
+
+/// Who calls a route of operators, authenticated.
 #[derive(Clone, Debug)]
 pub(crate) struct Operator(pub(crate) Principal);
 
@@ -87,9 +106,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let need = scopes::need_of(&request);
     match authenticate(&app, Client::of(request.extensions()), request.headers(), need).await {
-        Ok(tenant) => {
+        Ok((tenant, granted)) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
+            request.extensions_mut().insert(granted);
             let held = Held::of(request.extensions());
             if let Err(full) = held.claim(Owner::Workspace(tenant.id)) {
                 return refuse(full.refusal());
@@ -107,7 +127,7 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let need = scopes::need_of(&request);
     match holder(&app, Client::of(request.extensions()), request.headers()).await {
-        Ok(principal) => match scopes::check(need, &principal.scopes) {
+        Ok(principal) => match scopes::check(need, &principal) {
             Ok(()) => {
                 request.extensions_mut().insert(Operator(principal));
                 next.run(request).await
@@ -143,42 +163,58 @@ async fn holder(app: &App, client: Client, headers: &HeaderMap) -> Result<Princi
     }
 }
 
-async fn authenticate(app: &App, client: Client, headers: &HeaderMap, need: Option<Need>) -> Result<Tenant, ApiError> {
-    let tenant = only(headers, TENANT)?;
+async fn authenticate(
+    app: &App,
+    client: Client,
+    headers: &HeaderMap,
+    need: Option<Need>,
+) -> Result<(Tenant, Granted), ApiError> {
     let in_session = is_in_session(headers);
     let principal = holder(app, client, headers).await?;
-    scopes::check(need, &principal.scopes)?;
-    let id = match tenant {
-        Some(text) => {
-            let id = text
-                .to_str()
-                .ok()
-                .and_then(|text| text.trim().parse::<Uuid>().ok())
-                .map(TenantId)
-                .ok_or_else(|| {
-                    ApiError::invalid_at(
-                        vec!["header".into(), Place::from(TENANT)],
-                        "uuid_parsing",
-                        "expected a UUID",
-                    )
-                })?;
-            if !principal.workspaces.contains(&id) {
-                // The same words whether the workspace exists or not.
-                return Err(ApiError::forbidden("the API key does not open this workspace"));
-            }
-            id
-        }
+    scopes::check(need, &principal)?;
+    let id = match named_workspace(headers, &principal)? {
+        Some(id) => id,
         None => match principal.workspaces[..] {
             // A session is for people, who change between workspaces: it has to say which.
             [id] if !in_session => id,
             _ => return Err(ApiError::workspace_required()),
         },
     };
-    Ok(Tenant {
+    let tenant = Tenant {
         id,
         organization: principal.organization,
         key: principal.key,
-    })
+    };
+    Ok((tenant, Granted(principal.scopes)))
+}
+
+/// The workspace that a request names, which its key has to open.
+pub(crate) fn named_workspace(headers: &HeaderMap, principal: &Principal) -> Result<Option<TenantId>, ApiError> {
+    let Some(text) = only(headers, TENANT)? else {
+        return Ok(None);
+    };
+    let id = text
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse::<Uuid>().ok())
+        .map(TenantId)
+        .ok_or_else(|| {
+            ApiError::invalid_at(
+                vec!["header".into(), Place::from(TENANT)],
+                "uuid_parsing",
+                "expected a UUID",
+            )
+        })?;
+    if !principal.workspaces.contains(&id) {
+        // The same words whether the workspace exists or not.
+        return Err(ApiError::forbidden("the API key does not open this workspace"));
+    }
+    Ok(Some(id))
+}
+
+/// Whether a request shows a key at all.
+pub(crate) fn shows_key(headers: &HeaderMap) -> bool {
+    headers.contains_key(KEY)
 }
 
 /// What the key of a request opens.

@@ -20,23 +20,24 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
-use http::{Method, Uri};
+use http::{HeaderMap, Method, Uri};
 use http_body::Body as _;
 use http_body_util::Limited;
 use tokio::time::Instant;
-use towpath_domain::{DeploymentId, Scope};
+use towpath_domain::{DeploymentId, Scope, TenantId};
 use towpath_store::access::Principal;
 use towpath_store::deployments::{self, Found};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_workflows::hosting::gateway_key;
 
-use crate::app::App;
+use crate::app::{App, GatewayAccess};
 use crate::client::Client;
 use crate::errors::ApiError;
 use crate::gate::{Gate, Owner};
+use crate::routes::Listed;
 use crate::turn::{Full, Held};
 use crate::{auth, internal, layers, metric, scopes};
+use signature::Said;
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -54,12 +55,17 @@ pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
     let places = std::sync::Arc::new(Gate::new(REQUESTS));
-    Router::new()
-        .route("/d/{deployment}", any(forward))
-        .route("/d/{deployment}/", any(forward))
-        .route("/d/{deployment}/{*path}", any(forward))
+    listed()
+        .router()
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
+}
+
+pub(crate) fn listed() -> Listed<App> {
+    Listed::new()
+        .any("/d/{deployment}", forward)
+        .any("/d/{deployment}/", forward)
+        .any("/d/{deployment}/{*path}", forward)
 }
 
 /// A request's way: `/d/<deployment>` as it was sent, and what is behind it.
@@ -112,15 +118,21 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     let is_named = way.deployment.parse::<DeploymentId>().is_err();
     let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
     let client = Client::of(request.extensions());
-    let caller = if is_open {
+    let is_unkeyed = !is_open && has_own_auth(app, &way, request.headers()).await?;
+    let caller = if is_open || is_unkeyed {
         None
     } else {
         let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, request.headers()).await?;
+        let workspace = if is_named {
+            auth::named_workspace(request.headers(), &principal)?
+        } else {
+            None
+        };
         // The agent server behind asks for no key: it stands on loopback.
         if internal::is_route(way.rest) {
             scopes::require(&principal.scopes, scopes::need_of_operators(request.method()))?;
         }
-        Some(principal)
+        Some(Caller { principal, workspace })
     };
     headers::prepare(request.headers_mut(), way.prefix, client);
     let path = match uri.query() {
@@ -131,6 +143,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         .parse()
         .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
 
+    let said = if is_unkeyed { Said::Unkeyed } else { Said::Let };
     let held = Held::of(request.extensions());
     let begun = Instant::now();
     let repeatable = repeatable(&request);
@@ -159,7 +172,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         let Some(mut next) = request.take() else {
             return Err(away());
         };
-        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock);
+        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock, said);
         let spare = repeatable.then(|| copy(&next));
         metrics::histogram!(metric::GATEWAY_HELD).record(begun.elapsed());
         match connection.send(next).await {
@@ -180,6 +193,56 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
                 }
             }
         }
+    }
+}
+
+/// Whether the deployment judges the caller, who shows no key. Only by its id: a name means something only to a caller who
+/// is known.
+async fn has_own_auth(app: &App, way: &Way<'_>, headers: &HeaderMap) -> Result<bool, ApiError> {
+    let Ok(id) = way.deployment.parse::<DeploymentId>() else {
+        return Ok(false);
+    };
+    if !app.settings.gateway_own_auth || auth::shows_key(headers) || internal::is_route(way.rest) {
+        return Ok(false);
+    }
+    Ok(app
+        .store
+        .read(async |tx| deployments::has_own_auth(tx, id).await)
+        .await?)
+}
+
+/// Who calls.
+struct Caller {
+    principal: Principal,
+    /// The workspace that the request names, where it has a deployment's name.
+    workspace: Option<TenantId>,
+}
+
+impl Caller {
+    /// Where a name is looked for first.
+    fn workspaces(&self) -> &[TenantId] {
+        match &self.workspace {
+            Some(workspace) => std::slice::from_ref(workspace),
+            None => &self.principal.workspaces,
+        }
+    }
+
+    /// Whether a deployment of the organisation is open to the caller's key at all.
+    fn reaches(&self, access: GatewayAccess, found: &Found) -> bool {
+        let Principal {
+            workspaces,
+            scopes,
+            is_bound,
+            is_limited,
+            ..
+        } = &self.principal;
+        let of_others = match access {
+            GatewayAccess::Workspace => false,
+            GatewayAccess::Organization => {
+                !(*is_bound && *is_limited) || scopes.contains(Scope::AgentsInvokeOf(found.id))
+            }
+        };
+        of_others || workspaces.contains(&found.tenant_id)
     }
 }
 
@@ -205,12 +268,12 @@ impl Patience {
 async fn address(
     app: &App,
     deployment: &str,
-    caller: Option<&Principal>,
+    caller: Option<&Caller>,
     held: &Held,
     patience: &mut Patience,
 ) -> Result<(DeploymentId, String), ApiError> {
-    let organization = caller.map(|caller| caller.organization);
-    let workspaces = caller.map_or(&[][..], |caller| &caller.workspaces[..]);
+    let organization = caller.map(|caller| caller.principal.organization);
+    let workspaces = caller.map_or(&[][..], Caller::workspaces);
     loop {
         let found: Option<(Found, Option<Placement>)> = app
             .store
@@ -227,7 +290,11 @@ async fn address(
             return Err(ApiError::not_found("deployment"));
         };
         if let Some(caller) = caller {
-            scopes::require(&caller.scopes, Scope::AgentsInvokeOf(found.id))?;
+            // As one that is not there.
+            if !caller.reaches(app.settings.gateway_access, &found) {
+                return Err(ApiError::not_found("deployment"));
+            }
+            scopes::require(&caller.principal.scopes, Scope::AgentsInvokeOf(found.id))?;
         }
         // Before it may wait: however many wait for one that is down, others are served.
         for owner in [Owner::Workspace(found.tenant_id), Owner::Deployment(found.id)] {

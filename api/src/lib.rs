@@ -32,7 +32,7 @@ mod session;
 mod turn;
 mod ui;
 
-pub use app::{App, Parts, Settings};
+pub use app::{App, GatewayAccess, Parts, Settings};
 pub use client::Proxies;
 pub use errors::ApiError;
 pub use limits::Limits;
@@ -40,5 +40,6 @@ pub use ops::{Health, Ops, health_router};
 pub use platform::platform_router;
 pub use platform::reading::Reading;
 #[doc(hidden)]
-pub use scopes::{Undeclared, required_scope};
+pub use routes::Route;
+pub use scopes::{Undeclared, Undescribed, required_scopes};
 pub use serve::serve;

@@ -140,6 +140,7 @@ fn control_plane() -> Routes<App> {
             deployments::delete_many
         ))
         .routes(routes!(deployments::get, deployments::update, deployments::delete))
+        .routes(routes!(deployments::keys::create_key))
         .routes(routes!(revisions::create, revisions::list))
         .routes(routes!(revisions::get))
         .routes(routes!(revisions::redeploy))

@@ -22,7 +22,6 @@ use std::time::Duration;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -39,6 +38,7 @@ use crate::app::App;
 use crate::errors::{ApiError, chain};
 use crate::gate::{Gate, Owner};
 use crate::layers;
+use crate::routes::Listed;
 use crate::turn::Held;
 
 /// Who asks for no user name in particular gets this one; any will do.
@@ -55,23 +55,8 @@ const UPLOAD: HeaderName = HeaderName::from_static("docker-upload-uuid");
 /// The routes. They stand beside the limit on requests of the platform, and take tokens instead of keys.
 pub(crate) fn routes(app: &App) -> Router {
     let places = Arc::new(Gate::new(REQUESTS));
-    Router::new()
-        .route("/v2", get(base))
-        .route("/v2/", get(base))
-        .route("/v2/images/{deployment}/blobs/uploads/", post(blobs::begin))
-        .route(
-            "/v2/images/{deployment}/blobs/uploads/{upload}",
-            get(blobs::progress)
-                .patch(blobs::append)
-                .put(blobs::finish)
-                .delete(blobs::give_up),
-        )
-        .route("/v2/images/{deployment}/blobs/{digest}", get(blobs::read))
-        .route(
-            "/v2/images/{deployment}/manifests/{reference}",
-            get(manifests::read).put(manifests::write),
-        )
-        .route("/v2/images/{deployment}/tags/list", get(manifests::tags))
+    listed()
+        .router()
         .layer(map_response(async |mut response: Response| {
             let version = HeaderValue::from_static("registry/2.0");
             response.headers_mut().insert(API_VERSION, version);
@@ -80,6 +65,21 @@ pub(crate) fn routes(app: &App) -> Router {
         .layer(from_fn_with_state(app.clone(), share))
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
+}
+
+pub(crate) fn listed() -> Listed<App> {
+    Listed::new()
+        .get("/v2", base)
+        .get("/v2/", base)
+        .post("/v2/images/{deployment}/blobs/uploads/", blobs::begin)
+        .get("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::progress)
+        .patch("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::append)
+        .put("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::finish)
+        .delete("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::give_up)
+        .get("/v2/images/{deployment}/blobs/{digest}", blobs::read)
+        .get("/v2/images/{deployment}/manifests/{reference}", manifests::read)
+        .put("/v2/images/{deployment}/manifests/{reference}", manifests::write)
+        .get("/v2/images/{deployment}/tags/list", manifests::tags)
 }
 
 /// The repository of a deployment's images as clients write it, where `public_url` leads to.

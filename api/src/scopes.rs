@@ -2,14 +2,17 @@
 //! path cannot be written in a way that makes it another route here than at the router. A route without a line is
 //! refused, and a test holds the lines to the routers.
 //!
-//! Pages of the dashboard are declared together: reading needs `operator:read`, everything else `operator`. The gateway,
-//! the registry and the agent surface ask by themselves.
+//! The gateway, the registry and the agent surface ask by themselves.
 
 use axum::extract::{MatchedPath, Request};
 use http::Method;
 use towpath_domain::{Scope, Scopes};
+use towpath_store::access::Principal;
 
 use crate::errors::ApiError;
+use crate::internal::keys::administers;
+use crate::routes::Route;
+use crate::{gateway, registry, ui};
 
 /// What a route asks of a key that is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +21,13 @@ pub(crate) enum Need {
     Key,
     /// This scope.
     Scope(Scope),
+    /// This scope of operators, or administering keys: the handler looks at whose.
+    Keys(Scope),
 }
+
+/// Looking at keys, and changing them.
+const KEYS_READ: Need = Need::Keys(OperatorRead);
+const KEYS: Need = Need::Keys(Operator);
 
 struct Line {
     method: &'static str,
@@ -27,11 +36,14 @@ struct Line {
 }
 
 const fn line(method: &'static str, path: &'static str, scope: Scope) -> Line {
-    let need = Need::Scope(scope);
+    needs(method, path, Need::Scope(scope))
+}
+
+const fn needs(method: &'static str, path: &'static str, need: Need) -> Line {
     Line { method, path, need }
 }
 
-use Scope::{Deployments, Exports, Operator, OperatorRead, TracesRead, TracesWrite, WorkspaceAdmin};
+use Scope::{Deployments, Exports, Operator, OperatorRead, OrgAdmin, TracesRead, TracesWrite, WorkspaceAdmin};
 
 const LINES: &[Line] = &[
     line("GET", "/api/v1/bulk-exports", Exports),
@@ -70,17 +82,14 @@ const LINES: &[Line] = &[
     line("PATCH", "/sessions/{session_id}", TracesWrite),
     // Who may send traces must not be able to remove those of others.
     line("DELETE", "/sessions/{session_id}", WorkspaceAdmin),
-    Line {
-        method: "GET",
-        path: "/settings",
-        need: Need::Key,
-    },
+    needs("GET", "/settings", Need::Key),
     line("POST", "/v2/deployments", Deployments),
     line("GET", "/v2/deployments", Deployments),
     line("DELETE", "/v2/deployments", Deployments),
     line("GET", "/v2/deployments/{deployment_id}", Deployments),
     line("PATCH", "/v2/deployments/{deployment_id}", Deployments),
     line("DELETE", "/v2/deployments/{deployment_id}", Deployments),
+    line("POST", "/v2/deployments/{deployment_id}/keys", Deployments),
     line("POST", "/v2/deployments/{deployment_id}/push-token", Deployments),
     line("POST", "/v2/deployments/{deployment_id}/upload-url", Deployments),
     line("POST", "/v2/deployments/{deployment_id}/revisions", Deployments),
@@ -147,11 +156,11 @@ const LINES: &[Line] = &[
     line("POST", "/internal/schedules/{schedule_id}/pause", Operator),
     line("POST", "/internal/schedules/{schedule_id}/resume", Operator),
     line("GET", "/internal/limits", OperatorRead),
-    line("GET", "/internal/keys", OperatorRead),
-    line("POST", "/internal/keys", Operator),
+    needs("GET", "/internal/keys", KEYS_READ),
+    needs("POST", "/internal/keys", KEYS),
     line("POST", "/internal/keys/reseal", Operator),
-    line("POST", "/internal/keys/{key_id}/revoke", Operator),
-    line("POST", "/internal/keys/{key_id}/rotate", Operator),
+    needs("POST", "/internal/keys/{key_id}/revoke", KEYS),
+    needs("POST", "/internal/keys/{key_id}/rotate", KEYS),
     line(
         "POST",
         "/internal/deployments/{deployment_id}/accept-database",
@@ -167,6 +176,40 @@ const LINES: &[Line] = &[
     line("POST", "/internal/quarantine/{entry_id}/drop", Operator),
 ];
 
+/// Pages of the dashboard behind its gate.
+const PAGES: &[Line] = &[
+    line("GET", "/ui/traces", OperatorRead),
+    line("GET", "/ui/traces/{project_id}", OperatorRead),
+    line("GET", "/ui/traces/{project_id}/{run_id}", OperatorRead),
+    line("GET", "/ui/quarantine", OperatorRead),
+    line("GET", "/ui/quarantine/{entry_id}", OperatorRead),
+    line("POST", "/ui/quarantine/{entry_id}/{action}", Operator),
+    line("GET", "/ui/queues", OperatorRead),
+    line("POST", "/ui/queues/{pool}/{action}", Operator),
+    line("GET", "/ui/jobs", OperatorRead),
+    line("GET", "/ui/jobs/{job_id}", OperatorRead),
+    line("POST", "/ui/jobs/{job_id}/{action}", Operator),
+    line("GET", "/ui/workers", OperatorRead),
+    line("POST", "/ui/workers/{worker_id}/drain", Operator),
+    line("GET", "/ui/deployments", OperatorRead),
+    line("GET", "/ui/deployments/{deployment_id}", OperatorRead),
+    line("POST", "/ui/deployments/{deployment_id}/delete", Operator),
+    line("GET", "/ui/revisions/{revision_id}", OperatorRead),
+    line("POST", "/ui/revisions/{revision_id}/{action}", Operator),
+    line("GET", "/ui/exports", OperatorRead),
+    line("GET", "/ui/exports/destinations", OperatorRead),
+    line("POST", "/ui/exports/destinations/{destination_id}/delete", Operator),
+    line("GET", "/ui/exports/{export_id}", OperatorRead),
+    line("GET", "/ui/schedules", OperatorRead),
+    line("POST", "/ui/schedules/{schedule_id}/{action}", Operator),
+    line("GET", "/ui/limits", OperatorRead),
+    line("GET", "/ui/dead", OperatorRead),
+    line("POST", "/ui/dead/{job_id}/retry", Operator),
+    needs("GET", "/ui/keys", KEYS_READ),
+    needs("POST", "/ui/keys", KEYS),
+    needs("POST", "/ui/keys/{key_id}/{action}", KEYS),
+];
+
 /// Where routes stand a second time.
 const PREFIXES: [&str; 2] = ["/api/v1", "/api-host"];
 
@@ -175,7 +218,7 @@ pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {
     // A handler of GET answers HEAD, too.
     let method = if *method == Method::HEAD { &Method::GET } else { method };
     let declared = |path: &str| {
-        let mut lines = LINES.iter();
+        let mut lines = LINES.iter().chain(PAGES);
         let line = lines.find(|line| line.path == path && line.method == method.as_str())?;
         Some(line.need)
     };
@@ -190,15 +233,42 @@ pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Undeclared;
 
-/// For tests: the scope that is declared for a route; `None` where a valid key is enough.
+/// For tests: the scopes that are declared for a route, one of which is needed; none where a valid key is enough.
 ///
 /// # Errors
 /// The route is not declared.
-pub fn required_scope(method: &Method, template: &str) -> Result<Option<Scope>, Undeclared> {
+pub fn required_scopes(method: &Method, template: &str) -> Result<Vec<Scope>, Undeclared> {
     match need(method, template) {
-        Some(Need::Key) => Ok(None),
-        Some(Need::Scope(scope)) => Ok(Some(scope)),
+        Some(Need::Key) => Ok(Vec::new()),
+        Some(Need::Scope(scope)) => Ok(vec![scope]),
+        Some(Need::Keys(operator)) => Ok(vec![operator, OrgAdmin, WorkspaceAdmin]),
         None => Err(Undeclared),
+    }
+}
+
+/// For tests: the routes that no API description lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undescribed {
+    /// Of deployments' agent servers.
+    pub gateway: Vec<Route>,
+    /// Of images.
+    pub registry: Vec<Route>,
+    /// Pages of the dashboard for those who have signed in.
+    pub pages: Vec<Route>,
+    /// What the dashboard gives everybody.
+    pub open_pages: Vec<Route>,
+}
+
+impl Undescribed {
+    /// As the routers have them.
+    #[must_use]
+    pub fn all() -> Self {
+        Self {
+            gateway: gateway::listed().routes(),
+            registry: registry::listed().routes(),
+            pages: ui::behind_the_gate(),
+            open_pages: ui::before_the_gate(),
+        }
     }
 }
 
@@ -227,10 +297,11 @@ pub(crate) fn need_of(request: &Request) -> Option<Need> {
 }
 
 /// Refuses a key that lacks what a route needs. A route that is not declared is closed, not open.
-pub(crate) fn check(need: Option<Need>, scopes: &Scopes) -> Result<(), ApiError> {
+pub(crate) fn check(need: Option<Need>, holder: &Principal) -> Result<(), ApiError> {
     match need {
         Some(Need::Key) => Ok(()),
-        Some(Need::Scope(scope)) => require(scopes, scope),
+        Some(Need::Keys(_)) if administers(holder) => Ok(()),
+        Some(Need::Scope(scope) | Need::Keys(scope)) => require(&holder.scopes, scope),
         None => Err(ApiError::forbidden("this route cannot be opened")),
     }
 }
@@ -275,6 +346,16 @@ pub(crate) mod tests {
             }
         }
         assert!(left.is_empty(), "lines without a route: {left:?}");
+    }
+
+    #[test]
+    fn every_page_has_a_line() {
+        let pages: BTreeSet<_> = ui::behind_the_gate()
+            .into_iter()
+            .map(|route| (route.method, route.path))
+            .collect();
+        let lines: BTreeSet<_> = PAGES.iter().map(|line| (line.method, line.path)).collect();
+        assert_eq!(pages, lines, "the routes of the dashboard, and the lines of them");
     }
 
     #[test]

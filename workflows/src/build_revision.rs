@@ -24,10 +24,10 @@ use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, failpoint};
 use towpath_durable::{Again, Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::deployments::{self, Deployment};
 use towpath_store::revisions::{self, Revision};
-use towpath_store::{self as store, Tx};
+use towpath_store::{self as store, Tx, revision_keys};
 
 use crate::deployment_log::{DeploymentLog, Owner};
-use crate::hosting::{Hosting, lane_of, record_key};
+use crate::hosting::{Hosting, ensure_key, lane_of};
 use crate::world::room_on;
 use crate::{World, metric};
 
@@ -137,8 +137,16 @@ impl Workflow for BuildRevision {
             Ended::TimedOut => revisions::fail(tx, tenant, revision, "the revision took longer than it may").await,
         };
         match written {
+            Ok(_) => {
+                let serves = revisions::get(tx, tenant, revision).await?.status == RevisionStatus::Deployed;
+                if serves {
+                    Ok(())
+                } else {
+                    revision_keys::revoke(tx, tenant, revision).await
+                }
+            }
             // The deployment is gone, and the revision with it.
-            Ok(_) | Err(store::Error::NotFound) => Ok(()),
+            Err(store::Error::NotFound) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -175,9 +183,8 @@ impl Work<'_> {
         if self.revision.source.is_built() {
             room_on(&self.world.disks.data)?;
         }
-        let key = self.hosting.make_platform_key(self.deployment.id)?;
         ctx.commit(async |tx| {
-            record_key(tx, self.deployment, &key).await?;
+            ensure_key(tx, &self.world.sealer, self.deployment, self.revision).await?;
             deployments::ready(tx, tenant, self.deployment.id).await.map(drop)
         })
         .await?;

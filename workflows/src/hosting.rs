@@ -1,7 +1,6 @@
 //! What a process has that keeps deployments: one of an installation does.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,9 +11,10 @@ use towpath_compute::{Backend, Launch, Log, Root, build, git, root};
 use towpath_domain::deployment::LogKind;
 use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
 use towpath_durable::{Failure, Verdict};
-use towpath_store::access::{self, KeyLimits, NewKey};
+use towpath_store::access;
 use towpath_store::deployments::Deployment;
 use towpath_store::placements::Placement;
+use towpath_store::revision_keys::{self, NewRevisionKey};
 use towpath_store::revisions::Revision;
 use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Store, Tx, artifacts};
@@ -155,9 +155,10 @@ impl Hosting {
         self.backend.prepare(&self.build, launch, log, cancel).await
     }
 
-    /// Opens a log of a revision. `secrets` are masked.
+    /// Opens a log of a revision. `secrets` are masked, and so is what opens proxies and registries of this machine.
     #[must_use]
-    pub fn log(&self, store: &Store, owner: Owner, secrets: Vec<Secret>) -> DeploymentLog {
+    pub fn log(&self, store: &Store, owner: Owner, mut secrets: Vec<Secret>) -> DeploymentLog {
+        secrets.extend(self.machine_credentials());
         DeploymentLog::open(store, &self.rates, owner, secrets)
     }
 
@@ -280,30 +281,47 @@ impl Hosting {
         )))
     }
 
-    /// Where the key lies that a deployment's traces come under.
-    fn key_file(&self, deployment: DeploymentId) -> PathBuf {
-        self.root.agent(deployment).join(root::PLATFORM_KEY)
-    }
-
-    /// The key that a deployment's traces come under, once it was made.
-    pub(crate) fn platform_key(&self, deployment: DeploymentId) -> Option<Secret> {
+    /// The key of a deployment from before revisions had keys of their own: what was deployed then goes on with it.
+    pub(crate) fn former_key(&self, deployment: DeploymentId) -> Option<Secret> {
         self.root.platform_key(deployment).map(Secret::new)
     }
 
-    /// The key that a deployment's traces come under, made where it is missing. Kept before it is stored: a crash
-    /// between the two leaves one that the next [`record_key`] makes valid.
-    pub(crate) fn make_platform_key(&self, deployment: DeploymentId) -> Result<Secret, Failure> {
-        if let Some(key) = self.platform_key(deployment) {
-            return Ok(key);
+    /// Removes the file of [`Hosting::former_key`], after that key was revoked.
+    pub(crate) fn forget_former_key(&self, deployment: DeploymentId) {
+        let file = self.root.agent(deployment).join(root::PLATFORM_KEY);
+        match std::fs::remove_file(&file) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(%error, deployment.id = %deployment, "the file of a revoked key cannot be removed");
+            }
+            _ => {}
         }
-        let key = access::new_key_secret();
-        let file = self.key_file(deployment);
-        self.root.keep(&file, key.as_bytes()).retry()?;
-        Ok(Secret::new(key))
+    }
+
+    /// The key that the agent server of a revision calls the platform with.
+    async fn own_key(
+        &self,
+        world: &World,
+        deployment: &Deployment,
+        revision: RevisionId,
+    ) -> Result<Option<Secret>, Failure> {
+        let tenant = deployment.tenant_id;
+        let read = world
+            .store
+            .read(async |tx| revision_keys::get(tx, tenant, revision).await);
+        match read.await.retry()? {
+            Some(key) => key.secret(&world.sealer).retry().map(Some),
+            None => Ok(self.former_key(deployment.id)),
+        }
+    }
+
+    /// User names and passwords in addresses that programs of deployments get from this machine: proxies, registries.
+    fn machine_credentials(&self) -> Vec<Secret> {
+        let values = self.build.variables.values();
+        values.flat_map(|value| credentials(value.reveal())).collect()
     }
 
     /// What starts a revision, and where its lines of this kind go.
-    pub(crate) fn launch(
+    pub(crate) async fn launch(
         &self,
         world: &World,
         deployment: &Deployment,
@@ -311,11 +329,12 @@ impl Hosting {
         artifact: &str,
         kind: LogKind,
     ) -> Result<(Launch, DeploymentLog), Failure> {
+        let own_key = self.own_key(world, deployment, revision.id).await?;
         let secrets = revision.secrets(&world.sealer).retry()?;
         let mut values: Vec<Secret> = secrets.iter().map(|secret| secret.value.clone()).collect();
         let mut variables: Vec<(String, Secret)> =
             secrets.into_iter().map(|secret| (secret.name, secret.value)).collect();
-        variables.extend(self.platform_variables(deployment, revision.id));
+        variables.extend(self.platform_variables(deployment, revision.id, own_key.as_ref()));
         // Of each encryption key: while one is replaced, gateways that know the other one first sign, too.
         let keys: Vec<String> = world
             .sealer
@@ -325,7 +344,7 @@ impl Hosting {
             .collect();
         // What the platform adds is masked in the log as the deployment's own secrets are.
         values.extend(keys.iter().map(Secret::new));
-        values.extend(self.platform_key(deployment.id));
+        values.extend(own_key);
         variables.push(("TOWPATH_AGENT_GATEWAY_KEY".to_owned(), Secret::new(keys.join(","))));
         let (tenant, id) = (deployment.tenant_id, deployment.id);
         let owner = Owner {
@@ -349,7 +368,12 @@ impl Hosting {
     }
 
     /// What the platform tells an agent server: where its traces go, and who it is.
-    fn platform_variables(&self, deployment: &Deployment, revision: RevisionId) -> Vec<(String, Secret)> {
+    fn platform_variables(
+        &self,
+        deployment: &Deployment,
+        revision: RevisionId,
+        own_key: Option<&Secret>,
+    ) -> Vec<(String, Secret)> {
         let mut variables = vec![
             ("LANGSMITH_PROJECT", deployment.name.clone()),
             ("LANGCHAIN_PROJECT", deployment.name.clone()),
@@ -366,7 +390,7 @@ impl Hosting {
             // By the gateway: where the agent server itself listens is nobody's business.
             variables.push(("TOWPATH_PUBLIC_URL", format!("{platform}/d/{}", deployment.id)));
         }
-        if let (Some(url), Some(key)) = (&self.settings.platform_url, self.platform_key(deployment.id)) {
+        if let (Some(url), Some(key)) = (&self.settings.platform_url, own_key) {
             variables.extend([
                 ("LANGSMITH_ENDPOINT", url.clone()),
                 ("LANGCHAIN_ENDPOINT", url.clone()),
@@ -394,30 +418,86 @@ pub fn gateway_key(sealer: &Sealer, deployment: DeploymentId) -> [u8; 32] {
     sealer.derive(&gateway_purpose(deployment))
 }
 
+/// What stands before the `@` of addresses, and the password in it: programs print either.
+fn credentials(text: &str) -> Vec<Secret> {
+    let addresses = text.split(|c: char| c.is_whitespace() || c == ',');
+    let users = addresses.filter_map(|address| {
+        let (_, rest) = address.split_once("://")?;
+        let authority = rest.split(['/', '?', '#']).next()?;
+        Some(authority.rsplit_once('@')?.0)
+    });
+    users
+        .flat_map(|user| {
+            let password = user.split_once(':').map(|(_, password)| password);
+            [Some(user), password]
+        })
+        .flatten()
+        .map(Secret::new)
+        .collect()
+}
+
 fn gateway_purpose(deployment: DeploymentId) -> String {
     format!("gateway {deployment}")
 }
 
-/// Makes a deployment's key open its workspace, for traces and feedback links and nothing else. A key of the time before
-/// scopes stays as it is.
-pub(crate) async fn record_key(tx: &mut Tx<'_>, deployment: &Deployment, key: &Secret) -> store::Result<()> {
+/// Makes sure that a revision has a key of its own: for traces and feedback links in its workspace, and for what the
+/// deployment's configuration adds.
+pub(crate) async fn ensure_key(
+    tx: &mut Tx<'_>,
+    sealer: &Sealer,
+    deployment: &Deployment,
+    revision: &Revision,
+) -> store::Result<()> {
     let tenant = deployment.tenant_id;
     let workspace = access::workspace(tx, tenant).await?.ok_or(store::Error::NotFound)?;
-    let name = format!("deployment {}", deployment.name);
-    let new = NewKey {
+    // As it is now, also where an old revision is deployed again: what was taken away stays away.
+    let added = deployment.config()?.key_scopes.unwrap_or_default();
+    let name = format!("deployment {}, revision {}", deployment.name, revision.seq);
+    let new = NewRevisionKey {
+        revision: revision.id,
+        deployment: deployment.id,
         organization: workspace.organization_id,
-        workspace: Some(tenant),
         name: &name,
-        operator: false,
+        scopes: added.into_iter().chain([Scope::TracesWrite]).collect(),
     };
-    let limits = KeyLimits {
-        scopes: Some([Scope::TracesWrite].into_iter().collect()),
-        expires_at: None,
-    };
-    access::ensure_key(tx, new, limits, key).await
+    revision_keys::ensure(tx, tenant, sealer, &new).await
+}
+
+/// Revokes what the deployment's agent servers called the platform with before this revision served.
+pub(crate) async fn revoke_older_keys(
+    tx: &mut Tx<'_>,
+    deployment: &Deployment,
+    revision: RevisionId,
+    former: Option<&Secret>,
+) -> store::Result<()> {
+    revision_keys::revoke_all(tx, deployment.tenant_id, deployment.id, Some(revision)).await?;
+    match former {
+        Some(key) => access::revoke_secret(tx, key).await,
+        None => Ok(()),
+    }
 }
 
 /// One revision of a deployment at a time.
 pub(crate) fn lane_of(deployment: DeploymentId) -> towpath_durable::Lane {
     towpath_durable::Lane::new(format!("deployment:{deployment}"), 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_of_addresses_are_found() {
+        let found = |text: &str| -> Vec<String> {
+            let found = credentials(text);
+            found.iter().map(|secret| secret.reveal().to_owned()).collect()
+        };
+        assert_eq!(found("http://proxy.example:3128"), [""; 0]);
+        assert_eq!(
+            found("http://me:pass:word@proxy:3128/@x"),
+            ["me:pass:word", "pass:word"]
+        );
+        assert_eq!(found("https://token@a/simple https://b/simple"), ["token"]);
+        assert_eq!(found("localhost,.example,127.0.0.1"), [""; 0]);
+    }
 }

@@ -426,7 +426,9 @@ async fn start(
                 .write(async |tx| placements::switching(tx, tenant, id).await)
                 .await
                 .retry()?;
-            let (launch, log) = hosting.launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)?;
+            let (launch, log) = hosting
+                .launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)
+                .await?;
             log.log().info(if crashed {
                 "the agent server ended by itself and is started again"
             } else {

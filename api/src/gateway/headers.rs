@@ -19,9 +19,10 @@ const OF_CONNECTION: [&str; 8] = [
 ];
 
 /// The caller's way in, which ends here; and what only a proxy may say.
-const OURS: [&str; 9] = [
+const OURS: [&str; 10] = [
     "x-api-key",
     "x-towpath-gateway",
+    "x-towpath-gateway-unkeyed",
     "x-tenant-id",
     "x-user-id",
     "forwarded",

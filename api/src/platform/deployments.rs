@@ -1,5 +1,6 @@
 //! Deployments: made, changed, deleted. What happens to their revisions stands in [`super::revisions`].
 
+pub(crate) mod keys;
 pub mod model;
 mod resources;
 
@@ -18,7 +19,7 @@ use towpath_store::{self as store, placements, revisions};
 use towpath_workflows::deployments as work;
 
 use crate::app::App;
-use crate::auth::Tenant;
+use crate::auth::{Granted, Tenant};
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
 use crate::idempotency::{self, IdempotencyKey, Once};
@@ -35,8 +36,15 @@ const MOST_AT_ONCE: usize = 100;
 #[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = New, params(IdempotencyKey),
     responses((status = 201, description = "Recorded; poll the revision until it is `DEPLOYED`", body = Deployment),
               (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
-pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    Granted(granted): Granted,
+    sent: Once<New>,
+) -> Result<Response, ApiError> {
     let Once { body: new, keyed } = sent;
+    new.source_config.check_scopes(&granted)?;
+    new.source_config.check_auth(&app)?;
     if new.agent.is_some() {
         return Err(Rejection::unsupported("agent", "a deployment of an agent (agent)").into());
     }
@@ -227,10 +235,15 @@ pub async fn get(
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
+    Granted(granted): Granted,
     Path(id): Path<DeploymentId>,
     Json(sent): Json<Change>,
 ) -> Result<Json<Deployment>, ApiError> {
     refuse_references(sent.secret_references.as_deref())?;
+    if let Some(config) = &sent.source_config {
+        config.check_scopes(&granted)?;
+        config.check_auth(&app)?;
+    }
     let revision = sent.source_revision_config.map(NewRevisionConfig::admit).transpose()?;
     let change = DeploymentChange {
         name: sent.name,

@@ -15,10 +15,12 @@ use towpath_store::access::{self, KeyHash, Principal};
 
 use super::{HX_REQUEST, Trouble};
 use crate::app::App;
+use crate::auth::Operator;
 use crate::browser::{is_called_by_own_name, is_ours};
 use crate::client::Client;
 use crate::errors::{ApiError, retry_after};
 use crate::extract::Form;
+use crate::internal::keys::administers;
 use crate::{scopes, session};
 
 /// The session's cookie. Behind https its name begins with what browsers keep for cookies that one host alone set over
@@ -130,7 +132,7 @@ pub(super) async fn own_name(State(app): State<App>, request: Request, next: Nex
 }
 
 /// Lets those past who signed in and may.
-pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(super) async fn signed_in(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     if !is_read && !is_ours(request.headers()) {
         return refuse_foreign();
@@ -141,15 +143,16 @@ pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Ne
     };
     match holder {
         Err(error) => Trouble::from(error).into_response(),
-        Ok(Some(principal)) if may_look(&principal) => {
-            match scopes::require(&principal.scopes, scopes::need_of_operators(request.method())) {
-                Ok(()) => next.run(request).await,
-                Err(error) => Trouble::from(error).into_response(),
+        Ok(Some(principal)) if may_look(&principal) => match scopes::check(scopes::need_of(&request), &principal) {
+            Ok(()) => {
+                request.extensions_mut().insert(Operator(principal));
+                next.run(request).await
             }
-        }
+            Err(error) => Trouble::from(error).into_response(),
+        },
         Ok(Some(_)) => sign_in_page(
             StatusCode::FORBIDDEN,
-            Some("The dashboard requires an operator key."),
+            Some("The dashboard requires an operator key, or one that administers keys."),
             "/ui/queues",
         ),
         // A fragment: the page that asked for it turns to this one by itself.
@@ -162,8 +165,18 @@ pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Ne
     }
 }
 
+/// Operators, and those who look after keys.
 fn may_look(principal: &Principal) -> bool {
-    principal.scopes.allow(Scope::OperatorRead)
+    principal.scopes.allow(Scope::OperatorRead) || administers(principal)
+}
+
+/// Where somebody begins.
+fn home(principal: &Principal) -> &'static str {
+    if principal.scopes.allow(Scope::OperatorRead) {
+        "/ui/queues"
+    } else {
+        "/ui/keys"
+    }
 }
 
 /// The page to sign in, asked for by its address.
@@ -206,7 +219,12 @@ pub(super) async fn sign_in(
         }
         Ok(Some(principal)) => {
             let (token, _) = session::issue(&app, principal.key);
-            ([(SET_COOKIE, Jar::of(&app).set(client, &token))], Redirect::to(&next)).into_response()
+            let next = if next == "/ui/queues" {
+                home(&principal)
+            } else {
+                next.as_str()
+            };
+            ([(SET_COOKIE, Jar::of(&app).set(client, &token))], Redirect::to(next)).into_response()
         }
     }
 }

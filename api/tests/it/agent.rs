@@ -158,6 +158,21 @@ impl Agent {
         surface(&self.world, self.tenant, &CancellationToken::new())
     }
 
+    /// The same server, asking for keys that lie in its own database.
+    pub fn with_keys(&self) -> Router {
+        let parts = Parts {
+            keys: Some(self.store.clone()),
+            ..parts(
+                &self.world,
+                &self.world.queue,
+                self.tenant,
+                &CancellationToken::new(),
+                Settings::default(),
+            )
+        };
+        agent_router(AgentApp::new(parts))
+    }
+
     pub async fn get(&self, path: &str) -> Answer {
         call(&self.router, Call::new(Method::GET, path)).await
     }
@@ -258,7 +273,17 @@ fn surface_with(
     draining: &CancellationToken,
     settings: Settings,
 ) -> Router {
-    agent_router(AgentApp::new(Parts {
+    agent_router(AgentApp::new(parts(world, queue, tenant, draining, settings)))
+}
+
+fn parts(
+    world: &AgentWorld,
+    queue: &Queue,
+    tenant: TenantId,
+    draining: &CancellationToken,
+    settings: Settings,
+) -> Parts {
+    Parts {
         store: world.store.clone(),
         engine: None,
         queue: queue.clone(),
@@ -269,7 +294,7 @@ fn surface_with(
         draining: draining.clone(),
         ops: Ops::new(Health::new(CancellationToken::new()), recorder().handle()),
         settings,
-    }))
+    }
 }
 
 /// An assistant of a graph.

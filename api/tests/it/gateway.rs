@@ -35,22 +35,22 @@ on_both_databases!(
 
 /// What an agent server was asked.
 #[derive(Clone, Debug)]
-struct Asked {
+pub struct Asked {
     method: Method,
     path: String,
-    headers: HeaderMap,
+    pub headers: HeaderMap,
     body: Bytes,
 }
 
 /// A stand-in for an agent server: keeps what it is asked, and answers with what it got.
-struct Upstream {
-    address: SocketAddr,
+pub struct Upstream {
+    pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
     stop: CancellationToken,
 }
 
 impl Upstream {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         Self::on("127.0.0.1:0".parse().unwrap()).await
     }
 
@@ -77,23 +77,26 @@ impl Upstream {
         Self { address, asked, stop }
     }
 
-    fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
 }
 
-async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId {
+pub async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId {
+    deployment_with(world, tenant, name, &SourceConfig::default()).await
+}
+
+pub async fn deployment_with(world: &World, tenant: TenantId, name: &str, config: &SourceConfig) -> DeploymentId {
     let id = DeploymentId::new();
     world
         .store
         .write(async |tx| {
             let project = projects::ensure(tx, tenant, name).await?;
-            let config = SourceConfig::default();
             let new = NewDeployment {
                 id,
                 name,
                 source: Source::Github,
-                config: &config,
+                config,
                 project,
             };
             deployments::insert(tx, tenant, &new).await
@@ -103,14 +106,14 @@ async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId
     id
 }
 
-async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, address: &str) {
+pub async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, address: &str) {
     let put = world
         .store
         .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address, "database").await);
     put.await.unwrap();
 }
 
-async fn ask(
+pub async fn ask(
     world: &World,
     method: Method,
     path: &str,

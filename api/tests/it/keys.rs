@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
+use towpath_domain::Scope;
 
 use crate::world::{Answer, Call, KEY, World, on_both_databases};
 
@@ -12,6 +13,8 @@ on_both_databases!(
     operators_make_operators_and_none_revokes_itself,
     a_rotated_key_has_two_secrets_for_a_while,
     the_last_use_of_a_key_is_recorded,
+    a_deployment_gets_no_scope_that_its_maker_lacks,
+    a_key_calls_one_deployment_and_does_nothing_else,
 );
 
 impl World {
@@ -225,4 +228,78 @@ async fn an_operator_has_secrets_sealed_anew() {
     );
     let refused = Call::new(Method::POST, "/internal/keys/reseal");
     world.call(refused).await.expect(401);
+}
+
+async fn a_deployment_gets_no_scope_that_its_maker_lacks(world: World) {
+    let ci = world.limited_key(&[Scope::Deployments, Scope::Sandboxes]).await;
+    let ask = async |method: Method, path: &str, body: &Value| {
+        let call = Call::new(method, path)
+            .header("x-api-key", ci.reveal())
+            .header("x-tenant-id", &world.tenant.to_string());
+        world.call(call.json(body)).await
+    };
+    let new = |name: &str, scopes: Value| {
+        json!({
+            "name": name, "source": "external_docker", "secrets": [], "source_config": {"key_scopes": scopes},
+            "source_revision_config": {"image_uri": "registry.example/agent:1"},
+        })
+    };
+    let lacking = new("one", json!(["sandboxes", "traces:read"]));
+    let refused = ask(Method::POST, "/v2/deployments", &lacking).await;
+    assert_eq!(refused.expect(403)["detail"], "the API key lacks the scope traces:read");
+    let fitting = new("two", json!(["sandboxes", "traces:write"]));
+    let made = ask(Method::POST, "/v2/deployments", &fitting).await.expect(201);
+    let path = format!("/v2/deployments/{}", text(&made, "id"));
+    let change = json!({"source_config": {"key_scopes": ["agents:invoke"]}});
+    let refused = ask(Method::PATCH, &path, &change).await;
+    assert_eq!(
+        refused.expect(403)["detail"],
+        "the API key lacks the scope agents:invoke"
+    );
+    let less = json!({"source_config": {"key_scopes": null}});
+    let changed = ask(Method::PATCH, &path, &less).await.expect(200);
+    assert_eq!(changed["source_config"].get("key_scopes"), None);
+    assert_ne!(changed["latest_revision_id"], made["latest_revision_id"]);
+}
+
+async fn a_key_calls_one_deployment_and_does_nothing_else(world: World) {
+    let mut ids = Vec::new();
+    for name in ["one", "two"] {
+        let new = json!({
+            "name": name, "source": "external_docker", "secrets": [], "source_config": {},
+            "source_revision_config": {"image_uri": "registry.example/agent:1"},
+        });
+        let made = world.post("/v2/deployments", &new).await.expect(201);
+        ids.push(text(&made, "id").to_owned());
+    }
+    let path = format!("/v2/deployments/{}/keys", ids[0]);
+    let answer = world.post(&path, &json!({"expires_in_days": 1})).await;
+    assert_eq!(answer.headers["cache-control"], "no-store");
+    let made = answer.expect(201);
+    assert_eq!(made["name"], "one", "the deployment's name unless another one is given");
+    assert_eq!(made["scopes"], json!([format!("agents:invoke:{}", ids[0])]));
+    assert_eq!(made["tenant_id"], json!(world.tenant));
+    assert!(made["expires_at"].is_string(), "{made}");
+
+    let key = text(&made, "key");
+    assert_eq!(world.exports_with(key).await, 403);
+    // Neither has a revision that serves: who may call it is told so.
+    for (id, status) in [(&ids[0], 503), (&ids[1], 403)] {
+        let call = Call::new(Method::GET, &format!("/d/{id}/threads")).header("x-api-key", key);
+        let answer = world.call(call).await;
+        assert_eq!(answer.status.as_u16(), status, "{}", answer.text);
+    }
+
+    // Who could not call it makes no key that can.
+    let ci = world.limited_key(&[Scope::Deployments]).await;
+    let call = Call::new(Method::POST, &path)
+        .header("x-api-key", ci.reveal())
+        .header("x-tenant-id", &world.tenant.to_string());
+    let refused = world.call(call.json(&json!({}))).await.expect(403);
+    let lacking = format!("the API key lacks the scope agents:invoke:{}", ids[0]);
+    assert_eq!(refused["detail"], lacking);
+    let wrong = world.post(&path, &json!({"name": " "})).await.expect(422);
+    assert_eq!(wrong["detail"][0]["loc"], json!(["body", "name"]));
+    let unknown = format!("/v2/deployments/{}/keys", world.tenant);
+    world.post(&unknown, &json!({})).await.expect(404);
 }

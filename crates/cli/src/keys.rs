@@ -65,13 +65,16 @@ async fn perform(place: &Place, command: &Keys) -> anyhow::Result<()> {
             workspace,
             operator,
             scope,
+            deployment,
             expires_in_days,
         } => {
+            let of_deployment = deployment.map(Scope::AgentsInvokeOf);
+            let scopes: Vec<Scope> = scope.iter().copied().chain(of_deployment).collect();
             let new = New {
                 name,
                 workspace: *workspace,
                 operator: *operator,
-                scopes: scope,
+                scopes: &scopes,
                 expires_in_days: *expires_in_days,
             };
             let made = match place {

@@ -70,7 +70,9 @@ impl Scope {
             )
     }
 
-    const fn is_of_operators(self) -> bool {
+    /// Whether it is about all organisations.
+    #[must_use]
+    pub const fn is_of_operators(self) -> bool {
         matches!(self, Self::OperatorRead | Self::Operator)
     }
 }
@@ -140,6 +142,17 @@ impl Scopes {
         self.0.iter().any(|scope| scope.includes(needed))
     }
 
+    /// In their order.
+    pub fn iter(&self) -> impl Iterator<Item = Scope> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// Whether this very one is among them, and not only one that includes it.
+    #[must_use]
+    pub fn contains(&self, scope: Scope) -> bool {
+        self.0.contains(&scope)
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -193,6 +206,7 @@ mod tests {
         assert!(!only.allow(Scope::AgentsInvokeOf(DeploymentId::new())));
         assert!(!only.allow(Scope::AgentsInvoke));
         assert!(of(Scope::AgentsInvoke).allow(Scope::AgentsInvokeOf(deployment)));
+        assert!(!of(Scope::AgentsInvoke).contains(Scope::AgentsInvokeOf(deployment)));
         assert!(of(Scope::OrgAdmin).allow(Scope::WorkspaceAdmin));
         assert!(!of(Scope::OperatorRead).allow(Scope::Operator));
         for (_, scope) in NAMES {

@@ -11,9 +11,10 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use towpath_domain::{KeyId, OrganizationId, Rejection, Scopes, Secret, TenantId, Timestamp};
 
+use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
 
-pub use change::{create_key, create_limited_key, ensure_key, record_uses, revoke_key, revoke_secret, rotate_key};
+pub use change::{create_key, create_limited_key, record_uses, revoke_key, revoke_secret, rotate_key};
 pub use secret::{KEY_PREFIX, is_damaged, new_key_secret, new_secret};
 
 use change::insert_key;
@@ -54,6 +55,10 @@ pub struct Principal {
     pub workspaces: Vec<TenantId>,
     /// What it may do there.
     pub scopes: Scopes,
+    /// Whether it is bound to one workspace.
+    pub is_bound: bool,
+    /// Whether it was made with scopes. One without may do what keys could do before there were any.
+    pub is_limited: bool,
     /// Since when the secret that was shown opens nothing.
     pub expires_at: Option<Timestamp>,
 }
@@ -365,6 +370,33 @@ pub async fn list_keys(
     Ok(rows)
 }
 
+/// As [`list_keys`], of keys that are bound to one of these workspaces.
+///
+/// # Errors
+/// Only the database's.
+pub async fn list_keys_of_workspaces(
+    tx: &mut Tx<'_>,
+    workspaces: &[TenantId],
+    after: Option<(Timestamp, KeyId)>,
+    limit: i64,
+) -> Result<Vec<ApiKey>> {
+    let (moment, id) = after.unwrap_or((Timestamp::from_micros(LAST_MICROS), KeyId(uuid::Uuid::max())));
+    let mut query = Query::new(
+        tx,
+        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key WHERE workspace_id",
+    );
+    query
+        .among(workspaces.iter().map(|tenant| tenant.0))
+        .push(" AND (created_at, id) < (")
+        .bind(Arg::Time(moment))
+        .push(", ")
+        .bind(Arg::Uuid(id.0))
+        .push(") ORDER BY created_at DESC, id DESC")
+        .limit(limit);
+    query.fetch_all(tx).await
+}
+
 /// One key, revoked or not.
 ///
 /// # Errors
@@ -453,6 +485,8 @@ async fn opened(tx: &mut Tx<'_>, found: Found) -> Result<Principal> {
         organization: found.organization_id,
         workspaces,
         scopes: allowed(found.scopes.as_deref(), found.operator),
+        is_bound: found.workspace_id.is_some(),
+        is_limited: found.scopes.is_some(),
         expires_at: found.expires_at,
     })
 }

@@ -280,6 +280,23 @@ pub async fn find(
     }
 }
 
+/// Whether a deployment's code judges its callers; not where there is no such deployment.
+///
+/// # Errors
+/// Those of the database.
+pub async fn has_own_auth(tx: &mut Tx<'_>, id: DeploymentId) -> Result<bool> {
+    let text: Option<String> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT source_config FROM deployment WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?;
+    let Some(text) = text else { return Ok(false) };
+    let config: SourceConfig =
+        serde_json::from_str(&text).map_err(|_| Error::corrupt("deployment", "source_config", id))?;
+    Ok(config.own_auth == Some(true))
+}
+
 /// Writes the configuration anew.
 ///
 /// # Errors

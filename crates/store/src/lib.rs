@@ -54,6 +54,7 @@ pub mod pools;
 pub mod projects;
 pub mod quarantine;
 pub mod query;
+pub mod revision_keys;
 pub mod revision_logs;
 pub mod revisions;
 pub mod run_events;

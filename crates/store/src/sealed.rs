@@ -78,13 +78,14 @@ macro_rules! sealed {
     };
 }
 
-static COLUMNS: [Column; 6] = [
+static COLUMNS: [Column; 7] = [
     sealed!("revision", "secrets"),
     sealed!("destination", "credentials"),
     sealed!("image_pull_secret", "logins"),
     sealed!("integration", "token"),
     sealed!("integration", "webhook_secret"),
     sealed!("feedback_token", "token"),
+    sealed!("revision_key", "secret"),
 ];
 
 /// How many records of a column are sealed under one key.

@@ -76,7 +76,9 @@ impl Work<'_> {
     /// environment for this deployment, and for its variables.
     pub(super) async fn packages(&self, ctx: &Ctx, artifact: &str) -> Result<(), Failure> {
         let hosting = self.hosting;
-        let (launch, lines) = hosting.launch(self.world, self.deployment, self.revision, artifact, LogKind::Build)?;
+        let (launch, lines) = hosting
+            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Build)
+            .await?;
         let (log, begun) = (lines.log(), Instant::now());
         let prepared = hosting.prepare(&launch, log, &ctx.cancelled()).await;
         let prepared = prepared.map_err(|error| self.failed(&error, log));

@@ -11,6 +11,7 @@ use towpath_durable::{Ctx, Failure, Outcome, Verdict as _};
 use towpath_store::{self as store, deployments, placements, revisions};
 
 use super::Work;
+use crate::hosting::revoke_older_keys;
 
 /// After gateways are told to wait and before the old agent server is: a request that had read its address by then has
 /// connected, and drains with it.
@@ -20,9 +21,10 @@ impl Work<'_> {
     pub(super) async fn deploy(&self, ctx: &mut Ctx, artifact: &str) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let (launch, log) =
-            self.hosting
-                .launch(self.world, self.deployment, self.revision, artifact, LogKind::Deploy)?;
+        let (launch, log) = self
+            .hosting
+            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Deploy)
+            .await?;
         let cancel = ctx.cancelled();
         let lines = log.log();
         if let Err(failure) = self.check_database().await {
@@ -129,6 +131,7 @@ impl Work<'_> {
         let started = self.hosting.backend.replace(launch, standby, log, &cancel).await;
         let state = started.map_err(|error| self.failed(&error, log))?;
         failpoint::hit("deploy.replaced");
+        let former = self.hosting.former_key(deployment);
         let named = self.hosting.backend.name_database(deployment).await;
         let settled = match named {
             Ok(database) => {
@@ -140,13 +143,16 @@ impl Work<'_> {
                         return Err(store::Error::Stale);
                     }
                     let (artifact, address) = (&launch.artifact, &state.address);
-                    placements::put(tx, tenant, deployment, revision, artifact, address, &database).await
+                    placements::put(tx, tenant, deployment, revision, artifact, address, &database).await?;
+                    // What served before has drained, and has ended.
+                    revoke_older_keys(tx, self.deployment, revision, former.as_ref()).await
                 })
                 .await
             }
             Err(error) => Err(self.failed(&error, log)),
         };
         if settled.is_ok() {
+            self.hosting.forget_former_key(deployment);
             self.took("switch", begun, log);
             log.info(format!("revision {revision} serves"));
         } else {

@@ -34,7 +34,7 @@ async fn a_revision_goes_from_a_commit_to_what_serves() {
     // Its traces come under a key of its own, which opens this workspace alone.
     let keys = yard
         .home
-        .count("SELECT count(*) FROM api_key WHERE name = 'deployment agent' AND NOT operator")
+        .count("SELECT count(*) FROM api_key WHERE name = 'deployment agent, revision 1' AND NOT operator")
         .await;
     assert_eq!(keys, 1);
 }

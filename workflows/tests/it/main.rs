@@ -28,6 +28,7 @@ mod postgres;
 mod quarantine;
 mod repeats;
 mod resealing;
+mod revision_keys;
 mod room;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]

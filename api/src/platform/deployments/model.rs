@@ -7,7 +7,8 @@ use towpath_domain::deployment::{
     ConfigChange, DeploymentStatus, DeploymentType, EnvSecret, ListenerConfig, MASK, ResourceSpec, Source, SourceConfig,
 };
 use towpath_domain::{
-    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, RevisionId, Secret, TenantId, Timestamp,
+    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, Rejection, RevisionId, Scope, Scopes, Secret, TenantId,
+    Timestamp,
 };
 use towpath_store::deployments::Deployment as DeploymentRow;
 use towpath_store::placements::Placement;
@@ -20,6 +21,7 @@ use crate::errors::ApiError;
 use crate::extract::{object, objects, optional_object, optional_objects};
 use crate::platform::names;
 use crate::platform::revisions::model::{NewRevisionConfig, RevisionConfigAnswer};
+use crate::scopes;
 
 /// A deployment.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -149,6 +151,10 @@ pub(crate) struct SourceConfigAnswer {
     listener_config: Option<()>,
     install_command: Option<String>,
     build_command: Option<String>,
+    /// What the deployment's own key may do beside sending traces; absent where it may nothing else.
+    key_scopes: Option<Vec<String>>,
+    /// Whether its code judges its callers, who then need no key; absent where they need one.
+    own_auth: Option<bool>,
 }
 
 /// Where a listener puts a deployment.
@@ -224,6 +230,39 @@ pub struct NewSourceConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     build_command: Patch<String>,
+    /// What the deployment's own key may do in this workspace beside sending traces: `traces:read`, `sandboxes`,
+    /// `agents:invoke`, `agents:invoke:<deployment id>`. Only scopes of the key that asks can be given. In a change it
+    /// makes a revision.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>)]
+    key_scopes: Patch<Vec<Scope>>,
+    /// Whether the graphs' own auth judges callers, who then need no key of the platform; by the deployment's id only.
+    /// Refused unless the operator allows it.
+    #[serde(default)]
+    #[schema(value_type = Option<bool>)]
+    own_auth: Patch<bool>,
+}
+
+impl NewSourceConfig {
+    /// Refuses to take a deployment's key away from the gateway, where the operator does not allow that.
+    pub(crate) fn check_auth(&self, app: &App) -> Result<(), ApiError> {
+        if self.own_auth == Patch::Value(true) && !app.settings.gateway_own_auth {
+            let text = "source_config.own_auth: this server asks for its own keys at every deployment; its operator may allow \
+                        others with the setting gateway.own_auth = allow";
+            return Err(Rejection::rule("source_config.own_auth", text).into());
+        }
+        Ok(())
+    }
+
+    /// Refuses to give a deployment's key what the caller's own key may not do.
+    pub(crate) fn check_scopes(&self, granted: &Scopes) -> Result<(), ApiError> {
+        let Patch::Value(wanted) = &self.key_scopes else {
+            return Ok(());
+        };
+        // The key of each deployment has this one.
+        let mut added = wanted.iter().filter(|scope| **scope != Scope::TracesWrite);
+        added.try_for_each(|scope| scopes::require(granted, *scope))
+    }
 }
 
 fn value<T>(patch: Patch<T>) -> Option<T> {
@@ -246,6 +285,8 @@ impl From<NewSourceConfig> for SourceConfig {
             listener_config: sent.listener_config,
             install_command: value(sent.install_command),
             build_command: value(sent.build_command),
+            key_scopes: value(sent.key_scopes),
+            own_auth: value(sent.own_auth),
         }
     }
 }
@@ -263,6 +304,8 @@ impl From<NewSourceConfig> for ConfigChange {
             listener_config: sent.listener_config,
             install_command: sent.install_command,
             build_command: sent.build_command,
+            key_scopes: sent.key_scopes,
+            own_auth: sent.own_auth,
         }
     }
 }

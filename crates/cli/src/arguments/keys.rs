@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use clap::{Args, Subcommand};
-use towpath_domain::{KeyId, Scope, Secret, TenantId};
+use towpath_domain::{DeploymentId, KeyId, Scope, Secret, TenantId};
 
 use super::{Common, Output};
 
@@ -52,6 +52,9 @@ pub enum KeysCommand {
         /// [default: everything but what operators do]
         #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
         scope: Vec<Scope>,
+        /// Let it call this deployment, and do nothing else
+        #[arg(long, value_name = "UUID", conflicts_with_all = ["scope", "operator"])]
+        deployment: Option<DeploymentId>,
         /// Let it end by itself after so many days [default: never]
         #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
         expires_in_days: Option<u32>,

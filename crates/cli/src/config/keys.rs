@@ -569,6 +569,20 @@ pub const KEYS: &[Key] = &[
         about: "whose code runs as processes of this machine: that of one workspace, or that of all; one refuses deployments of a second workspace",
     },
     Key {
+        name: "gateway.access",
+        environment: &[],
+        default: Fallback::Text("organization"),
+        kind: Kind::Choice(&["organization", "workspace"]),
+        about: "whose keys a deployment is open to: those of its organization, but for keys that scopes limit to one workspace, or those that open its workspace",
+    },
+    Key {
+        name: "gateway.own_auth",
+        environment: &[],
+        default: Fallback::Text("refuse"),
+        kind: Kind::Choice(&["refuse", "allow"]),
+        about: "whether a deployment may do without keys of the platform where its graphs' own auth judges callers (source_config.own_auth)",
+    },
+    Key {
         name: "deployments.min_isolation",
         environment: &[],
         default: Fallback::Text("none"),

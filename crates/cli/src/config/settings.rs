@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use towpath_api::Proxies;
 use towpath_api::limits::Own;
+use towpath_api::{GatewayAccess, Proxies};
 use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
@@ -169,6 +169,10 @@ pub struct DeploymentSettings {
     pub backend: DeploymentBackend,
     /// Whether processes of this machine run the code of one workspace alone.
     pub one_workspace: bool,
+    /// Whose keys the gateway opens them to.
+    pub access: GatewayAccess,
+    /// Whether they may judge their callers themselves, in place of keys.
+    pub own_auth: bool,
     /// How far those have to be kept apart.
     pub min_isolation: Level,
     /// The first of the user ids that are for them.
@@ -409,6 +413,11 @@ impl Settings {
                     _ => DeploymentBackend::Auto,
                 },
                 one_workspace: values.text("deployments.trust") == "one",
+                access: match values.text("gateway.access") {
+                    "workspace" => GatewayAccess::Workspace,
+                    _ => GatewayAccess::Organization,
+                },
+                own_auth: values.text("gateway.own_auth") == "allow",
                 min_isolation: match values.text("deployments.min_isolation") {
                     "namespace" => Level::Namespace,
                     _ => Level::None,

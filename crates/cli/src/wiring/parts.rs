@@ -148,6 +148,8 @@ impl Shared {
                 hold: settings.deployments.hold,
                 one_workspace: settings.deployments.one_workspace
                     && settings.deployments.backend != DeploymentBackend::Docker,
+                gateway_access: settings.deployments.access,
+                gateway_own_auth: settings.deployments.own_auth,
             },
         }))
     }

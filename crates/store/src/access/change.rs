@@ -35,21 +35,6 @@ pub async fn create_limited_key(tx: &mut Tx<'_>, new: NewKey<'_>, limits: KeyLim
     Ok((key, Secret::new(secret)))
 }
 
-/// Makes sure that `secret`, one of [`new_key_secret`], is a key as `new` and `limits` say. Any number of calls make
-/// one. One that is a key already stays as it is.
-///
-/// # Errors
-/// Only the database's.
-pub async fn ensure_key(tx: &mut Tx<'_>, new: NewKey<'_>, limits: KeyLimits, secret: &Secret) -> Result<()> {
-    let secret = secret.reveal();
-    let hash = KeyHash::of(secret.as_bytes());
-    // A secret that was replaced is no new key.
-    if find(tx, &hash).await?.is_some() {
-        return Ok(());
-    }
-    insert_key(tx, new, limits, secret, &hash).await.map(drop)
-}
-
 /// Gives a key a new secret, which is returned and cannot be had again. The one before opens the key for `overlap`
 /// more.
 ///

@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 17] = [
+const FROZEN: [(&str, &str, &str); 18] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -99,6 +99,11 @@ const FROZEN: [(&str, &str, &str); 17] = [
         "0017_archive_release",
         "080243c94a8d0f47eb7c284d6789dccb1aaa1c577f0c04fc3e45bdc41d43607b2d67d3a2dae1dd3d7e331a62f60e5175",
         "cc67ce4832586524bb2127f6311b8f2cd91350f116f57c25d2c7800422c70f642f8f51f71ee8abe9e641c3c9b33485b0",
+    ),
+    (
+        "0018_revision_keys",
+        "acd945df2a7c751a5cbe19b1a50e35b442621144366b0ea6954d71bb8c17cd0de8b02332dc907f00527bf4507959d69f",
+        "a6a4b57b4a2458e4174a427cf64dbd40402557f4e6f043c22a06f2e19b954e39882c51d90b9f25795cdffbcac4c69ebc",
     ),
 ];
 
@@ -259,14 +264,14 @@ async fn a_newer_build_is_refused(fresh: Fresh) {
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_sqlite() {
-    an_older_build_is_refused(Fresh::sqlite(), 18).await;
+    an_older_build_is_refused(Fresh::sqlite(), 40).await;
     an_older_build_is_refused(Fresh::sqlite(), 1).await;
     a_newer_build_is_refused(Fresh::sqlite()).await;
 }
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_postgres() {
-    for migrations in [18, 1] {
+    for migrations in [40, 1] {
         if let Some(fresh) = Fresh::postgres().await {
             an_older_build_is_refused(fresh, migrations).await;
         }
