@@ -306,7 +306,10 @@ async fn address(
         };
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok((found.id, address)),
-            (PlacementState::Down, _) => return Err(down(&found, placement.error.as_deref(), caller)),
+            (PlacementState::Down, _) => {
+                let principal = caller.map(|caller| &caller.principal);
+                return Err(down(&found, placement.error.as_deref(), principal));
+            }
             _ => patience.wait().await?,
         }
     }
