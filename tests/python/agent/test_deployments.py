@@ -238,7 +238,8 @@ def test_who_may_come_in(platform, repository):
         assert status == 401, path
     # A key of another organisation sees nothing, as if it were not there.
     if platform.layout == "embedded":
-        status, answer = platform.request("GET", base + "/threads", headers={"X-API-Key": foreign_key(platform)})
+        foreign = {"X-API-Key": foreign_key(platform), "X-Tenant-Id": None}
+        status, answer = platform.request("GET", base + "/threads", headers=foreign)
         assert (status, answer["detail"]) == (404, "deployment not found")
     status, answer = platform.request("GET", "/d/no-such-deployment/threads")
     assert (status, answer["detail"]) == (404, "deployment not found")

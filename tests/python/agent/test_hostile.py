@@ -14,7 +14,7 @@ import harness
 from deploying import Repository, client, create, deployed, gone, logs, processes, says
 
 ISOLATED = "isolation: a user id and namespaces of its own"
-# Each line is tried by code of a user. `$1` is the platform's data folder, `$2` its process, `$3` another deployment.
+# Each line is tried by code of a user. `$1` is the platform's data folder, `$2` its process, `$3` another deployment, `$4` its artifact.
 PROBE = """
 try() {
     what=$1
@@ -28,7 +28,7 @@ try "the key file" cat "$1/encryption.key"
 try "the database" cat "$1/towpath.db"
 try "the objects" ls "$1/objects"
 try "the folder of another deployment" ls "$1/deployments/agents/$3"
-try "the artifacts of others" ls "$1/deployments/scratch"
+try "the artifact of another deployment" ls "$1/deployments/artifacts/$4"
 try "the environment of the platform" cat "/proc/$2/environ"
 try "the memory map of the platform" cat "/proc/$2/maps"
 try "the root folder of the platform" ls "/proc/$2/root/"
@@ -85,7 +85,8 @@ def test_code_of_a_deployment_reaches_its_own_alone(platform):
         pytest.skip("this machine keeps processes of deployments apart by nothing; SECURITY.md says what they reach")
 
     repository = Repository(platform.folder / "hostile")
-    arguments = [str(platform.data), str(platform.processes[0].child.pid), neighbour["id"]]
+    (artifact,) = [path.name for path in (platform.data / "deployments" / "artifacts").iterdir() if path.is_dir()]
+    arguments = [str(platform.data), str(platform.processes[0].child.pid), neighbour["id"], artifact]
     (repository.path / "probe.sh").write_text(PROBE)
     (repository.path / "agent.py").write_text(GRAPH.format(arguments=arguments))
     repository.push_text(json.dumps({"graphs": {"agent": "./agent.py:agent"}}))

@@ -337,6 +337,9 @@ macro_rules! sent {
             #[serde(default, rename = "tracing_project_id")]
             #[schema(ignore)]
             _tracing_project_id: IgnoredAny,
+            #[serde(default, rename = "placement")]
+            #[schema(ignore)]
+            _placement: IgnoredAny,
             #[serde(default, rename = "created_at")]
             #[schema(ignore)]
             _created_at: IgnoredAny,

@@ -20,7 +20,7 @@ const ARTIFACTS: &str = "artifacts";
 /// The record of an artifact that is whole.
 const BUILT: &str = "built.json";
 /// Of one life of an agent server.
-const PASSING: [&str; 2] = ["lock", "address"];
+const PASSING: [&str; 3] = ["lock", "agent.lock", "address"];
 
 /// Copies them; how many deployments there are. Agent servers may run meanwhile. Of those whose files are `elsewhere`, only
 /// the key is copied, and they do not count.

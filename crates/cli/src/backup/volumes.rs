@@ -319,7 +319,7 @@ mod tests {
         let store = towpath_store::Store::open(&uri, towpath_store::Options::default());
         let store = store.await.unwrap();
         store.migrate().await.unwrap();
-        for name in ["lock", "note"] {
+        for name in ["lock", "address", "note"] {
             std::fs::write(from.join(name), "text").unwrap();
         }
         let command = CopyData { from, to: to.clone() };

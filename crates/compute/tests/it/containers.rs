@@ -170,12 +170,14 @@ fn volume_of(uid: u64, files: &[&str]) -> Vec<u8> {
     head.set_size(0);
     head.set_mode(0o755);
     head.set_uid(uid);
+    head.set_gid(uid);
     tar.append_data(&mut head, "volume/", std::io::empty()).unwrap();
     for file in files {
         let mut head = tar::Header::new_gnu();
         head.set_size(0);
         head.set_mode(0o600);
         head.set_uid(uid);
+        head.set_gid(uid);
         tar.append_data(&mut head, format!("volume/{file}"), std::io::empty())
             .unwrap();
     }
