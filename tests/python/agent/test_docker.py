@@ -13,7 +13,7 @@ import pytest
 
 import harness
 from deploying import Load, Repository, change, client, create, deployed, ended, gone, logs, ref, says
-from engine import HOST, containers, docker, engine, remove_images, settings  # noqa: F401
+from engine import HOST, containers, docker, engine, remove_images, root, settings  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +69,7 @@ async def life(platform, repository):
     process.start()
     process.ready()
     harness.until("the old container to be gone", lambda: before not in docker("ps", "--quiet") or None)
+    serves(platform, deployment)
     async with client(platform, "boxed") as sdk:
         assert await says(sdk) == "two"
         state = await sdk.threads.get_state(thread["thread_id"])
@@ -228,6 +229,7 @@ async def comes_back(base, tmp_path):
         second = harness.World("embedded", env, backup=(backup, first.tenant))
         labels = json.loads(docker("volume", "inspect", "--format", "{{json .Labels}}", volume))
         assert labels["dev.towpath.root"] == root(second) and labels["dev.towpath.deployment"] == made["id"], labels
+        serves(second, made["id"])
         async with client(second, "kept") as sdk:
             assert await digest(sdk, thread) == before
             assert await says(sdk) == "one"
@@ -262,6 +264,16 @@ async def comes_back(base, tmp_path):
                 remove_images(world)
         if volume is not None:
             docker("volume", "rm", "--force", volume)
+
+
+def serves(world, deployment):
+    """Waits for a container to be started: that may take longer than a request waits."""
+
+    def ask():
+        status, _ = world.request("GET", f"/d/{deployment}/ok")
+        return True if status == 200 else None
+
+    harness.until("the deployment to serve", ask)
 
 
 async def digest(sdk, thread):
