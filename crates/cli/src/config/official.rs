@@ -111,8 +111,14 @@ const FILE: &str = "the graph file that --config names says it";
 
 /// What is to be said about the variables of a process.
 pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
-    let set = environment.filter(|(_, value)| !value.is_empty());
-    set.filter_map(|(name, _)| {
+    let set: Vec<&str> = environment
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, _)| name)
+        .collect();
+    // Containers of deployments are given both, since the images of others read the first.
+    let listens = set.contains(&"TOWPATH_LISTEN");
+    let told = set.into_iter().filter(|name| *name != "PORT" || !listens);
+    told.filter_map(|name| {
         let (name, effect) = VARIABLES.iter().find(|(known, _)| *known == name)?;
         match effect {
             Effect::None(instead) => Some(format!(
@@ -169,6 +175,9 @@ mod tests {
             found[0].contains("LOG_LEVEL") && found[0].contains("log.filter"),
             "{found:?}"
         );
+        assert_eq!(warnings([("PORT", "8000")].into_iter()).len(), 1);
+        let both = [("PORT", "8000"), ("TOWPATH_LISTEN", "0.0.0.0:8000")];
+        assert_eq!(warnings(both.into_iter()), Vec::<String>::new());
         let found = warnings_of_file([("N_JOBS_PER_WORKER", "5"), ("MINE", "x")].into_iter());
         assert_eq!(found.len(), 1, "{found:?}");
         assert!(found[0].contains("N_JOBS_PER_WORKER"), "{found:?}");
