@@ -1,5 +1,23 @@
-# syntax=docker/dockerfile:1
 # One image for every role; what a container does stands in its command.
+
+# What builds, agent servers and backups call. Debian 13 has the PostgreSQL client of the server in docker-compose.yml;
+# pg_dump refuses a server newer than itself.
+FROM debian:trixie-slim AS runtime
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        ca-certificates git nodejs npm openssh-client postgresql-client-17 python3 python3-venv tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --system --uid 10001 --home-dir /data --create-home towpath
+USER towpath
+WORKDIR /data
+ENV TOWPATH_DATA_DIR=/data
+VOLUME /data
+EXPOSE 8400 8401 8402
+# SIGTERM drains: give it longer than the grace time (10 s) before a kill.
+STOPSIGNAL SIGTERM
+# tini reaps orphans of builds and graph processes, which would stay as zombies; -s: also below the init of an engine.
+ENTRYPOINT ["tini", "-s", "--", "towpath"]
+CMD ["serve", "--role", "all", "--listen", "0.0.0.0:8400"]
 
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /src
@@ -9,19 +27,5 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     cargo build --locked --profile dist -p towpath \
     && cp target/dist/towpath /usr/local/bin/towpath
 
-FROM debian:bookworm-slim
-# Public certificates, for object stores and destinations over TLS.
-RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates \
-    && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 --home-dir /data --create-home towpath
+FROM runtime
 COPY --from=build /usr/local/bin/towpath /usr/local/bin/towpath
-USER towpath
-WORKDIR /data
-ENV TOWPATH_DATA_DIR=/data
-VOLUME /data
-EXPOSE 8400 8401 8402
-# SIGTERM drains: give it longer than the grace time (10 s) before a kill.
-STOPSIGNAL SIGTERM
-ENTRYPOINT ["towpath"]
-CMD ["serve", "--role", "all", "--listen", "0.0.0.0:8400"]

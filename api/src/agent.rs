@@ -62,7 +62,11 @@ pub fn agent_router(app: AgentApp) -> Router {
     let gate = settings
         .gateway_key
         .clone()
-        .map(|key| Gate::new(key, app.clock.clone()));
+        .map(|key| Gate::new(key, app.clock.clone()))
+        .map(|gate| match settings.custom_auth {
+            true => gate.with_own_auth(&settings.mount_prefix),
+            false => gate,
+        });
     let open = if settings.mount_prefix.trim_end_matches('/').is_empty() {
         open.merge(operators.clone())
     } else {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use towpath_domain::export::Limits;
-use towpath_domain::{Clock, DeploymentId};
+use towpath_domain::{Clock, DeploymentId, Disk};
 use towpath_queue::Queue;
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
@@ -13,8 +13,9 @@ use towpath_traces::wal::Wal;
 
 use crate::auth::Keys;
 use crate::gate::Gate;
+use crate::limits::Limits as RateLimits;
 use crate::ops::Ops;
-use crate::platform::ingest::Intake;
+use crate::platform::ingest::{Intake, Stored};
 use crate::platform::reading::Reading;
 use crate::ui::Links;
 use crate::ui::history::History;
@@ -44,10 +45,14 @@ pub struct Parts {
     pub sealer: Sealer,
     /// Where exports may go, and how addresses of users are judged.
     pub destinations: towpath_outbound::Settings,
+    /// Where traces and uploads end up.
+    pub disk: Disk,
     /// The process's clock.
     pub clock: Clock,
     /// Health and metrics.
     pub ops: Ops,
+    /// How often one caller may ask.
+    pub limits: RateLimits,
     /// Limits.
     pub settings: Settings,
 }
@@ -57,6 +62,7 @@ pub struct Inner {
     parts: Parts,
     pub(crate) keys: Keys,
     pub(crate) intake: Intake,
+    pub(crate) stored: Stored,
     /// Looks at destinations, which somebody waits for.
     pub(crate) outside: Gate,
     pub(crate) history: History,
@@ -68,11 +74,15 @@ pub struct Inner {
 pub struct Settings {
     /// Requests worked on at once; more are refused with 503. Health and metrics are not counted.
     pub requests: usize,
+    /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// The most bytes the body of a trace ingest request may have as sent (compressed or not). `/info` advertises
     /// 20 MiB, which official clients count over the parts alone, so some room for the frame around them is needed.
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together; more are refused with 503.
     pub ingest_memory_bytes: usize,
+    /// Trace data that a workspace may keep, once folded; more is refused with 507. 0 is no limit.
+    pub stored_bytes_per_workspace: u64,
     /// How many exports work at the same time.
     pub exports: Limits,
     /// Whether only this machine reaches this surface. Browsers must then call the dashboard by a name of this machine,
@@ -82,6 +92,22 @@ pub struct Settings {
     pub public_url: String,
     /// How long the gateway has a request wait for a deployment whose agent server is replaced or started again.
     pub hold: Duration,
+    /// Whether deployments of a second workspace are refused, because those of one run beside each other as processes.
+    pub one_workspace: bool,
+    /// Whose keys the gateway opens a deployment to.
+    pub gateway_access: GatewayAccess,
+    /// Whether deployments may judge their callers themselves, in place of keys.
+    pub gateway_own_auth: bool,
+}
+
+/// Whose keys the gateway opens a deployment to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GatewayAccess {
+    /// Those of its organisation, unless they are limited to a workspace.
+    #[default]
+    Organization,
+    /// Those that open its workspace.
+    Workspace,
 }
 
 impl Settings {
@@ -96,12 +122,17 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             requests: 256,
+            failed_keys_per_minute: 60,
             ingest_body_bytes: 24 << 20,
             ingest_memory_bytes: 256 << 20,
+            stored_bytes_per_workspace: 0,
             exports: Limits::default(),
             loopback: false,
             public_url: "http://127.0.0.1:8400".to_owned(),
             hold: Duration::from_secs(5),
+            one_workspace: false,
+            gateway_access: GatewayAccess::default(),
+            gateway_own_auth: false,
         }
     }
 }
@@ -111,14 +142,24 @@ impl App {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let intake = Intake::new(parts.settings.ingest_memory_bytes);
+        let stored = Stored::new(parts.settings.stored_bytes_per_workspace);
         Self(Arc::new(Inner {
+            keys: Keys::new(parts.settings.failed_keys_per_minute),
             parts,
-            keys: Keys::default(),
             intake,
+            stored,
             outside: Gate::new(DESTINATIONS_AT_ONCE),
             history: History::default(),
             links: Links::default(),
         }))
+    }
+
+    /// Writes when keys were used last. Call it about once a minute.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn record_key_uses(&self) -> towpath_store::Result<()> {
+        self.0.keys.record_uses(&self.0.parts.store).await
     }
 
     /// Forgets what keys were found to open: call it after a key was revoked or a workspace made in this process.

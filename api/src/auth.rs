@@ -4,7 +4,7 @@
 //! [`require`] lies over all routes that need a key, so a handler cannot forget it and nothing of a request is read
 //! before its caller is known; the extractor hands on what it found.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -14,15 +14,21 @@ use axum::response::{IntoResponse, Response};
 use http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue};
-use towpath_domain::{Clock, KeyId, OrganizationId, TenantId, Timestamp};
+use towpath_domain::{Clock, KeyId, OrganizationId, Scopes, TenantId, Timestamp};
 use towpath_store::Store;
 use towpath_store::access::{self, KeyHash, Principal};
 use towpath_store::ended_sessions;
 use uuid::Uuid;
 
 use crate::app::App;
+use crate::client::Client;
 use crate::errors::{ApiError, Place};
+use crate::gate::Owner;
+use crate::guesses::Guesses;
+use crate::metric;
+use crate::scopes::{self, Need};
 use crate::session;
+use crate::turn::Held;
 
 const KEY: &str = "x-api-key";
 const TENANT: &str = "x-tenant-id";
@@ -58,7 +64,26 @@ impl<S: Send + Sync> FromRequestParts<S> for Tenant {
     }
 }
 
-/// The operator who calls, authenticated.
+/// What the key behind a request may do.
+#[derive(Clone, Debug)]
+pub struct Granted(pub(crate) Scopes);
+
+impl<S: Send + Sync> FromRequestParts<S> for Granted {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        parts.extensions.get().cloned().ok_or_else(|| {
+            // A route outside `require`: closed, not open.
+            tracing::error!(
+                http.path = parts.uri.path(),
+                "a route asks for scopes but no layer authenticates a key"
+            );
+            ApiError::unauthorized("this route cannot be opened")
+        })
+    }
+}
+
+/// Who calls a route of operators, authenticated.
 #[derive(Clone, Debug)]
 pub(crate) struct Operator(pub(crate) Principal);
 
@@ -79,11 +104,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Operator {
 
 /// The layer in front of every route that needs a key.
 pub(crate) async fn require(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    match authenticate(&app, request.headers()).await {
-        Ok(tenant) => {
+    let need = scopes::need_of(&request);
+    match authenticate(&app, Client::of(request.extensions()), request.headers(), need).await {
+        Ok((tenant, granted)) => {
             tracing::Span::current().record("tenant.id", tracing::field::display(tenant.id));
             request.extensions_mut().insert(tenant);
-            next.run(request).await
+            request.extensions_mut().insert(granted);
+            let held = Held::of(request.extensions());
+            if let Err(full) = held.claim(Owner::Workspace(tenant.id)) {
+                return refuse(full.refusal());
+            }
+            match app.limits.of_workspace(tenant.id).await {
+                Ok(()) => next.run(request).await,
+                Err(refusal) => refusal.into_response(),
+            }
         }
         Err(error) => refuse(error),
     }
@@ -91,12 +125,15 @@ pub(crate) async fn require(State(app): State<App>, mut request: Request, next: 
 
 /// The layer in front of the operators' routes. They are about all workspaces, so none has to be named.
 pub(crate) async fn require_operator(State(app): State<App>, mut request: Request, next: Next) -> Response {
-    match holder(&app, request.headers()).await {
-        Ok(principal) if principal.operator => {
-            request.extensions_mut().insert(Operator(principal));
-            next.run(request).await
-        }
-        Ok(_) => refuse(ApiError::forbidden("requires an operator key")),
+    let need = scopes::need_of(&request);
+    match holder(&app, Client::of(request.extensions()), request.headers()).await {
+        Ok(principal) => match scopes::check(need, &principal) {
+            Ok(()) => {
+                request.extensions_mut().insert(Operator(principal));
+                next.run(request).await
+            }
+            Err(error) => refuse(error),
+        },
         Err(error) => refuse(error),
     }
 }
@@ -118,49 +155,66 @@ fn is_in_session(headers: &HeaderMap) -> bool {
     !headers.contains_key(KEY) && headers.contains_key(AUTHORIZATION)
 }
 
-async fn holder(app: &App, headers: &HeaderMap) -> Result<Principal, ApiError> {
+async fn holder(app: &App, client: Client, headers: &HeaderMap) -> Result<Principal, ApiError> {
     if is_in_session(headers) {
         session_holder(app, headers).await
     } else {
-        key_holder(&app.keys, &app.store, &app.clock, headers).await
+        key_holder(&app.keys, &app.store, &app.clock, client, headers).await
     }
 }
 
-async fn authenticate(app: &App, headers: &HeaderMap) -> Result<Tenant, ApiError> {
-    let tenant = only(headers, TENANT)?;
+async fn authenticate(
+    app: &App,
+    client: Client,
+    headers: &HeaderMap,
+    need: Option<Need>,
+) -> Result<(Tenant, Granted), ApiError> {
     let in_session = is_in_session(headers);
-    let principal = holder(app, headers).await?;
-    let id = match tenant {
-        Some(text) => {
-            let id = text
-                .to_str()
-                .ok()
-                .and_then(|text| text.trim().parse::<Uuid>().ok())
-                .map(TenantId)
-                .ok_or_else(|| {
-                    ApiError::invalid_at(
-                        vec!["header".into(), Place::from(TENANT)],
-                        "uuid_parsing",
-                        "expected a UUID",
-                    )
-                })?;
-            if !principal.workspaces.contains(&id) {
-                // The same words whether the workspace exists or not.
-                return Err(ApiError::forbidden("the API key does not open this workspace"));
-            }
-            id
-        }
+    let principal = holder(app, client, headers).await?;
+    scopes::check(need, &principal)?;
+    let id = match named_workspace(headers, &principal)? {
+        Some(id) => id,
         None => match principal.workspaces[..] {
             // A session is for people, who change between workspaces: it has to say which.
             [id] if !in_session => id,
             _ => return Err(ApiError::workspace_required()),
         },
     };
-    Ok(Tenant {
+    let tenant = Tenant {
         id,
         organization: principal.organization,
         key: principal.key,
-    })
+    };
+    Ok((tenant, Granted(principal.scopes)))
+}
+
+/// The workspace that a request names, which its key has to open.
+pub(crate) fn named_workspace(headers: &HeaderMap, principal: &Principal) -> Result<Option<TenantId>, ApiError> {
+    let Some(text) = only(headers, TENANT)? else {
+        return Ok(None);
+    };
+    let id = text
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse::<Uuid>().ok())
+        .map(TenantId)
+        .ok_or_else(|| {
+            ApiError::invalid_at(
+                vec!["header".into(), Place::from(TENANT)],
+                "uuid_parsing",
+                "expected a UUID",
+            )
+        })?;
+    if !principal.workspaces.contains(&id) {
+        // The same words whether the workspace exists or not.
+        return Err(ApiError::forbidden("the API key does not open this workspace"));
+    }
+    Ok(Some(id))
+}
+
+/// Whether a request shows a key at all.
+pub(crate) fn shows_key(headers: &HeaderMap) -> bool {
+    headers.contains_key(KEY)
 }
 
 /// What the key of a request opens.
@@ -168,17 +222,33 @@ pub(crate) async fn key_holder(
     keys: &Keys,
     store: &Store,
     clock: &Clock,
+    client: Client,
     headers: &HeaderMap,
 ) -> Result<Principal, ApiError> {
+    let found = find_key_holder(keys, store, clock, headers).await?;
+    found.ok_or_else(|| match keys.failed(client) {
+        None => ApiError::unauthorized("the API key is not valid"),
+        Some(wait) => ApiError::too_many("the API key is not valid, and too many of this address were not", wait),
+    })
+}
+
+/// As [`key_holder`], and a key that opens nothing counts as no guess.
+pub(crate) async fn find_key_holder(
+    keys: &Keys,
+    store: &Store,
+    clock: &Clock,
+    headers: &HeaderMap,
+) -> Result<Option<Principal>, ApiError> {
     // Two values would be read differently by a proxy and by us; which one is meant nobody can know.
     let Some(key) = only(headers, KEY)? else {
         return Err(ApiError::unauthorized(
             "an API key is required: send it in the X-API-Key header",
         ));
     };
-    keys.principal(store, clock, KeyHash::of(key.as_bytes()))
-        .await?
-        .ok_or_else(|| ApiError::unauthorized("the API key is not valid"))
+    if access::is_damaged(key.as_bytes()) {
+        return Ok(None);
+    }
+    Ok(keys.principal(store, clock, KeyHash::of(key.as_bytes())).await?)
 }
 
 /// The token of a request's session.
@@ -215,21 +285,68 @@ fn only<'h>(headers: &'h HeaderMap, name: &str) -> Result<Option<&'h HeaderValue
 }
 
 /// Remembers for a few seconds what valid keys open, so that a request costs no query. Unknown keys are not
-/// remembered: a new one works at once.
-#[derive(Default)]
-pub struct Keys(Mutex<HashMap<KeyHash, (Timestamp, Principal)>>);
+/// remembered: a new one works at once. Also collects when keys were used, for [`Keys::record_uses`].
+pub struct Keys {
+    known: Mutex<HashMap<KeyHash, (Timestamp, Principal)>>,
+    used: Mutex<BTreeMap<KeyId, Timestamp>>,
+    guesses: Guesses,
+}
 
 impl Keys {
+    /// Nothing is known yet. An address may send so many keys in a minute that open nothing; 0 is no limit.
+    #[must_use]
+    pub fn new(failed_per_minute: u32) -> Self {
+        Self {
+            known: Mutex::default(),
+            used: Mutex::default(),
+            guesses: Guesses::new(failed_per_minute),
+        }
+    }
+
+    /// Counts a key of this client that opens nothing. How long until its address may send another, where those were
+    /// too many.
+    pub(crate) fn failed(&self, client: Client) -> Option<Duration> {
+        let wait = self.guesses.fail(client).err();
+        if wait.is_some() {
+            metrics::counter!(metric::SHED, "reason" => "failed_keys").increment(1);
+        }
+        wait
+    }
+
     async fn principal(
         &self,
         store: &Store,
         clock: &Clock,
         hash: KeyHash,
     ) -> Result<Option<Principal>, towpath_store::Error> {
-        self.believed(clock, hash, async || {
-            store.read(async |tx| access::authenticate(tx, &hash).await).await
-        })
-        .await
+        let found = self
+            .believed(clock, hash, async || {
+                store.read(async |tx| access::authenticate(tx, &hash).await).await
+            })
+            .await?;
+        if let Some(principal) = &found {
+            self.used().insert(principal.key, clock.now());
+        }
+        Ok(found)
+    }
+
+    /// Writes when keys were used last, in one transaction. What cannot be written now is kept for the next time.
+    ///
+    /// # Errors
+    /// Those of the database.
+    pub async fn record_uses(&self, store: &Store) -> Result<(), towpath_store::Error> {
+        let uses = std::mem::take(&mut *self.used());
+        if uses.is_empty() {
+            return Ok(());
+        }
+        let written = store.write(async |tx| access::record_uses(tx, &uses).await).await;
+        if written.is_err() {
+            let mut used = self.used();
+            for (key, used_at) in uses {
+                used.entry(key).or_insert(used_at);
+            }
+        }
+        written
     }
 
     /// What the key behind a session's token opens now: nothing once the session was ended.
@@ -266,6 +383,7 @@ impl Keys {
             && now.since(*asked_at) < BELIEVED
             // A clock that was set back must not make an answer live longer.
             && *asked_at <= now
+            && principal.expires_at.is_none_or(|expires_at| now < expires_at)
         {
             return Ok(Some(principal.clone()));
         }
@@ -297,6 +415,10 @@ impl Keys {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<KeyHash, (Timestamp, Principal)>> {
         // A panic between two map operations leaves the map whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn used(&self) -> std::sync::MutexGuard<'_, BTreeMap<KeyId, Timestamp>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -168,6 +168,14 @@ impl ApiError {
         }
     }
 
+    /// 507: there is no room to keep it; somebody may have made some after `retry_after`.
+    pub fn insufficient_storage(text: impl Into<String>, retry_after: Duration) -> Self {
+        Self {
+            retry_after: Some(retry_after),
+            ..Self::new(StatusCode::INSUFFICIENT_STORAGE, text)
+        }
+    }
+
     /// 429: too much at once; try again after `retry_after`, which clients are told in whole seconds.
     pub fn too_many(text: impl Into<String>, retry_after: Duration) -> Self {
         Self {
@@ -186,6 +194,11 @@ impl ApiError {
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         self.status
+    }
+
+    /// When the caller may come back, where that is known.
+    pub(crate) const fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// What the caller is told, for surfaces with a shape of their own.
@@ -229,11 +242,7 @@ impl ApiError {
     fn answer(&self, body: serde_json::Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if let Some(span) = self.retry_after {
-            // Rounded up: who comes back when told must not be early.
-            let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
-            response
-                .headers_mut()
-                .insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            response.headers_mut().insert(RETRY_AFTER, retry_after(span));
         }
         response
     }
@@ -315,6 +324,12 @@ impl From<store::Error> for ApiError {
     }
 }
 
+/// The value of `Retry-After`: whole seconds, rounded up, because who comes back when told must not be early.
+pub(crate) fn retry_after(span: Duration) -> HeaderValue {
+    let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
+    HeaderValue::from(seconds.max(1))
+}
+
 /// The error and its sources in one line.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -350,6 +365,7 @@ fn code(status: StatusCode) -> &'static str {
         StatusCode::UNPROCESSABLE_ENTITY => "invalid request",
         StatusCode::TOO_MANY_REQUESTS => "too many requests",
         StatusCode::SERVICE_UNAVAILABLE => "unavailable",
+        StatusCode::INSUFFICIENT_STORAGE => "insufficient storage",
         _ => "internal error",
     }
 }

@@ -3,12 +3,17 @@
 //! Whoever finds no place is refused at once: nothing waits in memory, no body is read, and the answer says how long
 //! it takes to work off what is under way at the pace of the last moments. Whose body is on its way has no place:
 //! [`turn`](crate::turn).
+//!
+//! Once it is known whose a request is, its place counts as a part of that [`Owner`]'s share. A share is bounded by what is
+//! free: one owner alone may take most of a gate, and the more others come, the less it may take.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
+use towpath_domain::{DeploymentId, TenantId};
 
 /// The pace is measured over spans of at least this length.
 const SPAN: Duration = Duration::from_millis(500);
@@ -72,20 +77,92 @@ impl Pace {
     }
 }
 
+/// Whose a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Owner {
+    /// A workspace's.
+    Workspace(TenantId),
+    /// On the way to a deployment: one that hangs must leave room for others of its workspace.
+    Deployment(DeploymentId),
+}
+
+impl Owner {
+    /// Who holds so many times the places that are free gets no more: newcomers find some, however many there are.
+    const fn most_of_free(self) -> usize {
+        match self {
+            Self::Workspace(_) => 7,
+            Self::Deployment(_) => 5,
+        }
+    }
+}
+
+/// How many places each owner has; who has none is forgotten.
+#[derive(Default)]
+struct Shares(Mutex<HashMap<Owner, usize>>);
+
+impl Shares {
+    /// Counts one more place of `owner` where `free` are left, itself included.
+    ///
+    /// # Errors
+    /// It has its share: of how many places.
+    fn add(&self, owner: Owner, free: usize) -> Result<(), usize> {
+        let mut held = self.lock();
+        let count = held.get(&owner).copied().unwrap_or_default();
+        if count >= free.saturating_mul(owner.most_of_free()) {
+            return Err(count);
+        }
+        held.insert(owner, count + 1);
+        Ok(())
+    }
+
+    fn remove(&self, owner: Owner) {
+        let mut held = self.lock();
+        if let Some(count) = held.get_mut(&owner) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&owner);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Owner, usize>> {
+        // Nothing in here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// So many places.
 pub(crate) struct Gate {
     places: Arc<Semaphore>,
     size: usize,
     pace: Arc<Pace>,
+    shares: Arc<Shares>,
 }
 
 /// A place in a gate, given back when dropped.
 pub(crate) struct Place {
     pace: Option<Arc<Pace>>,
-    _permit: OwnedSemaphorePermit,
+    owners: Vec<Owner>,
+    shares: Arc<Shares>,
+    permit: OwnedSemaphorePermit,
 }
 
 impl Place {
+    /// Counts it as one of `owner`'s.
+    ///
+    /// # Errors
+    /// That has its share already: how long it takes to work it off.
+    pub(crate) fn claim(&mut self, owner: Owner) -> Result<(), Duration> {
+        let free = self.permit.semaphore().available_permits() + 1;
+        match self.shares.add(owner, free) {
+            Ok(()) => {
+                self.owners.push(owner);
+                Ok(())
+            }
+            Err(count) => Err(self.pace.as_ref().map_or(LONGEST, |pace| pace.time_for(count))),
+        }
+    }
+
     /// Gives it back before what it was for is done, which says nothing about the pace.
     pub(crate) fn leave(mut self) {
         self.pace = None;
@@ -96,6 +173,9 @@ impl Drop for Place {
     fn drop(&mut self) {
         if let Some(pace) = &self.pace {
             pace.done(1);
+        }
+        for owner in self.owners.drain(..) {
+            self.shares.remove(owner);
         }
     }
 }
@@ -108,6 +188,7 @@ impl Gate {
             places: Arc::new(Semaphore::new(size)),
             size,
             pace: Arc::default(),
+            shares: Arc::default(),
         }
     }
 
@@ -116,7 +197,9 @@ impl Gate {
         match Arc::clone(&self.places).try_acquire_owned() {
             Ok(permit) => Ok(Place {
                 pace: Some(Arc::clone(&self.pace)),
-                _permit: permit,
+                owners: Vec::new(),
+                shares: Arc::clone(&self.shares),
+                permit,
             }),
             Err(_) => Err(self.pace.time_for(self.size)),
         }
@@ -162,5 +245,40 @@ mod tests {
         );
         held.pop();
         assert!(gate.enter().is_ok());
+    }
+
+    /// As many places as `owner` gets.
+    fn fill(gate: &Gate, owner: Owner) -> Vec<Place> {
+        let place = || {
+            let mut place = gate.enter().ok()?;
+            place.claim(owner).ok()?;
+            Some(place)
+        };
+        std::iter::from_fn(place).collect()
+    }
+
+    #[test]
+    fn whoever_comes_finds_a_place() {
+        let gate = Gate::new(256);
+        let workspaces: Vec<_> = (0..3).map(|_| Owner::Workspace(TenantId::new())).collect();
+        let mut held: Vec<_> = workspaces.iter().map(|owner| fill(&gate, *owner)).collect();
+        let counts: Vec<_> = held.iter().map(Vec::len).collect();
+        assert_eq!(counts, [224, 28, 4]);
+        // Who gives places back makes room for the others.
+        held[0].truncate(100);
+        assert!(fill(&gate, workspaces[2]).len() > 50);
+        held.clear();
+        assert!(gate.shares.lock().is_empty(), "who has no place is forgotten");
+        assert_eq!(fill(&gate, workspaces[1]).len(), 224);
+        // A deployment leaves room for others of its workspace.
+        assert_eq!(fill(&gate, Owner::Deployment(DeploymentId::new())).len(), 214);
+    }
+
+    #[test]
+    fn a_small_gate_has_no_shares_to_speak_of() {
+        for size in 1..8 {
+            assert_eq!(fill(&Gate::new(size), Owner::Workspace(TenantId::new())).len(), size);
+        }
+        assert_eq!(fill(&Gate::new(8), Owner::Workspace(TenantId::new())).len(), 7);
     }
 }

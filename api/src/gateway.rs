@@ -17,29 +17,35 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
-use axum::routing::any;
-use http::{Method, Uri};
+use http::{HeaderMap, Method, Uri};
 use http_body::Body as _;
 use http_body_util::Limited;
 use tokio::time::Instant;
-use towpath_domain::{DeploymentId, OrganizationId};
+use towpath_domain::{DeploymentId, Scope, TenantId};
+use towpath_store::access::Principal;
 use towpath_store::deployments::{self, Found};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_workflows::hosting::gateway_key;
 
-use crate::app::App;
+use crate::app::{App, GatewayAccess};
+use crate::client::Client;
 use crate::errors::ApiError;
-use crate::{auth, gate, internal, layers, metric};
+use crate::gate::{Gate, Owner};
+use crate::routes::Listed;
+use crate::turn::{Full, Held};
+use crate::{auth, internal, layers, metric, scopes};
+use signature::Said;
 
 /// After this a client may ask again for a deployment that never served.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How long a waiting request waits before it looks again, at first and at last: many may wait.
 const FIRST_LOOK: Duration = Duration::from_millis(10);
 const LAST_LOOK: Duration = Duration::from_millis(100);
-/// Requests on their way at once, beside those of the platform. A stream counts until its head is there.
+/// Requests on their way at once, beside those of the platform. A stream counts until its head is there, and a connection
+/// that changed its protocol to its end.
 const REQUESTS: usize = 1024;
 /// The largest body that passes. It is held nowhere, but it must have an end.
 const LARGEST_BODY: usize = 1 << 30;
@@ -48,13 +54,18 @@ pub(crate) const OPEN: [&str; 4] = ["/ok", "/info", "/docs", "/openapi.json"];
 
 /// The routes. They stand beside the limit on requests of the platform: an agent may think for minutes.
 pub(crate) fn routes(app: &App) -> Router {
-    let places = std::sync::Arc::new(gate::Gate::new(REQUESTS));
-    Router::new()
-        .route("/d/{deployment}", any(forward))
-        .route("/d/{deployment}/", any(forward))
-        .route("/d/{deployment}/{*path}", any(forward))
+    let places = std::sync::Arc::new(Gate::new(REQUESTS));
+    listed()
+        .router()
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
+}
+
+pub(crate) fn listed() -> Listed<App> {
+    Listed::new()
+        .any("/d/{deployment}", forward)
+        .any("/d/{deployment}/", forward)
+        .any("/d/{deployment}/{*path}", forward)
 }
 
 /// A request's way: `/d/<deployment>` as it was sent, and what is behind it.
@@ -103,21 +114,27 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     let mut request = request.map(|body| Body::new(Limited::new(body, LARGEST_BODY)));
     let uri = request.uri().clone();
     let way = Way::of(&uri).ok_or_else(|| ApiError::not_found("deployment"))?;
-    let organization = if way.is_open(&request) {
+    // A name means something only to a caller who is known. Preflight requests can carry no key.
+    let is_named = way.deployment.parse::<DeploymentId>().is_err();
+    let is_open = way.is_open(&request) && (!is_named || *request.method() == Method::OPTIONS);
+    let client = Client::of(request.extensions());
+    let is_unkeyed = !is_open && has_own_auth(app, &way, request.headers()).await?;
+    let caller = if is_open || is_unkeyed {
         None
     } else {
-        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, request.headers()).await?;
+        let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, request.headers()).await?;
+        let workspace = if is_named {
+            auth::named_workspace(request.headers(), &principal)?
+        } else {
+            None
+        };
         // The agent server behind asks for no key: it stands on loopback.
-        if internal::is_route(way.rest) && !principal.operator {
-            return Err(ApiError::forbidden("requires an operator key"));
+        if internal::is_route(way.rest) {
+            scopes::require(&principal.scopes, scopes::need_of_operators(request.method()))?;
         }
-        Some(principal.organization)
+        Some(Caller { principal, workspace })
     };
-    let peer = request
-        .extensions()
-        .get::<ConnectInfo<std::net::SocketAddr>>()
-        .map(|peer| peer.0);
-    headers::prepare(request.headers_mut(), way.prefix, peer);
+    headers::prepare(request.headers_mut(), way.prefix, client);
     let path = match uri.query() {
         None => way.rest.to_owned(),
         Some(query) => format!("{}?{query}", way.rest),
@@ -126,15 +143,23 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         .parse()
         .map_err(|_| ApiError::bad_request("the path cannot be read"))?;
 
+    let said = if is_unkeyed { Said::Unkeyed } else { Said::Let };
+    let held = Held::of(request.extensions());
     let begun = Instant::now();
     let repeatable = repeatable(&request);
     let mut request = Some(request);
+    let mut is_counted = false;
     let mut patience = Patience {
         deadline: begun + app.settings.hold,
         pause: FIRST_LOOK,
     };
     loop {
-        let (deployment, address) = address(app, way.deployment, organization, &mut patience).await?;
+        let (deployment, address) = address(app, way.deployment, caller.as_ref(), &held, &mut patience).await?;
+        if !std::mem::replace(&mut is_counted, true)
+            && let Err(refusal) = app.limits.of_deployment(deployment).await
+        {
+            return Ok(refusal.into_response());
+        }
         let connection = match upstream::connect(&address).await {
             Ok(connection) => connection,
             // Between two agent servers, or about to be started again. Nothing was sent yet.
@@ -147,7 +172,7 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
         let Some(mut next) = request.take() else {
             return Err(away());
         };
-        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock);
+        signature::sign(&mut next, &gateway_key(&app.sealer, deployment), &app.clock, said);
         let spare = repeatable.then(|| copy(&next));
         metrics::histogram!(metric::GATEWAY_HELD).record(begun.elapsed());
         match connection.send(next).await {
@@ -168,6 +193,56 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
                 }
             }
         }
+    }
+}
+
+/// Whether the deployment judges the caller, who shows no key. Only by its id: a name means something only to a caller who
+/// is known.
+async fn has_own_auth(app: &App, way: &Way<'_>, headers: &HeaderMap) -> Result<bool, ApiError> {
+    let Ok(id) = way.deployment.parse::<DeploymentId>() else {
+        return Ok(false);
+    };
+    if !app.settings.gateway_own_auth || auth::shows_key(headers) || internal::is_route(way.rest) {
+        return Ok(false);
+    }
+    Ok(app
+        .store
+        .read(async |tx| deployments::has_own_auth(tx, id).await)
+        .await?)
+}
+
+/// Who calls.
+struct Caller {
+    principal: Principal,
+    /// The workspace that the request names, where it has a deployment's name.
+    workspace: Option<TenantId>,
+}
+
+impl Caller {
+    /// Where a name is looked for first.
+    fn workspaces(&self) -> &[TenantId] {
+        match &self.workspace {
+            Some(workspace) => std::slice::from_ref(workspace),
+            None => &self.principal.workspaces,
+        }
+    }
+
+    /// Whether a deployment of the organisation is open to the caller's key at all.
+    fn reaches(&self, access: GatewayAccess, found: &Found) -> bool {
+        let Principal {
+            workspaces,
+            scopes,
+            is_bound,
+            is_limited,
+            ..
+        } = &self.principal;
+        let of_others = match access {
+            GatewayAccess::Workspace => false,
+            GatewayAccess::Organization => {
+                !(*is_bound && *is_limited) || scopes.contains(Scope::AgentsInvokeOf(found.id))
+            }
+        };
+        of_others || workspaces.contains(&found.tenant_id)
     }
 }
 
@@ -193,14 +268,17 @@ impl Patience {
 async fn address(
     app: &App,
     deployment: &str,
-    organization: Option<OrganizationId>,
+    caller: Option<&Caller>,
+    held: &Held,
     patience: &mut Patience,
 ) -> Result<(DeploymentId, String), ApiError> {
+    let organization = caller.map(|caller| caller.principal.organization);
+    let workspaces = caller.map_or(&[][..], Caller::workspaces);
     loop {
         let found: Option<(Found, Option<Placement>)> = app
             .store
             .read(async |tx| {
-                let found = match deployments::find(tx, deployment, organization).await {
+                let found = match deployments::find(tx, deployment, organization, workspaces).await {
                     Err(towpath_store::Error::NotFound) => return Ok(None),
                     found => found?,
                 };
@@ -211,15 +289,43 @@ async fn address(
         let Some((found, placement)) = found else {
             return Err(ApiError::not_found("deployment"));
         };
+        if let Some(caller) = caller {
+            // As one that is not there.
+            if !caller.reaches(app.settings.gateway_access, &found) {
+                return Err(ApiError::not_found("deployment"));
+            }
+            scopes::require(&caller.principal.scopes, Scope::AgentsInvokeOf(found.id))?;
+        }
+        // Before it may wait: however many wait for one that is down, others are served.
+        for owner in [Owner::Workspace(found.tenant_id), Owner::Deployment(found.id)] {
+            held.claim(owner).map_err(Full::refusal)?;
+        }
         let Some(placement) = placement else {
             let text = "the deployment has no revision that serves yet";
             return Err(ApiError::unavailable(text, RETRY_AFTER));
         };
         match (placement.state, placement.address) {
             (_, Some(address)) => return Ok((found.id, address)),
-            (PlacementState::Down, _) => return Err(away()),
+            (PlacementState::Down, _) => {
+                let principal = caller.map(|caller| &caller.principal);
+                return Err(down(&found, placement.error.as_deref(), principal));
+            }
             _ => patience.wait().await?,
         }
+    }
+}
+
+/// Why it does not start is told to those who may look at it by other ways, too.
+fn down(found: &Found, why: Option<&str>, caller: Option<&Principal>) -> ApiError {
+    let may_know = caller.is_some_and(|caller| {
+        caller.workspaces.contains(&found.tenant_id) && scopes::require(&caller.scopes, Scope::Deployments).is_ok()
+    });
+    match why.and_then(|why| why.lines().next()).filter(|_| may_know) {
+        Some(why) => ApiError::unavailable(
+            format!("the deployment's agent server does not start, and is tried again: {why}"),
+            RETRY_AFTER,
+        ),
+        None => away(),
     }
 }
 

@@ -5,8 +5,10 @@
 
 mod act;
 mod bulk;
+mod deployments;
 mod jobs;
-mod keys;
+pub(crate) mod keys;
+mod limits;
 pub(crate) mod model;
 pub(crate) mod quarantine;
 mod queues;
@@ -103,6 +105,10 @@ pub(crate) fn platform_routes() -> Routes<App> {
     routes()
         .routes(routes!(keys::list, keys::create))
         .routes(routes!(keys::revoke))
+        .routes(routes!(keys::rotate))
+        .routes(routes!(keys::reseal))
+        .routes(routes!(deployments::accept_database))
+        .routes(routes!(limits::list))
         .merge(quarantine::routes())
 }
 
@@ -141,11 +147,11 @@ fn wrong(field: &str, msg: impl Into<String>) -> ApiError {
 }
 
 /// A cursor over a list that goes by moments and, within one, by ids.
-fn cursor_of(moment: Timestamp, id: impl std::fmt::Display) -> String {
+pub(crate) fn cursor_of(moment: Timestamp, id: impl std::fmt::Display) -> String {
     format!("{}_{id}", moment.micros())
 }
 
-fn read_cursor<Id: std::str::FromStr>(text: &str) -> Result<(Timestamp, Id), ApiError> {
+pub(crate) fn read_cursor<Id: std::str::FromStr>(text: &str) -> Result<(Timestamp, Id), ApiError> {
     text.split_once('_')
         .and_then(|(moment, id)| Some((Timestamp::from_micros(moment.parse().ok()?), id.parse().ok()?)))
         // What no database can hold as a moment is not one of ours either.

@@ -14,44 +14,65 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 use tower_http::catch_panic::CatchPanicLayer;
-use towpath_domain::{RequestId, Traceparent};
+use towpath_domain::{Disk, RequestId, Traceparent};
 use towpath_durable::trace;
 use towpath_traces::wal::Wal;
 use tracing::Instrument as _;
 use tracing::field::{Empty, display};
 
 use crate::agent::AgentError;
+use crate::app::App;
 use crate::errors::{ApiError, problem_shape, tracing_shape};
 use crate::gate::Gate;
-use crate::{metric, turn};
+use crate::turn::{self, Full};
+use crate::{limits, metric};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Who finds no room on the disk may come back then.
+const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The layers of routes that always answer: health, metrics.
 pub(crate) fn plain(router: Router) -> Router {
+    observed(answering(router))
+}
+
+/// What no route takes is answered too.
+fn answering(router: Router) -> Router {
     router
         .fallback(no_such_route)
         .method_not_allowed_fallback(no_such_method)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(from_fn(observe))
+}
+
+fn observed(router: Router) -> Router {
+    router.layer(CatchPanicLayer::custom(panicked)).layer(from_fn(observe))
 }
 
 /// The layers of an API that works on at most `requests` at once and brings trace data into `wal`; `ops` stays outside of
-/// that limit.
-pub(crate) fn limited(router: Router, ops: Router, requests: usize, wal: Wal) -> Router {
+/// that limit. How often one caller may ask is looked at before.
+pub(crate) fn limited(router: Router, ops: Router, app: App) -> Router {
+    let (requests, wal, disk) = (app.settings.requests, app.wal.clone(), app.disk.clone());
     let gates = Arc::new(Gates {
         all: Arc::new(Gate::new(requests)),
         // Whatever comes in as traces, somebody can still look at what is going on.
         ingest: Arc::new(Gate::new(requests - requests / 4)),
         wal,
+        disk,
     });
-    plain(router.layer(from_fn_with_state(gates, limit)).merge(ops))
+    let router = router.layer(from_fn_with_state(gates, limit)).merge(ops);
+    let router = answering(router);
+    let router = if app.limits.are_on() {
+        router.layer(from_fn_with_state(app, limits::guard))
+    } else {
+        router
+    };
+    observed(router)
 }
 
 struct Gates {
     all: Arc<Gate>,
     ingest: Arc<Gate>,
     wal: Wal,
+    disk: Disk,
 }
 
 /// As [`limited`], with refusals in the shape of the agent surface. What no route takes goes to `rest`.
@@ -81,7 +102,11 @@ async fn no_such_method() -> ApiError {
 /// Refuses rather than queues: a client that is told when to come back can wait without holding memory here. Stands
 /// before keys are looked at and bodies are kept, so refusing costs next to nothing.
 async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) -> Response {
-    let through = if is_ingest(&request) {
+    let (method, path) = (request.method(), request.uri().path());
+    if gates.disk.is_low() && is_kept(method, path) {
+        return short_of_room().into_response();
+    }
+    let through = if is_ingest(method, path) {
         if let Err(wait) = gates.wal.admit(request.body().size_hint().lower()) {
             metrics::counter!(metric::SHED, "reason" => "backlog").increment(1);
             return ApiError::too_many("trace data comes in faster than it is worked off", wait).into_response();
@@ -93,20 +118,31 @@ async fn limit(State(gates): State<Arc<Gates>>, request: Request, next: Next) ->
     turn::hold(through, request, next).await.unwrap_or_else(crowded)
 }
 
-fn crowded(wait: Duration) -> Response {
-    metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-    ApiError::unavailable("too many requests at once", wait).into_response()
+fn crowded(full: Full) -> Response {
+    full.refusal().into_response()
 }
 
-/// Whether the request brings trace data.
-fn is_ingest(request: &Request) -> bool {
-    let path = request.uri().path();
+/// Refuses what would be kept where there is hardly any room.
+pub(crate) fn short_of_room() -> ApiError {
+    metrics::counter!(metric::SHED, "reason" => "disk").increment(1);
+    let text = "the disk is nearly full: nothing new is kept until there is room";
+    ApiError::insufficient_storage(text, ROOM_PATIENCE)
+}
+
+/// Whether what is sent there is kept on the disk.
+pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
+    let bare = path.strip_prefix("/api-host").unwrap_or(path);
+    is_ingest(method, path) || (*method == Method::PUT && bare.starts_with("/v2/uploads/"))
+}
+
+/// Whether a request brings trace data.
+fn is_ingest(method: &Method, path: &str) -> bool {
     let path = path.strip_prefix("/api/v1").unwrap_or(path);
     if let Some(token) = path.strip_prefix("/feedback/tokens") {
         // Through a link, which is made like anything else.
-        return token.len() > 1 && matches!(*request.method(), Method::POST | Method::GET);
+        return token.len() > 1 && matches!(*method, Method::POST | Method::GET);
     }
-    matches!(*request.method(), Method::POST | Method::PATCH)
+    matches!(*method, Method::POST | Method::PATCH)
         && (path.starts_with("/runs") || path.starts_with("/feedback") || path.starts_with("/otel"))
         && !path.starts_with("/runs/query")
         && path != "/runs/stats"
@@ -119,10 +155,7 @@ pub(crate) async fn limit_places(State(places): State<Arc<Gate>>, request: Reque
 
 async fn limit_agent(State(places): State<Arc<Gate>>, request: Request, next: Next) -> Response {
     let held = turn::hold(vec![places], request, next).await;
-    held.unwrap_or_else(|wait| {
-        metrics::counter!(metric::SHED, "reason" => "requests").increment(1);
-        AgentError::unavailable("Too many requests at once", wait).into_response()
-    })
+    held.unwrap_or_else(|full| AgentError::of(&full.refusal()).into_response())
 }
 
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {

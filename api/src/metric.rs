@@ -14,6 +14,7 @@ pub(crate) const INGEST_BYTES: &str = "towpath_ingest_bytes_total";
 pub(crate) const INGEST_DECODED: &str = "towpath_ingest_decoded_bytes_total";
 pub(crate) const DEPENDENCY_UP: &str = "towpath_dependency_up";
 pub(crate) const GATEWAY_HELD: &str = "towpath_gateway_held_seconds";
+pub(crate) const LIMITED: &str = "towpath_limited_total";
 pub(crate) const SIGN_INS: &str = "towpath_sign_ins_total";
 
 /// Says what the metrics of this room mean.
@@ -33,7 +34,7 @@ pub fn describe() {
     metrics::describe_counter!(
         SHED,
         Unit::Count,
-        "Requests refused at once, because too many were under way (requests), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), or one address had too many connections (connections)"
+        "Requests refused at once, because too many were under way (requests) or too many of one workspace (share), memory was short (ingest_memory, bodies), trace data waited to be folded (backlog), the disk was nearly full (disk), or one address had too many connections (connections) or sent too many keys that open nothing (failed_keys)"
     );
     metrics::describe_histogram!(
         GATEWAY_HELD,
@@ -64,7 +65,12 @@ pub fn describe() {
     metrics::describe_gauge!(
         DEPENDENCY_UP,
         Unit::Count,
-        "1 while the dependency answers this process, else 0: database, objects, redis"
+        "1 while the dependency answers this process, else 0: database, objects, disk, redis"
+    );
+    metrics::describe_counter!(
+        LIMITED,
+        Unit::Count,
+        "Requests refused with 429 because their caller asked more often than a limit allows, by limit"
     );
     metrics::describe_counter!(
         SIGN_INS,
@@ -75,7 +81,16 @@ pub fn describe() {
     metrics::counter!(PANICS).absolute(0);
     metrics::counter!(INGEST_REFUSED).absolute(0);
     metrics::counter!(INGEST_BYTES).absolute(0);
-    for reason in ["requests", "ingest_memory", "bodies", "backlog", "connections"] {
+    for reason in [
+        "requests",
+        "share",
+        "ingest_memory",
+        "bodies",
+        "backlog",
+        "connections",
+        "failed_keys",
+        "disk",
+    ] {
         metrics::counter!(SHED, "reason" => reason).absolute(0);
     }
 }

@@ -9,16 +9,21 @@ use axum::extract::{RawQuery, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use futures::future::{BoxFuture, join_all};
-use http::StatusCode;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
+use towpath_domain::Secret;
+use towpath_store::access::KeyHash;
 
+use crate::errors::ApiError;
 use crate::extract::Json;
 use crate::metric;
 
+/// What whoever asks for metrics without the key is told.
+pub(crate) const WANTS_KEY: &str = "metrics are behind a key here: send that of metrics.key as a bearer token";
 /// A dependency that does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// A readiness answer is given again for this long, so that probes cannot load a dependency.
@@ -30,6 +35,8 @@ pub struct Ops {
     health: Arc<Health>,
     metrics: PrometheusHandle,
     gauges: Arc<dyn Fn() + Send + Sync>,
+    /// Opens what is more than a word about health; everybody may look where there is none.
+    key: Option<KeyHash>,
 }
 
 impl Ops {
@@ -40,6 +47,7 @@ impl Ops {
             health: Arc::new(health),
             metrics,
             gauges: Arc::new(|| {}),
+            key: None,
         }
     }
 
@@ -48,6 +56,27 @@ impl Ops {
     pub fn looking(mut self, gauges: impl Fn() + Send + Sync + 'static) -> Self {
         self.gauges = Arc::new(gauges);
         self
+    }
+
+    /// Asks for this key before it gives out metrics or names dependencies.
+    #[must_use]
+    pub fn behind(mut self, key: Option<&Secret>) -> Self {
+        self.key = key.map(|key| KeyHash::of(key.reveal().as_bytes()));
+        self
+    }
+
+    /// Whether whoever sent these may see metrics and dependencies. A scraper sends the key as a bearer token, people
+    /// where they send others.
+    pub(crate) fn opens(&self, headers: &HeaderMap) -> bool {
+        let Some(key) = &self.key else { return true };
+        let bearer = headers.get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+        let bearer = bearer.and_then(|text| text.split_once(' '));
+        let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+        let sent = bearer
+            .map(|(_, token)| token.trim().as_bytes())
+            .or_else(|| headers.get("x-api-key").map(HeaderValue::as_bytes));
+        // Of hashes, how long a comparison takes says nothing about the key.
+        sent.is_some_and(|sent| KeyHash::of(sent) == *key)
     }
 
     pub(crate) fn health(&self) -> &Health {
@@ -74,8 +103,19 @@ pub struct Health {
 
 struct Check {
     name: &'static str,
-    required: bool,
+    need: Need,
     probe: Probe,
+}
+
+/// What a process is without something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Not ready.
+    Required,
+    /// Degraded.
+    Wanted,
+    /// As ready as with it: another process does that part of the work.
+    Told,
 }
 
 /// How ready a process is.
@@ -91,7 +131,7 @@ pub struct Readiness {
 /// The state of one dependency.
 #[derive(Clone, Debug, Serialize, utoipa::ToSchema)]
 pub struct Dependency {
-    /// `ok` or `unavailable`.
+    /// `ok` or `unavailable`; `standby`: another process does this part of the work.
     pub status: &'static str,
     /// What is wrong.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -118,7 +158,7 @@ impl Health {
     pub fn require(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            required: true,
+            need: Need::Required,
             probe,
         });
         self
@@ -130,7 +170,19 @@ impl Health {
     pub fn want(mut self, name: &'static str, probe: Probe) -> Self {
         self.checks.push(Check {
             name,
-            required: false,
+            need: Need::Wanted,
+            probe,
+        });
+        self
+    }
+
+    /// A part of the work that is another process's where the probe says so, which makes this one no less ready
+    /// (`deployments`).
+    #[must_use]
+    pub fn tell(mut self, name: &'static str, probe: Probe) -> Self {
+        self.checks.push(Check {
+            name,
+            need: Need::Told,
             probe,
         });
         self
@@ -139,7 +191,7 @@ impl Health {
     /// Records which dependencies answer.
     async fn record(&self) {
         for (name, state) in self.readiness().await.dependencies.unwrap_or_default() {
-            let up = if state.status == "ok" { 1.0 } else { 0.0 };
+            let up = if state.status == "unavailable" { 0.0 } else { 1.0 };
             metrics::gauge!(metric::DEPENDENCY_UP, "dependency" => name).set(up);
         }
     }
@@ -163,7 +215,7 @@ impl Health {
         let away = |required| {
             dependencies
                 .values()
-                .any(|state| state.status != "ok" && state.required == required)
+                .any(|state| state.status == "unavailable" && state.required == required)
         };
         let status = match (away(true), away(false)) {
             (true, _) => "unavailable",
@@ -185,17 +237,21 @@ async fn ask(check: &Check) -> (&'static str, Dependency) {
         .await
         .unwrap_or(Err("no answer in time"));
     let error = answer.err();
-    if let Some(error) = error {
+    if let (Some(error), false) = (error, check.need == Need::Told) {
         tracing::warn!(dependency.name = check.name, error, "a dependency is away");
     }
-    let status = if error.is_none() { "ok" } else { "unavailable" };
+    let status = match (error, check.need) {
+        (None, _) => "ok",
+        (Some(_), Need::Told) => "standby",
+        (Some(_), Need::Required | Need::Wanted) => "unavailable",
+    };
     let duration_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     (
         check.name,
         Dependency {
             status,
             error,
-            required: check.required,
+            required: check.need == Need::Required,
             duration_ms,
         },
     )
@@ -241,13 +297,13 @@ pub(crate) struct Ok {
     params(("verbose" = Option<String>, Query, allow_reserved, description = "Name each dependency; needs no value")),
     responses((status = 200, description = "Ready, perhaps degraded", body = Readiness),
               (status = 503, description = "Not ready", body = Readiness)))]
-pub(crate) async fn readyz(State(ops): State<Ops>, RawQuery(query): RawQuery) -> Response {
+pub(crate) async fn readyz(State(ops): State<Ops>, headers: HeaderMap, RawQuery(query): RawQuery) -> Response {
     let mut readiness = ops.health.readiness().await;
     let verbose = query.as_deref().unwrap_or_default().split('&').any(|part| {
         let (name, value) = part.split_once('=').unwrap_or((part, ""));
         name == "verbose" && !matches!(value, "0" | "false")
     });
-    if !verbose {
+    if !verbose || !ops.opens(&headers) {
         readiness.dependencies = None;
     }
     let ready = matches!(readiness.status, "ready" | "degraded");
@@ -262,7 +318,10 @@ pub(crate) async fn readyz(State(ops): State<Ops>, RawQuery(query): RawQuery) ->
 /// Metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "operations", security(()),
     responses((status = 200, description = "Metrics", body = String, content_type = "text/plain")))]
-pub(crate) async fn metrics(State(ops): State<Ops>) -> Response {
+pub(crate) async fn metrics(State(ops): State<Ops>, headers: HeaderMap) -> Response {
+    if !ops.opens(&headers) {
+        return ApiError::unauthorized(WANTS_KEY).into_response();
+    }
     (ops.gauges)();
     ops.health.record().await;
     (

@@ -19,6 +19,7 @@ pub mod runs;
 pub mod sessions;
 pub mod settings;
 pub mod source_uploads;
+pub mod usage;
 
 use std::collections::HashSet;
 
@@ -43,14 +44,9 @@ pub fn platform_router(app: App) -> Router {
     let beside = ops::routes(app.ops.clone())
         .merge(gateway::routes(&app))
         .merge(registry::routes(&app));
-    let requests = app.settings.requests;
-    let (pages, wal) = (ui::routes(&app), app.wal.clone());
-    layers::limited(
-        api.merge(pages).with_state(app).merge(docs::routes(document)),
-        beside,
-        requests,
-        wal,
-    )
+    let pages = ui::routes(&app);
+    let router = api.merge(pages).with_state(app.clone()).merge(docs::routes(document));
+    layers::limited(router, beside, app)
 }
 
 /// What `/openapi.json` says.
@@ -66,10 +62,7 @@ fn document(app: &App) -> Value {
 /// The routes, and the part of their description that the handlers give.
 fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
     let router = |routes: Routes<App>| routes.build(purpose);
-    let keyed = router(bulk_exports())
-        .merge(both_places(router(traces())))
-        .merge(router(traces_v2()))
-        .merge(below_api_host(router(control_plane())));
+    let keyed = keyed(purpose);
     // Before the handler, before its body, before its path is read: who calls?
     let keyed = keyed.route_layer(from_fn_with_state(app.clone(), auth::require));
     let operators = router(internal::platform_routes());
@@ -83,11 +76,22 @@ fn put_together(app: &App, purpose: Purpose) -> (Router<App>, OpenApi) {
     keyed.merge(operators).merge(open).split_for_parts()
 }
 
+/// What needs a key and a workspace.
+fn keyed(purpose: Purpose) -> OpenApiRouter<App> {
+    let router = |routes: Routes<App>| routes.build(purpose);
+    router(bulk_exports())
+        .merge(both_places(router(traces())))
+        .merge(router(traces_v2()))
+        .merge(below_api_host(router(control_plane())))
+}
+
 /// What needs no key.
 fn open() -> Routes<App> {
     Routes::default()
         .routes(routes!(info::get))
         .routes(routes!(attachments::get))
+        .routes(routes!(usage::submit))
+        .routes(routes!(usage::beacon))
 }
 
 fn bulk_exports() -> Routes<App> {
@@ -136,6 +140,7 @@ fn control_plane() -> Routes<App> {
             deployments::delete_many
         ))
         .routes(routes!(deployments::get, deployments::update, deployments::delete))
+        .routes(routes!(deployments::keys::create_key))
         .routes(routes!(revisions::create, revisions::list))
         .routes(routes!(revisions::get))
         .routes(routes!(revisions::redeploy))
@@ -208,3 +213,16 @@ fn unique_operations(document: &mut OpenApi) {
 #[derive(utoipa::OpenApi)]
 #[openapi(components(schemas(errors::Error, errors::InvalidRequest, errors::Issue, errors::Place)))]
 struct Shared;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_declares_its_scope() {
+        let (_, mut document) = keyed(Purpose::Describe).split_for_parts();
+        let operators = internal::platform_routes().build(Purpose::Describe);
+        document.merge(operators.split_for_parts().1);
+        crate::scopes::tests::covers(&document);
+    }
+}

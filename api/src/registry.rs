@@ -20,14 +20,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::middleware::{from_fn_with_state, map_response};
+use axum::middleware::{Next, from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use axum::{Json, Router};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use http::header::{AUTHORIZATION, HeaderName, WWW_AUTHENTICATE};
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use object_store::path::Path as Key;
 use serde_json::json;
 use towpath_domain::deployment::DeploymentStatus;
@@ -37,7 +36,10 @@ use towpath_store::{self as store, deployments};
 
 use crate::app::App;
 use crate::errors::{ApiError, chain};
-use crate::{gate, layers};
+use crate::gate::{Gate, Owner};
+use crate::layers;
+use crate::routes::Listed;
+use crate::turn::Held;
 
 /// Who asks for no user name in particular gets this one; any will do.
 pub(crate) const USERNAME: &str = "towpath";
@@ -52,31 +54,32 @@ const UPLOAD: HeaderName = HeaderName::from_static("docker-upload-uuid");
 
 /// The routes. They stand beside the limit on requests of the platform, and take tokens instead of keys.
 pub(crate) fn routes(app: &App) -> Router {
-    let places = Arc::new(gate::Gate::new(REQUESTS));
-    Router::new()
-        .route("/v2", get(base))
-        .route("/v2/", get(base))
-        .route("/v2/images/{deployment}/blobs/uploads/", post(blobs::begin))
-        .route(
-            "/v2/images/{deployment}/blobs/uploads/{upload}",
-            get(blobs::progress)
-                .patch(blobs::append)
-                .put(blobs::finish)
-                .delete(blobs::give_up),
-        )
-        .route("/v2/images/{deployment}/blobs/{digest}", get(blobs::read))
-        .route(
-            "/v2/images/{deployment}/manifests/{reference}",
-            get(manifests::read).put(manifests::write),
-        )
-        .route("/v2/images/{deployment}/tags/list", get(manifests::tags))
+    let places = Arc::new(Gate::new(REQUESTS));
+    listed()
+        .router()
         .layer(map_response(async |mut response: Response| {
             let version = HeaderValue::from_static("registry/2.0");
             response.headers_mut().insert(API_VERSION, version);
             response
         }))
+        .layer(from_fn_with_state(app.clone(), share))
         .layer(from_fn_with_state(places, layers::limit_places))
         .with_state(app.clone())
+}
+
+pub(crate) fn listed() -> Listed<App> {
+    Listed::new()
+        .get("/v2", base)
+        .get("/v2/", base)
+        .post("/v2/images/{deployment}/blobs/uploads/", blobs::begin)
+        .get("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::progress)
+        .patch("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::append)
+        .put("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::finish)
+        .delete("/v2/images/{deployment}/blobs/uploads/{upload}", blobs::give_up)
+        .get("/v2/images/{deployment}/blobs/{digest}", blobs::read)
+        .get("/v2/images/{deployment}/manifests/{reference}", manifests::read)
+        .put("/v2/images/{deployment}/manifests/{reference}", manifests::write)
+        .get("/v2/images/{deployment}/tags/list", manifests::tags)
 }
 
 /// The repository of a deployment's images as clients write it, where `public_url` leads to.
@@ -93,6 +96,22 @@ pub(crate) fn repository(app: &App, deployment: DeploymentId) -> Result<(String,
         return Err(ApiError::bad_request(text));
     }
     Ok((host.to_owned(), format!("{host}/{REPOSITORIES}/{deployment}")))
+}
+
+/// Counts a request as one of the workspace whose token it carries. Without a good one a route refuses it at once. Nothing
+/// is taken in where there is hardly any room.
+async fn share(State(app): State<App>, request: Request, next: Next) -> Response {
+    let sends = matches!(*request.method(), Method::POST | Method::PATCH | Method::PUT);
+    if sends && app.disk.is_low() {
+        return layers::short_of_room().into_response();
+    }
+    if let Ok(token) = token(&app, request.headers()) {
+        let held = Held::of(request.extensions());
+        if let Err(full) = held.claim(Owner::Workspace(token.tenant)) {
+            return full.refusal().into_response();
+        }
+    }
+    next.run(request).await
 }
 
 /// Whether somebody may come in at all: what `docker login` asks.

@@ -1,7 +1,12 @@
 //! Lists of routes whose handlers describe themselves.
 
+mod listed;
+
 use axum::Router;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
+
+pub(crate) use listed::Listed;
+pub use listed::Route;
 
 /// What `#[utoipa::path]` made of a handler.
 macro_rules! described {

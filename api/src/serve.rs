@@ -1,7 +1,9 @@
 //! Serving a router on a listener until asked to stop, and stopping well.
 
+mod h2;
 mod patient;
 mod peers;
+mod tls;
 mod unread;
 mod waiting;
 
@@ -13,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::ConnectInfo;
 use http::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +29,9 @@ use tower::ServiceExt as _;
 
 use patient::Patient;
 use peers::{Counted, Peers};
+pub use tls::Tls;
 
+use crate::client::Proxies;
 use crate::metric;
 
 /// A client gets this long to send the head of a request, and a kept connection to begin the next one. It bounds what
@@ -35,6 +39,8 @@ use crate::metric;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same when more than half of the connections are taken: who only holds one open makes room sooner.
 const CROWDED_HEAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// A client gets this long for its TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that does not take a byte of its answer for so long is let go.
 const READ_PATIENCE: Duration = Duration::from_secs(60);
 /// The most bytes the head of a request may have; more is 431.
@@ -45,8 +51,8 @@ const HEADERS: usize = 100;
 /// patiently.
 const BODY_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many connections there may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How many connections there may be, and whose word counts about who stands behind one.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Open at once; further ones wait in the listener's backlog.
     pub connections: usize,
@@ -54,6 +60,8 @@ pub struct Limits {
     pub per_peer: usize,
     /// The same for addresses of this machine: a proxy on it, and the platform's gateway, have those of all their clients.
     pub per_neighbour: usize,
+    /// Proxies, which have the connections of all their clients, and say whose a request is.
+    pub proxies: Proxies,
 }
 
 impl Default for Limits {
@@ -62,6 +70,7 @@ impl Default for Limits {
             connections: 8192,
             per_peer: 1024,
             per_neighbour: 7168,
+            proxies: Proxies::default(),
         }
     }
 }
@@ -93,6 +102,21 @@ pub async fn serve_within(
     shutdown: CancellationToken,
     grace: Duration,
 ) -> io::Result<usize> {
+    serve_over(None, limits, listener, router, shutdown, grace).await
+}
+
+/// As [`serve_within`], over TLS where it is given: HTTP/1.1 and HTTP/2 as the client asks.
+///
+/// # Errors
+/// As [`serve_within`].
+pub async fn serve_over(
+    tls: Option<Tls>,
+    limits: Limits,
+    listener: TcpListener,
+    router: Router,
+    shutdown: CancellationToken,
+    grace: Duration,
+) -> io::Result<usize> {
     let cut = CancellationToken::new();
     let connections = TaskTracker::new();
     let places = Arc::new(Semaphore::new(limits.connections));
@@ -104,14 +128,21 @@ pub async fn serve_within(
             accepted = accept(&listener, &places) => accepted?,
         };
         let (stream, peer, place) = accepted;
-        let Some(counted) = count(&peers, peer, limits) else {
+        let Some(counted) = count(&peers, peer, &limits) else {
             continue;
         };
         let crowded = places.available_permits() < limits.connections / 2;
         let head_timeout = if crowded { CROWDED_HEAD_TIMEOUT } else { HEAD_TIMEOUT };
         let (router, draining, cut) = (router.clone(), shutdown.clone(), cut.clone());
+        let from = (peer, limits.proxies.clone());
+        let tls = tls.clone();
         connections.spawn(async move {
-            connection(stream, peer, router, head_timeout, draining, cut).await;
+            // Answers are small and somebody waits for them.
+            let _ = stream.set_nodelay(true);
+            match tls {
+                None => connection(stream, from, false, router, head_timeout, (draining, cut)).await,
+                Some(tls) => secure_connection(stream, from, &tls, router, head_timeout, (draining, cut)).await,
+            }
             drop((place, counted));
         });
     }
@@ -133,9 +164,9 @@ pub async fn serve_within(
 
 /// Counts a connection with those of its address. `None` where that has as many as it may: the connection ends then, so
 /// that whoever opens them keeps nobody else out.
-fn count(peers: &Peers, peer: SocketAddr, limits: Limits) -> Option<Counted> {
+fn count(peers: &Peers, peer: SocketAddr, limits: &Limits) -> Option<Counted> {
     let address = peer.ip().to_canonical();
-    let most = if address.is_loopback() {
+    let most = if address.is_loopback() || limits.proxies.include(address) {
         limits.per_neighbour
     } else {
         limits.per_peer
@@ -176,19 +207,45 @@ async fn accept(
     }
 }
 
-/// Speaks HTTP/1.1 on one connection until it ends, or until drained or cut.
-async fn connection(
+/// Speaks TLS on one connection, and in it what its client asks for.
+async fn secure_connection(
     stream: TcpStream,
-    peer: SocketAddr,
+    from: (SocketAddr, Proxies),
+    tls: &Tls,
     router: Router,
     head_timeout: Duration,
-    draining: CancellationToken,
-    cut: CancellationToken,
+    (draining, cut): (CancellationToken, CancellationToken),
 ) {
-    // Answers are small and somebody waits for them.
-    let _ = stream.set_nodelay(true);
+    let limit = HANDSHAKE_TIMEOUT.min(head_timeout);
+    let accepted = tokio::select! {
+        accepted = tls.accept(stream, limit) => accepted,
+        // Nothing has been asked for yet.
+        () = draining.cancelled() => return,
+        () = cut.cancelled() => return,
+    };
+    match accepted {
+        Ok(stream) if tls::speaks_h2(&stream) => {
+            h2::connection(stream, from, router, head_timeout, draining, cut).await;
+        }
+        Ok(stream) => connection(stream, from, true, router, head_timeout, (draining, cut)).await,
+        Err(error) => tracing::debug!(%error, client.address = %from.0, "a TLS handshake failed"),
+    }
+}
+
+/// Speaks HTTP/1.1 on one connection until it ends, or until drained or cut. `secure` says whether it is one of TLS.
+async fn connection<S>(
+    stream: S,
+    (peer, proxies): (SocketAddr, Proxies),
+    secure: bool,
+    router: Router,
+    head_timeout: Duration,
+    (draining, cut): (CancellationToken, CancellationToken),
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = service_fn(move |mut request: Request<Incoming>| {
-        request.extensions_mut().insert(ConnectInfo(peer));
+        let client = proxies.client(peer, secure, request.headers());
+        request.extensions_mut().insert(client);
         let router = router.clone();
         async move {
             let (request, unread) = unread::lend(request, BODY_PATIENCE);

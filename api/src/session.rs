@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use crate::app::App;
 use crate::auth;
+use crate::client::Client;
 use crate::errors::{ApiError, Error};
 use crate::extract::Json;
 use crate::metric;
@@ -85,8 +86,8 @@ pub(crate) struct Session {
 #[utoipa::path(post, path = "/auth/session", tag = "operations", security(("api_key" = [])),
     responses((status = 201, description = "The session", body = Session),
               (status = 400, description = "A header was sent twice", body = Error), ApiError))]
-pub(crate) async fn create(State(app): State<App>, headers: HeaderMap) -> Result<Response, ApiError> {
-    let principal = auth::key_holder(&app.keys, &app.store, &app.clock, &headers).await;
+pub(crate) async fn create(State(app): State<App>, client: Client, headers: HeaderMap) -> Result<Response, ApiError> {
+    let principal = auth::key_holder(&app.keys, &app.store, &app.clock, client, &headers).await;
     count(principal.is_ok());
     let principal = principal?;
     let (token, expires_at) = issue(&app, principal.key);

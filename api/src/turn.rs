@@ -3,6 +3,8 @@
 //! A request holds its places while somebody works on it, and gives them back while its body is waited for: a client that
 //! announces a body and does not send it keeps nobody out. It takes places again when all of the body is there; where none
 //! is free then, it is refused.
+//!
+//! Whoever learns whose a request is says so to its [`Held`] places. An upgraded connection keeps them to its end.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,47 +16,124 @@ use axum::body::{Body, Bytes};
 use axum::extract::Request;
 use axum::middleware::Next;
 use axum::response::Response;
+use http::Extensions;
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use crate::gate::{Gate, Place};
+use crate::errors::ApiError;
+use crate::gate::{Gate, Owner, Place};
+use crate::metric;
+
+/// Why a request is refused, and how long until there is a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// No place is free.
+    Gate(Duration),
+    /// Its owner has its share of them.
+    Share(Duration),
+}
+
+impl Full {
+    /// Counts it, and says it.
+    pub(crate) fn refusal(self) -> ApiError {
+        let (reason, error) = match self {
+            Self::Gate(wait) => ("requests", ApiError::unavailable("too many requests at once", wait)),
+            Self::Share(wait) => (
+                "share",
+                ApiError::too_many("this workspace has too many requests under way at once", wait),
+            ),
+        };
+        metrics::counter!(metric::SHED, "reason" => reason).increment(1);
+        error
+    }
+}
 
 /// Has a request worked on in a place of each of these gates.
 ///
 /// # Errors
-/// One of them has no place, before the body or behind it: how long until it has.
-pub(crate) async fn hold(gates: Vec<Arc<Gate>>, request: Request, next: Next) -> Result<Response, Duration> {
-    let places = enter(&gates)?;
-    if request.body().is_end_stream() {
-        let response = next.run(request).await;
-        drop(places);
-        return Ok(response);
-    }
+/// One of them has no place, before the body or behind it.
+pub(crate) async fn hold(gates: Vec<Arc<Gate>>, mut request: Request, next: Next) -> Result<Response, Full> {
+    let places = enter(&gates, &[])?;
     let turn = Arc::new(Turn {
         gates,
         state: Mutex::new(State {
             places: Some(places),
+            owners: Vec::new(),
             refused: None,
             over: false,
         }),
     });
     // The body may outlive the request's turn: whoever passes it on may still be sending it.
     let ends = Ends(Arc::clone(&turn));
-    let request = request.map(|body| {
-        Body::new(Coming {
-            body,
-            turn: Arc::clone(&turn),
-        })
-    });
+    request.extensions_mut().insert(Held(Some(Arc::clone(&turn))));
+    if !request.body().is_end_stream() {
+        request = request.map(|body| {
+            Body::new(Coming {
+                body,
+                turn: Arc::clone(&turn),
+            })
+        });
+    }
     let response = next.run(request).await;
     drop(ends);
     match turn.state().refused {
-        Some(wait) => Err(wait),
+        Some(full) => Err(full),
         None => Ok(response),
     }
 }
 
-fn enter(gates: &[Arc<Gate>]) -> Result<Vec<Place>, Duration> {
-    gates.iter().map(|gate| gate.enter()).collect()
+fn enter(gates: &[Arc<Gate>], owners: &[Owner]) -> Result<Vec<Place>, Full> {
+    let place = |gate: &Arc<Gate>| -> Result<Place, Full> {
+        let mut place = gate.enter().map_err(Full::Gate)?;
+        for owner in owners {
+            place.claim(*owner).map_err(Full::Share)?;
+        }
+        Ok(place)
+    };
+    gates.iter().map(place).collect()
+}
+
+/// The places of a request, for whoever learns whose it is. A request that came through no gate has none.
+#[derive(Clone, Default)]
+pub(crate) struct Held(Option<Arc<Turn>>);
+
+impl Held {
+    /// Those of the request with these extensions.
+    pub(crate) fn of(extensions: &Extensions) -> Self {
+        extensions.get().cloned().unwrap_or_default()
+    }
+
+    /// Counts them as `owner`'s, also when they are taken again behind the body.
+    ///
+    /// # Errors
+    /// That has its share.
+    pub(crate) fn claim(&self, owner: Owner) -> Result<(), Full> {
+        let Some(turn) = &self.0 else { return Ok(()) };
+        let mut state = turn.state();
+        if state.owners.contains(&owner) {
+            return Ok(());
+        }
+        for place in state.places.iter_mut().flatten() {
+            place.claim(owner).map_err(Full::Share)?;
+        }
+        state.owners.push(owner);
+        Ok(())
+    }
+
+    /// Takes them out of the request, for what goes on after it is answered.
+    pub(crate) fn keep(&self) -> Kept {
+        let places = self.0.as_ref().and_then(|turn| turn.state().places.take());
+        Kept(places.unwrap_or_default())
+    }
+}
+
+/// Places that are held until this is dropped.
+pub(crate) struct Kept(Vec<Place>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // How long a connection lasts says nothing about the pace of requests.
+        self.0.drain(..).for_each(Place::leave);
+    }
 }
 
 /// The places of one request.
@@ -66,8 +145,9 @@ struct Turn {
 struct State {
     /// None while the body is waited for.
     places: Option<Vec<Place>>,
+    owners: Vec<Owner>,
     /// There was none when the body was there.
-    refused: Option<Duration>,
+    refused: Option<Full>,
     /// The request is answered, or given up.
     over: bool,
 }
@@ -90,13 +170,13 @@ impl Turn {
         if state.over || state.places.is_some() {
             return true;
         }
-        match enter(&self.gates) {
+        match enter(&self.gates, &state.owners) {
             Ok(places) => {
                 state.places = Some(places);
                 true
             }
-            Err(wait) => {
-                state.refused = Some(wait);
+            Err(full) => {
+                state.refused = Some(full);
                 false
             }
         }
@@ -164,6 +244,7 @@ mod tests {
     use http::StatusCode;
     use tokio::sync::oneshot;
     use tower::ServiceExt as _;
+    use towpath_domain::TenantId;
 
     use super::*;
 
@@ -237,6 +318,33 @@ mod tests {
         slow.send(" and half");
         assert_eq!(slow.end().await, StatusCode::OK);
         assert!(gate.enter().is_ok(), "the place was given back");
+    }
+
+    #[tokio::test]
+    async fn what_goes_on_after_the_answer_keeps_its_place() {
+        let gate = Arc::new(Gate::new(8));
+        let (keep, kept) = mpsc::unbounded();
+        let route = post(async move |request: Request| {
+            let held = Held::of(request.extensions());
+            let claimed = held.claim(Owner::Workspace(TenantId::nil()));
+            if claimed.is_err() {
+                return StatusCode::TOO_MANY_REQUESTS;
+            }
+            let _ = keep.unbounded_send(held.keep());
+            StatusCode::SWITCHING_PROTOCOLS
+        });
+        let router = Router::new()
+            .route("/", route)
+            .layer(from_fn_with_state(Arc::clone(&gate), layer));
+        for number in 0..9 {
+            let request = Request::post("/").body(Body::empty()).unwrap();
+            let answer = router.clone().oneshot(request).await.unwrap();
+            let expected = if number < 7 { 101 } else { 429 };
+            assert_eq!(answer.status(), expected, "request {number}");
+        }
+        drop((router, kept));
+        let all: Vec<_> = (0..8).map_while(|_| gate.enter().ok()).collect();
+        assert_eq!(all.len(), 8, "the places were given back");
     }
 
     #[tokio::test]

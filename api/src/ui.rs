@@ -1,7 +1,8 @@
 //! The dashboard at `/ui`: pages made here, kept live by fetching themselves every two seconds. No script but the
 //! files beside them, nothing from elsewhere.
 //!
-//! Who may look: holders of an operator key, after signing in. The session lies in a cookie that only these pages get
+//! Who may look: holders of an operator key, after signing in; keys are also looked after by those who administer their
+//! organisation or workspace. The session lies in a cookie that only these pages get
 //! and no script can read. Whatever changes something is a form that posts, and a post is only taken from our own
 //! pages ([`gate`]).
 
@@ -13,6 +14,8 @@ mod exports;
 mod gate;
 pub(crate) mod history;
 mod jobs;
+mod keys;
+mod limits;
 mod quarantine;
 mod queues;
 mod schedules;
@@ -25,19 +28,20 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use axum::routing::{get, post};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use http::{HeaderMap, HeaderValue, StatusCode, Uri};
+use towpath_domain::RequestId;
 
 use crate::app::App;
 use crate::errors::ApiError;
+use crate::routes::{Listed, Route};
 
 pub(crate) use gate::Links;
 
 /// The pages, in the order of their tabs.
-pub(crate) const PAGES: [(&str, &str); 8] = [
+pub(crate) const PAGES: [(&str, &str); 10] = [
     ("/ui/traces", "Traces"),
     ("/ui/queues", "Queues"),
     ("/ui/jobs", "Jobs"),
@@ -45,7 +49,9 @@ pub(crate) const PAGES: [(&str, &str); 8] = [
     ("/ui/deployments", "Deployments"),
     ("/ui/exports", "Exports"),
     ("/ui/schedules", "Schedules"),
+    ("/ui/limits", "Limits"),
     ("/ui/dead", "Dead letters"),
+    ("/ui/keys", "Keys"),
 ];
 
 /// Set by htmx on what it asks for.
@@ -53,64 +59,108 @@ const HX_REQUEST: HeaderName = HeaderName::from_static("hx-request");
 
 /// Everything below `/ui`.
 pub(crate) fn routes(app: &App) -> Router<App> {
-    let signed_in = Router::new()
-        .route("/ui/traces", get(traces::projects))
-        .route("/ui/traces/{project_id}", get(traces::runs))
-        .route("/ui/traces/{project_id}/{run_id}", get(traces::trace))
-        .route("/ui/quarantine", get(quarantine::list))
-        .route("/ui/quarantine/{entry_id}", get(quarantine::detail))
-        .route("/ui/quarantine/{entry_id}/{action}", post(quarantine::act))
-        .route("/ui/queues", get(queues::page))
-        .route("/ui/queues/{pool}/{action}", post(queues::act))
-        .route("/ui/jobs", get(jobs::list))
-        .route("/ui/jobs/{job_id}", get(jobs::detail))
-        .route("/ui/jobs/{job_id}/{action}", post(jobs::act))
-        .route("/ui/workers", get(workers::page))
-        .route("/ui/workers/{worker_id}/drain", post(workers::drain))
-        .route("/ui/deployments", get(deployments::list))
-        .route("/ui/deployments/{deployment_id}", get(deployments::detail))
-        .route("/ui/deployments/{deployment_id}/delete", post(deployments::delete))
-        .route("/ui/revisions/{revision_id}", get(deployments::revision))
-        .route("/ui/revisions/{revision_id}/{action}", post(deployments::act))
-        .route("/ui/exports", get(exports::list))
-        .route("/ui/exports/destinations", get(destinations::list))
-        .route(
-            "/ui/exports/destinations/{destination_id}/delete",
-            post(destinations::delete),
-        )
-        .route("/ui/exports/{export_id}", get(exports::detail))
-        .route("/ui/schedules", get(schedules::page))
-        .route("/ui/schedules/{schedule_id}/{action}", post(schedules::act))
-        .route("/ui/dead", get(dead::page))
-        .route("/ui/dead/{job_id}/retry", post(dead::retry))
-        .route_layer(from_fn_with_state(app.clone(), gate::signed_in));
-    Router::new()
-        .route("/", get(async || Redirect::to("/ui/queues")))
-        .route("/ui", get(async || Redirect::to("/ui/queues")))
-        .route("/ui/", get(async || Redirect::to("/ui/queues")))
+    listed(app).router()
+}
+
+/// The routes that need a session.
+pub(crate) fn behind_the_gate() -> Vec<Route> {
+    signed_in().routes()
+}
+
+/// The routes that everybody gets.
+pub(crate) fn before_the_gate() -> Vec<Route> {
+    open().routes()
+}
+
+fn listed(app: &App) -> Listed<App> {
+    let signed_in = signed_in().within(|router| router.route_layer(from_fn_with_state(app.clone(), gate::signed_in)));
+    open().merge(signed_in).within(|router| {
+        router
+            .layer(from_fn_with_state(app.clone(), gate::own_name))
+            .layer(from_fn(guarded))
+    })
+}
+
+/// What only those get who have signed in. Each has a line in [`crate::scopes`].
+fn signed_in() -> Listed<App> {
+    Listed::new()
+        .get("/ui/traces", traces::projects)
+        .get("/ui/traces/{project_id}", traces::runs)
+        .get("/ui/traces/{project_id}/{run_id}", traces::trace)
+        .get("/ui/quarantine", quarantine::list)
+        .get("/ui/quarantine/{entry_id}", quarantine::detail)
+        .post("/ui/quarantine/{entry_id}/{action}", quarantine::act)
+        .get("/ui/queues", queues::page)
+        .post("/ui/queues/{pool}/{action}", queues::act)
+        .get("/ui/jobs", jobs::list)
+        .get("/ui/jobs/{job_id}", jobs::detail)
+        .post("/ui/jobs/{job_id}/{action}", jobs::act)
+        .get("/ui/workers", workers::page)
+        .post("/ui/workers/{worker_id}/drain", workers::drain)
+        .get("/ui/deployments", deployments::list)
+        .get("/ui/deployments/{deployment_id}", deployments::detail)
+        .post("/ui/deployments/{deployment_id}/delete", deployments::delete)
+        .get("/ui/revisions/{revision_id}", deployments::revision)
+        .post("/ui/revisions/{revision_id}/{action}", deployments::act)
+        .get("/ui/exports", exports::list)
+        .get("/ui/exports/destinations", destinations::list)
+        .post("/ui/exports/destinations/{destination_id}/delete", destinations::delete)
+        .get("/ui/exports/{export_id}", exports::detail)
+        .get("/ui/schedules", schedules::page)
+        .post("/ui/schedules/{schedule_id}/{action}", schedules::act)
+        .get("/ui/limits", limits::page)
+        .get("/ui/dead", dead::page)
+        .post("/ui/dead/{job_id}/retry", dead::retry)
+        .get("/ui/keys", keys::page)
+        .post("/ui/keys", keys::create)
+        .post("/ui/keys/{key_id}/{action}", keys::act)
+}
+
+/// What everybody gets.
+fn open() -> Listed<App> {
+    Listed::new()
+        .get("/", async || Redirect::to("/ui/queues"))
+        .get("/ui", async || Redirect::to("/ui/queues"))
+        .get("/ui/", async || Redirect::to("/ui/queues"))
         // Where `langgraph deploy` says that a deployment can be looked at.
-        .route(
+        .get(
             "/o/{tenant_id}/host/deployments/{deployment_id}",
-            get(deployments::from_client),
+            deployments::from_client,
         )
-        .route("/ui/assets/{name}", get(assets::get))
-        .route("/ui/sign-in", get(gate::ask).post(gate::sign_in))
-        .route("/ui/sign-out", post(gate::sign_out))
-        .route("/ui/enter", get(gate::enter))
-        .merge(signed_in)
-        .layer(from_fn_with_state(app.clone(), gate::own_name))
-        .layer(from_fn(guarded))
+        .get("/ui/assets/{name}", assets::get)
+        .get("/ui/sign-in", gate::ask)
+        .post("/ui/sign-in", gate::sign_in)
+        .post("/ui/sign-out", gate::sign_out)
+        .get("/ui/enter", gate::enter)
+}
+
+tokio::task_local! {
+    static NONCE: String;
+}
+
+/// What marks the scripts of the page that is made now as the page's own; empty where no page is.
+pub(crate) fn nonce() -> String {
+    NONCE.try_with(Clone::clone).unwrap_or_default()
 }
 
 /// What every answer tells the browser: load nothing from elsewhere, run nothing that stands in a page, be shown in
-/// no frame.
+/// no frame. Scripts are those of our assets that the page itself names: deployments answer below the same address, so
+/// that a script of this origin need not be ours. A source cannot be a path without its host, which a proxy may have
+/// changed; a nonce needs neither.
 async fn guarded(request: Request, next: axum::middleware::Next) -> Response {
-    const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-                          form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-    let mut response = next.run(request).await;
+    // 74 bits of it are random, and it is worth something to this one answer alone.
+    let nonce = RequestId::new().to_string();
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+         form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    );
+    let mut response = NONCE.scope(nonce, next.run(request)).await;
     let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_str(&policy).unwrap_or(HeaderValue::from_static("default-src 'none'")),
+    );
     for (name, value) in [
-        (CONTENT_SECURITY_POLICY, POLICY),
         (X_FRAME_OPTIONS, "DENY"),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "same-origin"),
@@ -157,8 +207,17 @@ struct Page<'a> {
 impl Asked {
     /// A page that renews itself.
     fn page(&self, title: &str, here: &str, content: &impl Template) -> Response {
+        self.rendered(title, here, true, content)
+    }
+
+    /// A page that stays as it is.
+    fn still(&self, title: &str, here: &str, content: &impl Template) -> Response {
+        self.rendered(title, here, false, content)
+    }
+
+    fn rendered(&self, title: &str, here: &str, live: bool, content: &impl Template) -> Response {
         match content.render() {
-            Ok(content) => self.framed(StatusCode::OK, title, here, true, &content),
+            Ok(content) => self.framed(StatusCode::OK, title, here, live, &content),
             Err(error) => {
                 tracing::error!(%error, "a page cannot be rendered");
                 StatusCode::INTERNAL_SERVER_ERROR.into_response()

@@ -289,7 +289,7 @@ SUITES = (
     ),
     Suite(
         "faults",
-        "slow, silent and cut lines, a database that restarts, full disks; its figures are read",
+        "slow, silent and cut lines, thousands of slow clients, a database that restarts, full disks; its figures are read",
         LAST,
         rust_tests("faults"),
         SERVED,

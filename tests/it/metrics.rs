@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use reqwest::Method;
 use serde_json::json;
-use towpath_tests::{Api, World, until};
+use towpath_tests::{Api, Layout, World, until};
 
 use crate::load::{PATIENCE, project};
 use crate::tree;
 
 /// Documented, and only there once something special happened: a failure, a fault, a Redis, a PostgreSQL, a pause.
-const SPECIAL: [&str; 22] = [
+const SPECIAL: [&str; 25] = [
     "towpath_build_program_seconds",
     "towpath_dead_letters_total",
     "towpath_deployment_agents",
@@ -19,6 +19,9 @@ const SPECIAL: [&str; 22] = [
     "towpath_gateway_held_seconds",
     "towpath_hints_dropped_total",
     "towpath_lane_waits_total",
+    "towpath_limited_total",
+    "towpath_limits_counted_apart_total",
+    "towpath_limits_shared",
     "towpath_object_store_errors_total",
     "towpath_queue_paused",
     "towpath_redis_reconnects_total",
@@ -133,7 +136,9 @@ async fn a_working_server_shows_its_families_and_their_values_move() {
 
 #[tokio::test]
 async fn strangers_add_no_series_and_ids_are_no_labels() {
-    let world = World::embedded().await;
+    // One after another they send more wrong keys than an address may.
+    let plan = World::plan(Layout::Embedded).env("TOWPATH_HTTP_FAILED_KEYS_PER_MINUTE", "0");
+    let world = plan.start().await.expect("the embedded world needs no server");
     work(&world.api).await;
     probe(&world.api, 0..20).await;
     // A scrape is a request too, and shows in the next one.

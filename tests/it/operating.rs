@@ -145,6 +145,7 @@ impl Operator {
     async fn reads_why_jobs_wait(&mut self) {
         let well = self.says(&["doctor", "--for", "api"]).await;
         assert!(well.contains("is ready") && !well.contains("FAILED"), "{well}");
+        assert!(well.contains("no worker builds and runs them"), "{well}");
         let paused = self.says(&["queues", "pause", "export_parts"]).await;
         assert!(paused.contains("paused"), "{paused}");
         let (exports, generated, project) = self.record(11).await;

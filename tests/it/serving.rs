@@ -1,7 +1,11 @@
 //! Each role starts, tells its health, and drains on SIGTERM.
 
+use std::time::Duration;
+
 use serde_json::json;
-use towpath_tests::{Api, Process, Program, World};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use towpath_tests::{Api, Exit, Process, Program, World, free_address};
 
 #[tokio::test]
 async fn embedded_serves_and_drains() {
@@ -30,6 +34,36 @@ async fn every_role_of_a_cluster_serves_and_drains() {
     serves_health(&world.processes).await;
     asks_for_a_key(&world.api).await;
     world.stop().await;
+}
+
+/// A server whose database takes the connection and says nothing: as with a long migration there is nothing to drain yet.
+#[tokio::test]
+async fn a_start_that_takes_long_can_be_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = database.local_addr().unwrap();
+    let program = Program {
+        name: "serve".to_owned(),
+        args: ["serve", "--role", "api", "--listen", &free_address().to_string()]
+            .map(str::to_owned)
+            .to_vec(),
+        env: vec![
+            (
+                "DATABASE_URI".to_owned(),
+                format!("postgres://nobody:nothing@{at}/none"),
+            ),
+            ("TOWPATH_DATA_DIR".to_owned(), folder.path().display().to_string()),
+        ],
+        address: None,
+        folder: folder.path().to_owned(),
+    };
+    let mut server = Process::spawn(&program);
+    let connected = timeout(Duration::from_secs(60), database.accept()).await;
+    let _silent = connected
+        .expect("the server connects to its database within a minute")
+        .unwrap();
+    let exit = server.terminate(Duration::from_secs(30)).await;
+    assert_eq!(exit, Exit::Code(0), "{}", server.log_text());
 }
 
 async fn serves_health(processes: &[Process]) {

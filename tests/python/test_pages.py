@@ -21,10 +21,10 @@ expect = playwright.expect
 
 IMAGES = harness.ROOT / "docs" / "images"
 BROWSER = next(filter(None, (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome"))), None)
-PAGES = ["traces", "queues", "jobs", "workers", "deployments", "exports", "schedules", "dead"]
+PAGES = ["traces", "queues", "jobs", "workers", "deployments", "exports", "schedules", "limits", "dead"]
 # Pictures that the documents keep.
 PICTURED = {
-    (name, "light") for name in [*PAGES, "project", "trace", "job", "export", "deployment", "revision", "sign-in"]
+    (name, "light") for name in [*(page for page in PAGES if page != "limits"), "project", "trace", "job", "export", "deployment", "revision", "sign-in"]
 } | {(name, look) for name in ("trace", "queues", "job") for look in ("dark", "phone")}
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.timezone.utc)
 

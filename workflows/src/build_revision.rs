@@ -18,16 +18,17 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use towpath_compute::{Error, Log};
-use towpath_domain::deployment::{DeploymentStatus, RevisionStatus};
+use towpath_domain::deployment::{DeploymentStatus, LogKind, RevisionStatus};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, RevisionId, TenantId, failpoint};
 use towpath_durable::{Again, Cancelled, Ctx, Failure, Lane, Outcome, Start, Verdict, Workflow};
 use towpath_store::deployments::{self, Deployment};
 use towpath_store::revisions::{self, Revision};
-use towpath_store::{self as store, Tx};
+use towpath_store::{self as store, Tx, revision_keys};
 
-use crate::deployment_log::DeploymentLog;
-use crate::hosting::{Hosting, lane_of, record_key};
+use crate::deployment_log::{DeploymentLog, Owner};
+use crate::hosting::{Hosting, ensure_key, lane_of};
+use crate::world::room_on;
 use crate::{World, metric};
 
 /// Builds one revision and rolls it out.
@@ -99,13 +100,20 @@ impl Workflow for BuildRevision {
         if revision.status.is_final() {
             return ctx.done();
         }
-        let build = DeploymentLog::build(&world.store, tenant, deployment.id, revision.id);
+        let owner = Owner {
+            tenant,
+            deployment: deployment.id,
+            revision: revision.id,
+            kind: LogKind::Build,
+        };
+        let build = hosting.log(&world.store, owner, Vec::new());
         let work = Work {
             world,
             hosting,
             deployment: &deployment,
             revision: &revision,
             log: build.log(),
+            lines: &build,
         };
         let outcome = work.perform(ctx).await;
         if let Err(failure) = &outcome {
@@ -129,8 +137,16 @@ impl Workflow for BuildRevision {
             Ended::TimedOut => revisions::fail(tx, tenant, revision, "the revision took longer than it may").await,
         };
         match written {
+            Ok(_) => {
+                let serves = revisions::get(tx, tenant, revision).await?.status == RevisionStatus::Deployed;
+                if serves {
+                    Ok(())
+                } else {
+                    revision_keys::revoke(tx, tenant, revision).await
+                }
+            }
             // The deployment is gone, and the revision with it.
-            Ok(_) | Err(store::Error::NotFound) => Ok(()),
+            Err(store::Error::NotFound) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -147,6 +163,8 @@ struct Work<'a> {
     deployment: &'a Deployment,
     revision: &'a Revision,
     log: &'a Log,
+    /// Where the lines of `log` go.
+    lines: &'a DeploymentLog,
 }
 
 impl Work<'_> {
@@ -162,9 +180,11 @@ impl Work<'_> {
                 })
                 .await;
         }
-        let key = self.hosting.make_platform_key(self.deployment.id)?;
+        if self.revision.source.is_built() {
+            room_on(&self.world.disks.data)?;
+        }
         ctx.commit(async |tx| {
-            record_key(tx, self.deployment, &key).await?;
+            ensure_key(tx, &self.world.sealer, self.deployment, self.revision).await?;
             deployments::ready(tx, tenant, self.deployment.id).await.map(drop)
         })
         .await?;
@@ -173,11 +193,15 @@ impl Work<'_> {
         if !is_built && !self.hosting.backend.runs_images() {
             return self.refuse_image(ctx).await;
         }
-        let artifact = if is_built {
+        // Held until the revision serves: a deployment that is deleted, or a round of tidying, leaves the artifact alone.
+        let (artifact, _using) = if is_built {
             self.artifact(ctx).await?
         } else {
             self.image(ctx).await?
         };
+        if is_built {
+            self.packages(ctx, &artifact).await?;
+        }
         failpoint::hit("deploy.built");
         self.deploy(ctx, &artifact).await
     }
@@ -205,11 +229,21 @@ impl Work<'_> {
         log.info(format!("{step}: {seconds:.2} s"));
     }
 
+    /// A log of how the revision is deployed, where no secret is said.
+    fn deploy_log(&self) -> DeploymentLog {
+        let owner = Owner {
+            tenant: self.deployment.tenant_id,
+            deployment: self.deployment.id,
+            revision: self.revision.id,
+            kind: LogKind::Deploy,
+        };
+        self.hosting.log(&self.world.store, owner, Vec::new())
+    }
+
     async fn refuse_image(&self, ctx: &mut Ctx) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
-        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let deploy = self.deploy_log();
         let why = format!(
             "no container backend is configured: this installation runs deployments as processes of its machine, and \
              cannot start the image of the source {}",

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use towpath_domain::job::{Ended, RetryPolicy};
 use towpath_domain::{DeploymentId, JobId, TenantId};
 use towpath_durable::{Again, Ctx, Failure, Outcome, Start, Verdict, Workflow};
-use towpath_store::{self as store, Tx, access, artifacts, deployments, source_uploads};
+use towpath_store::{self as store, Tx, access, deployments, revision_keys, source_uploads};
 
 use crate::hosting::lane_of;
 use crate::{World, delete_project, images};
@@ -43,17 +43,18 @@ impl Workflow for DeleteDeployment {
         let &Self { tenant, deployment } = self;
         let hosting = world.hosting()?;
         let _lock = hosting.lock(deployment).await;
-        // First: the key goes with the folder it lies in.
-        if let Some(key) = hosting.platform_key(deployment) {
-            ctx.commit(async |tx| access::revoke_secret(tx, &key).await).await?;
-        }
+        // First: the former key goes with the folder it lies in.
+        let former = hosting.former_key(deployment);
+        ctx.commit(async |tx| {
+            revision_keys::revoke_all(tx, tenant, deployment, None).await?;
+            match &former {
+                Some(key) => access::revoke_secret(tx, key).await,
+                None => Ok(()),
+            }
+        })
+        .await?;
         hosting.backend.remove(deployment).await.retry()?;
-        let keys = world
-            .store
-            .read(async |tx| artifacts::only_of(tx, tenant, deployment).await)
-            .await
-            .retry()?;
-        hosting.remove(keys).await?;
+        hosting.remove(&world.store, tenant, deployment).await?;
         let archives = world
             .store
             .read(async |tx| source_uploads::paths(tx, tenant, deployment).await)

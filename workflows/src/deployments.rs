@@ -9,13 +9,29 @@ use towpath_domain::deployment::{
     RevisionStatus, Source, SourceConfig, Standing, merge_secrets,
 };
 use towpath_domain::git::{RepoUrl, TokenHost};
-use towpath_domain::{DeploymentId, IntegrationId, Rejection, RevisionId, TenantId};
+use towpath_domain::{DeploymentId, IntegrationId, Patch, Rejection, RevisionId, Scope, TenantId};
 use towpath_store::deployments::{self, Deployment, NewDeployment};
 use towpath_store::revisions::{self, NewRevision, Revision};
 use towpath_store::sealing::Sealer;
 use towpath_store::{self as store, Tx, integrations, listeners, projects, source_uploads};
 
 use crate::{build_revision, delete_deployment};
+
+/// Refuses a workspace where another one has deployments: their processes may reach each other.
+///
+/// # Errors
+/// Another one has; those of the database.
+pub async fn check_workspace(tx: &mut Tx<'_>, tenant: TenantId) -> store::Result<()> {
+    if deployments::others_have(tx, tenant).await? {
+        return Err(Rejection::rule(
+            "deployments.trust",
+            "deployments run as processes of one machine, and another workspace has some: the operator may allow that \
+             with the setting deployments.trust = all, or run containers with deployments.backend = docker",
+        )
+        .into());
+    }
+    Ok(())
+}
 
 /// Records a deployment with its tracing project and its first revision. `request` was admitted and answered `first`.
 ///
@@ -95,6 +111,9 @@ pub async fn change(
     let (config, request) = admit(change, &before, &latest, anew)?;
     if request.as_ref().map(RevisionRequest::is_empty) != expected.as_ref().map(RevisionRequest::is_empty) {
         return Err(store::Error::Stale);
+    }
+    if change.config.key_scopes != Patch::Absent {
+        check_key_scopes(tx, tenant, &config).await?;
     }
     deployments::configure(tx, tenant, id, &config).await?;
     let Some(request) = request else {
@@ -380,6 +399,20 @@ async fn check_references(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConf
         let field = "source_config.listener_config.k8s_namespace";
         let text = format!("{field} must be null: the listener's compute type is not k8s");
         return Err(Rejection::rule(field, text).into());
+    }
+    check_key_scopes(tx, tenant, config).await
+}
+
+/// Refuses scopes of deployments that are not of this workspace.
+async fn check_key_scopes(tx: &mut Tx<'_>, tenant: TenantId, config: &SourceConfig) -> store::Result<()> {
+    for scope in config.key_scopes.iter().flatten() {
+        if let Scope::AgentsInvokeOf(id) = scope {
+            missing(
+                deployments::get(tx, tenant, *id).await,
+                "source_config.key_scopes",
+                "there is no such deployment in this workspace as agents:invoke:<deployment id> names",
+            )?;
+        }
     }
     Ok(())
 }

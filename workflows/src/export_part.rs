@@ -43,6 +43,7 @@ use towpath_traces::schema::Selection;
 use crate::World;
 use crate::clean_export::{self, CleanExport};
 use crate::metric;
+use crate::world::room_on;
 use cursor::{Cursor, PendingUpload};
 use file::Made;
 pub(crate) use file::{compression, failed};
@@ -96,6 +97,9 @@ impl Workflow for ExportPart {
         let has_rows = !plan.parts.is_empty();
         if has_rows {
             let destination = world.destination(tenant, plan.export.destination_id).await?;
+            if destination.is_folder() {
+                room_on(&world.disks.exports)?;
+            }
             plan.options.part_bytes = plan.options.part_bytes.min(destination.part_bytes());
             self.give_up_earlier_uploads(ctx, world, &destination).await?;
             let own = format!("{}/{run}-", plan.run.prefix);

@@ -2,21 +2,24 @@
 //! what ended, and stops what nothing names any more.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::path::Path;
-use tokio::task::JoinSet;
+use tokio::sync::Semaphore;
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::metric;
 use towpath_domain::DeploymentId;
+use towpath_domain::deployment::LogKind;
 use towpath_durable::{Failure, Verdict};
 use towpath_store::placements::{self, Placement, PlacementState};
 use towpath_store::{deployments, revision_logs, revisions, source_uploads};
 
-use crate::World;
 use crate::hosting::Hosting;
+use crate::{World, sweep_archives};
 
 /// Looked at even when nothing happened: a placement may be another process's doing.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -27,10 +30,17 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const STEADY: Duration = Duration::from_secs(60);
 /// What nothing needs any more is looked for this often.
 const PRUNE_EVERY: Duration = Duration::from_secs(600);
+/// Artifacts stay for so long after they were used.
+const IDLE_HOURS: u64 = 1;
 /// Lines of agent servers are kept this long.
 const LINES_KEPT: Duration = Duration::from_secs(7 * 86_400);
 /// Lines, or uploads, of one statement.
 const LINES: i64 = 1000;
+
+/// Requests wait for pauses up to this; beyond it they are answered at once that nothing serves.
+const SHORT_PAUSE: Duration = Duration::from_secs(2);
+/// One that did not answer so many times in a row hangs.
+const MISSES: u32 = 3;
 
 /// How often a deployment ended or did not start of late.
 struct Trouble {
@@ -49,39 +59,34 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
     }
-    let mut trouble: HashMap<DeploymentId, Trouble> = HashMap::new();
-    let mut starting: JoinSet<(DeploymentId, bool)> = JoinSet::new();
-    let mut under_way: HashSet<DeploymentId> = HashSet::new();
+    let mut keeping = Keeping::new(world, hosting, stop);
     let mut pruned = Instant::now();
     loop {
-        if let Err(error) = look(&world, &hosting, &mut trouble, &mut starting, &mut under_way, &stop).await {
+        if let Err(error) = keeping.look().await {
             tracing::warn!(%error, "deployments cannot be looked at; it is tried again");
         }
         if pruned.elapsed() >= PRUNE_EVERY {
             pruned = Instant::now();
-            if let Err(error) = prune(&world, &hosting).await {
-                tracing::warn!(%error, "artifacts and lines that nothing needs are left to the next round");
-            }
+            tidy(&keeping.world, &keeping.hosting).await;
         }
-        let soonest = trouble
-            .values()
-            .map(|trouble| trouble.not_before)
-            .filter(|at| *at > Instant::now())
-            .min();
-        let pause = soonest.map_or(LOOK_EVERY, |at| LOOK_EVERY.min(at - Instant::now()));
-        tokio::select! {
+        let pause = keeping.pause();
+        let Keeping {
+            tasks, hosting, stop, ..
+        } = &mut keeping;
+        let done = tokio::select! {
             () = stop.cancelled() => break,
-            Some(Ok((deployment, well))) = starting.join_next() => {
-                under_way.remove(&deployment);
-                note(&mut trouble, deployment, well);
-            }
-            () = hosting.backend.ended() => {}
-            () = hosting.nudged() => {}
-            () = tokio::time::sleep(pause) => {}
+            Some(done) = tasks.join_next_with_id() => Some(done),
+            () = hosting.backend.ended() => None,
+            () = hosting.nudged() => None,
+            () = tokio::time::sleep(pause) => None,
+        };
+        if let Some(done) = done {
+            keeping.done(done);
         }
     }
-    starting.shutdown().await;
-    hosting.backend.stop_all().await;
+    // Each hears the same token, and stops what it started.
+    while keeping.tasks.join_next().await.is_some() {}
+    keeping.hosting.backend.stop_all().await;
 }
 
 /// Has placements say that nothing runs yet, and ends what an earlier life left. In this order: a request that was sent
@@ -95,9 +100,27 @@ async fn begin(world: &World, hosting: &Hosting) -> Result<(), Failure> {
     hosting.backend.begin().await.retry()
 }
 
-async fn prune(world: &World, hosting: &Hosting) -> Result<(), Failure> {
-    hosting.prune(&world.store).await?;
-    sweep_uploads(world).await?;
+/// Removes what nothing needs. A chore that fails keeps no other from being done.
+pub async fn tidy(world: &World, hosting: &Hosting) {
+    let chores = [
+        ("artifacts", hosting.prune(&world.store, IDLE_HOURS).await),
+        ("uploads", sweep_uploads(world).await.map(drop)),
+        (
+            "source archives",
+            sweep_archives::run(world, hosting.settings.keep_artifacts)
+                .await
+                .map(drop),
+        ),
+        ("lines", forget_lines(world).await),
+    ];
+    for (what, done) in chores {
+        if let Err(error) = done {
+            tracing::warn!(%error, "{what} that nothing needs are left to the next round");
+        }
+    }
+}
+
+async fn forget_lines(world: &World) -> Result<(), Failure> {
     let before = world.store.clock().now().minus(LINES_KEPT);
     loop {
         let gone = world
@@ -141,46 +164,183 @@ pub async fn sweep_uploads(world: &World) -> Result<usize, Failure> {
     }
 }
 
-async fn look(
-    world: &Arc<World>,
-    hosting: &Arc<Hosting>,
-    trouble: &mut HashMap<DeploymentId, Trouble>,
-    starting: &mut JoinSet<(DeploymentId, bool)>,
-    under_way: &mut HashSet<DeploymentId>,
-    stop: &CancellationToken,
-) -> Result<(), Failure> {
-    let wanted = world.store.read(async |tx| placements::all(tx).await).await.retry()?;
-    let named: HashSet<DeploymentId> = wanted.iter().map(|placement| placement.deployment_id).collect();
-    trouble.retain(|deployment, _| named.contains(deployment));
-    for placement in wanted {
+/// What is being done about deployments.
+struct Keeping {
+    world: Arc<World>,
+    hosting: Arc<Hosting>,
+    stop: CancellationToken,
+    trouble: HashMap<DeploymentId, Trouble>,
+    tasks: JoinSet<Done>,
+    /// Also of a task that panics it is known what it was for.
+    under_way: HashMap<Id, DeploymentId>,
+    /// Starts at a time: each loads the graphs of a deployment.
+    starts: Arc<Semaphore>,
+    asked: Instant,
+    /// How many times in a row an agent server did not answer.
+    misses: HashMap<DeploymentId, u32>,
+}
+
+/// How a task about a deployment ended.
+enum Done {
+    Started(bool),
+    Stopped,
+    Answered(bool),
+}
+
+impl Keeping {
+    fn new(world: Arc<World>, hosting: Arc<Hosting>, stop: CancellationToken) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Self {
+            world,
+            hosting,
+            stop,
+            trouble: HashMap::new(),
+            tasks: JoinSet::new(),
+            under_way: HashMap::new(),
+            // One that hangs must not keep all others waiting.
+            starts: Arc::new(Semaphore::new((cores / 2).max(2))),
+            asked: Instant::now(),
+            misses: HashMap::new(),
+        }
+    }
+
+    /// How long nothing needs to be done unless something happens.
+    fn pause(&self) -> Duration {
+        let now = Instant::now();
+        let soonest = self.trouble.values().map(|trouble| trouble.not_before);
+        let soonest = soonest.filter(|at| *at > now).min();
+        soonest.map_or(LOOK_EVERY, |at| LOOK_EVERY.min(at - now))
+    }
+
+    fn done(&mut self, done: Result<(Id, Done), JoinError>) {
+        let (id, done) = match done {
+            Ok(done) => done,
+            Err(error) => {
+                tracing::error!(%error, "keeping a deployment broke off; it is tried again");
+                (error.id(), Done::Started(false))
+            }
+        };
+        let Some(deployment) = self.under_way.remove(&id) else {
+            return;
+        };
+        match done {
+            Done::Started(well) => note(&mut self.trouble, deployment, well),
+            Done::Stopped => {}
+            Done::Answered(true) => {
+                self.misses.remove(&deployment);
+            }
+            Done::Answered(false) => *self.misses.entry(deployment).or_default() += 1,
+        }
+    }
+
+    async fn look(&mut self) -> Result<(), Failure> {
+        let read = self.world.store.read(async |tx| placements::all(tx).await);
+        let placements = read.await.retry()?;
+        let named: HashSet<DeploymentId> = placements.iter().map(|placement| placement.deployment_id).collect();
+        self.trouble.retain(|deployment, _| named.contains(deployment));
+        self.misses.retain(|deployment, _| named.contains(deployment));
+        let busy: HashSet<DeploymentId> = self.under_way.values().copied().collect();
+        let asks = self.asked.elapsed() >= self.hosting.settings.ask_every;
+        if asks {
+            self.asked = Instant::now();
+        }
+        for placement in placements.into_iter().filter(|one| !busy.contains(&one.deployment_id)) {
+            let id = placement.deployment_id;
+            let state = self.hosting.backend.state(id);
+            let runs = state.is_some_and(|state| state.revision == placement.revision_id);
+            let serves = runs && placement.state == PlacementState::Serving;
+            if serves && self.misses.get(&id).is_some_and(|misses| *misses >= MISSES) {
+                self.misses.remove(&id);
+                tracing::warn!(deployment.id = %id, "the agent server of a deployment does not answer; it is stopped");
+                self.stop(id);
+            } else if serves && asks {
+                self.ask(id);
+            } else if !serves {
+                self.start(placement, runs).await?;
+            }
+        }
+        let running = self.hosting.backend.running().into_iter();
+        for id in running.filter(|id| !named.contains(id) && !busy.contains(id)) {
+            self.stop(id);
+        }
+        Ok(())
+    }
+
+    /// Starts what a placement names, unless it has to wait.
+    async fn start(&mut self, placement: Placement, runs: bool) -> Result<(), Failure> {
         let id = placement.deployment_id;
-        let runs = hosting
-            .backend
-            .state(id)
-            .is_some_and(|state| state.revision == placement.revision_id);
-        let told = placement.state == PlacementState::Serving;
-        let waits = trouble
-            .get(&id)
-            .is_some_and(|trouble| trouble.not_before > Instant::now());
-        if (runs && told) || waits || under_way.contains(&id) {
-            continue;
-        }
         // Held by a switch that is under way.
-        let Some(lock) = hosting.try_lock(id) else { continue };
-        under_way.insert(id);
-        let (world, hosting, stop) = (Arc::clone(world), Arc::clone(hosting), stop.clone());
-        starting.spawn(async move {
-            let well = restore(&world, &hosting, &placement, &stop).await;
-            drop(lock);
-            (id, well)
-        });
-    }
-    for id in hosting.backend.running().into_iter().filter(|id| !named.contains(id)) {
-        if let Some(_lock) = hosting.try_lock(id) {
-            hosting.backend.stop(id).await;
+        let Some(lock) = self.hosting.try_lock(id) else {
+            return Ok(());
+        };
+        let now = Instant::now();
+        let trouble = self.trouble.get(&id).filter(|trouble| trouble.not_before > now);
+        if let Some(trouble) = trouble {
+            if !runs && placement.state == PlacementState::Serving {
+                let wait = trouble.not_before - now;
+                return ended(&self.world, &placement, wait).await;
+            }
+            return Ok(());
         }
+        self.misses.remove(&id);
+        let (world, hosting) = (Arc::clone(&self.world), Arc::clone(&self.hosting));
+        let (stop, starts) = (self.stop.clone(), Arc::clone(&self.starts));
+        let task = self.tasks.spawn(async move {
+            let permit = tokio::select! {
+                permit = starts.acquire_owned() => permit,
+                () = stop.cancelled() => return Done::Started(false),
+            };
+            let well = restore(&world, &hosting, &placement, &stop).await;
+            drop((permit, lock));
+            Done::Started(well)
+        });
+        self.under_way.insert(task.id(), id);
+        Ok(())
     }
-    Ok(())
+
+    /// Stops what runs of a deployment, while the others are looked after.
+    fn stop(&mut self, id: DeploymentId) {
+        let Some(lock) = self.hosting.try_lock(id) else { return };
+        let hosting = Arc::clone(&self.hosting);
+        let task = self.tasks.spawn(async move {
+            hosting.backend.stop(id).await;
+            drop(lock);
+            Done::Stopped
+        });
+        self.under_way.insert(task.id(), id);
+    }
+
+    /// Asks an agent server whether it is well.
+    fn ask(&mut self, id: DeploymentId) {
+        let hosting = Arc::clone(&self.hosting);
+        let task = self.tasks.spawn(async move {
+            // One that has ended meanwhile is found by its end.
+            let away = hosting.backend.state(id).is_none();
+            Done::Answered(away || hosting.backend.answers(id).await)
+        });
+        self.under_way.insert(task.id(), id);
+    }
+}
+
+/// Records that what served has ended and is started again only after `wait`: its port may be another's by then.
+async fn ended(world: &World, placement: &Placement, wait: Duration) -> Result<(), Failure> {
+    metrics::counter!(metric::RESTARTS).increment(1);
+    tracing::warn!(
+        deployment.id = %placement.deployment_id,
+        wait_seconds = wait.as_secs(),
+        "the agent server of a deployment ended by itself again; it is started after a pause"
+    );
+    // Requests wait for a short pause.
+    let why = (wait > SHORT_PAUSE).then(|| {
+        format!(
+            "the agent server ended by itself again and again; it is started in {} s",
+            wait.as_secs()
+        )
+    });
+    let written = world
+        .store
+        .write(async |tx| placements::ended(tx, placement, why.as_deref()).await);
+    written.await.retry()
 }
 
 fn note(trouble: &mut HashMap<DeploymentId, Trouble>, deployment: DeploymentId, well: bool) {
@@ -260,21 +420,32 @@ async fn start(
                 metrics::counter!(metric::RESTARTS).increment(1);
                 tracing::warn!(deployment.id = %id, "the agent server of a deployment ended by itself");
             }
+            hosting.check_database(&placement).await?;
             world
                 .store
                 .write(async |tx| placements::switching(tx, tenant, id).await)
                 .await
                 .retry()?;
-            let (launch, log) = hosting.launch(world, &deployment, &revision, &placement.artifact)?;
+            let (launch, log) = hosting
+                .launch(world, &deployment, &revision, &placement.artifact, LogKind::Deploy)
+                .await?;
             log.log().info(if crashed {
                 "the agent server ended by itself and is started again"
             } else {
                 "the agent server is started"
             });
-            let started = match hosting.backend.stand_by(&launch, log.log(), stop).await {
-                Ok(standby) => hosting.backend.replace(&launch, standby, log.log(), stop).await,
-                Err(error) => Err(error),
+            let started = async {
+                // What an earlier build made is found; it is made where this machine has it no more. Where that fails, as
+                // on a full disk, what serves may need nothing of it.
+                match hosting.prepare(&launch, log.log(), stop).await {
+                    Err(towpath_compute::Error::Cancelled) => return Err(towpath_compute::Error::Cancelled),
+                    Err(error) => log.log().warn(error.told()),
+                    Ok(_) => {}
+                }
+                let standby = hosting.backend.stand_by(&launch, log.log(), stop).await?;
+                hosting.backend.replace(&launch, standby, log.log(), stop).await
             };
+            let started = started.await;
             if let Err(error) = &started {
                 log.log().error(error.to_string());
             }
@@ -285,8 +456,9 @@ async fn start(
             }
         }
     };
+    let database = hosting.backend.name_database(id).await.retry()?;
     let serving = world
         .store
-        .write(async |tx| placements::serving(tx, &placement, &state.address, crashed).await);
+        .write(async |tx| placements::serving(tx, &placement, &state.address, crashed, &database).await);
     serving.await.retry()
 }

@@ -16,6 +16,7 @@
 //! | [`clean_export`] | none | gives up uploads that nobody will finish |
 //! | [`build_revision`] | `deployment:<deployment>`, one place | fetches, builds and rolls out a revision |
 //! | [`delete_deployment`] | the same | tears a deployment down |
+//! | [`reseal_secrets`] | `reseal_secrets`, one place | seals secrets anew under the first encryption key |
 //!
 //! And of an agent server ([`agent`]):
 //!
@@ -44,13 +45,16 @@ pub mod images;
 pub mod index_runs;
 mod intents;
 pub mod keep_deployments;
+pub mod keeper;
 pub mod metric;
 pub mod quarantine;
+pub mod reseal_secrets;
 pub mod run_agent;
 pub mod run_export;
 pub mod send_webhook;
 pub mod spawn_export;
 pub mod sweep_agent;
+pub mod sweep_archives;
 pub mod sweep_traces;
 pub mod thread_history;
 pub mod thread_state;
@@ -75,4 +79,5 @@ pub fn registry() -> Registry<World> {
         .with::<sweep_traces::SweepTraces>()
         .with::<build_revision::BuildRevision>()
         .with::<delete_deployment::DeleteDeployment>()
+        .with::<reseal_secrets::ResealSecrets>()
 }

@@ -1,5 +1,7 @@
 //! The state of a thread outside of its runs: read as its graph reads it, and updated by whoever may.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +16,6 @@ use towpath_store::checkpoints::{self, Place};
 use towpath_store::threads::{self, Thread};
 use towpath_store::{self as store, Store, Tx, lanes, run_events, runs};
 
-use crate::agent::EVENTS_KEPT;
 use crate::run_agent::lane;
 use crate::run_agent::saver::{Saver, without_nul, write_all};
 
@@ -112,6 +113,8 @@ pub struct StateUpdate<'a> {
     pub supersteps: &'a [Vec<Update>],
     /// Scalars that reach the checkpoints.
     pub metadata: Map<String, Value>,
+    /// How long the event that tells of it is kept.
+    pub events_kept: Duration,
 }
 
 /// Times an update is done anew because something came in between.
@@ -218,11 +221,12 @@ async fn record(
     let interrupts = without_nul(Value::Object(interrupts).to_string());
     let status = ThreadStatus::after(!state.next.is_empty());
     threads::set_state(tx, tenant, thread, status, &values, &interrupts).await?;
-    tell(tx, tenant, thread, state).await
+    tell(tx, tenant, update, state).await
 }
 
 /// Whoever reads the thread's stream hears of it.
-async fn tell(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, state: &StateSnapshot) -> store::Result<()> {
+async fn tell(tx: &mut Tx<'_>, tenant: TenantId, update: &StateUpdate<'_>, state: &StateSnapshot) -> store::Result<()> {
+    let thread = update.thread;
     let last = run_events::last_id(tx, tenant, thread).await?.unwrap_or_default();
     let id: EventId = last.next(tx.now().micros() / 1000);
     let data = serde_json::to_string(state).map_err(|_| store::Error::corrupt("thread", "current_values", thread))?;
@@ -244,7 +248,7 @@ async fn tell(tx: &mut Tx<'_>, tenant: TenantId, thread: ThreadId, state: &State
         last: 0,
         last_id: id,
         frames: &log,
-        expires_at: Some(tx.now().plus(EVENTS_KEPT)),
+        expires_at: Some(tx.now().plus(update.events_kept)),
     };
     run_events::append(tx, tenant, thread, &batch).await?;
     tx.publish(thread, frame);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chrono::NaiveDate;
 use towpath_domain::export::{DestinationConfig, Limits};
-use towpath_domain::{TenantId, Timestamp};
+use towpath_domain::{Disk, Disks, TenantId, Timestamp};
 use towpath_durable::{Failure, Verdict};
 use towpath_outbound::Destination;
 use towpath_store::pending_patches::Bounds;
@@ -21,6 +21,9 @@ use crate::fold_units;
 use crate::heavy::Heavy;
 use crate::hosting::Hosting;
 
+/// How long a job waits before it looks again whether there is room on the disk.
+const ROOM_LOOK: Duration = Duration::from_secs(10);
+
 /// The world of all workflows.
 pub struct World {
     /// For reading. A workflow writes through its `Ctx`.
@@ -35,6 +38,8 @@ pub struct World {
     pub heavy: Heavy,
     /// What runs deployments, in the process that keeps them.
     pub hosting: Option<Arc<Hosting>>,
+    /// Where builds and exports to folders find room, or wait for it.
+    pub disks: Disks,
     /// Sizes.
     pub sizes: Sizes,
     /// How many exports work at the same time, and how long one may take.
@@ -151,6 +156,18 @@ impl World {
         let config = row.config().fatal()?;
         Destination::open(&self.destinations, row.destination_type, &config, credentials.as_ref()).fatal()
     }
+}
+
+/// Has a job wait where a disk is short of room: what is under way needs what there is.
+///
+/// # Errors
+/// The disk is.
+pub(crate) fn room_on(disk: &Disk) -> Result<(), Failure> {
+    if disk.is_low() {
+        tracing::info!("the disk is nearly full: the job waits");
+        return Err(Failure::Snooze(ROOM_LOOK));
+    }
+    Ok(())
 }
 
 /// What every key of a destination begins with.

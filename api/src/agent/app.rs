@@ -10,7 +10,7 @@ use towpath_queue::Queue;
 use towpath_runtime::GraphSet;
 use towpath_store::Store;
 use towpath_store::threads::Ttl;
-use towpath_workflows::agent::Rules;
+use towpath_workflows::agent::{EVENTS_KEPT, Rules};
 use towpath_workflows::run_agent::Recorder;
 
 use super::cors::Cors;
@@ -61,6 +61,8 @@ pub struct Inner {
 pub struct Settings {
     /// Requests worked on at once; more are refused with 503. Streams count until their head is sent.
     pub requests: usize,
+    /// Keys that open nothing which one address may send in a minute; more are answered 429. 0 is no limit.
+    pub failed_keys_per_minute: u32,
     /// The most bytes a body may have.
     pub body_bytes: usize,
     /// Run slots of one worker process, for `/metrics`.
@@ -74,6 +76,8 @@ pub struct Settings {
     pub mount_prefix: String,
     /// Chunks of every run are kept for resumption, not only of those that ask (`stream_resumable`).
     pub always_resumable: bool,
+    /// How long events of a run are kept after its end, and those of a thread itself.
+    pub events_kept: Duration,
     /// How long threads live that do not say.
     pub thread_ttl: Option<Ttl>,
     /// How long items of the store live that do not say, in minutes; nothing means for ever.
@@ -115,12 +119,14 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             requests: 1024,
+            failed_keys_per_minute: 60,
             body_bytes: 300 << 20,
             slots: 10,
             this_machine_only: false,
             cors: Cors::default(),
             mount_prefix: String::new(),
             always_resumable: false,
+            events_kept: EVENTS_KEPT,
             thread_ttl: None,
             item_ttl_minutes: None,
             refresh_on_read: true,
@@ -145,8 +151,8 @@ impl AgentApp {
             recorder: Recorder::new(parts.store.clone(), parts.engine.clone()),
             assistants: Assistants::new(parts.store.clone(), parts.tenant),
             looks: super::live::Looks::default(),
+            known: Keys::new(parts.settings.failed_keys_per_minute),
             parts,
-            known: Keys::default(),
             remembered: super::auth::Remembered::default(),
         }))
     }

@@ -12,11 +12,14 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use http::header::WWW_AUTHENTICATE;
 use http::{HeaderValue, StatusCode};
+use towpath_domain::Scope;
 
 use super::app::AgentApp;
 use super::errors::AgentError;
 use crate::browser::{is_called_by_own_name, may_act};
+use crate::client::Client;
 use crate::errors::ApiError;
+use crate::scopes;
 
 pub(super) use caller::{configurable, deletable, identity, record, sees, sees_assistant, visible};
 pub(super) use remembered::Remembered;
@@ -64,16 +67,20 @@ async fn require_key(app: AgentApp, request: Request, next: Next) -> Response {
     let Some(keys) = app.keys.as_ref() else {
         return next.run(request).await;
     };
-    let error = match crate::auth::key_holder(&app.known, keys, &app.clock, request.headers()).await {
-        Ok(principal) if principal.workspaces.contains(&app.tenant) => return next.run(request).await,
-        Ok(_) => AgentError::new(
+    let client = Client::of(request.extensions());
+    let error = match crate::auth::key_holder(&app.known, keys, &app.clock, client, request.headers()).await {
+        Ok(principal) if !principal.workspaces.contains(&app.tenant) => AgentError::new(
             StatusCode::FORBIDDEN,
             "the API key does not open this server's workspace",
         ),
+        Ok(principal) => match scopes::require(&principal.scopes, Scope::AgentsInvoke) {
+            Ok(()) => return next.run(request).await,
+            Err(error) => AgentError::new(error.status(), error.text().to_owned()),
+        },
         Err(error) if error.status() == StatusCode::INTERNAL_SERVER_ERROR => {
             AgentError::new(error.status(), "Internal Server Error")
         }
-        Err(error) => AgentError::new(error.status(), error.text().to_owned()),
+        Err(error) => AgentError::of(&error),
     };
     let unauthorized = error.status() == StatusCode::UNAUTHORIZED;
     let mut response = error.into_response();
@@ -96,9 +103,12 @@ pub(super) async fn require_operator(State(app): State<AgentApp>, request: Reque
         }
         return next.run(request).await;
     };
-    match crate::auth::key_holder(&app.known, keys, &app.clock, request.headers()).await {
-        Ok(principal) if principal.operator => next.run(request).await,
-        Ok(_) => ApiError::forbidden("requires an operator key").into_response(),
+    let client = Client::of(request.extensions());
+    match crate::auth::key_holder(&app.known, keys, &app.clock, client, request.headers()).await {
+        Ok(principal) => match scopes::require(&principal.scopes, scopes::need_of_operators(request.method())) {
+            Ok(()) => next.run(request).await,
+            Err(error) => error.into_response(),
+        },
         Err(error) => error.into_response(),
     }
 }

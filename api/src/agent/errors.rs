@@ -6,15 +6,15 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use axum::response::{IntoResponse, Response};
+use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderValue, StatusCode};
 use serde_json::json;
 use towpath_domain::{Rejection, Why};
 use towpath_store as store;
 use utoipa::IntoResponses;
 use utoipa::openapi::{ContentBuilder, Ref, RefOr, ResponseBuilder};
 
-use crate::errors::chain;
+use crate::errors::{ApiError, chain, retry_after};
 
 /// What a failed request answers. The text goes out as it is: it says what the caller can do and nothing of our
 /// insides.
@@ -89,6 +89,14 @@ impl AgentError {
         }
     }
 
+    /// A refusal in the words of the other surface.
+    pub(crate) fn of(error: &ApiError) -> Self {
+        Self {
+            retry_after: error.retry_after(),
+            ..Self::new(error.status(), error.text().to_owned())
+        }
+    }
+
     /// 500. Logs the cause here, once; the caller learns nothing of it.
     pub fn internal(cause: &dyn std::error::Error) -> Self {
         tracing::error!(error = %chain(cause), "request failed");
@@ -127,11 +135,7 @@ impl IntoResponse for AgentError {
             (self.status, axum::Json(json!({ "detail": self.detail }))).into_response()
         };
         if let Some(span) = self.retry_after {
-            // Rounded up: who comes back when told must not be early.
-            let seconds = span.as_secs() + u64::from(span.subsec_nanos() > 0);
-            response
-                .headers_mut()
-                .insert(RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+            response.headers_mut().insert(RETRY_AFTER, retry_after(span));
         }
         response
     }

@@ -4,7 +4,7 @@
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use http::header::{CONNECTION, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderValue, StatusCode, Uri, Version};
@@ -15,6 +15,7 @@ use tokio::net::UnixStream;
 
 use super::app::AgentApp;
 use super::errors::AgentError;
+use crate::gateway::signature::Unkeyed;
 
 /// Everything goes to the author's routes, where there are any.
 pub(super) fn router(app: AgentApp) -> Router {
@@ -22,9 +23,18 @@ pub(super) fn router(app: AgentApp) -> Router {
     let router = if app.settings.own_routes_auth {
         router.layer(from_fn_with_state(app.clone(), super::auth::require_of_own))
     } else {
-        router
+        router.layer(from_fn(keyed))
     };
     router.with_state(app)
+}
+
+/// Refuses callers whom nobody judges: routes that the author's auth leaves alone are for those who have a key.
+async fn keyed(request: Request, next: Next) -> Response {
+    if request.extensions().get::<Unkeyed>().is_some() {
+        let text = "an API key is required: send it in the X-API-Key header";
+        return AgentError::new(StatusCode::UNAUTHORIZED, text).into_response();
+    }
+    next.run(request).await
 }
 
 /// Refuses routes of groups that the config file turns off.

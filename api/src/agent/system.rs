@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use http::StatusCode;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use towpath_store::agent_stats::{OpenRuns, open_runs};
@@ -105,8 +105,11 @@ pub(crate) async fn livez() -> Json<Ok> {
 #[utoipa::path(get, path = "/readyz", tag = "system", security(()),
     responses((status = 200, description = "Ready, perhaps degraded", body = crate::ops::Readiness),
               (status = 503, description = "Not ready", body = crate::ops::Readiness)))]
-pub(crate) async fn readyz(State(app): State<AgentApp>) -> Response {
-    let readiness = app.ops.health().readiness().await;
+pub(crate) async fn readyz(State(app): State<AgentApp>, headers: HeaderMap) -> Response {
+    let mut readiness = app.ops.health().readiness().await;
+    if !app.ops.opens(&headers) {
+        readiness.dependencies = None;
+    }
     let status = if matches!(readiness.status, "ready" | "degraded") {
         StatusCode::OK
     } else {
@@ -156,8 +159,12 @@ pub(crate) struct Format {
               AgentError))]
 pub(crate) async fn metrics(
     State(app): State<AgentApp>,
+    headers: HeaderMap,
     Query(Format { format }): Query<Format>,
 ) -> Result<Response, AgentError> {
+    if !app.ops.opens(&headers) {
+        return Err(AgentError::new(StatusCode::UNAUTHORIZED, crate::ops::WANTS_KEY));
+    }
     let open = app
         .store
         .read(async |tx| open_runs(tx, app.tenant).await)

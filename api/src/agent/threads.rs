@@ -195,6 +195,7 @@ async fn fill(
         at: At::latest(id.0),
         supersteps: &supersteps,
         metadata: Map::new(),
+        events_kept: app.settings.events_kept,
     };
     let done = thread_state::update(&app.store, app.tenant, &graph, &update).await;
     done.map(drop).map_err(state::refused)

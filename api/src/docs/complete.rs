@@ -1,11 +1,12 @@
 //! What is the same in every operation, said once: who may call, what each refusal looks like, which statuses come
 //! from the layers around the handlers.
 
+use http::Method;
 use serde_json::{Map, Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::rules;
-use crate::layers::{has_problems, is_tracing};
+use crate::layers::{has_problems, is_kept, is_tracing};
 use crate::platform::ingest;
 
 /// The version of the control plane's API description, which the contract fixes. The product's own stands in `/info`.
@@ -58,8 +59,9 @@ pub(crate) fn complete(document: &OpenApi) -> Value {
     let paths = document["paths"].as_object_mut().expect("a document has paths");
     for (path, item) in paths {
         let item = item.as_object_mut().expect("a path item is an object");
-        for (_, operation) in item.iter_mut().filter(|(name, _)| METHODS.contains(&name.as_str())) {
-            complete_operation(path, operation);
+        for (name, operation) in item.iter_mut().filter(|(name, _)| METHODS.contains(&name.as_str())) {
+            let method = Method::from_bytes(name.to_ascii_uppercase().as_bytes());
+            complete_operation(&method.unwrap_or_default(), path, operation);
         }
     }
     plain_nullables(&mut document);
@@ -75,7 +77,7 @@ fn schemes() -> Value {
     })
 }
 
-fn complete_operation(path: &str, operation: &mut Value) {
+fn complete_operation(method: &Method, path: &str, operation: &mut Value) {
     let open = operation["security"]
         .as_array()
         .is_some_and(|all| all.iter().any(|one| one == &json!({})));
@@ -110,6 +112,12 @@ fn complete_operation(path: &str, operation: &mut Value) {
     if !open {
         add("429", "Too much at once; `Retry-After` says when to come back");
     }
+    if is_kept(method, path) {
+        add(
+            "507",
+            "There is no room to keep it; `Retry-After` says when to come back",
+        );
+    }
     let tracing = is_tracing(path);
     for (status, response) in responses {
         let refusal = status.starts_with(['4', '5']);
@@ -130,7 +138,7 @@ fn complete_operation(path: &str, operation: &mut Value) {
         if tracing {
             *schema = named("TracingError");
         }
-        if matches!(status.as_str(), "429" | "503") {
+        if matches!(status.as_str(), "429" | "503" | "507") {
             response["headers"]["Retry-After"] = json!({
                 "description": "Seconds until what is under way is worked off.",
                 "schema": {"type": "integer", "minimum": 1},
@@ -209,8 +217,8 @@ mod tests {
     fn refusals_have_the_shape_of_their_route() {
         let operation = || json!({"responses": {"404": {"description": "no"}}, "requestBody": {}});
         let (mut platform, mut tracing) = (operation(), operation());
-        complete_operation("/api/v1/bulk-exports/{id}", &mut platform);
-        complete_operation("/api/v1/sessions/{id}", &mut tracing);
+        complete_operation(&Method::PATCH, "/api/v1/bulk-exports/{id}", &mut platform);
+        complete_operation(&Method::PATCH, "/api/v1/sessions/{id}", &mut tracing);
         let schema =
             |of: &Value, status: &str| of["responses"][status]["content"]["application/json"]["schema"].clone();
         assert_eq!(schema(&platform, "404"), named("Error"));

@@ -1,12 +1,9 @@
 //! What an agent server is told of a request, and what not.
 
-use std::net::SocketAddr;
-
-use http::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, SET_COOKIE, UPGRADE,
-};
+use http::header::{AUTHORIZATION, CONNECTION, CONTENT_SECURITY_POLICY, COOKIE, EXPECT, HOST, HeaderName, UPGRADE};
 use http::{HeaderMap, HeaderValue};
 
+use crate::client::Client;
 use crate::session;
 
 /// Of one connection only (RFC 9110, section 7.6.1), beside those `Connection` names.
@@ -22,15 +19,32 @@ const OF_CONNECTION: [&str; 8] = [
 ];
 
 /// The caller's way in, which ends here; and what only a proxy may say.
-const OURS: [&str; 8] = [
+const OURS: [&str; 10] = [
     "x-api-key",
     "x-towpath-gateway",
+    "x-towpath-gateway-unkeyed",
     "x-tenant-id",
     "x-user-id",
     "forwarded",
     "x-forwarded-for",
     "x-forwarded-host",
     "x-forwarded-prefix",
+    "x-forwarded-proto",
+];
+
+/// What an answer says of its whole origin, and not of itself: the origin is the platform's. A deployment must not empty
+/// a browser's storage, have reports of others' requests sent to itself, or say how the address is reached from now on.
+const OF_ORIGIN: [&str; 10] = [
+    "set-cookie",
+    "set-cookie2",
+    "clear-site-data",
+    "nel",
+    "report-to",
+    "reporting-endpoints",
+    "alt-svc",
+    "strict-transport-security",
+    "public-key-pins",
+    "service-worker-allowed",
 ];
 
 /// Whether the request asks for another protocol, such as WebSocket.
@@ -39,7 +53,7 @@ pub(super) fn is_upgrade(headers: &HeaderMap) -> bool {
 }
 
 /// Makes the caller's headers those of the agent server's.
-pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<SocketAddr>) {
+pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, client: Client) {
     let upgrade = headers.get(UPGRADE).cloned();
     let host = headers.get(HOST).cloned();
     strip(headers);
@@ -65,17 +79,29 @@ pub(super) fn prepare(headers: &mut HeaderMap, prefix: &str, peer: Option<Socket
     tell("x-forwarded-prefix", HeaderValue::from_str(prefix).ok());
     tell(
         "x-forwarded-for",
-        peer.and_then(|peer| HeaderValue::from_str(&peer.ip().to_string()).ok()),
+        client
+            .address
+            .and_then(|address| HeaderValue::from_str(&address.to_string()).ok()),
     );
+    let scheme = if client.secure { "https" } else { "http" };
+    tell("x-forwarded-proto", Some(HeaderValue::from_static(scheme)));
     tell("x-forwarded-host", host);
 }
 
 /// Makes an agent server's headers those of an answer of this address. Its pages are others' and must not act as the
-/// dashboard, which has the same address: they set no cookies, and a browser gives them an origin of their own.
+/// dashboard, which has the same address: they say nothing of that address as a whole, and a browser gives them an origin of
+/// their own.
 pub(super) fn answered(headers: &mut HeaderMap) {
-    headers.remove(SET_COOKIE);
+    forget_origin(headers);
     let sandbox = HeaderValue::from_static("sandbox allow-scripts allow-forms allow-popups");
     headers.append(CONTENT_SECURITY_POLICY, sandbox);
+}
+
+/// Takes away what is said of the whole origin.
+pub(super) fn forget_origin(headers: &mut HeaderMap) {
+    for name in OF_ORIGIN {
+        headers.remove(name);
+    }
 }
 
 /// Takes away what is of one connection only.
@@ -108,6 +134,7 @@ mod tests {
             ("x-tenant-id", "t"),
             ("x-forwarded-for", "6.6.6.6"),
             ("x-forwarded-prefix", "/evil"),
+            ("x-forwarded-proto", "gopher"),
             ("connection", "close, X-Hop"),
             ("x-hop", "1"),
             ("transfer-encoding", "chunked"),
@@ -118,7 +145,11 @@ mod tests {
         ] {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        prepare(&mut headers, "/d/one", Some("9.9.9.9:1".parse().unwrap()));
+        let client = Client {
+            address: Some("9.9.9.9".parse().unwrap()),
+            secure: true,
+        };
+        prepare(&mut headers, "/d/one", client);
         for gone in [
             "x-api-key",
             "x-tenant-id",
@@ -132,11 +163,12 @@ mod tests {
         assert_eq!(headers["x-forwarded-prefix"], "/d/one");
         assert_eq!(headers["x-forwarded-for"], "9.9.9.9");
         assert_eq!(headers["x-forwarded-host"], "platform.example");
+        assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["authorization"], "Bearer of the agent's own");
 
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_static("bearer tps_abc"));
-        prepare(&mut headers, "/d/one", None);
+        prepare(&mut headers, "/d/one", Client::default());
         assert!(
             !headers.contains_key(AUTHORIZATION),
             "the dashboard's token left the platform"
@@ -146,10 +178,16 @@ mod tests {
     #[test]
     fn pages_of_others_do_not_act_as_the_dashboard() {
         let mut headers = HeaderMap::new();
-        headers.insert(SET_COOKIE, HeaderValue::from_static("session=theirs"));
+        for name in OF_ORIGIN {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static("theirs"));
+        }
+        headers.insert("x-own", HeaderValue::from_static("theirs"));
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src *"));
         answered(&mut headers);
-        assert!(!headers.contains_key(SET_COOKIE));
+        for name in OF_ORIGIN {
+            assert!(!headers.contains_key(name), "{name}");
+        }
+        assert!(headers.contains_key("x-own"));
         let policies: Vec<_> = headers.get_all(CONTENT_SECURITY_POLICY).iter().collect();
         assert!(
             policies.iter().any(|policy| policy.as_bytes().starts_with(b"sandbox")),
@@ -162,7 +200,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
-        prepare(&mut headers, "/d/one", None);
+        prepare(&mut headers, "/d/one", Client::default());
         assert_eq!(headers[CONNECTION], "upgrade");
         assert_eq!(headers[UPGRADE], "websocket");
     }

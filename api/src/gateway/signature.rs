@@ -4,6 +4,14 @@
 //! X-Towpath-Gateway: <seconds since 1970>.<hex of HMAC-SHA256(key, "<seconds>\n<method>\n<path and query>")>
 //! ```
 //! The key is the deployment's own. What is said for one request opens no other, and opens nothing a little later.
+//!
+//! For a caller without a key the gateway says so, where a deployment may judge its callers itself:
+//!
+//! ```text
+//! X-Towpath-Gateway-Unkeyed: <seconds>.<hex of HMAC-SHA256(key, "unkeyed\n<seconds>\n<method>\n<path and query>")>
+//! ```
+//! An agent server whose graphs have no auth of their own takes none of these requests, and neither does one that does not
+//! know the header.
 
 use axum::extract::{Request, State};
 use axum::middleware::Next;
@@ -16,52 +24,114 @@ use towpath_domain::{Clock, Secret};
 
 use super::OPEN;
 use crate::agent::AgentError;
+use crate::internal;
 
 const HEADER: HeaderName = HeaderName::from_static("x-towpath-gateway");
+const UNKEYED: HeaderName = HeaderName::from_static("x-towpath-gateway-unkeyed");
 /// How far clocks may be apart, and how long a request may be on its way.
 const PATIENCE_SECONDS: i64 = 60;
 
+/// What an agent server offers beside its open pages without asking who calls: for who has a key of the platform.
+const OF_SYSTEM: [&str; 4] = ["/", "/livez", "/readyz", "/metrics"];
+
+/// What the gateway says of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// Its caller may call, or everybody may.
+    Let,
+    /// Its caller showed no key, and is the deployment's to judge.
+    Unkeyed,
+}
+
+impl Said {
+    const fn header(self) -> HeaderName {
+        match self {
+            Self::Let => HEADER,
+            Self::Unkeyed => UNKEYED,
+        }
+    }
+}
+
+/// A request that its own auth has to judge: its caller showed no key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unkeyed;
+
 /// Says that the gateway sends this request.
-pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock) {
+pub(super) fn sign(request: &mut Request, key: &[u8], clock: &Clock, said: Said) {
     let seconds = clock.now().micros() / 1_000_000;
     let mac = hex::encode(
-        mac(key, seconds, request.method(), request.uri())
+        mac(key, said, seconds, request.method(), request.uri())
             .finalize()
             .into_bytes(),
     );
     if let Ok(value) = HeaderValue::from_str(&format!("{seconds}.{mac}")) {
-        request.headers_mut().insert(HEADER, value);
+        request.headers_mut().insert(said.header(), value);
     }
 }
 
-/// What an agent server checks with.
+/// What an agent server checks with: keys with commas between them, each of which lets in.
 #[derive(Clone)]
 pub(crate) struct Gate {
-    key: Secret,
+    keys: Secret,
     clock: Clock,
+    /// Where the graphs' own auth judges callers: what stands before the paths of the agent server.
+    judged_below: Option<String>,
 }
 
 impl Gate {
-    pub(crate) const fn new(key: Secret, clock: Clock) -> Self {
-        Self { key, clock }
+    pub(crate) const fn new(keys: Secret, clock: Clock) -> Self {
+        Self {
+            keys,
+            clock,
+            judged_below: None,
+        }
+    }
+
+    /// For an agent server whose graphs' own auth judges every caller.
+    pub(crate) fn with_own_auth(self, mount_prefix: &str) -> Self {
+        Self {
+            judged_below: Some(mount_prefix.trim_end_matches('/').to_owned()),
+            ..self
+        }
     }
 
     fn lets_in(&self, request: &Request) -> bool {
-        let said = request.headers().get(HEADER).and_then(|value| value.to_str().ok());
+        self.heard(request, Said::Let)
+    }
+
+    /// Whether the gateway leaves this caller to an auth that there is.
+    fn leaves_to_own_auth(&self, request: &Request) -> bool {
+        let Some(prefix) = &self.judged_below else { return false };
+        let path = request.uri().path();
+        let within = path.strip_prefix(prefix.as_str()).unwrap_or(path);
+        let is_of_system = [path, within]
+            .iter()
+            .any(|path| path.is_empty() || OF_SYSTEM.contains(path) || internal::is_route(path));
+        !is_of_system && self.heard(request, Said::Unkeyed)
+    }
+
+    fn heard(&self, request: &Request, what: Said) -> bool {
+        let said = request
+            .headers()
+            .get(what.header())
+            .and_then(|value| value.to_str().ok());
         let Some((seconds, sent)) = said.and_then(|said| said.split_once('.')) else {
             return false;
         };
         let (Ok(seconds), Ok(sent)) = (seconds.parse::<i64>(), hex::decode(sent)) else {
             return false;
         };
-        let Ok(key) = hex::decode(self.key.reveal()) else {
-            return false;
-        };
         let now = self.clock.now().micros() / 1_000_000;
+        let mut keys = self
+            .keys
+            .reveal()
+            .split(',')
+            .filter_map(|key| hex::decode(key.trim()).ok());
         // In constant time.
-        let is_ours = mac(&key, seconds, request.method(), request.uri())
-            .verify_slice(&sent)
-            .is_ok();
+        let is_ours = keys.any(|key| {
+            let mac = mac(&key, what, seconds, request.method(), request.uri());
+            mac.verify_slice(&sent).is_ok()
+        });
         is_ours && (now - seconds).abs() <= PATIENCE_SECONDS
     }
 }
@@ -69,19 +139,28 @@ impl Gate {
 /// The layer of an agent server that answers only the gateway.
 pub(crate) async fn require(State(gate): State<Gate>, mut request: Request, next: Next) -> Response {
     let is_open = request.method() == Method::GET && OPEN.contains(&request.uri().path());
-    if !is_open && !gate.lets_in(&request) {
+    let is_unkeyed = !gate.lets_in(&request) && gate.leaves_to_own_auth(&request);
+    if is_unkeyed {
+        request.extensions_mut().insert(Unkeyed);
+    }
+    if !is_open && !is_unkeyed && !gate.lets_in(&request) {
         let text = "this agent server answers only the platform's gateway";
         return AgentError::new(StatusCode::UNAUTHORIZED, text).into_response();
     }
     request.headers_mut().remove(HEADER);
+    request.headers_mut().remove(UNKEYED);
     next.run(request).await
 }
 
-fn mac(key: &[u8], seconds: i64, method: &Method, uri: &Uri) -> Hmac<Sha256> {
+fn mac(key: &[u8], said: Said, seconds: i64, method: &Method, uri: &Uri) -> Hmac<Sha256> {
     #[expect(clippy::expect_used, reason = "a key of any length will do")]
     let mut mac = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length will do");
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
-    mac.update(format!("{seconds}\n{method}\n{path}").as_bytes());
+    let kind = match said {
+        Said::Let => "",
+        Said::Unkeyed => "unkeyed\n",
+    };
+    mac.update(format!("{kind}{seconds}\n{method}\n{path}").as_bytes());
     mac
 }
 
@@ -102,8 +181,11 @@ mod tests {
         let request = |method: &str, uri: &str| Request::builder().method(method).uri(uri).body(Body::empty()).unwrap();
         assert!(!gate.lets_in(&request("GET", "/threads")));
         let mut signed = request("POST", "/threads?x=1");
-        sign(&mut signed, &key, &clock);
+        sign(&mut signed, &key, &clock, Said::Let);
         assert!(gate.lets_in(&signed));
+        let several = format!("{},{}", hex::encode([8_u8; 32]), hex::encode(key));
+        let rotated = Gate::new(Secret::new(several), clock.clone());
+        assert!(rotated.lets_in(&signed), "each of several keys lets in");
         let said = signed.headers()[HEADER].clone();
         let with = |mut request: Request, said: &HeaderValue| {
             request.headers_mut().insert(HEADER, said.clone());
@@ -118,7 +200,7 @@ mod tests {
             "another query"
         );
         let mut other = request("POST", "/threads?x=1");
-        sign(&mut other, &[8; 32], &clock);
+        sign(&mut other, &[8; 32], &clock, Said::Let);
         assert!(!gate.lets_in(&other), "another deployment's key");
         for rubbish in ["", ".", "x.y", "1.", "99999999999999999999.00"] {
             assert!(!gate.lets_in(&with(
@@ -128,5 +210,41 @@ mod tests {
         }
         clock.advance(Duration::from_secs(61));
         assert!(!gate.lets_in(&signed), "later");
+    }
+
+    #[test]
+    fn a_caller_without_a_key_is_let_in_only_where_graphs_judge() {
+        let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
+        let key = [7_u8; 32];
+        let plain = Gate::new(Secret::new(hex::encode(key)), clock.clone());
+        let judging = plain.clone().with_own_auth("/mine/");
+        let unkeyed = |uri: &str| {
+            let mut request = Request::builder().method("GET").uri(uri).body(Body::empty()).unwrap();
+            sign(&mut request, &key, &clock, Said::Unkeyed);
+            request
+        };
+        let asked = unkeyed("/mine/threads");
+        assert!(judging.leaves_to_own_auth(&asked));
+        assert!(
+            !judging.lets_in(&asked) && !plain.lets_in(&asked),
+            "it is no other request"
+        );
+        assert!(!plain.leaves_to_own_auth(&asked), "no auth judges here");
+        for closed in [
+            "/",
+            "/metrics",
+            "/mine",
+            "/mine/",
+            "/mine/metrics",
+            "/internal/jobs",
+            "/mine/internal/jobs",
+        ] {
+            assert!(!judging.leaves_to_own_auth(&unkeyed(closed)), "{closed}");
+        }
+        // What was said of a request whose caller has a key says nothing of one without, and the other way round.
+        let mut swapped = unkeyed("/mine/threads");
+        let said = swapped.headers_mut().remove(UNKEYED).unwrap();
+        swapped.headers_mut().insert(HEADER, said);
+        assert!(!judging.lets_in(&swapped));
     }
 }

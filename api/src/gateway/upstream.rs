@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use super::headers;
+use crate::turn::Held;
 
 /// A connection that is not there by now never will be.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -47,6 +48,7 @@ impl Connection {
     pub(super) async fn send(mut self, mut request: Request) -> hyper::Result<Response> {
         request.headers_mut().insert(HOST, self.host);
         *request.version_mut() = http::Version::HTTP_11;
+        let held = Held::of(request.extensions());
         let client = headers::is_upgrade(request.headers()).then(|| hyper::upgrade::on(&mut request));
         // Only the path goes over the wire.
         let path = request.uri().path_and_query().cloned();
@@ -58,7 +60,9 @@ impl Connection {
             && let Some(client) = client
         {
             let server = hyper::upgrade::on(&mut response);
+            let places = held.keep();
             tokio::spawn(async move {
+                let _places = places;
                 let (client, server) = match tokio::try_join!(client, server) {
                     Ok(both) => both,
                     Err(error) => {
@@ -69,7 +73,8 @@ impl Connection {
                 let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
                 let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
             });
-            // Both sides have to be told of it in full.
+            // Both sides have to be told of it in full, and a browser takes cookies from this answer too.
+            headers::forget_origin(response.headers_mut());
             return Ok(response.map(Body::new));
         }
         headers::strip(response.headers_mut());

@@ -115,6 +115,10 @@ pub(crate) struct Scaling {
     /// Ready jobs; 0 while the pool is paused, because further workers would have nothing to do.
     #[schema(minimum = 0)]
     pub(crate) depth: i64,
+    /// Jobs that want a slot: those at work, and the ready ones unless the pool is paused. Scale by this figure: it
+    /// keeps the workers whose jobs are at work.
+    #[schema(minimum = 0)]
+    pub(crate) load: i64,
     /// How long the oldest of them has been waiting.
     #[schema(minimum = 0)]
     pub(crate) oldest_ready_age_seconds: f64,
@@ -124,6 +128,23 @@ pub(crate) struct Scaling {
     /// Jobs that the workers of the pool may have at work at the same time.
     #[schema(minimum = 0)]
     pub(crate) slots: i64,
+}
+
+impl Scaling {
+    /// As seen at `now`, by the clock that due times are compared by.
+    pub(crate) fn of(pool: Overview, now: Timestamp) -> Self {
+        let paused = pool.paused;
+        let queue = Queue::of(pool, now);
+        let depth = if paused { 0 } else { queue.ready };
+        Self {
+            pool: queue.pool,
+            depth,
+            load: depth + queue.running,
+            oldest_ready_age_seconds: if paused { 0.0 } else { queue.oldest_ready_age_seconds },
+            running: queue.running,
+            slots: queue.slots,
+        }
+    }
 }
 
 /// A job in a list, without its input.
@@ -406,4 +427,27 @@ pub(crate) struct Schedules {
     pub(crate) items: Vec<Schedule>,
     /// Where the list goes on; null at its end.
     pub(crate) next_cursor: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_pool_keeps_its_load() {
+        let scaling = |ready, running, paused| {
+            let pool = Overview {
+                ready,
+                running,
+                paused,
+                ..Overview::default()
+            };
+            let scaling = Scaling::of(pool, Timestamp::from_micros(0));
+            (scaling.depth, scaling.load)
+        };
+        assert_eq!(scaling(0, 1, false), (0, 1), "the worker of the only job is needed");
+        assert_eq!(scaling(3, 2, false), (3, 5));
+        assert_eq!(scaling(3, 2, true), (0, 2), "only what is at work");
+        assert_eq!(scaling(0, 0, false), (0, 0));
+    }
 }

@@ -79,15 +79,7 @@ pub(crate) async fn scaling(
     Path(name): Path<String>,
 ) -> Result<Json<Scaling>, ApiError> {
     let (pool, now) = find(&store, &name).await?;
-    let paused = pool.paused;
-    let queue = Queue::of(pool, now);
-    Ok(Json(Scaling {
-        pool: queue.pool,
-        depth: if paused { 0 } else { queue.ready },
-        oldest_ready_age_seconds: if paused { 0.0 } else { queue.oldest_ready_age_seconds },
-        running: queue.running,
-        slots: queue.slots,
-    }))
+    Ok(Json(Scaling::of(pool, now)))
 }
 
 #[derive(Clone, Copy, Debug)]

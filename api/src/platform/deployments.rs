@@ -1,5 +1,6 @@
 //! Deployments: made, changed, deleted. What happens to their revisions stands in [`super::revisions`].
 
+pub(crate) mod keys;
 pub mod model;
 mod resources;
 
@@ -14,11 +15,11 @@ use towpath_domain::deployment::{
 };
 use towpath_domain::{DeploymentId, Rejection};
 use towpath_store::deployments::{self, Filter};
-use towpath_store::{self as store, revisions};
+use towpath_store::{self as store, placements, revisions};
 use towpath_workflows::deployments as work;
 
 use crate::app::App;
-use crate::auth::Tenant;
+use crate::auth::{Granted, Tenant};
 use crate::errors::ApiError;
 use crate::extract::{Json, Path, Query};
 use crate::idempotency::{self, IdempotencyKey, Once};
@@ -35,8 +36,15 @@ const MOST_AT_ONCE: usize = 100;
 #[utoipa::path(post, path = "/v2/deployments", tag = "deployments", request_body = New, params(IdempotencyKey),
     responses((status = 201, description = "Recorded; poll the revision until it is `DEPLOYED`", body = Deployment),
               (status = 409, description = "The `Idempotency-Key` belongs to another request"), ApiError))]
-pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> Result<Response, ApiError> {
+pub async fn create(
+    State(app): State<App>,
+    tenant: Tenant,
+    Granted(granted): Granted,
+    sent: Once<New>,
+) -> Result<Response, ApiError> {
     let Once { body: new, keyed } = sent;
+    new.source_config.check_scopes(&granted)?;
+    new.source_config.check_auth(&app)?;
     if new.agent.is_some() {
         return Err(Rejection::unsupported("agent", "a deployment of an agent (agent)").into());
     }
@@ -53,6 +61,9 @@ pub async fn create(State(app): State<App>, tenant: Tenant, sent: Once<New>) -> 
     let packages = new.tracked_packages.unwrap_or_default();
     let tell = |(row, revision)| Deployment::of(&app, row, &revision);
     idempotency::once(&app.store, tenant.id, keyed.as_ref(), tell, async |tx| {
+        if app.settings.one_workspace {
+            work::check_workspace(tx, tenant.id).await?;
+        }
         let made = work::create(tx, tenant.id, &app.sealer, &request, &first).await?;
         deployments::track(tx, tenant.id, made.0.id, &packages).await?;
         Ok(made)
@@ -171,15 +182,22 @@ pub async fn list(
     let read = app.store.read(async |tx| {
         let rows = deployments::list(tx, tenant.id, &filter, limit, offset).await?;
         let latest: Vec<_> = rows.iter().filter_map(|row| row.latest_revision_id).collect();
-        Ok((rows, revisions::many(tx, tenant.id, &latest).await?))
+        let ids: Vec<_> = rows.iter().map(|row| row.id).collect();
+        let placed = placements::many(tx, tenant.id, &ids).await?;
+        Ok((rows, revisions::many(tx, tenant.id, &latest).await?, placed))
     });
-    let (rows, latest) = read.await?;
+    let (rows, latest, placed) = read.await?;
+    let mut placed: HashMap<_, _> = placed
+        .into_iter()
+        .map(|placement| (placement.deployment_id, placement))
+        .collect();
     let latest: HashMap<_, _> = latest.into_iter().map(|revision| (revision.id, revision)).collect();
     let next = offset + rows.len() as i64;
     let resources = rows.into_iter().filter_map(|row| {
         // Between the two statements a deployment may have gone, and its revisions with it.
         let revision = latest.get(&row.latest_revision_id?)?;
-        Some(Deployment::of(&app, row, revision))
+        let placement = placed.remove(&row.id);
+        Some(Deployment::of(&app, row, revision).map(|shown| shown.placed(placement)))
     });
     Ok(Json(DeploymentList {
         resources: resources.collect::<Result<_, _>>()?,
@@ -200,10 +218,11 @@ pub async fn get(
     let read = app.store.read(async |tx| {
         let row = deployments::get(tx, tenant.id, id).await?;
         let latest = row.latest_revision_id.ok_or(store::Error::NotFound)?;
-        Ok((row, revisions::get(tx, tenant.id, latest).await?))
+        let latest = revisions::get(tx, tenant.id, latest).await?;
+        Ok((row, latest, placements::get(tx, tenant.id, id).await?))
     });
-    let (row, latest) = read.await.map_err(missing(id))?;
-    Ok(Json(Deployment::of(&app, row, &latest)?))
+    let (row, latest, placement) = read.await.map_err(missing(id))?;
+    Ok(Json(Deployment::of(&app, row, &latest)?.placed(placement)))
 }
 
 /// Change a deployment. What its source revision configuration, its secrets or its resource specification say makes one
@@ -216,10 +235,15 @@ pub async fn get(
 pub async fn update(
     State(app): State<App>,
     tenant: Tenant,
+    Granted(granted): Granted,
     Path(id): Path<DeploymentId>,
     Json(sent): Json<Change>,
 ) -> Result<Json<Deployment>, ApiError> {
     refuse_references(sent.secret_references.as_deref())?;
+    if let Some(config) = &sent.source_config {
+        config.check_scopes(&granted)?;
+        config.check_auth(&app)?;
+    }
     let revision = sent.source_revision_config.map(NewRevisionConfig::admit).transpose()?;
     let change = DeploymentChange {
         name: sent.name,

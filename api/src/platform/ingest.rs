@@ -5,6 +5,7 @@
 
 mod described;
 mod intake;
+mod stored;
 
 use std::time::Duration;
 
@@ -25,6 +26,7 @@ use crate::metric;
 
 pub(crate) use described::schemas;
 pub use intake::Intake;
+pub use stored::Stored;
 
 /// Plain bodies at most this long are checked where they arrive: that takes less time than handing them over.
 const SMALL_BYTES: usize = 16 * 1024;
@@ -90,8 +92,9 @@ pub(super) async fn take(app: &App, tenant: Tenant, route: Route, message: &'sta
     let (head, body) = request.into_parts();
     let content_type = text(&head.headers, &CONTENT_TYPE)?;
     let encoding = text(&head.headers, &CONTENT_ENCODING)?;
+    app.stored.check(&app.store, &app.clock, tenant.id).await?;
     // `_place` stands for the body's memory until it is written.
-    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes).await?;
+    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes, tenant.id).await?;
 
     let received_at = app.clock.now();
     let sent_bytes = body.len() as u64;

@@ -39,7 +39,8 @@ pub async fn create(State(app): State<App>, tenant: Tenant, request: Request) ->
             return Err(ApiError::unsupported_media_type(text));
         }
     };
-    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes).await?;
+    app.stored.check(&app.store, &app.clock, tenant.id).await?;
+    let (body, _place) = app.intake.read(body, app.settings.ingest_body_bytes, tenant.id).await?;
     let received_at = app.clock.now();
     let sent_bytes = body.len() as u64;
     let check = move || -> Result<_, OtlpError> {

@@ -22,8 +22,8 @@ use crate::errors::ApiError;
 
 /// A sender that is silent for longer has gone away.
 const SILENCE: Duration = Duration::from_secs(60);
-/// The largest layer, in bytes.
-const LARGEST: u64 = 10 << 30;
+/// The largest layer, in bytes: what S3 copies in one request, which is how a blob gets its name.
+const LARGEST: u64 = 5 << 30;
 
 /// A piece of a blob on its way, as its name says.
 struct Piece {
@@ -122,6 +122,7 @@ pub(super) async fn append(
     if starts(request.headers()).is_some_and(|start| start != begun) {
         return Ok(standing(&images, upload, begun, StatusCode::RANGE_NOT_SATISFIABLE));
     }
+    expect_room(request.headers(), begun)?;
     let (bytes, _) = store(&app, &images, upload, begun, request.into_body()).await?;
     Ok(standing(&images, upload, begun + bytes, StatusCode::ACCEPTED))
 }
@@ -136,6 +137,21 @@ fn starts(headers: &HeaderMap) -> Option<u64> {
         .trim()
         .parse()
         .ok()
+}
+
+/// Refuses a piece that says that it makes a blob too large, before it is sent.
+fn expect_room(headers: &HeaderMap, begun: u64) -> Result<(), Refused> {
+    let announced = headers
+        .get(CONTENT_LENGTH)
+        .and_then(|text| text.to_str().ok()?.parse::<u64>().ok());
+    if announced.is_some_and(|bytes| begun.saturating_add(bytes) > LARGEST) {
+        return Err(too_large());
+    }
+    Ok(())
+}
+
+fn too_large() -> Refused {
+    ApiError::too_large(usize::try_from(LARGEST).unwrap_or(usize::MAX)).into()
 }
 
 /// What an upload is to be.
@@ -155,6 +171,7 @@ pub(super) async fn finish(
     let images = Images::open(&app, request.headers(), &deployment, Right::Push).await?;
     let digest = Digest::parse(&digest)?;
     let begun = end(&pieces(&app, &images, upload).await?);
+    expect_room(request.headers(), begun)?;
     store(&app, &images, upload, begun, request.into_body()).await?;
     let all = pieces(&app, &images, upload).await?;
     let filled: Vec<&Piece> = all.iter().filter(|piece| piece.bytes > 0).collect();
@@ -248,7 +265,7 @@ async fn store(
         let frame = frame.map_err(|_| ApiError::bad_request("the body broke off before its end"))?;
         let Ok(part) = frame.into_data() else { continue };
         if offset + object.bytes() + part.len() as u64 > LARGEST {
-            return Err(ApiError::too_large(usize::try_from(LARGEST).unwrap_or(usize::MAX)).into());
+            return Err(too_large());
         }
         hash.update(&part);
         object.write(&part).await.map_err(|error| Refused::unstored(&error))?;

@@ -123,28 +123,14 @@ pub(super) async fn write(
     {
         return Err(Refused::bad("DIGEST_INVALID", "what was sent has another digest"));
     }
-    let blobs = manifest.blobs.iter().map(|digest| ("blobs", digest));
-    let manifests = manifest.manifests.iter().map(|digest| ("manifests", digest));
-    for (folder, part) in blobs.chain(manifests) {
-        match app
-            .objects
-            .store()
-            .head(&images.key(&format!("{folder}/{}", part.0)))
-            .await
-        {
-            Ok(_) => {}
-            Err(object_store::Error::NotFound { .. }) => {
-                let text = format!("{part} was not pushed");
-                return Err(Refused::bad("MANIFEST_BLOB_UNKNOWN", text));
-            }
-            Err(error) => return Err(Refused::unstored(&error)),
-        }
-    }
+    expect_parts(&app, &images, &manifest).await?;
     let put = async |rest: String, bytes| {
         let put = app.objects.put(&images.key(&rest), vec![bytes]).await;
         put.map_err(|error| Refused::unstored(&error))
     };
     put(format!("manifests/{}", digest.0), body).await?;
+    // The sweep of another push may have removed what nothing named until now. It stops when it finds this manifest.
+    expect_parts(&app, &images, &manifest).await?;
     if let Reference::Tag(tag) = &reference {
         put(format!("tags/{tag}"), digest.to_string().into()).await?;
         sweep::images(&app, &images).await?;
@@ -154,6 +140,25 @@ pub(super) async fn write(
     headers.insert(LOCATION, images.location(&format!("manifests/{digest}")));
     headers.insert(DIGEST, digest.header());
     Ok(response)
+}
+
+/// # Errors
+/// One of an image's parts is not here.
+async fn expect_parts(app: &App, images: &Images, manifest: &Manifest) -> Result<(), Refused> {
+    let blobs = manifest.blobs.iter().map(|digest| ("blobs", digest));
+    let manifests = manifest.manifests.iter().map(|digest| ("manifests", digest));
+    for (folder, part) in blobs.chain(manifests) {
+        let key = images.key(&format!("{folder}/{}", part.0));
+        match app.objects.store().head(&key).await {
+            Ok(_) => {}
+            Err(object_store::Error::NotFound { .. }) => {
+                let text = format!("{part} was not pushed");
+                return Err(Refused::bad("MANIFEST_BLOB_UNKNOWN", text));
+            }
+            Err(error) => return Err(Refused::unstored(&error)),
+        }
+    }
+    Ok(())
 }
 
 /// `GET manifests/{reference}`, also as HEAD.

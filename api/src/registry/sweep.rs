@@ -37,9 +37,8 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
     let mut named = named(app, images).await?;
     let unnamed: HashSet<&str> = old_manifests.iter().filter_map(name).collect();
     // What is young is kept whether it is named or not, with all it consists of.
-    for object in all(app, images, "manifests").await? {
-        named.extend(name(&object).filter(|name| !unnamed.contains(name)).map(str::to_owned));
-    }
+    let known = manifests(app, images).await?;
+    named.extend(known.iter().filter(|name| !unnamed.contains(name.as_str())).cloned());
     let mut blobs = HashSet::new();
     let mut next: Vec<String> = named.iter().cloned().collect();
     while let Some(digest) = next.pop() {
@@ -58,9 +57,19 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
     let manifests = old_manifests.iter().filter(|object| !needed(object, &named));
     let blobs = old_blobs.iter().filter(|object| !needed(object, &blobs));
     for object in manifests.chain(blobs) {
+        // An image that came meanwhile may consist of what nothing named before.
+        if !self::manifests(app, images).await?.is_subset(&known) {
+            return Ok(());
+        }
         remove(app, object).await?;
     }
     Ok(())
+}
+
+/// Digests of the images that are here.
+async fn manifests(app: &App, images: &Images) -> Result<HashSet<String>, Refused> {
+    let found = all(app, images, "manifests").await?;
+    Ok(found.iter().filter_map(name).map(str::to_owned).collect())
 }
 
 /// Digests that tags or recent revisions name.

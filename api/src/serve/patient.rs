@@ -9,8 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::waiting::Waiting;
 
-/// Breaks a connection off when a write makes no progress for so long: a client that asks and does not read would hold
-/// the answer, and its place among the connections, for ever.
+/// Breaks a connection off when a write makes no progress for so long, or hardly any: a client that asks and does not read
+/// would hold the answer, and its place among the connections, for ever.
 pub(super) struct Patient<S> {
     stream: S,
     waiting: Waiting,
@@ -25,9 +25,14 @@ impl<S> Patient<S> {
     }
 
     /// Passes on what a write said, unless it has been saying "not yet" for too long.
-    fn judge<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
-        if written.is_ready() {
-            self.waiting.passed();
+    fn judge<T>(
+        &mut self,
+        written: Poll<io::Result<T>>,
+        bytes: impl FnOnce(&T) -> usize,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if let Poll::Ready(done) = &written {
+            self.waiting.passed(done.as_ref().map_or(0, bytes));
             return written;
         }
         ready!(self.waiting.poll_over(context));
@@ -45,7 +50,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
 impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, from: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, from);
-        self.judge(written, context)
+        self.judge(written, |bytes| *bytes, context)
     }
 
     fn poll_write_vectored(
@@ -54,7 +59,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
         from: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, from);
-        self.judge(written, context)
+        self.judge(written, |bytes| *bytes, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -63,12 +68,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
-        self.judge(flushed, context)
+        self.judge(flushed, |()| 0, context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let shut = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.judge(shut, context)
+        self.judge(shut, |()| 0, context)
     }
 }
 
@@ -80,21 +85,41 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_stops_is_let_go_and_a_slow_one_is_not() {
-        let (mut theirs, ours) = tokio::io::duplex(16);
+        let (mut theirs, ours) = tokio::io::duplex(16 << 10);
         let mut ours = Patient::new(ours, Duration::from_secs(60));
         let slow = async {
-            let mut bytes = [0; 8];
-            for _ in 0..8 {
-                tokio::time::sleep(Duration::from_secs(50)).await;
+            let mut bytes = [0; 8 << 10];
+            for _ in 0..16 {
+                tokio::time::sleep(Duration::from_secs(6)).await;
                 theirs.read_exact(&mut bytes).await.unwrap();
             }
             theirs
         };
-        let (written, theirs) = tokio::join!(ours.write_all(&[1; 64]), slow);
+        let answer = vec![1; 128 << 10];
+        let (written, theirs) = tokio::join!(ours.write_all(&answer), slow);
         written.unwrap();
 
-        let stopped = ours.write_all(&[1; 64]).await.unwrap_err();
+        let stopped = ours.write_all(&answer).await.unwrap_err();
         assert_eq!(stopped.kind(), io::ErrorKind::TimedOut);
         drop(theirs);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_of_a_byte_now_and_then_is_let_go() {
+        let (mut theirs, ours) = tokio::io::duplex(16);
+        let mut ours = Patient::new(ours, Duration::from_secs(60));
+        let trickle = async {
+            for _ in 0..100 {
+                tokio::time::sleep(Duration::from_secs(50)).await;
+                theirs.read_u8().await.unwrap();
+            }
+        };
+        let answer = [1; 1000];
+        tokio::select! {
+            written = ours.write_all(&answer) => {
+                assert_eq!(written.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            }
+            () = trickle => panic!("the connection is held for more than an hour"),
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! How many connections one address has.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::client::network;
 
 /// Counts connections by the address they come from.
 #[derive(Clone, Default)]
@@ -46,17 +48,6 @@ impl Drop for Counted {
                 open.remove(&self.of);
             }
         }
-    }
-}
-
-/// Whose an address is: with IPv6 whoever has one has the 2^64 of its network.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) if !address.is_loopback() => {
-            let bits = address.to_bits() & !u128::from(u64::MAX);
-            IpAddr::V6(Ipv6Addr::from_bits(bits))
-        }
-        address => address,
     }
 }
 

@@ -36,7 +36,8 @@ struct Shared {
     silence: Waiting,
 }
 
-/// Lends the body of a request to whoever answers it. It breaks off where its client is silent for `patience`.
+/// Lends the body of a request to whoever answers it. It breaks off where its client is silent for `patience`, and where it
+/// sends a byte now and then.
 pub(super) fn lend(request: Request<Incoming>, patience: Duration) -> (Request<Body>, Unread) {
     if request.body().is_end_stream() {
         return (request.map(Body::new), Unread(None));
@@ -112,8 +113,9 @@ impl HttpBody for Lent {
         let mut shared = self.shared();
         shared.begun = true;
         let polled = Pin::new(&mut shared.body).poll_frame(context);
-        if polled.is_ready() {
-            shared.silence.passed();
+        if let Poll::Ready(frame) = &polled {
+            let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+            shared.silence.passed(data.map_or(0, Bytes::len));
             return polled.map_err(Into::into);
         }
         ready!(shared.silence.poll_over(context));

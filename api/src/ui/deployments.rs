@@ -7,10 +7,11 @@ use serde::Deserialize;
 use towpath_domain::deployment::{DeploymentStatus, Level, LogKind};
 use towpath_domain::{DeploymentId, RevisionId, Timestamp};
 use towpath_store::deployments::overview::{self, Overview};
+use towpath_store::placements::{self, PlacementState};
 use towpath_store::revision_logs::{self, Filter, LogLine};
 use towpath_store::revisions::{self, Revision};
-use towpath_store::{deployments, projects};
-use towpath_workflows::deployments as work;
+use towpath_store::{deployments, projects, workers};
+use towpath_workflows::{deployments as work, hosting};
 
 use super::{Asked, Shown, Trouble, back, show};
 use crate::app::App;
@@ -42,8 +43,28 @@ struct Row {
     source: &'static str,
     latest: Option<Mark>,
     active: Option<i64>,
+    /// Where what is deployed does not serve.
+    placed: Option<Placed>,
     changed: String,
     age: String,
+}
+
+/// How what is deployed is doing.
+struct Placed {
+    state: &'static str,
+    tone: &'static str,
+    why: String,
+}
+
+impl Placed {
+    fn of(state: PlacementState, why: Option<String>) -> Self {
+        let state = state.as_str();
+        Self {
+            state,
+            tone: show::tone(state),
+            why: why.unwrap_or_default(),
+        }
+    }
 }
 
 /// A revision in a line of another thing.
@@ -88,6 +109,10 @@ fn row(deployment: Overview, now: Timestamp) -> Row {
             tone: show::tone(status.as_str()),
         }),
         active: deployment.active_seq,
+        placed: deployment
+            .placement
+            .filter(|state| *state != PlacementState::Serving)
+            .map(|state| Placed::of(state, deployment.placement_error)),
         changed: show::moment(deployment.updated_at),
         age: show::relative(deployment.created_at, now),
     }
@@ -106,6 +131,8 @@ struct Detail {
     address: String,
     project: String,
     secrets: String,
+    placed: Option<Placed>,
+    restarts: i64,
     created: String,
     tenant: String,
     revisions: Vec<Line>,
@@ -167,9 +194,10 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         // It may be gone.
         let project = projects::get(tx, tenant, deployment.project_id).await.ok();
         let logs = revision_logs::list(tx, tenant, id, &latest_lines(None, LogKind::Deploy), LINES).await?;
-        Ok(Some((deployment, revisions, project, logs)))
+        let placement = placements::get(tx, tenant, id).await?;
+        Ok(Some((deployment, revisions, project, logs, placement)))
     });
-    let (deployment, revisions, project, logs) = found.await?.ok_or_else(missing)?;
+    let (deployment, revisions, project, logs, placement) = found.await?.ok_or_else(missing)?;
     let now = app.clock.now();
     let config = deployment.config()?;
     let status = deployment.status.as_str();
@@ -207,6 +235,8 @@ pub(super) async fn detail(State(app): State<App>, asked: Asked, Path(id): Path<
         } else {
             names.join(", ")
         },
+        restarts: placement.as_ref().map_or(0, |placement| placement.restarts),
+        placed: placement.map(|placement| Placed::of(placement.state, placement.error)),
         created: show::moment(deployment.created_at),
         tenant: deployment.tenant_id.to_string(),
         revisions: lines?,
@@ -260,6 +290,7 @@ struct One {
     tone: &'static str,
     active: bool,
     open: bool,
+    waits: bool,
     again: bool,
     made_from: String,
     redeploy_of: Option<String>,
@@ -287,9 +318,11 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
             revisions::get(tx, tenant, id).await?,
             revision_logs::list(tx, tenant, deployment, &build, LINES).await?,
             revision_logs::list(tx, tenant, deployment, &deploy, LINES).await?,
+            workers::alive(tx, workers::SEEN).await?,
         )))
     });
-    let (deployment, revision, build, deploy) = found.await?.ok_or_else(missing)?;
+    let (deployment, revision, build, deploy, alive) = found.await?.ok_or_else(missing)?;
+    let is_served = alive.iter().any(|worker| worker.slots().contains_key(hosting::POOL));
     let now = app.clock.now();
     let status = revision.status.as_str();
     let going = deployment.status == DeploymentStatus::AwaitingDelete;
@@ -302,6 +335,7 @@ pub(super) async fn revision(State(app): State<App>, asked: Asked, Path(id): Pat
         tone: show::tone(status),
         active: deployment.active_revision_id == Some(revision.id),
         open: !revision.status.is_final(),
+        waits: revision.status.has_not_begun() && revision.job_id.is_some() && !is_served,
         again: revision.status.has_artifact() && !going,
         made_from: made_from(&revision)?,
         redeploy_of: revision.redeploy_of.map(|id| id.to_string()),

@@ -7,20 +7,70 @@ use askama::Template;
 use axum::extract::{Query, Request, State};
 use axum::middleware::Next;
 use axum::response::{Html, IntoResponse, Redirect, Response};
-use http::header::{COOKIE, SET_COOKIE};
+use http::header::{COOKIE, RETRY_AFTER, SET_COOKIE};
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
-use towpath_domain::Secret;
+use towpath_domain::{Scope, Secret};
 use towpath_store::access::{self, KeyHash, Principal};
 
 use super::{HX_REQUEST, Trouble};
 use crate::app::App;
+use crate::auth::Operator;
 use crate::browser::{is_called_by_own_name, is_ours};
-use crate::errors::ApiError;
+use crate::client::Client;
+use crate::errors::{ApiError, retry_after};
 use crate::extract::Form;
-use crate::session;
+use crate::internal::keys::administers;
+use crate::{scopes, session};
 
-const COOKIE_NAME: &str = "towpath_session";
+/// The session's cookie. Behind https its name begins with what browsers keep for cookies that one host alone set over
+/// TLS: nobody on the network, and no other name of its domain, can plant one.
+struct Jar {
+    name: &'static str,
+    attributes: &'static str,
+}
+
+impl Jar {
+    fn of(app: &App) -> Self {
+        if app.settings.public_url.starts_with("https://") {
+            Self {
+                name: "__Host-towpath_session",
+                // The name asks for both, whichever way the request came.
+                attributes: "Path=/; HttpOnly; SameSite=Strict; Secure",
+            }
+        } else {
+            Self {
+                name: "towpath_session",
+                attributes: "Path=/ui; HttpOnly; SameSite=Strict",
+            }
+        }
+    }
+
+    fn set(&self, client: Client, token: &str) -> String {
+        let secure = if client.secure && !self.attributes.ends_with("Secure") {
+            "; Secure"
+        } else {
+            ""
+        };
+        let (name, attributes, seconds) = (self.name, self.attributes, session::LASTS.as_secs());
+        format!("{name}={token}; {attributes}; Max-Age={seconds}{secure}")
+    }
+
+    fn clear(&self) -> String {
+        format!("{}=; {}; Max-Age=0", self.name, self.attributes)
+    }
+
+    fn token(&self, headers: &HeaderMap) -> Option<String> {
+        headers
+            .get_all(COOKIE)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|line| line.split(';'))
+            .filter_map(|pair| pair.trim().split_once('='))
+            .find(|(name, _)| *name == self.name)
+            .map(|(_, token)| token.to_owned())
+    }
+}
 
 /// Codes of links that were used.
 #[derive(Default)]
@@ -82,21 +132,27 @@ pub(super) async fn own_name(State(app): State<App>, request: Request, next: Nex
 }
 
 /// Lets those past who signed in and may.
-pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Next) -> Response {
+pub(super) async fn signed_in(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
     if !is_read && !is_ours(request.headers()) {
         return refuse_foreign();
     }
-    let holder = match cookie(request.headers()) {
+    let holder = match Jar::of(&app).token(request.headers()) {
         Some(token) => session::holder(&app, &token).await,
         None => Ok(None),
     };
     match holder {
         Err(error) => Trouble::from(error).into_response(),
-        Ok(Some(principal)) if may_look(&principal) => next.run(request).await,
+        Ok(Some(principal)) if may_look(&principal) => match scopes::check(scopes::need_of(&request), &principal) {
+            Ok(()) => {
+                request.extensions_mut().insert(Operator(principal));
+                next.run(request).await
+            }
+            Err(error) => Trouble::from(error).into_response(),
+        },
         Ok(Some(_)) => sign_in_page(
             StatusCode::FORBIDDEN,
-            Some("The dashboard requires an operator key."),
+            Some("The dashboard requires an operator key, or one that administers keys."),
             "/ui/queues",
         ),
         // A fragment: the page that asked for it turns to this one by itself.
@@ -109,8 +165,18 @@ pub(super) async fn signed_in(State(app): State<App>, request: Request, next: Ne
     }
 }
 
+/// Operators, and those who look after keys.
 fn may_look(principal: &Principal) -> bool {
-    principal.operator
+    principal.scopes.allow(Scope::OperatorRead) || administers(principal)
+}
+
+/// Where somebody begins.
+fn home(principal: &Principal) -> &'static str {
+    if principal.scopes.allow(Scope::OperatorRead) {
+        "/ui/queues"
+    } else {
+        "/ui/keys"
+    }
 }
 
 /// The page to sign in, asked for by its address.
@@ -127,7 +193,12 @@ pub(super) struct Credentials {
 }
 
 /// Takes a key, gives a session.
-pub(super) async fn sign_in(State(app): State<App>, headers: HeaderMap, Form(form): Form<Credentials>) -> Response {
+pub(super) async fn sign_in(
+    State(app): State<App>,
+    client: Client,
+    headers: HeaderMap,
+    Form(form): Form<Credentials>,
+) -> Response {
     if !is_ours(&headers) {
         return refuse_foreign();
     }
@@ -141,14 +212,19 @@ pub(super) async fn sign_in(State(app): State<App>, headers: HeaderMap, Form(for
             let text = "The database does not answer. Try again in a moment.";
             sign_in_page(StatusCode::SERVICE_UNAVAILABLE, Some(text), &next)
         }
-        Ok(None) => sign_in_page(StatusCode::UNAUTHORIZED, Some("This key opens nothing."), &next),
+        Ok(None) => refuse_unknown(&app, client, "This key opens nothing.", &next),
         Ok(Some(principal)) if !may_look(&principal) => {
             let text = "This key is not an operator key. It works for the API, not for the dashboard.";
             sign_in_page(StatusCode::FORBIDDEN, Some(text), &next)
         }
         Ok(Some(principal)) => {
             let (token, _) = session::issue(&app, principal.key);
-            ([(SET_COOKIE, set_cookie(&headers, &token))], Redirect::to(&next)).into_response()
+            let next = if next == "/ui/queues" {
+                home(&principal)
+            } else {
+                next.as_str()
+            };
+            ([(SET_COOKIE, Jar::of(&app).set(client, &token))], Redirect::to(next)).into_response()
         }
     }
 }
@@ -158,14 +234,13 @@ pub(super) async fn sign_out(State(app): State<App>, headers: HeaderMap) -> Resp
     if !is_ours(&headers) {
         return refuse_foreign();
     }
-    if let Some(token) = cookie(&headers)
+    if let Some(token) = Jar::of(&app).token(&headers)
         && let Err(error) = session::over(&app, &token).await
     {
         // The browser keeps the cookie: it can be tried again, and nobody believes it is done.
         return Trouble::from(error).into_response();
     }
-    let gone = format!("{COOKIE_NAME}=; Path=/ui; HttpOnly; SameSite=Strict; Max-Age=0");
-    ([(SET_COOKIE, gone)], Redirect::to("/ui/sign-in")).into_response()
+    ([(SET_COOKIE, Jar::of(&app).clear())], Redirect::to("/ui/sign-in")).into_response()
 }
 
 /// What a link to sign in carries.
@@ -176,10 +251,10 @@ pub(super) struct Code {
 }
 
 /// Signs the first reader of a link in.
-pub(super) async fn enter(State(app): State<App>, headers: HeaderMap, Query(link): Query<Code>) -> Response {
+pub(super) async fn enter(State(app): State<App>, client: Client, Query(link): Query<Code>) -> Response {
     let Some(key) = session::linked_key(&app, &link.code).filter(|_| app.links.first_use(&link.code)) else {
         let text = "This link was used before, or is too old. Sign in with an API key.";
-        return sign_in_page(StatusCode::UNAUTHORIZED, Some(text), "/ui/queues");
+        return refuse_unknown(&app, client, text, "/ui/queues");
     };
     session::count(true);
     let (token, _) = session::issue(&app, key);
@@ -187,29 +262,18 @@ pub(super) async fn enter(State(app): State<App>, headers: HeaderMap, Query(link
     // would not come along.
     let page = "<!doctype html><title>Signed in</title><meta http-equiv=\"refresh\" content=\"0; url=/ui/queues\">\
                 <a href=\"/ui/queues\">Signed in. Go on.</a>";
-    ([(SET_COOKIE, set_cookie(&headers, &token))], Html(page)).into_response()
+    ([(SET_COOKIE, Jar::of(&app).set(client, &token))], Html(page)).into_response()
 }
 
-fn set_cookie(headers: &HeaderMap, token: &str) -> String {
-    let forwarded = headers.get("x-forwarded-proto").and_then(|value| value.to_str().ok());
-    let secure = if forwarded.is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")) {
-        "; Secure"
-    } else {
-        ""
+/// What was sent opens nothing.
+fn refuse_unknown(app: &App, client: Client, problem: &str, next: &str) -> Response {
+    let Some(wait) = app.keys.failed(client) else {
+        return sign_in_page(StatusCode::UNAUTHORIZED, Some(problem), next);
     };
-    let seconds = session::LASTS.as_secs();
-    format!("{COOKIE_NAME}={token}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}")
-}
-
-fn cookie(headers: &HeaderMap) -> Option<String> {
-    headers
-        .get_all(COOKIE)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|line| line.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
-        .find(|(name, _)| *name == COOKIE_NAME)
-        .map(|(_, token)| token.to_owned())
+    let problem = format!("{problem} Too many of your address did: try again in a moment.");
+    let mut page = sign_in_page(StatusCode::TOO_MANY_REQUESTS, Some(problem.as_str()), next);
+    page.headers_mut().insert(RETRY_AFTER, retry_after(wait));
+    page
 }
 
 fn refuse_foreign() -> Response {

@@ -87,10 +87,11 @@ pub(crate) fn short(id: &impl ToString) -> String {
 pub(crate) fn tone(state: &str) -> &'static str {
     match state {
         "running" | "RUNNING" | "BUILDING" | "DEPLOYING" => "busy",
-        "succeeded" | "COMPLETED" | "DEPLOYED" | "READY" => "good",
-        "failed" | "timed_out" | "FAILED" | "TIMEDOUT" | "CREATE_FAILED" | "BUILD_FAILED" | "DEPLOY_FAILED" => "bad",
+        "succeeded" | "COMPLETED" | "DEPLOYED" | "READY" | "serving" => "good",
+        "failed" | "timed_out" | "FAILED" | "TIMEDOUT" | "CREATE_FAILED" | "BUILD_FAILED" | "DEPLOY_FAILED"
+        | "down" => "bad",
         "ready" | "blocked" | "waiting" | "scheduled" | "CREATING" | "QUEUED" | "AWAITING_BUILD"
-        | "AWAITING_DEPLOY" | "AWAITING_DATABASE" | "AWAITING_DELETE" => "wait",
+        | "AWAITING_DEPLOY" | "AWAITING_DATABASE" | "AWAITING_DELETE" | "switching" => "wait",
         _ => "",
     }
 }

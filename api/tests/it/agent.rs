@@ -2,6 +2,7 @@
 
 mod ends;
 mod identity;
+mod stream_model;
 mod streams;
 
 use std::time::Duration;
@@ -134,9 +135,42 @@ impl Agent {
         }
     }
 
+    /// Another process of the same server with settings of its own, as a router.
+    pub fn beside_with(&self, settings: Settings) -> Router {
+        surface_with(
+            &self.world,
+            &self.queue,
+            self.tenant,
+            &CancellationToken::new(),
+            settings,
+        )
+    }
+
+    /// Another process of the same server with hints of its own, as a router: nobody tells it anything but what is published
+    /// there.
+    pub fn beside_on(&self, queue: &Queue) -> Router {
+        let draining = CancellationToken::new();
+        surface_with(&self.world, queue, self.tenant, &draining, Settings::default())
+    }
+
     /// Another process of the same server, as a router.
     pub fn beside(&self) -> Router {
         surface(&self.world, self.tenant, &CancellationToken::new())
+    }
+
+    /// The same server, asking for keys that lie in its own database.
+    pub fn with_keys(&self) -> Router {
+        let parts = Parts {
+            keys: Some(self.store.clone()),
+            ..parts(
+                &self.world,
+                &self.world.queue,
+                self.tenant,
+                &CancellationToken::new(),
+                Settings::default(),
+            )
+        };
+        agent_router(AgentApp::new(parts))
     }
 
     pub async fn get(&self, path: &str) -> Answer {
@@ -229,18 +263,38 @@ impl Agent {
 }
 
 fn surface(world: &AgentWorld, tenant: TenantId, draining: &CancellationToken) -> Router {
-    agent_router(AgentApp::new(Parts {
+    surface_with(world, &world.queue, tenant, draining, Settings::default())
+}
+
+fn surface_with(
+    world: &AgentWorld,
+    queue: &Queue,
+    tenant: TenantId,
+    draining: &CancellationToken,
+    settings: Settings,
+) -> Router {
+    agent_router(AgentApp::new(parts(world, queue, tenant, draining, settings)))
+}
+
+fn parts(
+    world: &AgentWorld,
+    queue: &Queue,
+    tenant: TenantId,
+    draining: &CancellationToken,
+    settings: Settings,
+) -> Parts {
+    Parts {
         store: world.store.clone(),
         engine: None,
-        queue: world.queue.clone(),
+        queue: queue.clone(),
         graphs: world.graphs.clone(),
         tenant,
         keys: None,
         clock: world.store.clock().clone(),
         draining: draining.clone(),
         ops: Ops::new(Health::new(CancellationToken::new()), recorder().handle()),
-        settings: Settings::default(),
-    }))
+        settings,
+    }
 }
 
 /// An assistant of a graph.

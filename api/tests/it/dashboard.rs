@@ -5,8 +5,9 @@ use std::time::Duration;
 use http::Method;
 use serde_json::json;
 use towpath_api::Settings;
-use towpath_domain::Secret;
+use towpath_domain::{Secret, WorkerId};
 use towpath_store::access;
+use towpath_store::workers::{self, Worker};
 
 use crate::world::{Answer, Call, KEY, World, on_both_databases};
 
@@ -222,6 +223,7 @@ async fn the_dashboard_opens_to_operators_only() {
         "/ui/exports",
         "/ui/exports/destinations",
         "/ui/schedules",
+        "/ui/limits",
         "/ui/dead",
         "/ui/quarantine",
     ] {
@@ -264,6 +266,16 @@ async fn the_dashboard_opens_to_operators_only() {
         policy.starts_with("default-src 'none'") && !policy.contains("unsafe"),
         "{policy}"
     );
+    // Deployments answer at this address too: a script need not be ours because it comes from here.
+    let scripts = policy.split("; ").find_map(|part| part.strip_prefix("script-src "));
+    let nonce = scripts.unwrap().strip_prefix("'nonce-").unwrap().trim_end_matches('\'');
+    assert!(nonce.len() >= 32, "{policy}");
+    assert_eq!(
+        page.text.matches(&format!("nonce=\"{nonce}\"")).count(),
+        3,
+        "{}",
+        page.text
+    );
     assert_eq!(page.headers["cache-control"], "no-store");
     let fragment = Call::new(Method::GET, "/ui/queues")
         .header("cookie", &cookie)
@@ -274,9 +286,32 @@ async fn the_dashboard_opens_to_operators_only() {
     // The cookie is for pages: the API does not know it.
     let api = Call::new(Method::GET, "/api/v1/bulk-exports").header("cookie", &cookie);
     world.call(api).await.expect(401);
-    let secure = form("/ui/sign-in", &format!("key={}", encoded(KEY))).header("x-forwarded-proto", "https");
-    let secure = world.call(secure).await;
-    assert!(secure.headers["set-cookie"].to_str().unwrap().ends_with("; Secure"));
+    // Anybody can say so; who may is decided where the connection is.
+    let told = form("/ui/sign-in", &format!("key={}", encoded(KEY))).header("x-forwarded-proto", "https");
+    let told = world.call(told).await;
+    assert!(!told.headers["set-cookie"].to_str().unwrap().contains("Secure"));
+}
+
+#[tokio::test]
+async fn behind_https_the_cookie_is_of_this_host_alone() {
+    let world = World::with(Settings {
+        public_url: "https://towpath.example".to_owned(),
+        ..Settings::default()
+    })
+    .await;
+    let signed_in = sign_in(&world, KEY).await;
+    let set = signed_in.headers["set-cookie"].to_str().unwrap();
+    assert!(
+        set.starts_with("__Host-towpath_session=") && set.contains("; Path=/;") && set.contains("; Secure"),
+        "{set}"
+    );
+    let cookie = cookie(&signed_in);
+    let page = Call::new(Method::GET, "/ui/queues").header("cookie", &cookie);
+    assert_eq!(world.call(page).await.status, 200);
+    // One that another name of the domain could have set.
+    let planted = cookie.replace("__Host-", "");
+    let page = Call::new(Method::GET, "/ui/queues").header("cookie", &planted);
+    assert_eq!(world.call(page).await.status, 401);
 }
 
 #[tokio::test]
@@ -432,4 +467,48 @@ async fn a_destination_is_deleted_on_its_page(world: World) {
     assert!(world.call(page()).await.text.contains("No destinations yet"));
     let gone = world.get(&format!("/api/v1/bulk-exports/destinations/{id}")).await;
     gone.expect(404);
+}
+
+/// Nobody else tells whoever waits for it.
+#[tokio::test]
+async fn a_revision_that_no_worker_begins_says_so() {
+    let world = World::new().await;
+    let new = json!({"name": "agent", "source": "external_docker", "secrets": [], "source_config": {},
+                     "source_revision_config": {"image_uri": "example.org/agent:1"}});
+    let made = world.post("/v2/deployments", &new).await.expect(201);
+    let revision = made["latest_revision_id"].as_str().unwrap().to_owned();
+    let session = cookie(&sign_in(&world, KEY).await);
+    let path = format!("/ui/revisions/{revision}");
+    let look = || Call::new(Method::GET, &path).header("cookie", &session);
+    let page = world.call(look()).await;
+    assert_eq!(page.status, 200);
+    assert!(
+        page.text.contains("No worker of this installation builds"),
+        "{}",
+        page.text
+    );
+
+    let worker = Worker {
+        id: WorkerId::new(),
+        host: "here".to_owned(),
+        pid: 1,
+        pools: r#"{"builds": 2}"#.to_owned(),
+        version: "1".to_owned(),
+        draining: false,
+        started_at: world.clock.now(),
+        seen_at: world.clock.now(),
+        finished: "{}".to_owned(),
+        drain_at: None,
+    };
+    world
+        .store
+        .write(async |tx| workers::seen(tx, &worker).await)
+        .await
+        .unwrap();
+    let page = world.call(look()).await;
+    assert!(
+        !page.text.contains("No worker of this installation builds"),
+        "{}",
+        page.text
+    );
 }

@@ -17,34 +17,40 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
+use towpath_api::Limits;
+use towpath_api::limits::Own;
 use towpath_domain::deployment::{Source, SourceConfig};
-use towpath_domain::{DeploymentId, RevisionId, Secret, TenantId};
+use towpath_domain::{DeploymentId, RevisionId, Scope, Secret, TenantId};
+use towpath_queue::Windows;
 use towpath_store::access::{self, NewKey};
 use towpath_store::deployments::{self, NewDeployment};
 use towpath_store::{placements, projects};
 
 use crate::world::{KEY, World, on_both_databases};
 
-on_both_databases!(a_request_arrives_as_it_was_sent_but_for_its_key,);
+on_both_databases!(
+    a_request_arrives_as_it_was_sent_but_for_its_key,
+    one_that_does_not_start_says_why_to_its_owners,
+);
 
 /// What an agent server was asked.
 #[derive(Clone, Debug)]
-struct Asked {
+pub struct Asked {
     method: Method,
     path: String,
-    headers: HeaderMap,
+    pub headers: HeaderMap,
     body: Bytes,
 }
 
 /// A stand-in for an agent server: keeps what it is asked, and answers with what it got.
-struct Upstream {
-    address: SocketAddr,
+pub struct Upstream {
+    pub address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
     stop: CancellationToken,
 }
 
 impl Upstream {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         Self::on("127.0.0.1:0".parse().unwrap()).await
     }
 
@@ -71,23 +77,26 @@ impl Upstream {
         Self { address, asked, stop }
     }
 
-    fn asked(&self) -> Vec<Asked> {
+    pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().unwrap().clone()
     }
 }
 
-async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId {
+pub async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId {
+    deployment_with(world, tenant, name, &SourceConfig::default()).await
+}
+
+pub async fn deployment_with(world: &World, tenant: TenantId, name: &str, config: &SourceConfig) -> DeploymentId {
     let id = DeploymentId::new();
     world
         .store
         .write(async |tx| {
             let project = projects::ensure(tx, tenant, name).await?;
-            let config = SourceConfig::default();
             let new = NewDeployment {
                 id,
                 name,
                 source: Source::Github,
-                config: &config,
+                config,
                 project,
             };
             deployments::insert(tx, tenant, &new).await
@@ -97,14 +106,14 @@ async fn deployment(world: &World, tenant: TenantId, name: &str) -> DeploymentId
     id
 }
 
-async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, address: &str) {
+pub async fn place(world: &World, tenant: TenantId, deployment: DeploymentId, address: &str) {
     let put = world
         .store
-        .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address).await);
+        .write(async |tx| placements::put(tx, tenant, deployment, RevisionId::new(), "a", address, "database").await);
     put.await.unwrap();
 }
 
-async fn ask(
+pub async fn ask(
     world: &World,
     method: Method,
     path: &str,
@@ -176,6 +185,60 @@ async fn the_operators_routes_of_an_agent_server_want_an_operators_key() {
     }
 }
 
+/// A sibling that calls a deployment alike neither takes the name away nor gets what was meant for another.
+#[tokio::test]
+async fn a_name_is_that_of_the_callers_workspace() {
+    let world = World::new().await;
+    let (first, sibling) = (Upstream::start().await, Upstream::start().await);
+    let id = deployment(&world, world.tenant, "one").await;
+    place(&world, world.tenant, id, &first.address.to_string()).await;
+    let second = world.second_workspace().await;
+    let other = deployment(&world, second, "one").await;
+    place(&world, second, other, &sibling.address.to_string()).await;
+    for (workspace, upstream) in [(world.tenant, &first), (second, &sibling)] {
+        let before = upstream.asked().len();
+        let key = world.key(Some(workspace)).await;
+        let (status, ..) = ask(&world, Method::GET, "/d/one/threads", Some(key.reveal()), "").await;
+        assert_eq!(status, StatusCode::OK);
+        assert_eq!(
+            upstream.asked().len(),
+            before + 1,
+            "the deployment of the caller's workspace answers"
+        );
+    }
+    let (status, ..) = ask(&world, Method::GET, "/d/one/threads", Some(KEY), "").await;
+    assert_eq!(
+        status,
+        StatusCode::NOT_FOUND,
+        "a key of both workspaces has to give the id"
+    );
+}
+
+#[tokio::test]
+async fn a_scope_opens_one_deployment() {
+    let world = World::new().await;
+    let upstream = Upstream::start().await;
+    let mut ids = Vec::new();
+    for name in ["one", "two"] {
+        let id = deployment(&world, world.tenant, name).await;
+        place(&world, world.tenant, id, &upstream.address.to_string()).await;
+        ids.push(id);
+    }
+    let only = world.limited_key(&[Scope::AgentsInvokeOf(ids[0])]).await;
+    let every = world.limited_key(&[Scope::AgentsInvoke]).await;
+    let none = world.limited_key(&[Scope::TracesWrite]).await;
+    for (key, statuses) in [(&only, [200, 403]), (&every, [200, 200]), (&none, [403, 403])] {
+        for (id, status) in ids.iter().zip(statuses) {
+            let path = format!("/d/{id}/threads");
+            let (answered, _, body) = ask(&world, Method::GET, &path, Some(key.reveal()), "").await;
+            assert_eq!(answered.as_u16(), status, "{path}");
+            if status == 403 {
+                assert_eq!(detail(&body), format!("the API key lacks the scope agents:invoke:{id}"));
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn only_keys_of_the_owner_come_in() {
     let world = World::new().await;
@@ -183,8 +246,10 @@ async fn only_keys_of_the_owner_come_in() {
     let id = deployment(&world, world.tenant, "one").await;
     place(&world, world.tenant, id, &upstream.address.to_string()).await;
     for path in ["/ok", "/info", "/docs", "/openapi.json"] {
-        let (status, ..) = ask(&world, Method::GET, &format!("/d/one{path}"), None, "").await;
+        let (status, ..) = ask(&world, Method::GET, &format!("/d/{id}{path}"), None, "").await;
         assert_eq!(status, StatusCode::OK, "{path}");
+        let (status, ..) = ask(&world, Method::GET, &format!("/d/one{path}"), None, "").await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED, "{path}: a name needs a key");
     }
     let open = upstream.asked().len();
     for (method, path) in [
@@ -411,4 +476,59 @@ async fn another_protocol_passes_through() {
     drop(client);
     stop.cancel();
     served.await.unwrap().unwrap();
+}
+
+async fn one_that_does_not_start_says_why_to_its_owners(world: World) {
+    let id = deployment(&world, world.tenant, "one").await;
+    place(&world, world.tenant, id, "127.0.0.1:1").await;
+    let down = world.store.write(async |tx| {
+        let placement = placements::get(tx, world.tenant, id).await?.unwrap();
+        placements::down(tx, &placement, "its database is away\nand more").await
+    });
+    down.await.unwrap();
+    let (status, _, body) = ask(&world, Method::GET, &format!("/d/{id}/threads"), Some(KEY), "").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(detail(&body).ends_with("its database is away"), "{body:?}");
+    let (status, _, body) = ask(&world, Method::GET, &format!("/d/{id}/ok"), None, "").await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(!detail(&body).contains("database"), "{body:?}");
+
+    let accept = |id| format!("/internal/deployments/{id}/accept-database");
+    let (status, _, body) = ask(&world, Method::POST, &accept(id), Some(KEY), "").await;
+    assert_eq!(status, StatusCode::OK, "{body:?}");
+    let shown: Value = serde_json::from_slice(&body).unwrap();
+    assert_eq!(shown["state"], "down");
+    let placement = world.store.read(async |tx| placements::get(tx, world.tenant, id).await);
+    assert_eq!(placement.await.unwrap().unwrap().database_id, None);
+    let (status, ..) = ask(&world, Method::POST, &accept(DeploymentId::new()), Some(KEY), "").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn a_deployment_is_asked_as_often_as_its_limit_allows() {
+    let own = Own {
+        deployment: 2,
+        ..Own::default()
+    };
+    let world = World::limited(|clock| Limits::new(None, own, Windows::local(clock.clone()), clock)).await;
+    let upstream = Upstream::start().await;
+    for name in ["one", "two"] {
+        let id = deployment(&world, world.tenant, name).await;
+        place(&world, world.tenant, id, &upstream.address.to_string()).await;
+    }
+    for path in ["/d/one/threads", "/d/one/runs"] {
+        assert_eq!(ask(&world, Method::POST, path, Some(KEY), "{}").await.0, StatusCode::OK);
+    }
+    let (status, headers, body) = ask(&world, Method::POST, "/d/one/threads", Some(KEY), "{}").await;
+    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(detail(&body), "Rate limit exceeded");
+    assert_eq!(headers["retry-after"], "60");
+    assert_eq!(headers["ratelimit-policy"], "\"own-deployment\";q=2;w=60");
+    assert_eq!(upstream.asked().len(), 2, "the third did not arrive");
+    // Another deployment is another matter.
+    let other = ask(&world, Method::POST, "/d/two/threads", Some(KEY), "{}").await;
+    assert_eq!(other.0, StatusCode::OK);
+    world.clock.advance(Duration::from_secs(60));
+    let again = ask(&world, Method::POST, "/d/one/threads", Some(KEY), "{}").await;
+    assert_eq!(again.0, StatusCode::OK);
 }

@@ -8,6 +8,7 @@ use http::Method;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use towpath_api::{Health, Ops, health_router};
+use towpath_domain::Secret;
 
 use crate::world::{Call, World, call, recorder};
 
@@ -66,6 +67,22 @@ async fn degraded_is_ready_and_a_missing_database_is_not() {
 }
 
 #[tokio::test]
+async fn what_another_process_does_makes_none_less_ready() {
+    let health = Health::new(CancellationToken::new()).tell(
+        "deployments",
+        Box::new(|| Box::pin(async { Err("another process does it") })),
+    );
+    let answer = call(&ops(health), Call::new(Method::GET, "/readyz?verbose")).await;
+    let answer = answer.expect(200);
+    assert_eq!(answer["status"], "ready");
+    assert_eq!(answer["dependencies"]["deployments"]["status"], "standby");
+    assert_eq!(
+        answer["dependencies"]["deployments"]["error"],
+        "another process does it"
+    );
+}
+
+#[tokio::test]
 async fn a_draining_process_is_not_ready_and_still_alive() {
     let draining = CancellationToken::new();
     let router = ops(Health::new(draining.clone()));
@@ -103,4 +120,35 @@ fn metrics_name_the_route_not_the_path() {
     );
     assert!(text.contains(r#"route="none""#) && !text.contains("private"), "{text}");
     assert!(text.contains("towpath_http_request_seconds"), "{text}");
+}
+
+#[tokio::test]
+async fn metrics_and_dependencies_can_be_behind_a_key() {
+    let key = Secret::new("a key of those who scrape, long enough");
+    let health =
+        Health::new(CancellationToken::new()).want("redis", Box::new(|| Box::pin(async { Err("no answer in time") })));
+    let router = health_router(Ops::new(health, recorder().handle()).behind(Some(&key)));
+    let bearer = format!("Bearer {}", key.reveal());
+    let get = |path: &str| Call::new(Method::GET, path);
+
+    for stranger in [
+        get("/metrics"),
+        get("/metrics").header("authorization", "Bearer another"),
+    ] {
+        let refused = call(&router, stranger).await;
+        assert_eq!(refused.status, 401);
+        assert!(refused.text.contains("metrics.key"), "{}", refused.text);
+    }
+    let scraped = call(&router, get("/metrics").header("authorization", &bearer)).await;
+    assert_eq!(scraped.status, 200);
+    let scraped = call(&router, get("/metrics").header("x-api-key", key.reveal())).await;
+    assert_eq!(scraped.status, 200);
+
+    // Probes learn what they need without one.
+    let terse = call(&router, get("/readyz?verbose")).await.expect(200);
+    assert_eq!(terse, json!({"status": "degraded"}));
+    let told = get("/readyz?verbose").header("authorization", &bearer);
+    let told = call(&router, told).await.expect(200);
+    assert_eq!(told["dependencies"]["redis"]["status"], "unavailable");
+    call(&router, get("/livez")).await.expect(200);
 }

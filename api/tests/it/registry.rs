@@ -159,6 +159,21 @@ async fn an_image_is_pushed_and_pulled() {
     assert_eq!(put.status, 201, "{}", put.text);
 }
 
+/// Five gigabytes are what S3 copies at once: nobody sends them to be told so.
+#[tokio::test]
+async fn a_layer_that_is_too_large_is_refused_before_it_is_sent() {
+    let world = World::new().await;
+    let pusher = Pusher::new(&world, "large").await;
+    let place = pusher.begin().await;
+    let announced = ((5_u64 << 30) + 1).to_string();
+    let sent = pusher.call(Method::PATCH, &place).header("content-length", &announced);
+    let refused = world.call(sent.body("the first of it")).await;
+    assert_eq!(refused.status, 413, "{}", refused.text);
+    let there = world.call(pusher.call(Method::GET, &place)).await;
+    assert_eq!(there.status, 204);
+    assert_eq!(there.headers["range"], "0-0", "nothing of it came");
+}
+
 #[tokio::test]
 async fn a_blob_may_come_in_pieces() {
     let world = World::new().await;

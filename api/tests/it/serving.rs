@@ -198,6 +198,52 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
     assert_eq!(&answer, b"HTTP/1.1 400");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_body_of_a_byte_now_and_then_is_not_waited_for() {
+    let router = Router::new().route("/", post(async |body: Bytes| body));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    let mut client = connect(address).await;
+    client
+        .write_all(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")
+        .await
+        .unwrap();
+    let mut answer = [0; 12];
+    for _ in 0..10 {
+        match tokio::time::timeout(Duration::from_secs(40), client.read_exact(&mut answer)).await {
+            Ok(read) => {
+                read.unwrap();
+                break;
+            }
+            Err(_) => client.write_all(b"x").await.unwrap(),
+        }
+    }
+    assert_eq!(&answer, b"HTTP/1.1 400", "it is let go");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_head_of_a_byte_now_and_then_is_not_waited_for() {
+    let (_gate, router) = Gate::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let _server = tokio::spawn(serve(listener, router, CancellationToken::new(), Duration::ZERO));
+    let mut client = connect(address).await;
+    client
+        .write_all(b"GET / HTTP/1.1\r\nhost: x\r\nx-slow: ")
+        .await
+        .unwrap();
+    let mut rest = [0; 64];
+    for _ in 0..10 {
+        let read = tokio::time::timeout(Duration::from_secs(10), client.read(&mut rest)).await;
+        // An end, a reset, or a refusal.
+        if read.is_ok() || client.write_all(b"x").await.is_err() {
+            return;
+        }
+    }
+    panic!("the head is waited for longer than 100 seconds");
+}
+
 /// Asks, and reads the first bytes of the answer; `None` where the connection was closed.
 async fn asked(client: &mut TcpStream) -> Option<[u8; 12]> {
     client.write_all(REQUEST).await.ok()?;

@@ -10,6 +10,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_api::{Settings, serve};
+use towpath_domain::{ProjectId, SegmentId, TenantId};
+use towpath_store::segments::{self, Part};
 use uuid::Uuid;
 
 use crate::world::{Answer, Call, KEY, World};
@@ -168,6 +170,39 @@ async fn traces_leave_room_for_who_wants_to_look() {
     }
 }
 
+#[tokio::test]
+async fn one_workspace_leaves_room_for_another() {
+    let settings = Settings {
+        requests: 8,
+        ..Settings::default()
+    };
+    let world = World::with(settings).await;
+    let other = world.second_workspace().await;
+    let let_go = stall(&world).await;
+    let holders: Vec<_> = (0..7)
+        .map(|number| begin(&world, new_project(&world, &format!("held {number}"))))
+        .collect();
+    let refused = async {
+        loop {
+            let answer = world.get("/sessions").await;
+            if answer.status == StatusCode::TOO_MANY_REQUESTS {
+                return answer;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let refused = tokio::time::timeout(Duration::from_secs(60), refused).await;
+    let refused = refused.expect("the workspace has its share of the places");
+    assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    let call = Call::new(Method::GET, "/sessions").in_workspace(other);
+    assert_eq!(world.call(call).await.status, StatusCode::OK, "another workspace");
+    drop(let_go);
+    for holder in holders {
+        assert_eq!(holder.await.unwrap().status, StatusCode::OK);
+    }
+    assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+}
+
 /// As many half-sent bodies as there are places, and more.
 #[tokio::test]
 async fn bodies_that_do_not_come_take_no_places() {
@@ -280,4 +315,88 @@ async fn text_that_is_no_text_is_refused_with_its_place() {
         world.get(&format!("/sessions?{query}")).await.expect(422);
         world.get(&format!("/api/v1/bulk-exports?{query}")).await.expect(422);
     }
+}
+
+#[tokio::test]
+async fn what_would_be_kept_is_refused_where_there_is_no_room() {
+    let world = World::new().await;
+    let kept = [
+        (Method::POST, "/runs/batch"),
+        (Method::POST, "/api/v1/runs/multipart"),
+        (Method::PATCH, "/runs/019c0000-0000-7000-8000-000000000000"),
+        (Method::POST, "/otel/v1/traces"),
+        (Method::POST, "/feedback"),
+        (Method::PUT, "/v2/uploads/019c0000-0000-7000-8000-000000000000"),
+        (Method::PUT, "/api-host/v2/uploads/019c0000-0000-7000-8000-000000000000"),
+        (
+            Method::POST,
+            "/v2/images/019c0000-0000-7000-8000-000000000000/blobs/uploads/",
+        ),
+    ];
+    let send = async |method: &Method, path: &str| {
+        let call = Call::new(method.clone(), path).in_workspace(world.tenant);
+        world.call(call.json(&json!({}))).await
+    };
+    world.disk.set_low(true);
+    for (method, path) in &kept {
+        let answer = send(method, path).await;
+        assert_eq!(answer.status, StatusCode::INSUFFICIENT_STORAGE, "{method} {path}");
+        assert!(answer.headers.contains_key("retry-after"), "{method} {path}");
+        assert!(answer.text.contains("the disk is nearly full"), "{}", answer.text);
+    }
+    // What is there can be looked at.
+    for path in ["/sessions", "/api/v1/bulk-exports", "/v2/deployments"] {
+        assert_eq!(world.get(path).await.status, StatusCode::OK, "{path}");
+    }
+    world.disk.set_low(false);
+    for (method, path) in &kept {
+        let answer = send(method, path).await;
+        assert_ne!(answer.status, StatusCode::INSUFFICIENT_STORAGE, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn a_workspace_keeps_as_much_as_it_may() {
+    let settings = Settings {
+        stored_bytes_per_workspace: 1000,
+        ..Settings::default()
+    };
+    let world = World::with(settings).await;
+    let other = world.second_workspace().await;
+    let send = async |tenant: TenantId| {
+        let call = Call::new(Method::POST, "/runs/batch").in_workspace(tenant);
+        world.call(call.json(&json!({"post": []}))).await
+    };
+    let before = send(world.tenant).await;
+    assert_ne!(before.status, StatusCode::INSUFFICIENT_STORAGE, "{}", before.text);
+
+    let now = world.clock.now();
+    let segment = SegmentId::new();
+    let part = Part {
+        segment_id: segment,
+        tenant_id: world.tenant,
+        project_id: ProjectId::new(),
+        day: now.day(),
+        row_group: 0,
+        rows: 1,
+        min_sort_time: now,
+        max_sort_time: now,
+        min_seq: 1,
+        max_seq: 1,
+    };
+    let published = world.store.write(async |tx| {
+        segments::intend(tx, world.tenant, segment, "segments/a", None).await?;
+        segments::publish(tx, world.tenant, segment, 1, 1000, std::slice::from_ref(&part)).await
+    });
+    published.await.unwrap();
+    world.clock.advance(Duration::from_secs(60));
+    let full = send(world.tenant).await;
+    assert_eq!(full.status, StatusCode::INSUFFICIENT_STORAGE, "{}", full.text);
+    assert!(full.text.contains("1000 bytes"), "{}", full.text);
+    assert!(full.headers.contains_key("retry-after"));
+    let spans = Call::new(Method::POST, "/otel/v1/traces").in_workspace(world.tenant);
+    world.call(spans.json(&json!({}))).await.expect(507);
+    assert_eq!(world.get("/sessions").await.status, StatusCode::OK);
+    let another = send(other).await;
+    assert_ne!(another.status, StatusCode::INSUFFICIENT_STORAGE, "{}", another.text);
 }

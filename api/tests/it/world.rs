@@ -12,11 +12,11 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusRecorder};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt as _;
-use towpath_api::{App, Health, Ops, Parts, Reading, Settings, platform_router};
-use towpath_domain::{Clock, OrganizationId, Secret, TenantId, Timestamp};
+use towpath_api::{App, Health, Limits, Ops, Parts, Reading, Settings, platform_router};
+use towpath_domain::{Clock, Disk, OrganizationId, Scope, Secret, TenantId, Timestamp};
 use towpath_outbound::{Guard, Policy};
 use towpath_queue::Queue;
-use towpath_store::access::{self, NewKey};
+use towpath_store::access::{self, KeyLimits, NewKey};
 use towpath_store::sealing::{Keys, Sealer};
 use towpath_store::{Options, Store};
 use towpath_testing::Database;
@@ -54,6 +54,7 @@ pub struct World {
     pub clock: Clock,
     pub tenant: TenantId,
     pub wal: Wal,
+    pub disk: Disk,
     pub folder: tempfile::TempDir,
     pub router: Router,
     pub app: App,
@@ -73,15 +74,25 @@ impl World {
     }
 
     pub async fn with(settings: Settings) -> Self {
-        Self::on(Database::sqlite(migrate).await, settings).await
+        Self::on(Database::sqlite(migrate).await, settings, |_| Limits::off()).await
+    }
+
+    /// With limits on how often one caller may ask, by the world's clock.
+    pub async fn limited(limits: impl FnOnce(Clock) -> Limits) -> Self {
+        Self::on(Database::sqlite(migrate).await, Settings::default(), limits).await
     }
 
     /// In the server that `TOWPATH_TEST_POSTGRES` names.
     pub async fn postgres() -> Option<Self> {
-        Some(Self::on(Database::postgres(migrate).await?, Settings::default()).await)
+        Some(
+            Self::on(Database::postgres(migrate).await?, Settings::default(), |_| {
+                Limits::off()
+            })
+            .await,
+        )
     }
 
-    async fn on(database: Database, settings: Settings) -> Self {
+    async fn on(database: Database, settings: Settings, limits: impl FnOnce(Clock) -> Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let clock = Clock::stopped(Timestamp::parse("2026-03-01T12:00:00Z").unwrap());
         let store = Store::open(
@@ -101,14 +112,15 @@ impl World {
             .await
             .unwrap();
         let ops = Ops::new(Health::new(CancellationToken::new()), recorder().handle());
-        let parts = parts(&store, &clock, folder.path(), ops, settings);
-        let wal = parts.wal.clone();
+        let parts = parts(&store, &clock, folder.path(), ops, settings, limits(clock.clone()));
+        let (wal, disk) = (parts.wal.clone(), parts.disk.clone());
         let app = App::new(parts);
         Self {
             store,
             clock,
             tenant,
             wal,
+            disk,
             folder,
             router: platform_router(app.clone()),
             app,
@@ -125,6 +137,7 @@ impl World {
             self.folder.path(),
             ops,
             Settings::default(),
+            Limits::off(),
         )))
     }
 
@@ -164,6 +177,34 @@ impl World {
             .await
             .unwrap()
             .1
+    }
+
+    /// One more key of all workspaces, with these scopes alone.
+    pub async fn limited_key(&self, scopes: &[Scope]) -> Secret {
+        self.key_with(self.organization().await, None, scopes).await
+    }
+
+    /// A key of this organisation, with these scopes alone.
+    pub async fn key_with(
+        &self,
+        organization: OrganizationId,
+        workspace: Option<TenantId>,
+        scopes: &[Scope],
+    ) -> Secret {
+        let new = NewKey {
+            organization,
+            workspace,
+            name: "limited",
+            operator: false,
+        };
+        let limits = KeyLimits {
+            scopes: Some(scopes.iter().copied().collect()),
+            expires_at: None,
+        };
+        let made = self
+            .store
+            .write(async |tx| access::create_limited_key(tx, new.clone(), limits.clone()).await);
+        made.await.unwrap().1
     }
 
     pub async fn call(&self, call: Call) -> Answer {
@@ -269,7 +310,7 @@ pub fn recorder() -> PrometheusRecorder {
     PrometheusBuilder::new().build_recorder()
 }
 
-fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings) -> Parts {
+fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settings, limits: Limits) -> Parts {
     let objects = Objects::folder(&folder.join("objects")).unwrap();
     let options = wal::Options::for_store(&objects);
     // Nobody folds here: what was accepted stays in its units, where tests look for it.
@@ -296,8 +337,10 @@ fn parts(store: &Store, clock: &Clock, folder: &Path, ops: Ops, settings: Settin
             file_root: Some(folder.join("exports")),
             environment_credentials: None,
         },
+        disk: Disk::default(),
         clock: clock.clone(),
         ops,
+        limits,
         settings,
     }
 }

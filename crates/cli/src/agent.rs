@@ -13,12 +13,12 @@ use towpath_workflows::run_agent;
 use uuid::Uuid;
 
 use crate::arguments::{Agent, flag};
-use crate::config::{AgentAuth, Config, Inputs, Mode, Settings};
+use crate::config::{AgentAuth, Config, Inputs, Mode, Settings, refusal, warnings_of_file};
 use crate::exit::Usage;
 use crate::first_key;
 use crate::graph_file::GraphFile;
 use crate::hosting::{self, Hosting};
-use crate::serve::roles;
+use crate::serve::{roles, warn_in_clear};
 use crate::signals::{self, Signals};
 use crate::storage::Storage;
 use crate::telemetry;
@@ -30,6 +30,8 @@ const WORKSPACE: TenantId = TenantId(Uuid::from_u128(0x0000_0000_0000_4000_8000_
 
 /// What a server says once it stands by.
 const STANDING_BY: &str = "towpath: standing by";
+/// What it says once it listens, where it was asked to.
+const LISTENING: &str = "towpath: listening";
 
 /// Runs until it is asked to stop.
 ///
@@ -74,13 +76,31 @@ fn config(command: &Agent) -> anyhow::Result<Config> {
     ))?)
 }
 
+/// Refuses to serve where a variable of the official server asks for protection that this one does not give, and says
+/// which variables of the graph file set nothing.
+///
+/// # Errors
+/// The environment or the graph file holds such a variable.
+pub fn check_official(config: &Config, file: &GraphFile) -> anyhow::Result<()> {
+    let find = |name: &str| config.environment.get(name).or_else(|| file.env().get(name)).cloned();
+    if let Some(why) = refusal(find) {
+        bail!(Usage(why));
+    }
+    let env = file.env().iter().map(|(name, value)| (name.as_str(), value.reveal()));
+    for warning in warnings_of_file(env) {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
+}
+
 async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     telemetry::start_logging(&config)?;
     let settings = &config.settings;
     let file = GraphFile::find(settings.agent.graphs.as_deref())?;
+    check_official(&config, &file)?;
     if command.prepare {
         return Hosting::new(&config, Guard::new(Policy::default()), None)
-            .prepare(&file)
+            .prepare(&file, command.environment_file.as_deref())
             .await;
     }
     let metrics = telemetry::start_metrics()?;
@@ -92,7 +112,23 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    let storage = Storage::open(settings).await?;
+    let (mut signals, loaded) = match standing {
+        Some((signals, loaded)) => (signals, Some(loaded)),
+        None => {
+            let signals = Signals::listen()?;
+            if command.while_stdin_is_open {
+                signals::terminate_when_stdin_ends()?;
+            }
+            (signals, None)
+        }
+    };
+    let Some(opened) = signals.unless_stopped(Storage::open(settings)).await else {
+        if let Some(loaded) = loaded {
+            loaded.close().await;
+        }
+        return Ok(());
+    };
+    let storage = opened?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
             "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
@@ -111,16 +147,10 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
             settings.listen
         )));
     }
-    let (signals, loaded) = match standing {
-        Some((signals, loaded)) => (signals, Some(loaded)),
-        None => {
-            let signals = Signals::listen()?;
-            if command.while_stdin_is_open {
-                signals::terminate_when_stdin_ends()?;
-            }
-            (signals, None)
-        }
-    };
+    // What a gateway signs comes from its own machine or network.
+    if roles.api && settings.agent.gateway_key.is_none() {
+        warn_in_clear(settings, settings.listen);
+    }
     let keys = auth.then(|| storage.store.clone());
     let parts = AgentParts {
         listener: listen(settings.listen).await?,
@@ -141,6 +171,10 @@ async fn serve(command: Agent, config: Config) -> anyhow::Result<()> {
     };
     let server = AgentServer::start(&config, roles, parts).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
+    if command.tell_listening {
+        // Not a line of the log, which may be set to say less.
+        writeln!(std::io::stdout(), "{LISTENING}")?;
+    }
     if let Some(file) = &command.address_file {
         write_address(file, server.address()).with_context(|| format!("file {}", file.display()))?;
     }

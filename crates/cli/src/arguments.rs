@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod keys;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -13,8 +14,8 @@ use crate::config::{Flag, Inputs, Mode};
 use crate::remote;
 
 pub use bench::{
-    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchOverload,
-    ExportPhase,
+    Bench, BenchAgent, BenchCommand, BenchDeploy, BenchEngine, BenchExport, BenchGraph, BenchIngest, BenchLimits,
+    BenchOverload, BenchThreads, ExportPhase,
 };
 pub use config::{ConfigCommand, ConfigVerb, For};
 pub use keys::{Keys, KeysCommand};
@@ -41,6 +42,12 @@ pub enum Command {
     Serve(Serve),
     /// Run an agent server: graphs behind assistants, threads, runs, crons and a store.
     Agent(Agent),
+    /// Become another program inside of control groups.
+    #[command(hide = true)]
+    Enter(Enter),
+    /// Copy the data folder of an agent server that may be running.
+    #[command(hide = true)]
+    CopyData(CopyData),
     /// Say when a cron schedule fires.
     Cron(Cron),
     /// Bring the database's schema up to date.
@@ -55,6 +62,8 @@ pub enum Command {
     Dead(remote::Dead),
     /// List worker processes and drain them.
     Workers(remote::Workers),
+    /// Show how often callers may ask, who is near a limit, and who was refused.
+    Limits(remote::Limits),
     /// List, pause and resume schedules.
     Schedules(remote::Schedules),
     /// Export traces, and follow exports.
@@ -160,6 +169,9 @@ pub struct Dev {
     /// Ask callers of the agent server for an API key, also on loopback
     #[arg(long)]
     pub agent_auth: bool,
+    /// How often one caller may ask: us or eu, as on the hosted platform, or a file with rules [default: off]
+    #[arg(long, value_name = "us|eu|FILE")]
+    pub limits: Option<String>,
 }
 
 /// `towpath agent`
@@ -193,12 +205,61 @@ pub struct Agent {
     /// Make the environment of the graphs' own code, and end: for the build of an image
     #[arg(long)]
     pub prepare: bool,
+    /// With --prepare: write where the environment lies to this file, and keep it for no image
+    #[arg(long, value_name = "FILE", requires = "prepare")]
+    pub environment_file: Option<PathBuf>,
     /// Write the address it listens on to this file once it does, for whoever chose port 0
     #[arg(long, value_name = "FILE")]
     pub address_file: Option<PathBuf>,
+    /// Write a line to standard output once it listens, for whoever cannot tell it from another server at that address
+    #[arg(long)]
+    pub tell_listening: bool,
     /// Drain and stop when standard input ends, as it does when the process that holds it is killed
     #[arg(long)]
     pub while_stdin_is_open: bool,
+}
+
+/// `towpath enter`
+#[derive(Debug, Args)]
+pub struct Enter {
+    /// The cgroup.procs of each group
+    #[arg(long = "group", value_name = "FILE")]
+    pub groups: Vec<PathBuf>,
+    /// Be this user, in a cell
+    #[arg(long, value_name = "ID", requires = "temporary", value_parser = clap::value_parser!(u32).range(1..))]
+    pub user: Option<u32>,
+    /// The folder that is /tmp in the cell
+    #[arg(long, value_name = "FOLDER", requires = "user")]
+    pub temporary: Option<PathBuf>,
+    /// What is empty in the cell
+    #[arg(long = "cover", value_name = "PATH", requires = "user")]
+    pub covers: Vec<PathBuf>,
+    /// What is seen in the cell wherever it lies, and cannot be written
+    #[arg(long, value_name = "PATH", requires = "user")]
+    pub readable: Vec<PathBuf>,
+    /// What is seen in the cell wherever it lies
+    #[arg(long, value_name = "PATH", requires = "user")]
+    pub writable: Vec<PathBuf>,
+    /// A folder whose changes go elsewhere
+    #[arg(long, value_name = "FOLDER", requires = "over")]
+    pub layer: Option<PathBuf>,
+    /// Where they go
+    #[arg(long, value_name = "FOLDER", requires = "layer")]
+    pub over: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// `towpath copy-data`
+#[derive(Debug, Args)]
+pub struct CopyData {
+    /// The folder.
+    #[arg(value_name = "FOLDER")]
+    pub from: PathBuf,
+    /// Where the copy goes.
+    #[arg(value_name = "TO")]
+    pub to: PathBuf,
 }
 
 /// `towpath cron`
@@ -232,6 +293,9 @@ pub struct Serve {
     /// Address of the API, or of health and metrics without it [default: 127.0.0.1:8400; worker 8401, scheduler 8402]
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<SocketAddr>,
+    /// How often one caller may ask: us or eu, as on the hosted platform, or a file with rules [default: off]
+    #[arg(long, value_name = "us|eu|FILE")]
+    pub limits: Option<String>,
 }
 
 /// What a process of a cluster does.
@@ -281,6 +345,12 @@ pub struct Backup {
     /// A folder that does not exist yet.
     #[arg(value_name = "DIR")]
     pub to: PathBuf,
+    /// Leave the encryption key and the first API key out; without the encryption key nothing can be restored
+    #[arg(long)]
+    pub without_keys: bool,
+    /// Leave deployments out, where another machine has their databases
+    #[arg(long)]
+    pub without_deployments: bool,
 }
 
 /// `towpath restore`

@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! DIR/
-//!   backup.json      what this is: format, version, schema, time
+//!   backup.json      what this is: format, version, schema, time, the digest of the manifest
+//!   manifest.jsonl   every file below, with its length and its digest
 //!   towpath.db       SQLite: the database as it was at one moment
 //!   towpath.dump     PostgreSQL: the same, as `pg_dump` writes it
 //!   objects/         every unit, segment, attachment and archive that this database names
 //!   agent.db         the agent server of `towpath dev`, where there is one
-//!   deployments/     where this machine keeps deployments: `artifacts/` that are whole, `agents/` with their databases
-//!   encryption.key   where the folder has one
-//!   api.key          where the folder has one
+//!   deployments/     where this machine keeps deployments: `artifacts/` that are whole, `agents/` with their databases,
+//!                    those of volumes with `placed.json` beside them
+//!   encryption.key   where the folder has one, unless keys are left out
+//!   api.key          where the folder has one, unless keys are left out
 //! ```
 //! Servers may go on working meanwhile. Objects are copied before the database and once more after it: what the copy
 //! of the database names was there at its moment, so one of the two has seen it. That is looked at before the backup
@@ -17,10 +19,16 @@
 
 mod deployments;
 mod files;
+mod keys;
+mod manifest;
+mod mark;
 mod objects;
 mod postgres;
+mod restore;
 mod schemas;
+mod volumes;
 
+use std::collections::BTreeSet;
 use std::fs::{DirBuilder, File};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -28,14 +36,19 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
-use towpath_domain::{Clock, Timestamp};
-use towpath_store::{Dialect, Options, Store, backup as copies, migrations};
+use towpath_domain::{Clock, DeploymentId, Timestamp};
+use towpath_store::backup::{self as copies, Contents};
+use towpath_store::{Dialect, migrations};
 use towpath_traces::objects::Objects;
 
+use self::keys::PlatformKeys;
+pub use self::mark::expect_whole;
 use self::objects::Copied;
-use crate::arguments::{Backup, Restore};
+pub use self::restore::restore;
+use self::volumes::Apart;
+pub use self::volumes::copy_data;
+use crate::arguments::Backup;
 use crate::config::{Config, Mode, Settings};
-use crate::data_dir::DataDir;
 use crate::exit::Usage;
 
 const ABOUT: &str = "backup.json";
@@ -43,7 +56,6 @@ const SQLITE: &str = "towpath.db";
 const DUMP: &str = "towpath.dump";
 const OBJECTS: &str = "objects";
 const AGENT: &str = "agent.db";
-const KEYS: [&str; 2] = ["encryption.key", "api.key"];
 const FORMAT: u32 = 3;
 /// The format of the first release. Backups of formats before it have databases that this build refuses.
 const FIRST_FORMAT: u32 = 3;
@@ -61,6 +73,15 @@ struct About {
     bytes: u64,
     #[serde(default)]
     deployments: u64,
+    /// Whether deployments that run elsewhere were left out.
+    #[serde(default)]
+    without_deployments: bool,
+    /// The digest of the manifest; backups of earlier builds have none.
+    #[serde(default)]
+    manifest: Option<String>,
+    /// What the installation's encryption key opens, and no other; in hexadecimal digits.
+    #[serde(default)]
+    canary: Option<String>,
 }
 
 /// Which database, and where it is.
@@ -92,14 +113,22 @@ impl<'a> Database<'a> {
         }
     }
 
-    /// Copies it below `to` as it is at one moment; the objects that the copy names.
-    async fn copy(&self, to: &Path) -> anyhow::Result<Vec<String>> {
+    /// What it says of the rest of the installation now.
+    async fn contents(&self) -> towpath_store::Result<Contents> {
+        match self {
+            Self::Sqlite(file) => copies::contents_of_sqlite(file).await,
+            Self::Postgres(uri) => copies::contents_of_postgres(uri).await,
+        }
+    }
+
+    /// Copies it below `to` as it is at one moment; what the copy says.
+    async fn copy(&self, to: &Path) -> anyhow::Result<Contents> {
         match self {
             Self::Sqlite(file) => {
                 let copy = to.join(SQLITE);
                 files::remove(&copy)?;
                 copies::copy_sqlite(file, &copy).await?;
-                Ok(copies::needed_objects(&copy).await?)
+                Ok(copies::contents_of_sqlite(&copy).await?)
             }
             Self::Postgres(uri) => postgres::dump(uri, &to.join(DUMP)).await,
         }
@@ -109,8 +138,8 @@ impl<'a> Database<'a> {
 /// Copies everything.
 ///
 /// # Errors
-/// When the folder exists, something cannot be read or written, another build made a database, or `pg_dump` is not there
-/// or fails.
+/// When the folder exists, something cannot be read or written, another build made a database, the database of a deployment
+/// is elsewhere, the engine that has it does not answer, or `pg_dump` is not there or fails.
 pub async fn create(command: Backup) -> anyhow::Result<()> {
     let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
     let settings = &config.settings;
@@ -123,9 +152,35 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
             file.display()
         )));
     }
+    expect_whole(&settings.data_dir)?;
     let schema = database.schema().await.context("opening the database")?;
     schema.check()?;
     schemas::check_agents(&settings.data_dir).await?;
+    if command.without_deployments {
+        return begin(&config, &database, schema.applied, &command, &Apart::default()).await;
+    }
+    let placed = database.contents().await?.deployments;
+    let apart = Apart::open(settings, &placed).await?;
+    let made = async {
+        let elsewhere = apart.find(&placed).await?;
+        let mut missing = deployments::without_database(&settings.data_dir, &placed)?;
+        missing.retain(|id| !elsewhere.contains(id));
+        apart.expect_none(&missing)?;
+        begin(&config, &database, schema.applied, &command, &apart).await
+    }
+    .await;
+    apart.close().await;
+    made
+}
+
+/// Makes the folder and fills it.
+async fn begin(
+    config: &Config,
+    database: &Database<'_>,
+    migrations: Vec<i64>,
+    command: &Backup,
+    apart: &Apart,
+) -> anyhow::Result<()> {
     let to = &command.to;
     match DirBuilder::new().mode(0o700).create(to) {
         Err(why) if why.kind() == ErrorKind::AlreadyExists => {
@@ -136,7 +191,7 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
         }
         made => made.with_context(|| format!("folder {}", to.display()))?,
     }
-    let filled = fill(&config, &database, schema.applied, to).await;
+    let filled = fill(config, database, migrations, command, apart).await;
     if filled.is_err() {
         // It was made a moment ago, and is worth nothing.
         let _ = std::fs::remove_dir_all(to);
@@ -144,16 +199,23 @@ pub async fn create(command: Backup) -> anyhow::Result<()> {
     filled
 }
 
-async fn fill(config: &Config, database: &Database<'_>, migrations: Vec<i64>, to: &Path) -> anyhow::Result<()> {
-    let settings = &config.settings;
+async fn fill(
+    config: &Config,
+    database: &Database<'_>,
+    migrations: Vec<i64>,
+    command: &Backup,
+    apart: &Apart,
+) -> anyhow::Result<()> {
+    let (settings, to) = (&config.settings, command.to.as_path());
     let from = open_objects(config)?;
     let kept = Objects::folder(&to.join(OBJECTS))?;
-    for attempt in 1.. {
+    let mut attempt = 1;
+    let contents = loop {
         objects::copy_all(&from, &kept).await?;
-        let named = database.copy(to).await?;
-        let missing = objects::copy_named(&from, &kept, &named).await?;
+        let contents = database.copy(to).await?;
+        let missing = objects::copy_named(&from, &kept, &contents.objects).await?;
         if missing == 0 {
-            break;
+            break contents;
         }
         if attempt == TRIES {
             bail!(
@@ -161,30 +223,28 @@ async fn fill(config: &Config, database: &Database<'_>, migrations: Vec<i64>, to
                 settings.objects
             );
         }
-    }
+        attempt += 1;
+    };
     let copied = objects::count(&kept).await?;
     let agent = settings.data_dir.join(AGENT);
     if agent.is_file() {
         copies::copy_sqlite(&agent, &to.join(AGENT)).await?;
     }
-    let deployments = deployments::copy(&settings.data_dir, to).await?;
-    for name in KEYS {
-        files::copy_key(&settings.data_dir.join(name), &to.join(name))?;
+    let mut deployments = 0;
+    if !command.without_deployments {
+        let keys = PlatformKeys::of(settings, command.without_keys)?;
+        let elsewhere: BTreeSet<DeploymentId> = apart.find(&contents.deployments).await?;
+        deployments = deployments::copy(&settings.data_dir, to, &keys, &elsewhere).await?;
+        deployments += apart.copy(&elsewhere, to).await?;
+        let missing = deployments::without_database(to, &contents.deployments)?;
+        // Those that were deleted meanwhile are not missed.
+        let placed = database.contents().await?.deployments;
+        let missing: Vec<DeploymentId> = missing.into_iter().filter(|id| placed.contains(id)).collect();
+        apart.expect_none(&missing)?;
     }
-    write_about(to, migrations, copied, deployments)?;
-    println!(
-        "backed up into {}: the database, {} objects of {} bytes, {deployments} deployments",
-        to.display(),
-        copied.files,
-        copied.bytes
-    );
-    if settings.encryption_key.is_some() {
-        println!("the encryption key is given in the settings, and is not in the backup: keep it with it");
+    if !command.without_keys {
+        keys::copy(&settings.data_dir, to)?;
     }
-    Ok(())
-}
-
-fn write_about(to: &Path, migrations: Vec<i64>, copied: Copied, deployments: u64) -> anyhow::Result<()> {
     let about = About {
         format: FORMAT,
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -193,128 +253,38 @@ fn write_about(to: &Path, migrations: Vec<i64>, copied: Copied, deployments: u64
         objects: copied.files,
         bytes: copied.bytes,
         deployments,
+        without_deployments: command.without_deployments,
+        manifest: Some(manifest::write(to)?),
+        canary: contents.canary.map(hex::encode),
     };
+    write_about(to, &about)?;
+    tell(to, settings, copied, deployments, command);
+    Ok(())
+}
+
+fn tell(to: &Path, settings: &Settings, copied: Copied, deployments: u64, command: &Backup) {
+    println!(
+        "backed up into {}: the database, {} objects of {} bytes, {deployments} deployments",
+        to.display(),
+        copied.files,
+        copied.bytes
+    );
+    if command.without_deployments {
+        println!("deployments are not in the backup: keep their databases with it");
+    }
+    if settings.encryption_key.is_some() {
+        println!("the encryption key is given in the settings, and is not in the backup: keep it with it");
+    } else if command.without_keys {
+        println!("the encryption key is not in the backup: keep it elsewhere, nothing can be restored without it");
+    }
+}
+
+fn write_about(to: &Path, about: &About) -> anyhow::Result<()> {
     let mut file = File::create_new(to.join(ABOUT))?;
-    file.write_all(serde_json::to_string_pretty(&about)?.as_bytes())?;
+    file.write_all(serde_json::to_string_pretty(about)?.as_bytes())?;
     file.sync_all()?;
     File::open(to)?.sync_all()?;
     Ok(())
-}
-
-/// Makes an installation from a backup.
-///
-/// # Errors
-/// When there is a database already, or the backup is not whole, of another kind of database, or made by a build from
-/// before the first release or a newer one.
-pub async fn restore(command: Restore) -> anyhow::Result<()> {
-    let config = Config::load(&command.common.inputs(Mode::Dev, Vec::new()))?;
-    let settings = &config.settings;
-    let from = &command.from;
-    let about = read_about(from)?;
-    let database = Database::of(settings);
-    expect_readable(from, &about, database.dialect())?;
-    let (file, other) = match database.dialect() {
-        Dialect::Sqlite => (SQLITE, "PostgreSQL: give the address of an empty one as DATABASE_URI"),
-        Dialect::Postgres => (DUMP, "SQLite: leave DATABASE_URI out"),
-    };
-    if !from.join(file).is_file() {
-        bail!(Usage(format!("the backup is of a {other}")));
-    }
-    let kept = Objects::folder(&from.join(OBJECTS))?;
-    match &database {
-        Database::Sqlite(file) => {
-            if file.exists() {
-                bail!(Usage(format!(
-                    "{} is there already; restore into an empty folder",
-                    file.display()
-                )));
-            }
-            let copy = from.join(SQLITE);
-            migrations::of_sqlite(&copy).await?.check()?;
-            let named = copies::needed_objects(&copy).await?;
-            whole(objects::missing(&kept, &named).await?)?;
-        }
-        Database::Postgres(uri) => postgres::expect_empty(uri).await?,
-    }
-    schemas::check_agents(from).await?;
-    // Nobody may begin to use it before it is whole.
-    let _held = DataDir::open(&settings.data_dir)?;
-    let to = open_objects(&config)?;
-    objects::copy_all(&kept, &to).await?;
-    for name in KEYS {
-        files::copy_key(&from.join(name), &settings.data_dir.join(name))?;
-    }
-    files::copy_file(&from.join(AGENT), &settings.data_dir.join(AGENT))?;
-    deployments::restore(from, &settings.data_dir)?;
-    // Last: with it the installation is one.
-    let named = match &database {
-        Database::Sqlite(file) => {
-            let draft = file.with_extension("restoring");
-            files::copy_file(&from.join(SQLITE), &draft)?;
-            std::fs::rename(&draft, file).with_context(|| format!("file {}", file.display()))?;
-            File::open(file.parent().unwrap_or(Path::new(".")))?.sync_all()?;
-            copies::needed_objects(&from.join(SQLITE)).await?
-        }
-        Database::Postgres(uri) => {
-            postgres::load(uri, &from.join(DUMP)).await?;
-            let store = Store::open(uri, Options::default())
-                .await
-                .context("opening the database")?;
-            migrations::schema(&store).await?.check()?;
-            let named = store.read(async |tx| copies::named_objects(tx).await).await?;
-            store.close().await;
-            named
-        }
-    };
-    whole(objects::missing(&to, &named).await?)?;
-    println!(
-        "restored what was there at {}: the database, {} objects, all that it names among them, {} deployments",
-        about.created_at, about.objects, about.deployments
-    );
-    Ok(())
-}
-
-fn whole(missing: usize) -> anyhow::Result<()> {
-    if missing > 0 {
-        bail!("the backup is not whole: {missing} objects that its database names are missing");
-    }
-    Ok(())
-}
-
-/// # Errors
-/// When the build that made the backup is from before the first release, or newer than this one.
-fn expect_readable(from: &Path, about: &About, dialect: Dialect) -> anyhow::Result<()> {
-    if about.format < FIRST_FORMAT {
-        bail!(
-            "the backup {} of {} was made by an older build of towpath, from before the first release, and its data cannot \
-             be carried over: start with a new data folder or an empty database, and keep the backup, with the build that \
-             made it, until nothing in it is needed; that build can still restore it and export its traces",
-            from.display(),
-            about.created_at
-        );
-    }
-    if about.format > FORMAT
-        || !about
-            .migrations
-            .iter()
-            .all(|version| migrations::knows(dialect, *version))
-    {
-        bail!(
-            "the backup {} was made by towpath {}, which is newer than this one ({}); restore it with that version or a \
-             newer one",
-            from.display(),
-            about.version,
-            env!("CARGO_PKG_VERSION")
-        );
-    }
-    Ok(())
-}
-
-fn read_about(from: &Path) -> anyhow::Result<About> {
-    let file = from.join(ABOUT);
-    let text = std::fs::read_to_string(&file)
-        .map_err(|_| Usage(format!("{} is no whole backup: there is no {ABOUT}", from.display())))?;
-    serde_json::from_str(&text).with_context(|| format!("file {}", file.display()))
 }
 
 fn open_objects(config: &Config) -> anyhow::Result<Objects> {

@@ -8,6 +8,7 @@ mod deploy;
 mod engine;
 mod export;
 mod ingest;
+mod limits;
 mod overload;
 mod peer;
 mod process;
@@ -16,6 +17,7 @@ mod report;
 mod runs;
 mod server;
 mod soak;
+mod threads;
 mod workload;
 
 use crate::arguments::{Bench, BenchCommand};
@@ -32,6 +34,8 @@ pub async fn run(command: Bench) -> anyhow::Result<()> {
         BenchCommand::Overload(options) => overload::run(&options).await,
         BenchCommand::Export(options) => export::run(&options).await,
         BenchCommand::Ingest(options) => ingest::run(&options).await,
+        BenchCommand::Threads(options) => threads::run(&options).await,
+        BenchCommand::Limits(options) => limits::run(&options).await,
         BenchCommand::Soak(options) => {
             let plan = soak::Plan::new(options.jobs, options.lanes, options.days)?;
             let database = match options.database {

@@ -9,18 +9,21 @@ mod file;
 mod key;
 mod keys;
 mod kind;
+mod official;
 mod settings;
 mod switches;
 mod values;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use towpath_domain::Secret;
 
 pub use environment::read as read_environment;
-pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings};
+pub use official::{refusal, warnings_of_file};
+pub use settings::{AgentAuth, DeploymentBackend, HostSettings, LogFormat, Settings, TlsFiles};
 pub use switches::Switches;
 pub use values::{Origin, Resolved};
 
@@ -121,7 +124,14 @@ impl Config {
     /// All problems at once: unknown keys, values of the wrong kind, a file that cannot be read.
     pub fn load(inputs: &Inputs) -> Result<Self, Problems> {
         let mut problems = Vec::new();
-        let (environment, warnings) = environment::layer(&inputs.environment);
+        let (environment, mut warnings) = environment::layer(&inputs.environment);
+        // Where an agent server is: the official one's users bring its variables along.
+        if matches!(inputs.mode, Mode::Agent | Mode::Dev) {
+            let set = inputs.environment.iter();
+            warnings.extend(official::warnings(
+                set.map(|(name, value)| (name.as_str(), value.as_str())),
+            ));
+        }
         let file = inputs
             .file
             .as_deref()
@@ -129,6 +139,7 @@ impl Config {
             .unwrap_or_default();
         let mut resolved = values::resolve(inputs, &environment, &file);
         problems.extend(resolved.iter().filter_map(Resolved::problem));
+        problems.extend(misfits(&resolved));
         if !problems.is_empty() {
             return Err(Problems(problems));
         }
@@ -153,6 +164,38 @@ impl Config {
             aws,
         })
     }
+}
+
+impl Config {
+    /// The files that say something.
+    pub fn files(&self) -> impl Iterator<Item = PathBuf> {
+        self.resolved.iter().filter_map(|value| match &value.origin {
+            Origin::File { path, .. } => Some(path.clone()),
+            _ => None,
+        })
+    }
+}
+
+/// What is wrong with values that are well by themselves.
+fn misfits(resolved: &[Resolved]) -> Vec<String> {
+    let text = |name: &str| {
+        let value = resolved.iter().find(|value| value.key.name == name)?;
+        value.text.as_deref()
+    };
+    let mut found = Vec::new();
+    match (text("tls.cert"), text("tls.key")) {
+        (Some(_), None) => found.push("tls.key: tls.cert is set, and has no key without it".to_owned()),
+        (None, Some(_)) => found.push("tls.cert: tls.key is set, and has no certificate without it".to_owned()),
+        _ => {}
+    }
+    let plain = text("tls.plain_listen").and_then(|address| address.parse::<SocketAddr>().ok());
+    if let Some(address) = plain.filter(|address| !address.ip().is_loopback()) {
+        found.push(format!(
+            "tls.plain_listen: expected an address of loopback such as 127.0.0.1:8403, got \"{address}\": what passes \
+             there is not protected"
+        ));
+    }
+    found
 }
 
 /// Jobs at a time that the usual connections of a worker are enough for…

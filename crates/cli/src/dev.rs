@@ -1,6 +1,5 @@
 //! `towpath dev`: everything in one process, kept in one folder.
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,10 +14,11 @@ use crate::config::{AgentAuth, Config, Mode, Settings};
 use crate::first_key::{self, FirstKey};
 use crate::graph_file::GraphFile;
 use crate::hosting::Tracing;
+use crate::serve::warn_in_clear;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
-use crate::wiring::{AgentParts, AgentServer, Roles, Server, listen, reachable};
+use crate::wiring::{AgentParts, AgentServer, Roles, Server, listen};
 
 /// Runs until it is asked to stop.
 ///
@@ -35,27 +35,40 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
             command.graphs.as_ref().map(|path| path.display()),
         ),
         flag("agent.auth", "--agent-auth", command.agent_auth.then_some("key")),
+        flag("limits.rules", "--limits", command.limits.as_ref()),
     ];
     let config = Config::load(&command.common.inputs(Mode::Dev, flags.into_iter().flatten().collect()))?;
     let spans = telemetry::start_logging(&config)?;
     let file = graphs(&config)?;
+    crate::agent::check_official(&config, &file)?;
     let metrics = telemetry::start_metrics()?;
-    let mut storage = Storage::open(&config.settings).await?;
-    let agents = agents(&config.settings).await.context("the agent server")?;
+    let mut signals = Signals::listen()?;
+    let opening = async {
+        let storage = Storage::open(&config.settings).await?;
+        let agents = agents(&config.settings).await.context("the agent server")?;
+        anyhow::Ok((storage, agents))
+    };
+    let Some(opened) = signals.unless_stopped(opening).await else {
+        spans.close().await;
+        return Ok(());
+    };
+    let (mut storage, agents) = opened?;
     storage.agents = Some(agents.clone());
     let first = first_key::of_dev(&storage.store, &config.settings, storage.data.as_ref()).await?;
-    let signals = Signals::listen()?;
     let key_file = storage
         .data
         .as_ref()
         .filter(|_| first.kept)
         .map(crate::data_dir::DataDir::api_key_file);
     let keys = storage.store.clone();
+    for listen in [config.settings.listen, config.settings.agent_listen] {
+        warn_in_clear(&config.settings, listen);
+    }
     // Who finds the platform ready finds the agent server listening; it answers once its graphs are loaded.
     let listener = listen(config.settings.agent_listen).await.context("the agent server")?;
     let server = Server::start(&config, Roles::ALL, storage, metrics.clone()).await?;
     let tracing = Tracing {
-        endpoint: format!("http://{}", reachable(server.address())),
+        endpoint: server.local_url(),
         key: first.key.clone(),
         workspace: first.tenant.to_string(),
     };
@@ -86,8 +99,8 @@ pub async fn run(command: Dev) -> anyhow::Result<()> {
     println!(
         "{}",
         banner(
-            server.address(),
-            &format!("http://{}   graphs: {ids}", agent.address()),
+            &server.url(),
+            &format!("{}   graphs: {ids}", agent.url()),
             &config.settings.data_dir,
             &first,
             key_file.as_deref(),
@@ -163,14 +176,13 @@ async fn agent(
 }
 
 fn banner(
-    address: SocketAddr,
+    url: &str,
     agent: &str,
     data_dir: &Path,
     first: &FirstKey,
     key_file: Option<&Path>,
     link: Option<&str>,
 ) -> String {
-    let url = format!("http://{address}");
     let link = link.map_or_else(String::new, |link| {
         format!("\nOpen the dashboard (this link signs in once, within 15 minutes):\n  {link}\n")
     });

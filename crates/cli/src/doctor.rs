@@ -1,6 +1,11 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
 //! a trial file in the folder of objects, which it removes.
 
+mod keeper;
+mod limits;
+mod secrets;
+mod tls;
+
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
@@ -11,19 +16,22 @@ use serde::Serialize;
 use serde_json::Value;
 use towpath_domain::Clock;
 use towpath_queue::{Queue, State};
-use towpath_store::{Dialect, Options, Store, jobs, migrations, quarantine};
+use towpath_store::{Dialect, Options, Store, deployments, jobs, migrations, quarantine};
 use towpath_traces::objects::Objects;
 
 use crate::arguments::{Doctor, Output};
-use crate::config::{Config, Mode, Problems, Settings};
+use crate::config::{Config, DeploymentBackend, Mode, Problems, Settings};
 use crate::data_dir;
 use crate::remote::arguments::ServerOptions;
 use crate::remote::{Client, print};
+use crate::wiring;
 
 /// Whatever does not answer within this is away.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The command that shows what is in quarantine.
 const QUARANTINE: &str = "towpath traces quarantine ls";
+/// Deployments that are named at most.
+const NAMED: i64 = 20;
 /// Clocks further apart than this are worth a word; leases and due times go by the database's alone.
 const SKEW: Duration = Duration::from_secs(2);
 
@@ -108,13 +116,15 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     let settings = &config.settings;
     let server = server(settings, &mut findings).await;
     if let Some(url) = &command.server {
-        match readiness(url).await {
+        match readiness(http(false), url).await {
             Some(answer) => findings.server(url, &answer),
             None => findings.add("server", Verdict::Failed, format!("no towpath server answers at {url}")),
         }
     }
+    tls::look(settings, &mut findings);
     let holder = folder(settings, &mut findings);
     keys(settings, &mut findings);
+    limits::look(settings, &mut findings);
     database(settings, holder, &mut findings).await;
     match (holder, server) {
         (true, true) => quarantine_of_server(settings, &mut findings).await,
@@ -126,6 +136,8 @@ pub async fn run(command: Doctor) -> anyhow::Result<()> {
     }
     redis(settings, &mut findings).await;
     objects(&config, server, &mut findings).await;
+    git(settings, &mut findings).await;
+    isolation(&config, &mut findings);
     print(&findings, command.output)?;
     let failed = findings
         .0
@@ -165,7 +177,9 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
         findings.add("port", Verdict::Ok, format!("{address} is free; no server runs there"));
         return false;
     }
-    let Some(answer) = readiness(&format!("http://{address}")).await else {
+    // Its certificate need not be for this address; nothing secret is sent.
+    let url = format!("{}://{address}", settings.scheme());
+    let Some(answer) = readiness(http(true), &url).await else {
         let text = format!("{address} cannot be listened on, and no towpath server answers there");
         findings.add("port", Verdict::Failed, text);
         return false;
@@ -174,10 +188,14 @@ async fn server(settings: &Settings, findings: &mut Findings) -> bool {
     true
 }
 
+fn http(any_certificate: bool) -> Option<reqwest::Client> {
+    let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE);
+    client.danger_accept_invalid_certs(any_certificate).build().ok()
+}
+
 /// What the server at `url` says of itself, where a towpath server is there.
-async fn readiness(url: &str) -> Option<Value> {
-    let http = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build().ok()?;
-    let asked = http
+async fn readiness(http: Option<reqwest::Client>, url: &str) -> Option<Value> {
+    let asked = http?
         .get(format!("{}/readyz?verbose", url.trim_end_matches('/')))
         .send()
         .await;
@@ -307,6 +325,7 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
     if schema.check().is_ok() && schema.pending.is_empty() {
         if store.dialect() == Dialect::Postgres {
             skew(&store, findings).await;
+            keeper::look(&store, findings).await;
         }
         match store.read(async |tx| quarantine::usage(tx).await).await {
             Ok(usage) => quarantined(
@@ -317,14 +336,49 @@ async fn database(settings: &Settings, held: bool, findings: &mut Findings) {
             ),
             Err(error) => findings.add("quarantine", Verdict::Failed, error.to_string()),
         }
+        trust(settings, &store, findings).await;
+        secrets::look(settings, &store, findings).await;
     }
     store.close().await;
+}
+
+/// Deployments whose processes run beside those of another workspace.
+async fn trust(settings: &Settings, store: &Store, findings: &mut Findings) {
+    let processes = matches!(
+        settings.deployments.backend,
+        DeploymentBackend::Auto | DeploymentBackend::Process
+    );
+    if !processes {
+        return;
+    }
+    let found = store
+        .read(async |tx| deployments::of_later_workspaces(tx, NAMED).await)
+        .await;
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => return findings.add("trust", Verdict::Failed, error.to_string()),
+    };
+    if found.is_empty() {
+        return findings.add("trust", Verdict::Ok, "deployments are of one workspace at most");
+    }
+    let names: Vec<String> = found.iter().map(|(id, name)| format!("{name} ({id})")).collect();
+    let rule = if settings.deployments.one_workspace {
+        "new ones are refused while deployments.trust is one"
+    } else {
+        "deployments.trust = all allows it"
+    };
+    let text = format!(
+        "deployments of several workspaces run as processes of one machine, apart as isolation below says; {rule}. \
+         Not of the first workspace: {}",
+        names.join(", ")
+    );
+    findings.add("trust", Verdict::Warning, text);
 }
 
 /// What the server that uses the data folder has in quarantine.
 async fn quarantine_of_server(settings: &Settings, findings: &mut Findings) {
     let options = ServerOptions {
-        server: format!("http://{}", settings.listen),
+        server: settings.local_url(),
         api_key: settings.api_key.clone(),
         tenant: None,
         data_dir: Some(settings.data_dir.clone()),
@@ -418,6 +472,70 @@ async fn redis(settings: &Settings, findings: &mut Findings) {
             }
             State::Down { .. } => tokio::time::sleep(Duration::from_millis(50)).await,
         }
+    }
+}
+
+/// What keeps processes of deployments apart.
+fn isolation(config: &Config, findings: &mut Findings) {
+    let settings = &config.settings;
+    let processes = matches!(
+        settings.deployments.backend,
+        DeploymentBackend::Auto | DeploymentBackend::Process
+    );
+    if !processes {
+        return;
+    }
+    if !settings.data_dir.is_dir() {
+        let text = "it is tried in the data folder, which is not there yet";
+        return findings.add("isolation", Verdict::Skipped, text);
+    }
+    let isolation = match wiring::isolation(config, &settings.data_dir) {
+        Ok(isolation) => isolation,
+        Err(error) => return findings.add("isolation", Verdict::Failed, format!("{error:#}")),
+    };
+    match isolation.why() {
+        None => findings.add(
+            "isolation",
+            Verdict::Ok,
+            "each deployment has a user id and namespaces of its own",
+        ),
+        Some(why) if settings.deployments.min_isolation > isolation.level() => {
+            let text = format!("deployments.min_isolation is namespace, and no deployment can have that here: {why}");
+            findings.add("isolation", Verdict::Failed, text);
+        }
+        Some(why) => {
+            let text = format!("processes of deployments run as the platform's account, with all its rights: {why}");
+            findings.add("isolation", Verdict::Warning, text);
+        }
+    }
+}
+
+/// The program that fetches the sources of deployments.
+async fn git(settings: &Settings, findings: &mut Findings) {
+    if settings.deployments.backend == DeploymentBackend::None {
+        return;
+    }
+    let asked = tokio::process::Command::new("git")
+        .arg("version")
+        .kill_on_drop(true)
+        .output();
+    match tokio::time::timeout(PATIENCE, asked).await {
+        Ok(Ok(answer)) => {
+            let said = String::from_utf8_lossy(&answer.stdout);
+            match towpath_compute::git::check_version(&said) {
+                Ok(()) => findings.add("git", Verdict::Ok, said.trim()),
+                Err(why) => findings.add(
+                    "git",
+                    Verdict::Warning,
+                    format!("{why}; deployments from repositories fail"),
+                ),
+            }
+        }
+        Ok(Err(why)) => {
+            let text = format!("it cannot be run ({why}); deployments from repositories fail");
+            findings.add("git", Verdict::Warning, text);
+        }
+        Err(_) => findings.add("git", Verdict::Warning, "it does not answer in time"),
     }
 }
 

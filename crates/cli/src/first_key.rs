@@ -70,7 +70,7 @@ pub async fn of_dev(store: &Store, settings: &Settings, data: Option<&DataDir>) 
     }
     // Kept before it is stored: a crash between the two leaves a key that the next start makes valid, while the other
     // order would leave one that nobody knows.
-    let key = Secret::new(access::new_secret());
+    let key = Secret::new(access::new_key_secret());
     data.keep_api_key(&key)?;
     ensure(&key).await.map_err(refused)?;
     Ok(FirstKey {

@@ -102,15 +102,23 @@ impl Hosting {
         Ok(graphs.with_hosts(pool))
     }
 
-    /// Makes the environment of a file's own code, where it has some, so that a server that starts later finds it.
+    /// Makes the environment of a file's own code, where it has some, so that a server that starts later finds it. Where
+    /// it lies is written to a file, or kept below the folder for an image, which has no other.
     ///
     /// # Errors
     /// The environment cannot be made; the text says what to do.
-    pub async fn prepare(&self, file: &GraphFile) -> anyhow::Result<()> {
+    pub async fn prepare(&self, file: &GraphFile, to: Option<&Path>) -> anyhow::Result<()> {
         if has_code(file, &self.declared(file)) {
             let folder = &self.settings.folder;
             let python = self.python(file, folder).await?;
-            environment::record(&self.wanted(file), folder, &self.process, &python)?;
+            match (to, python.parent().and_then(Path::parent)) {
+                (Some(to), Some(environment)) => {
+                    let text = environment.display().to_string();
+                    std::fs::write(to, text).with_context(|| format!("writing {}", to.display()))?;
+                }
+                (Some(_), None) => {}
+                (None, _) => environment::record(&self.wanted(file), folder, &self.process, &python)?,
+            }
             tracing::info!(python = %python.display(), "the environment is there");
         }
         Ok(())

@@ -5,6 +5,7 @@ mod database;
 mod server;
 
 use serde_json::{Value, json};
+use towpath_domain::{Scope, TenantId};
 
 use crate::arguments::{Keys, KeysCommand, Output};
 use crate::config::{Config, Mode};
@@ -31,7 +32,7 @@ pub async fn run(command: Keys) -> anyhow::Result<()> {
     let place = match &command.server {
         Some(url) => Place::Server(server::Server::new(url.clone(), &command, settings)?),
         None if in_use => {
-            let url = format!("http://{}", settings.listen);
+            let url = settings.local_url();
             eprintln!(
                 "{} is in use: asking {url} (another one: --server)",
                 settings.data_dir.display()
@@ -47,18 +48,63 @@ pub async fn run(command: Keys) -> anyhow::Result<()> {
     done
 }
 
+/// A key to be made.
+struct New<'a> {
+    name: &'a str,
+    workspace: Option<TenantId>,
+    operator: bool,
+    /// None of them: no limit.
+    scopes: &'a [Scope],
+    expires_in_days: Option<u32>,
+}
+
 async fn perform(place: &Place, command: &Keys) -> anyhow::Result<()> {
     match &command.command {
         KeysCommand::Create {
             name,
             workspace,
             operator,
+            scope,
+            deployment,
+            expires_in_days,
         } => {
+            let of_deployment = deployment.map(Scope::AgentsInvokeOf);
+            let scopes: Vec<Scope> = scope.iter().copied().chain(of_deployment).collect();
+            let new = New {
+                name,
+                workspace: *workspace,
+                operator: *operator,
+                scopes: &scopes,
+                expires_in_days: *expires_in_days,
+            };
             let made = match place {
-                Place::Server(server) => server.create(name, *workspace, *operator).await?,
-                Place::Database(storage) => database::create(&storage.store, name, *workspace, *operator).await?,
+                Place::Server(server) => server.create(&new).await?,
+                Place::Database(storage) => database::create(&storage.store, &new).await?,
             };
             show_made(&made, command.output);
+        }
+        KeysCommand::Rotate { key, overlap_hours } => {
+            let rotated = match place {
+                Place::Server(server) => server.rotate(*key, *overlap_hours).await?,
+                Place::Database(storage) => database::rotate(&storage.store, *key, *overlap_hours).await?,
+            };
+            show_made(&rotated, command.output);
+            if command.output == Output::Table {
+                println!("The secret before works for {overlap_hours} h more.");
+            }
+        }
+        KeysCommand::Reseal => {
+            let started = match place {
+                Place::Server(server) => server.reseal().await?,
+                Place::Database(storage) => database::reseal(&storage.store).await?,
+            };
+            match command.output {
+                Output::Json => print::json(&started),
+                Output::Table => {
+                    let job = print::text(&started["job_id"]);
+                    println!("a job seals the secrets anew; follow it with: towpath jobs show {job}");
+                }
+            }
         }
         KeysCommand::List => {
             let keys = match place {
@@ -86,7 +132,8 @@ fn show_made(made: &Value, output: Output) {
     match output {
         Output::Json => print::json(&json!({
             "id": made["id"], "name": made["name"], "key": made["key"], "tenant_id": tenant,
-            "organization_id": made["organization_id"], "operator": made["operator"],
+            "organization_id": made["organization_id"], "operator": made["operator"], "scopes": made["scopes"],
+            "expires_at": made["expires_at"],
         })),
         Output::Table => {
             println!("X-API-Key:   {}", print::text(&made["key"]));
@@ -113,10 +160,29 @@ fn show_list(keys: Vec<Value>, output: Output) {
                 tenant => print::text(tenant),
             },
             if key["operator"] == true { "yes" } else { "" }.to_owned(),
+            scopes(&key["scopes"]),
             print::moment(&key["created_at"]),
+            print::moment(&key["last_used_at"]),
+            print::moment(&key["expires_at"]),
             print::moment(&key["revoked_at"]),
         ]
     });
-    let header = ["key", "name", "begins with", "opens", "operator", "made", "revoked"];
+    let header = [
+        "key",
+        "name",
+        "begins with",
+        "opens",
+        "operator",
+        "scopes",
+        "made",
+        "last used",
+        "expires",
+        "revoked",
+    ];
     print::table(header, rows, "there are no keys; make one with: towpath keys create");
+}
+
+fn scopes(list: &Value) -> String {
+    let names = list.as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.collect::<Vec<_>>().join(" ")
 }

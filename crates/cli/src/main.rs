@@ -16,6 +16,7 @@ mod data_dir;
 mod demo;
 mod dev;
 mod doctor;
+mod enter;
 mod exit;
 mod first_key;
 mod graph_file;
@@ -30,6 +31,7 @@ mod signals;
 mod storage;
 mod telemetry;
 mod threads;
+mod tls;
 mod wiring;
 
 use std::process::ExitCode;
@@ -65,6 +67,8 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Dev(command) => block_on(dev::run(command)),
         Command::Serve(command) => block_on(serve::run(command)),
         Command::Agent(command) => agent::run(command),
+        Command::Enter(command) => enter::run(command),
+        Command::CopyData(command) => block_on(backup::copy_data(command)),
         Command::Cron(command) => cron::run(&command),
         Command::Migrate(command) => block_on(migrate::run(command)),
         Command::Keys(command) => block_on(keys::run(command)),
@@ -72,6 +76,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         Command::Jobs(command) => block_on(remote::jobs(command)),
         Command::Dead(command) => block_on(remote::dead(command)),
         Command::Workers(command) => block_on(remote::workers(command)),
+        Command::Limits(command) => block_on(remote::limits(command)),
         Command::Schedules(command) => block_on(remote::schedules(command)),
         Command::Exports(command) => block_on(remote::exports(command)),
         Command::Destinations(command) => block_on(remote::destinations(command)),

@@ -1,5 +1,7 @@
 //! `towpath serve`: roles of a cluster.
 
+use std::net::SocketAddr;
+
 use anyhow::{Context as _, bail};
 use towpath_store::{Dialect, Store, access};
 
@@ -18,11 +20,24 @@ use crate::wiring::{Roles, Server};
 /// When something cannot be started, or breaks.
 pub async fn run(command: Serve) -> anyhow::Result<()> {
     let roles = roles(&command.role);
-    let flags = flag("listen", "--listen", command.listen).into_iter().collect();
-    let config = Config::load(&command.common.inputs(mode(roles), flags))?;
+    let flags = [
+        flag("listen", "--listen", command.listen),
+        flag("limits.rules", "--limits", command.limits.as_ref()),
+    ];
+    let config = Config::load(
+        &command
+            .common
+            .inputs(mode(roles), flags.into_iter().flatten().collect()),
+    )?;
     let spans = telemetry::start_logging(&config)?;
     let metrics = telemetry::start_metrics()?;
-    let storage = Storage::open(&config.settings).await?;
+    // Before anything that may take long: a migration, a database that does not answer.
+    let mut signals = Signals::listen()?;
+    let Some(opened) = signals.unless_stopped(Storage::open(&config.settings)).await else {
+        spans.close().await;
+        return Ok(());
+    };
+    let storage = opened?;
     if storage.store.dialect() == Dialect::Sqlite && roles != Roles::ALL {
         bail!(Usage(
             "SQLite serves one process: run all roles in it (--role all), or give a PostgreSQL as DATABASE_URI".into()
@@ -32,7 +47,6 @@ pub async fn run(command: Serve) -> anyhow::Result<()> {
         first_key::of_serve(&storage.store, &config.settings).await?;
         check_exposed(&storage.store, &config.settings).await?;
     }
-    let signals = Signals::listen()?;
     let server = Server::start(&config, roles, storage, metrics).await?;
     tracing::info!(listen = %server.address(), roles = %roles, "ready");
     let ran = server.run(signals).await;
@@ -63,6 +77,7 @@ async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()>
     if settings.listen.ip().is_loopback() {
         return Ok(());
     }
+    warn_in_clear(settings, settings.listen);
     if store
         .read(async |tx| access::has_keys(tx).await)
         .await
@@ -77,9 +92,54 @@ async fn check_exposed(store: &Store, settings: &Settings) -> anyhow::Result<()>
     )))
 }
 
+/// Warns where others than this machine reach an address that speaks no TLS, and nothing says that a proxy does.
+pub fn warn_in_clear(settings: &Settings, listen: SocketAddr) {
+    if is_in_clear(settings, listen) {
+        tracing::warn!(
+            %listen,
+            "KEYS AND TRACES TRAVEL IN CLEAR: this address can be reached from outside and speaks no TLS; set tls.cert and \
+             tls.key, or put a proxy that speaks it in front, name that in http.trusted_proxies, and set public_url to its \
+             https address"
+        );
+    }
+}
+
+/// Whether what passes at `listen` can be read on the way.
+pub fn is_in_clear(settings: &Settings, listen: SocketAddr) -> bool {
+    let public = settings.public_url.as_deref();
+    let behind_proxy = public.is_some_and(|url| url.starts_with("https://")) && !settings.trusted_proxies.is_empty();
+    !listen.ip().is_loopback() && settings.tls.is_none() && !behind_proxy
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::config::Inputs;
+
     use super::*;
+
+    #[test]
+    fn an_address_of_others_without_tls_and_proxies_is_in_clear() {
+        let is_in_clear = |environment: &[(&str, &str)], listen: &str| {
+            let inputs = Inputs {
+                environment: environment
+                    .iter()
+                    .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                    .collect(),
+                ..Inputs::closed(Mode::Api, Vec::new())
+            };
+            let config = Config::load(&inputs).unwrap();
+            is_in_clear(&config.settings, listen.parse().unwrap())
+        };
+        let https = ("TOWPATH_PUBLIC_URL", "https://towpath.example");
+        let proxies = ("TOWPATH_HTTP_TRUSTED_PROXIES", "10.0.0.0/8");
+        let files = [("TOWPATH_TLS_CERT", "a.pem"), ("TOWPATH_TLS_KEY", "b.pem")];
+        assert!(is_in_clear(&[], "0.0.0.0:8400"));
+        assert!(!is_in_clear(&[], "127.0.0.1:8400"));
+        assert!(is_in_clear(&[https], "0.0.0.0:8400"), "whose word that is is not said");
+        assert!(is_in_clear(&[proxies], "0.0.0.0:8400"), "the proxy may speak no TLS");
+        assert!(!is_in_clear(&[https, proxies], "0.0.0.0:8400"));
+        assert!(!is_in_clear(&files, "0.0.0.0:8400"));
+    }
 
     #[test]
     fn roles_decide_the_defaults() {

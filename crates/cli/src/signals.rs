@@ -10,7 +10,8 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Listens. Until then either signal kills the process, which is right while there is nothing to drain.
+    /// Listens. Until then either signal kills the process, but where it is the first one of a container: there it is
+    /// ignored.
     ///
     /// # Errors
     /// When the system refuses.
@@ -29,6 +30,18 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => SignalKind::terminate().as_raw_value(),
             _ = self.interrupt.recv() => SignalKind::interrupt().as_raw_value(),
+        }
+    }
+
+    /// What `work` gives, or nothing when a signal comes first: then it is dropped where it stands. For a start, before
+    /// there is anything to drain. The first process of a container hears only signals that it listens to.
+    pub async fn unless_stopped<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            done = work => Some(done),
+            number = self.next() => {
+                tracing::info!(signal = number, "asked to stop before the start was over");
+                None
+            }
         }
     }
 

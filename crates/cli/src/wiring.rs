@@ -1,8 +1,10 @@
 //! Puts the rooms together for the roles of this process, and takes them apart again.
 
 mod agent;
+mod disks;
 mod hosting;
 mod housekeeping;
+mod keeper;
 mod parts;
 mod roles;
 mod surface;
@@ -16,28 +18,35 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use towpath_api::{App, Health, Ops};
+use towpath_api::serve::serve_over;
+use towpath_api::{App, Health, Limits, Ops};
 use towpath_domain::Secret;
 use towpath_durable::Engine;
 use towpath_scheduler::Scheduler;
 use towpath_store::Store;
 use towpath_traces::wal::Wal;
 use towpath_workers::Workers;
-use towpath_workflows::{fold_units, keep_deployments, sweep_traces};
+use towpath_workflows::{fold_units, sweep_traces};
 
 use crate::config::Config;
 use crate::signals::Signals;
 use crate::storage::Storage;
 use crate::telemetry;
+use crate::tls::Certificate;
+use keeper::{Builders, Part};
 use parts::Shared;
 
 pub use agent::{AgentParts, AgentServer, Loaded, offer, reachable};
+pub use hosting::{isolation, program};
 pub use roles::Roles;
 pub use surface::Surface;
 
 /// A process at work.
 pub struct Server {
     address: SocketAddr,
+    /// Where it answers this machine without TLS, where it speaks TLS.
+    plain: Option<SocketAddr>,
+    certificate: Option<Certificate>,
     grace: Duration,
     store: Store,
     /// Cancelled: take nothing more.
@@ -48,8 +57,10 @@ pub struct Server {
     workers: Option<Workers>,
     scheduler: Option<Scheduler>,
     upkeep: JoinHandle<()>,
+    /// Records the use of keys, where there is an API.
+    key_uses: Option<JoinHandle<()>>,
     /// Keeps deployments, until it is told to stop them.
-    deployments: Option<(CancellationToken, JoinHandle<()>)>,
+    deployments: Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>,
     /// The folder's lock, given back last.
     _data: Option<crate::data_dir::DataDir>,
 }
@@ -66,24 +77,39 @@ impl Server {
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
         config.switches.apply();
+        hide_memory();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
+        let certificate = Certificate::open(config)?;
         let listener = listen(settings.listen).await?;
         let address = listener.local_addr()?;
+        let plain_listener = match certificate {
+            Some(_) if roles.api => Some(listen(settings.tls_plain_listen).await.context("tls.plain_listen")?),
+            _ => None,
+        };
+        let plain = plain_listener.as_ref().map(TcpListener::local_addr).transpose()?;
 
         let shared = Shared::open(config, store.clone()).await?;
         // Every process that ends jobs must know how they end: also one that only takes requests.
         let mut registry = towpath_workflows::registry();
         registry.attach(&store);
 
-        let hosting = hosting::open(config, roles, shared.guard(), address)?;
+        let hosting = hosting::open(config, roles, shared.guard(), address, plain)?;
+        let part = Part::of(settings, &store, hosting).await?;
         let draining = CancellationToken::new();
-        let ops = Ops::new(shared.health(Health::new(draining.clone())), metrics.clone())
+        let health = part.told(shared.health(Health::new(draining.clone())));
+        let ops = Ops::new(health, metrics.clone())
+            .behind(settings.metrics_key.as_ref())
             .looking(telemetry::watch(store.clone(), roles.to_string()));
         let wal = roles.api.then(|| shared.wal(settings));
+        let limits = if roles.api {
+            parts::limits(settings).await?
+        } else {
+            Limits::off()
+        };
         let app = wal
             .as_ref()
-            .map(|wal| shared.app(settings, address, agents, wal.clone(), ops.clone()))
+            .map(|wal| shared.app(settings, address, agents, wal.clone(), (ops.clone(), limits)))
             .transpose()?;
         let router = match &app {
             Some(app) => towpath_api::platform_router(app.clone()),
@@ -91,8 +117,19 @@ impl Server {
         };
         let grace = settings.drain_grace;
         let limits = parts::connections(settings);
-        let serve = towpath_api::serve::serve_within(limits, listener, router, draining.clone(), grace);
-        let http = tokio::spawn(serve);
+        let tls = certificate.as_ref().map(Certificate::tls);
+        let here = plain_listener
+            .map(|plain| serve_over(None, limits.clone(), plain, router.clone(), draining.clone(), grace));
+        let everybody = serve_over(tls, limits, listener, router, draining.clone(), grace);
+        let http = tokio::spawn(async move {
+            match here {
+                None => everybody.await,
+                Some(here) => {
+                    let (everybody, here) = tokio::try_join!(everybody, here)?;
+                    Ok(everybody + here)
+                }
+            }
+        });
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
         let scheduler = if roles.scheduler {
@@ -109,26 +146,36 @@ impl Server {
         let mut deployments = None;
         let workers = if roles.worker {
             let engine = Engine::new(store.clone(), parts::engine(settings));
+            let registry = Arc::new(registry);
             let mut pools = registry.pools();
+            let hosting = part.hosting();
             // Performed where deployments are run, and nowhere else.
             pools.retain(|pool| *pool != towpath_workflows::hosting::POOL || hosting.is_some());
-            let options = parts::pools(settings, &pools);
-            let world = Arc::new(shared.world(settings, hosting.clone())?);
-            deployments = hosting.map(|_| {
-                let stop = CancellationToken::new();
-                let keeping = keep_deployments::run(Arc::clone(&world), stop.clone());
-                (stop, tokio::spawn(keeping))
-            });
-            Some(Workers::start(
-                engine,
-                &shared.queue,
-                &Arc::new(registry),
-                &world,
-                &options,
-            )?)
+            let mut options = parts::pools(settings, &pools);
+            let mut builds = options.clone();
+            builds
+                .pools
+                .retain(|(pool, _)| pool == towpath_workflows::hosting::POOL);
+            if matches!(part, Part::Standby { .. }) {
+                options
+                    .pools
+                    .retain(|(pool, _)| pool != towpath_workflows::hosting::POOL);
+            }
+            let world = Arc::new(shared.world(settings, hosting)?);
+            let builders = Builders {
+                engine: engine.clone(),
+                queue: shared.queue.clone(),
+                registry: Arc::clone(&registry),
+                options: builds,
+                grace,
+                draining: draining.clone(),
+            };
+            deployments = part.start(Arc::clone(&world), builders);
+            Some(Workers::start(engine, &shared.queue, &registry, &world, &options)?)
         } else {
             None
         };
+        let key_uses = app.clone().map(|app| tokio::spawn(housekeeping::record_key_uses(app)));
         let upkeep = tokio::spawn(housekeeping::run(
             store.clone(),
             shared.objects.clone(),
@@ -137,6 +184,8 @@ impl Server {
         ));
         Ok(Self {
             address,
+            plain,
+            certificate,
             grace,
             store,
             draining,
@@ -146,6 +195,7 @@ impl Server {
             workers,
             scheduler,
             upkeep,
+            key_uses,
             deployments,
             _data: data,
         })
@@ -156,6 +206,17 @@ impl Server {
         self.address
     }
 
+    /// Where clients reach it, in a browser or with an SDK.
+    pub fn url(&self) -> String {
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Where programs of this machine reach it, whatever its certificate is for and whoever signed that.
+    pub fn local_url(&self) -> String {
+        format!("http://{}", reachable(self.plain.unwrap_or(self.address)))
+    }
+
     /// A link that signs its first reader in to the dashboard as the holder of `key`, for the terminal of whoever
     /// started this. `None` without an API, and for a key that opens nothing.
     ///
@@ -164,7 +225,7 @@ impl Server {
     pub async fn sign_in_link(&self, key: &Secret) -> anyhow::Result<Option<String>> {
         let Some(app) = &self.app else { return Ok(None) };
         let path = app.sign_in_link(key).await?;
-        Ok(path.map(|path| format!("http://{}{path}", self.address)))
+        Ok(path.map(|path| format!("{}{path}", self.url())))
     }
 
     /// Works until a signal asks it to stop, then drains. A second signal ends the process at once.
@@ -189,19 +250,22 @@ impl Server {
                 tracing::info!(signal = number, grace_seconds = self.grace.as_secs(), "draining");
                 None
             }
-            ended = &mut self.http => Some(ended),
+            ended = &mut self.http => {
+                let why = match ended {
+                    Ok(Ok(_)) => anyhow!("it ended by itself"),
+                    Ok(Err(error)) => error.into(),
+                    Err(error) => error.into(),
+                };
+                // Work in hand is still given back well.
+                self.http = tokio::spawn(async { Ok(0) });
+                Some(why.context("serving HTTP"))
+            }
+            why = keeping_ended(&mut self.deployments) => Some(why),
         };
         signals.end_at_next();
-        if let Some(ended) = broken {
-            let why = match ended {
-                Ok(Ok(_)) => anyhow!("it ended by itself"),
-                Ok(Err(error)) => error.into(),
-                Err(error) => error.into(),
-            };
-            // Work in hand is still given back well.
-            self.http = tokio::spawn(async { Ok(0) });
+        if let Some(why) = broken {
             self.drain_with(agent).await?;
-            return Err(why.context("serving HTTP"));
+            return Err(why);
         }
         self.drain_with(agent).await
     }
@@ -245,6 +309,12 @@ impl Server {
         if let Some(scheduler) = self.scheduler {
             scheduler.stop().await;
         }
+        if let (Some(app), Some(key_uses)) = (self.app, self.key_uses) {
+            key_uses.abort();
+            if let Err(error) = app.record_key_uses().await {
+                tracing::debug!(%error, "the last uses of keys are not written");
+            }
+        }
         // After the last request: what was promised is written.
         if let Some(wal) = self.wal {
             wal.close().await;
@@ -253,6 +323,29 @@ impl Server {
         served.context("serving HTTP")?.context("serving HTTP")?;
         tracing::info!("drained");
         Ok(())
+    }
+}
+
+/// Waits until nobody keeps deployments any more, though nobody asked for that: a process without it would look well.
+async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<anyhow::Result<()>>)>) -> anyhow::Error {
+    let Some((_, keeping)) = deployments else {
+        return std::future::pending().await;
+    };
+    let why = match keeping.await {
+        Ok(Ok(())) => anyhow!("it ended by itself"),
+        Ok(Err(error)) => error,
+        Err(error) => error.into(),
+    };
+    *deployments = None;
+    why.context("keeping deployments")
+}
+
+/// Keeps other processes of this account, among them users' code, from reading this one's memory and environment, and
+/// the kernel from writing them into a core file.
+fn hide_memory() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "other processes of this account may read this one's memory and environment");
     }
 }
 

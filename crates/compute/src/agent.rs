@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::health::Place;
 use crate::instances::Instance;
+use crate::isolation::Prepared;
+use crate::launcher;
 use crate::life::{Holder, Life};
+use crate::limits::Groups;
 use crate::log::Log;
 use crate::orphans::{ROOT_MARK, RUN_MARK};
 use crate::program::{Group, lines};
@@ -37,6 +40,12 @@ pub(crate) struct Startup<'a> {
     pub(crate) mark: String,
     /// What its work gets when it is asked to stop.
     pub(crate) grace: Duration,
+    /// Its run.
+    pub(crate) run: String,
+    /// What limits it, with all that it starts.
+    pub(crate) groups: Groups,
+    /// What keeps it apart, where something does.
+    pub(crate) cell: Option<Prepared>,
     /// Whether it loads its graphs and waits for [`Agent::go`] before it touches its database.
     pub(crate) standby: bool,
 }
@@ -46,19 +55,26 @@ pub(crate) struct Startup<'a> {
 pub(crate) struct Agent {
     address_file: PathBuf,
     life: Life,
-    pub(crate) pid: Option<u32>,
+    pid: Option<u32>,
 }
 
 impl Agent {
     /// Starts it. Its lines go to the log.
     pub(crate) fn start(given: Startup<'_>, log: &Log) -> Result<Self> {
-        let run = Uuid::now_v7().to_string();
+        let run = given.run;
         // Its own: another one may have the folder while this one stands by.
         let address_file = given.data.join(format!("address-{run}"));
-        let settings = given.data.join("settings.toml");
-        // Named, so that it does not read a file of the source tree in its place: that is the user's.
-        std::fs::write(&settings, "").map_err(Error::io("preparing the agent server's folder"))?;
-        let mut child = Command::new(given.program)
+        let mut command = Command::new(given.program);
+        let entries: Vec<_> = given.groups.entries().collect();
+        if !entries.is_empty() || given.cell.is_some() {
+            command.arg(launcher::COMMAND);
+            for entry in entries {
+                command.arg("--group").arg(entry);
+            }
+            command.args(given.cell.iter().flat_map(Prepared::arguments));
+            command.arg("--").arg(given.program);
+        }
+        let mut child = command
             .args(["agent", "--listen", "127.0.0.1:0", "--while-stdin-is-open"])
             .arg("--address-file")
             .arg(&address_file)
@@ -66,8 +82,8 @@ impl Agent {
             .arg(given.config)
             .arg("--data-dir")
             .arg(given.data)
-            .arg("--settings")
-            .arg(&settings)
+            // Named, so that it does not read a file of the source tree in its place: that is the user's.
+            .args(["--settings", "/dev/null"])
             .args(given.standby.then_some("--standby"))
             .env_clear()
             .envs(given.variables)
@@ -101,7 +117,8 @@ impl Agent {
                 }
             });
         }
-        tokio::spawn(own(child, group, holder, given.grace));
+        let folder = given.cell.map(Prepared::into_folder);
+        tokio::spawn(own(child, group, given.groups, folder, holder, given.grace));
         Ok(Self {
             address_file,
             life,
@@ -138,7 +155,7 @@ enum Stream {
 }
 
 /// Holds the child until it has ended.
-async fn own(mut child: Child, group: Group, holder: Holder, grace: Duration) {
+async fn own(mut child: Child, group: Group, groups: Groups, folder: Option<TempDir>, holder: Holder, grace: Duration) {
     // `wait` would close it, and with it end the agent server.
     let lifeline = child.stdin.take();
     let status = tokio::select! {
@@ -168,4 +185,7 @@ async fn own(mut child: Child, group: Group, holder: Holder, grace: Duration) {
         Err(error) => format!("is lost: {error}"),
     };
     holder.ended(how);
+    groups.remove().await;
+    // It may hold many files.
+    let _ = tokio::task::spawn_blocking(move || drop(folder)).await;
 }

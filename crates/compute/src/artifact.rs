@@ -1,11 +1,13 @@
 //! Artifacts: what was fetched and built, under a name that says what it is.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
 use towpath_domain::git::CommitSha;
 
 use crate::error::{Error, Result};
@@ -108,6 +110,21 @@ impl Plan {
 #[derive(Clone, Debug)]
 pub struct Artifact {
     folder: PathBuf,
+    scratch: PathBuf,
+}
+
+/// An artifact that does not count any more, and whose files are still to be removed.
+#[derive(Debug)]
+pub struct Removal(TempDir);
+
+impl Removal {
+    /// Removes the files.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn finish(self) -> Result<()> {
+        tree::remove(self.0.path()).map_err(Error::io("removing an artifact"))
+    }
 }
 
 impl Artifact {
@@ -121,7 +138,13 @@ impl Artifact {
         }
         Ok(Self {
             folder: root.artifacts().join(key),
+            scratch: root.scratch(),
         })
+    }
+
+    /// Everything of it.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// The tree.
@@ -130,10 +153,10 @@ impl Artifact {
         self.folder.join("source")
     }
 
-    /// `HOME` of the programs that build it.
+    /// Where it stands which environments its code runs in.
     #[must_use]
-    pub fn home(&self) -> PathBuf {
-        self.folder.join("home")
+    pub fn environments(&self) -> PathBuf {
+        self.folder.join("environments")
     }
 
     /// How far it is.
@@ -141,11 +164,17 @@ impl Artifact {
     pub fn stage(&self) -> Stage {
         if self.built().is_some() {
             Stage::Built
-        } else if self.folder.join("fetched.json").is_file() && self.source().is_dir() {
+        } else if self.is_fetched() {
             Stage::Fetched
         } else {
             Stage::Absent
         }
+    }
+
+    /// Whether its tree is as it was fetched: no program of a build has run in it.
+    #[must_use]
+    pub fn is_fetched(&self) -> bool {
+        self.folder.join("fetched.json").is_file() && self.source().is_dir()
     }
 
     /// Its record, where it is whole.
@@ -160,7 +189,7 @@ impl Artifact {
     /// # Errors
     /// The disk's.
     pub fn begin(&self) -> Result<()> {
-        tree::remove(&self.folder).map_err(Error::io("emptying the artifact's folder"))?;
+        self.remove()?;
         root::make(&self.folder)
     }
 
@@ -172,6 +201,17 @@ impl Artifact {
         root::write(&self.folder.join("fetched.json"), b"{}").map_err(Error::io("recording the source"))
     }
 
+    /// Programs of a build run in its tree from now on: one that fails leaves a tree that is to be fetched again.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub(crate) fn changes(&self) -> Result<()> {
+        match fs::remove_file(self.folder.join("fetched.json")) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io("beginning the build")(error)),
+            _ => Ok(()),
+        }
+    }
+
     /// It can be started.
     ///
     /// # Errors
@@ -181,12 +221,12 @@ impl Artifact {
         root::write(&self.folder.join("built.json"), &text).map_err(Error::io("recording the artifact"))
     }
 
-    /// Records an image, which has no tree of its own.
+    /// Records an image, which has no tree of its own. A record that is there is never missing meanwhile: an agent
+    /// server may be started from it.
     ///
     /// # Errors
     /// The disk's.
     pub fn record_image(&self, built: &Built) -> Result<()> {
-        self.begin()?;
         root::make(&self.source())?;
         self.record(built)
     }
@@ -196,7 +236,29 @@ impl Artifact {
     /// # Errors
     /// The disk's.
     pub fn remove(&self) -> Result<()> {
-        tree::remove(&self.folder).map_err(Error::io("removing an artifact"))
+        self.withdraw()?.map_or(Ok(()), Removal::finish)
+    }
+
+    /// Takes it from its place in one step, so that what is half removed never counts as built. `None` where it is not
+    /// there.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub fn withdraw(&self) -> Result<Option<Removal>> {
+        let failed = || Error::io("removing an artifact");
+        let away = tempfile::tempdir_in(&self.scratch).map_err(failed())?;
+        match fs::rename(&self.folder, away.path().join("artifact")) {
+            Ok(()) => Ok(Some(Removal(away))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed()(error)),
+        }
+    }
+
+    /// Whether it is there and was not used for so many hours.
+    #[must_use]
+    pub fn is_idle(&self, hours: u64) -> bool {
+        let used = fs::metadata(&self.folder).and_then(|about| about.modified());
+        used.is_ok_and(|used| SystemTime::now().duration_since(used).unwrap_or_default().as_secs() >= hours * 3600)
     }
 
     /// Marks it as used now, so that it is kept longer than others.
@@ -207,24 +269,22 @@ impl Artifact {
     }
 }
 
-/// Removes artifacts but those in `keep`. What was used less than `hours` ago stays: another build may be about to use
-/// it.
+/// Keys of artifacts that are not in `keep` and were not used for `hours`: another build may be about to use the others.
 ///
 /// # Errors
 /// The disk's.
-pub fn prune(root: &Root, keep: &[String], hours: u64) -> Result<usize> {
+pub fn idle(root: &Root, keep: &[String], hours: u64) -> Result<Vec<String>> {
     let failed = || Error::io("reading the artifacts");
-    let mut removed = 0;
+    let mut idle = Vec::new();
     for entry in fs::read_dir(root.artifacts()).map_err(failed())? {
-        let entry = entry.map_err(failed())?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let used = entry.metadata().and_then(|about| about.modified()).map_err(failed())?;
-        let age = SystemTime::now().duration_since(used).unwrap_or_default();
-        if keep.contains(&name) || age.as_secs() < hours * 3600 {
+        let name = entry.map_err(failed())?.file_name().to_string_lossy().into_owned();
+        // What has another name was not made here.
+        let Ok(artifact) = Artifact::of(root, &name) else {
             continue;
+        };
+        if !keep.contains(&name) && artifact.is_idle(hours) {
+            idle.push(name);
         }
-        tree::remove(&entry.path()).map_err(Error::io("removing an artifact"))?;
-        removed += 1;
     }
-    Ok(removed)
+    Ok(idle)
 }

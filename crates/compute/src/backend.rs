@@ -6,13 +6,14 @@ use towpath_domain::{DeploymentId, RevisionId, Secret};
 
 use crate::agent::Agent;
 use crate::artifact::{Artifact, Built, Origin, Plan};
+use crate::build;
 use crate::docker::{Container, Containers, Pulled};
 use crate::error::{Error, Result};
 use crate::fake::Fake;
+use crate::health;
 use crate::log::Log;
 use crate::process::Processes;
 use crate::root::Root;
-use crate::{artifact, build};
 
 /// What is only checked needs one process for its graphs: each loads all of them.
 pub(crate) const ONE_HOST: (&str, &str) = ("TOWPATH_AGENT_HOSTS", "1");
@@ -91,8 +92,9 @@ impl Backend {
         const SIZES: [&str; 5] = ["cpu", "cpu_limit", "memory_mb", "memory_limit_mb", "image_pull_secrets"];
         match self {
             Self::Docker(_) => &SIZES,
+            Self::Process(processes) => processes.honours(),
             // Nothing is pulled.
-            Self::Process(_) | Self::Fake(_) => SIZES.split_at(4).0,
+            Self::Fake(_) => SIZES.split_at(4).0,
         }
     }
 
@@ -130,6 +132,36 @@ impl Backend {
         }
     }
 
+    /// Makes what the code of a deployment runs in, as the last part of the build of its artifact. False where there is
+    /// nothing to make: an image has it.
+    ///
+    /// # Errors
+    /// It cannot be made, or somebody asked to stop.
+    pub async fn prepare(
+        &self,
+        settings: &build::Settings,
+        launch: &Launch,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<bool> {
+        match self {
+            Self::Process(processes) => processes.prepare(launch, settings, log, cancel).await,
+            Self::Docker(_) | Self::Fake(_) => Ok(false),
+        }
+    }
+
+    /// Removes what [`Backend::prepare`] has made, is older than so many hours, and no artifact needs any more. Answers
+    /// how much went. Call it when nothing is prepared.
+    ///
+    /// # Errors
+    /// The disk's.
+    pub async fn prune_environments(&self, hours: u64) -> Result<usize> {
+        match self {
+            Self::Process(processes) => processes.prune_environments(hours).await,
+            Self::Docker(_) | Self::Fake(_) => Ok(0),
+        }
+    }
+
     /// Fetches an image of a registry, with the login that fits it, where there is one.
     ///
     /// # Errors
@@ -147,7 +179,7 @@ impl Backend {
         }
     }
 
-    /// Makes the artifact of an image that was pulled. Answers its key.
+    /// Makes the artifact of an image that was pulled, whose key is [`image_key`].
     ///
     /// # Errors
     /// The image is gone again, or the disk's.
@@ -155,35 +187,17 @@ impl Backend {
         let Self::Docker(containers) = self else {
             return Err(no_images());
         };
-        let plan = Plan {
-            origin: Origin::Image {
-                uri: uri.to_owned(),
-                id: pulled.id.clone(),
-            },
-            config: String::new(),
-            install: None,
-            build: None,
-        };
+        let plan = image_plan(uri, pulled);
         let key = plan.key();
-        containers.keep(&key, pulled).await?;
         let built = Built {
             plan,
             variables: Vec::new(),
             image: Some(pulled.id.clone()),
         };
+        // Before its name: a sweep takes names that no record stands for.
         Artifact::of(root, &key)?.record_image(&built)?;
+        containers.keep(&key, pulled).await?;
         Ok(key)
-    }
-
-    /// Removes artifacts but those in `keep`, as [`artifact::prune`] does, and the images of those that are gone.
-    ///
-    /// # Errors
-    /// The disk's, or what runs agent servers does not answer.
-    pub async fn prune(&self, root: &Root, keep: Vec<String>, hours: u64) -> Result<usize> {
-        let of = root.clone();
-        let removed = crate::git::blocking(move || artifact::prune(&of, &keep, hours)).await?;
-        self.sweep().await?;
-        Ok(removed)
     }
 
     /// Removes images whose artifact is gone.
@@ -238,13 +252,40 @@ impl Backend {
         cancel: &CancellationToken,
     ) -> Result<State> {
         match (self, standby.0) {
-            (Self::Process(processes), Waiting::Process(agent)) => processes.replace(launch, agent, log, cancel).await,
+            (Self::Process(processes), Waiting::Process(agent)) => processes.replace(launch, agent, cancel).await,
             (Self::Docker(containers), Waiting::Docker(container)) => {
                 containers.replace(launch, Some(container), log, cancel).await
             }
             (Self::Docker(containers), _) => containers.replace(launch, None, log, cancel).await,
             (Self::Fake(fake), _) => fake.replace(launch, cancel).await,
             (Self::Process(_), _) => Err(Error::Refused("nothing stands by that could take over".to_owned())),
+        }
+    }
+
+    /// The id of the database of a deployment that is there, where it has one.
+    ///
+    /// # Errors
+    /// What runs agent servers does not answer.
+    pub async fn database(&self, deployment: DeploymentId) -> Result<Option<String>> {
+        match self {
+            Self::Process(processes) => Ok(processes.root().database(deployment)),
+            Self::Docker(containers) => containers.database(deployment).await,
+            Self::Fake(fake) => Ok(fake.database(deployment)),
+        }
+    }
+
+    /// The same of a deployment that runs, whose database is given an id where it has none.
+    ///
+    /// # Errors
+    /// The disk's, or what runs agent servers does not answer.
+    pub async fn name_database(&self, deployment: DeploymentId) -> Result<String> {
+        match self {
+            Self::Process(processes) => processes.root().name_database(deployment),
+            Self::Docker(containers) => {
+                let found = containers.database(deployment).await?;
+                found.ok_or_else(|| Error::Transient("the volume of the database is gone".to_owned()))
+            }
+            Self::Fake(fake) => Ok(fake.name_database(deployment)),
         }
     }
 
@@ -255,6 +296,17 @@ impl Backend {
             Self::Process(processes) => processes.agents().state(deployment),
             Self::Docker(containers) => containers.running().state(deployment),
             Self::Fake(fake) => fake.state(deployment),
+        }
+    }
+
+    /// Whether what runs of a deployment answers `/ok` within a few seconds. False when nothing runs.
+    pub async fn answers(&self, deployment: DeploymentId) -> bool {
+        let Some(state) = self.state(deployment) else {
+            return false;
+        };
+        match self {
+            Self::Process(_) | Self::Docker(_) => health::answers(&state.address).await,
+            Self::Fake(fake) => !fake.is_deaf(deployment),
         }
     }
 
@@ -273,7 +325,7 @@ impl Backend {
         match self {
             Self::Process(processes) => processes.agents().stop(deployment).await,
             Self::Docker(containers) => containers.running().stop(deployment).await,
-            Self::Fake(fake) => fake.stop(deployment),
+            Self::Fake(fake) => fake.drain(deployment).await,
         }
     }
 
@@ -281,7 +333,7 @@ impl Backend {
     pub async fn stop_all(&self) {
         match self {
             Self::Process(processes) => processes.agents().stop_all().await,
-            Self::Docker(containers) => containers.running().stop_all().await,
+            Self::Docker(containers) => containers.stop_all().await,
             Self::Fake(fake) => fake.stop_all(),
         }
     }
@@ -296,6 +348,7 @@ impl Backend {
             Self::Docker(containers) => containers.remove(deployment).await,
             Self::Fake(fake) => {
                 fake.stop(deployment);
+                fake.put_database(deployment, None);
                 Ok(())
             }
         }
@@ -308,6 +361,24 @@ impl Backend {
             Self::Docker(containers) => containers.running().ended().await,
             Self::Fake(fake) => fake.ended().await,
         }
+    }
+}
+
+/// The key of the artifact that an image is, which is known once it was pulled.
+#[must_use]
+pub fn image_key(uri: &str, pulled: &Pulled) -> String {
+    image_plan(uri, pulled).key()
+}
+
+fn image_plan(uri: &str, pulled: &Pulled) -> Plan {
+    Plan {
+        origin: Origin::Image {
+            uri: uri.to_owned(),
+            id: pulled.id.clone(),
+        },
+        config: String::new(),
+        install: None,
+        build: None,
     }
 }
 

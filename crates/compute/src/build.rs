@@ -12,10 +12,12 @@ use towpath_domain::git::{PlainCommand, TreePath};
 use crate::artifact::{Artifact, Built, Plan};
 use crate::error::{Error, Result};
 use crate::git::blocking;
+use crate::isolation::{Isolation, Prepared};
+use crate::launcher;
 use crate::log::Log;
-use crate::orphans::ROOT_MARK;
+use crate::orphans::{self, ROOT_MARK};
 use crate::program::Program;
-use crate::root::{self, Root};
+use crate::root::Root;
 use crate::tree::{self, Limits};
 
 /// What the operator says about builds.
@@ -29,6 +31,10 @@ pub struct Settings {
     pub tree: Limits,
     /// Variables of this machine that builds need: proxies, registries.
     pub variables: BTreeMap<String, Secret>,
+    /// The program that starts others in a cell: `towpath`.
+    pub launcher: PathBuf,
+    /// What keeps programs apart.
+    pub isolation: Isolation,
 }
 
 /// Package managers of JavaScript by their lock files, as the reference CLI goes through them.
@@ -40,7 +46,13 @@ const LOCKS: [(&str, &str); 5] = [
     ("bun.lock", "bun install"),
 ];
 
-/// Builds what was fetched. Doing it again begins anew.
+/// Keys of the configuration that ask for something of the official builder alone.
+const OF_ANOTHER_BUILDER: [&str; 3] = ["image_distro", "pip_installer", "keep_pkg_tools"];
+/// Those that ask for something of an image.
+const OF_IMAGES: [&str; 2] = ["base_image", "dockerfile_lines"];
+
+/// Builds what was fetched. Once a program has run, the tree counts as fetched no more: one that failed is not repeated
+/// on what it left.
 ///
 /// # Errors
 /// The configuration file cannot be used, or a program fails.
@@ -57,22 +69,36 @@ pub async fn build(
         top,
         file,
         install,
-        ..
+        config,
     } = Project::read(artifact, plan)?;
+    without_effect(&config, &OF_IMAGES, log);
     let folder = file.parent().unwrap_or(&top).to_owned();
-    root::make(&artifact.home())?;
-
+    tree::has_room(root.path(), settings.tree.free)?;
+    // Caches of package managers are no part of what was built.
+    let home = root.temporary()?;
     let at = Place {
         settings,
         root,
         artifact,
+        home: home.path(),
     };
-    if let Some(install) = install {
-        at.run("install_command", &install, &top, log, cancel).await?;
+    let programs = async {
+        if let Some(install) = &install {
+            at.run("install_command", install, &top, log, cancel).await?;
+        }
+        if let Some(build) = &plan.build {
+            at.run("build_command", build, &folder, log, cancel).await?;
+        }
+        Ok::<(), Error>(())
+    };
+    let runs = install.is_some() || plan.build.is_some();
+    if runs {
+        artifact.changes()?;
     }
-    if let Some(build) = &plan.build {
-        at.run("build_command", build, &folder, log, cancel).await?;
-    }
+    let ran = programs.await;
+    // Some of it may be closed to its owner.
+    blocking(move || tree::remove(home.path()).map_err(Error::io("removing what programs kept in HOME"))).await?;
+    ran?;
     // Programs of a user ran: what they left must be as honest as what was fetched.
     let (limits, lines) = (settings.tree, log.clone());
     blocking(move || {
@@ -81,6 +107,9 @@ pub async fn build(
         tree::check(&top, limits, &lines).and(again.map(drop))
     })
     .await?;
+    if runs {
+        share(settings, &artifact.source()).await?;
+    }
     let built = Built {
         plan: plan.clone(),
         variables: Vec::new(),
@@ -88,6 +117,31 @@ pub async fn build(
     };
     artifact.record(&built)?;
     Ok(built)
+}
+
+/// Says which of these keys ask for what this build does not do.
+pub(crate) fn without_effect(config: &Value, keys: &[&str], log: &Log) {
+    let asks = |value: &Value| {
+        let nothing = matches!(value, Value::Null | Value::Bool(false)) || value.as_array().is_some_and(Vec::is_empty);
+        !nothing
+    };
+    let found: Vec<&str> = OF_ANOTHER_BUILDER
+        .iter()
+        .chain(keys)
+        .copied()
+        .filter(|key| config.get(key).is_some_and(asks))
+        .collect();
+    if !found.is_empty() {
+        log.warn(format!(
+            "graph configuration: without effect where this deployment is built: {}",
+            found.join(", ")
+        ));
+    }
+}
+
+async fn share(settings: &Settings, tree: &Path) -> Result<()> {
+    let (isolation, tree) = (settings.isolation.clone(), tree.to_owned());
+    blocking(move || isolation.share(&tree, false)).await
 }
 
 /// A tree that was fetched, and what its configuration says.
@@ -134,8 +188,17 @@ fn install_command(plan: &Plan, config: &Value, top: &Path) -> Option<String> {
         .map(str::to_owned)
 }
 
+/// Whether a configuration names code that runs in an environment. Graphs that are declared as data need none.
+pub(crate) fn has_code(config: &Value) -> bool {
+    let graphs = config.get("graphs").and_then(Value::as_object);
+    let is_data = |graph: &Value| graph.get("native").is_some();
+    graphs.is_none_or(|graphs| !graphs.values().all(is_data))
+        || config.get("auth").is_some()
+        || config.get("http").is_some()
+}
+
 /// The configuration, as far as building needs it.
-fn read(file: &Path, shown: &str) -> Result<Value> {
+pub(crate) fn read(file: &Path, shown: &str) -> Result<Value> {
     let text = std::fs::read(file).map_err(Error::io(format!("reading {shown}")))?;
     let config: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::Refused(format!("graph_config_path: {shown} is not JSON: {error}")))?;
@@ -151,9 +214,17 @@ struct Place<'a> {
     settings: &'a Settings,
     root: &'a Root,
     artifact: &'a Artifact,
+    /// `HOME` of its programs.
+    home: &'a Path,
 }
 
 impl Place<'_> {
+    /// Whether `PATH` leads to this program, or it is named by its place.
+    fn has(&self, program: &str) -> bool {
+        let mut folders = std::env::split_paths(&self.settings.path);
+        program.contains('/') || folders.any(|folder| folder.join(program).is_file())
+    }
+
     async fn run(
         &self,
         what: &'static str,
@@ -167,7 +238,23 @@ impl Place<'_> {
             return Err(Error::Refused(format!("{what} must name a program")));
         };
         log.info(format!("$ {command}"));
-        let home = self.artifact.home().display().to_string();
+        let (isolation, artifact) = (&self.settings.isolation, self.artifact);
+        // A program before this one had another id.
+        share(self.settings, &artifact.source()).await?;
+        let cell = isolation.build(self.root, &artifact.source(), self.home)?;
+        let prepared = match &cell {
+            Some(cell) => {
+                if !self.has(program) {
+                    return Err(Error::Refused(format!("this machine has no program {program:?}")));
+                }
+                Program::new(what, &self.settings.launcher, self.settings.limit)
+                    .args([launcher::COMMAND])
+                    .args(cell.arguments())
+                    .args(["--", program.as_str()])
+            }
+            None => Program::new(what, program, self.settings.limit),
+        };
+        let home = self.home.display().to_string();
         let mark = self.root.mark();
         let variables = [
             ("PATH", self.settings.path.as_str()),
@@ -178,19 +265,33 @@ impl Place<'_> {
             ("npm_config_fund", "false"),
             (ROOT_MARK, &mark),
         ];
+        // A cell's own `/tmp` lies on the same disk.
+        let watched = [self.artifact.folder(), self.home].into_iter();
+        let watched = watched.chain(cell.as_ref().map(Prepared::folder));
         let machine = self
             .settings
             .variables
             .iter()
             .map(|(name, value)| (name, value.reveal()));
-        let ended = Program::new(what, program, self.settings.limit)
+        let ended = prepared
             .args(arguments)
             .envs(machine)
             .envs(variables)
             .within(folder)
-            .watching(&self.artifact.source(), self.settings.tree.bytes)
+            .watching(watched, self.settings.tree)
             .run(log, cancel)
-            .await?;
+            .await;
+        // Its temporary files may be many.
+        let mark = self.root.mark();
+        blocking(move || {
+            if let Some(cell) = &cell {
+                orphans::end_of_user(cell.user(), &mark);
+            }
+            drop(cell);
+            Ok(())
+        })
+        .await?;
+        let ended = ended?;
         match ended.code {
             Some(0) => Ok(()),
             Some(code) => Err(Error::Refused(format!(

@@ -5,9 +5,14 @@
 //! nothing behind. Databases lie in volumes named after their deployment. As with processes, one container at a time
 //! has a database, so the switch is the same: check on an empty volume, stop the old one, start the new one.
 
+mod backup;
 mod container;
 mod dockerfile;
 mod image;
+mod pack;
+mod program;
+mod reference;
+mod volume;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -15,26 +20,31 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::errors::Error as EngineError;
-use bollard::models::VolumeCreateRequest;
+use bollard::models::{NetworkCreateRequest, VolumeCreateRequest};
 use bollard::query_parameters::{
     ListContainersOptionsBuilder, RemoveContainerOptionsBuilder, RemoveVolumeOptionsBuilder,
 };
 use sha2::{Digest as _, Sha256};
-use tokio::sync::OnceCell;
+use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 use towpath_domain::{DeploymentId, Secret};
+use towpath_outbound::Guard;
 use uuid::Uuid;
 
+pub use self::backup::{Ids, Placed, Restoring, Volumes};
 pub(crate) use self::container::Container;
 pub use self::container::Network;
-use self::container::{DATA, Startup};
+use self::container::Startup;
 pub use self::image::Pulled;
+use self::volume::{Owner, User};
 use crate::artifact::{Artifact, Built, Origin};
 use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
+use crate::health;
 use crate::instances::{Instance as _, Instances};
 use crate::log::Log;
 use crate::root::Root;
+use crate::tree;
 
 /// Whose it is: the root folder.
 const ROOT_LABEL: &str = "dev.towpath.root";
@@ -42,6 +52,12 @@ const ROOT_LABEL: &str = "dev.towpath.root";
 const LIFE_LABEL: &str = "dev.towpath.life";
 const DEPLOYMENT_LABEL: &str = "dev.towpath.deployment";
 const REVISION_LABEL: &str = "dev.towpath.revision";
+/// The id of the database in a volume.
+const DATABASE_LABEL: &str = "dev.towpath.database";
+/// What the engine gets to stop a container beside the container's own time.
+const STOP_MARGIN: Duration = Duration::from_secs(15);
+/// The setting that leaves images that name no user to root.
+const IMAGE_USER: &str = "image";
 /// What a call to the engine may take; builds, pulls, logs and waits go on as long as they answer.
 const CALL_LIMIT_SECONDS: u64 = 120;
 
@@ -68,6 +84,18 @@ pub struct Settings {
     pub grace: Duration,
     /// What a build may take.
     pub build: Duration,
+    /// Memory of one step of a build.
+    pub build_memory_bytes: i32,
+    /// CPUs of one step of a build.
+    pub build_cpus: i32,
+    /// What containers are run by, where it is not the engine's default: `runsc`.
+    pub runtime: Option<String>,
+    /// Who images run as that name no user: two numbers with a colon between them, or `image` for root.
+    pub user: String,
+    /// Judges the registries of images.
+    pub guard: Guard,
+    /// `host:port` of the platform's own registry.
+    pub registries: Vec<String>,
 }
 
 /// The containers.
@@ -80,32 +108,40 @@ pub struct Containers {
     running: Instances<Container>,
     /// CPUs of the engine's machine: it refuses limits above.
     cpus: OnceCell<f64>,
-    /// The image that holds the program.
-    program: OnceCell<String>,
+    /// One at a time makes its image or its volume.
+    program: Mutex<program::Known>,
+    /// One at a time makes a network: an engine takes any number of one name, and none of them can be used then.
+    networks: Mutex<()>,
 }
 
 impl Containers {
     /// None yet. The engine need not answer now.
     ///
     /// # Errors
-    /// An address that is none.
+    /// An address that is none, or settings that do not go together.
     pub fn new(settings: Settings, root: Root) -> Result<Self> {
         let host = &settings.host;
-        let version = bollard::API_DEFAULT_VERSION;
-        let engine = if host.starts_with("unix://") {
-            bollard::Docker::connect_with_unix(host, CALL_LIMIT_SECONDS, version)
-        } else {
-            bollard::Docker::connect_with_http(host, CALL_LIMIT_SECONDS, version)
-        };
-        let engine = engine.map_err(|error| Error::Refused(format!("the Docker engine at {host}: {error}")))?;
+        // Agent servers would listen on the loopback of whatever machine the engine has.
+        if settings.network == Network::Host && !host.starts_with("unix://") {
+            return Err(Error::Refused(
+                "deployments.docker_network = host needs an engine of this machine: say deployments.docker_host as unix://…"
+                    .to_owned(),
+            ));
+        }
+        if settings.user != IMAGE_USER && (User::parse(&settings.user) == User::Named || settings.user.is_empty()) {
+            return Err(Error::Refused(
+                "deployments.docker_user must be two numbers such as 10001:10001, or image".to_owned(),
+            ));
+        }
         Ok(Self {
-            engine,
+            engine: connect(host, CALL_LIMIT_SECONDS)?,
             settings,
             root,
             life: Uuid::now_v7().to_string(),
             running: Instances::default(),
             cpus: OnceCell::new(),
-            program: OnceCell::new(),
+            program: Mutex::default(),
+            networks: Mutex::default(),
         })
     }
 
@@ -140,6 +176,14 @@ impl Containers {
         &self.running
     }
 
+    /// Stops everything. An engine that does not answer is not waited for: the next life removes what it left.
+    pub(crate) async fn stop_all(&self) {
+        let limit = self.settings.grace + STOP_MARGIN;
+        if tokio::time::timeout(limit, self.running.stop_all()).await.is_err() {
+            tracing::warn!("the Docker engine does not say that containers were stopped");
+        }
+    }
+
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let container = self.start(launch, None, false, log, cancel).await?;
         let healthy = container.healthy(self.settings.health, cancel).await;
@@ -156,7 +200,7 @@ impl Containers {
         cancel: &CancellationToken,
     ) -> Result<Option<Container>> {
         let built = self.built(launch)?;
-        if command(&built, true).is_none() {
+        if dockerfile::command(&built, true).is_none() {
             return Ok(None);
         }
         let container = self.on_volume(launch, true, log, cancel).await?;
@@ -176,22 +220,32 @@ impl Containers {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<State> {
+        let mut limit = self.settings.health;
+        if let Some(container) = &standby {
+            health::stands_by(container.life())?;
+            limit = health::switch_limit(self.running.state(launch.deployment).is_some(), limit);
+        }
         self.running.stop(launch.deployment).await;
+        let waits = standby.is_some();
         let container = match standby {
-            Some(container) => {
-                container.go(&self.engine).await?;
-                container
-            }
+            Some(container) => container,
             None => self.on_volume(launch, false, log, cancel).await?,
         };
         let container = Arc::new(container);
-        match container.healthy(self.settings.health, cancel).await {
+        self.running.enter(launch.deployment, Arc::clone(&container));
+        let healthy = async {
+            if waits {
+                container.go(&self.engine).await?;
+            }
+            container.healthy(limit, cancel).await
+        };
+        match healthy.await {
             Ok(address) => {
                 let address = address.to_string();
                 Ok(self.running.put(launch.deployment, container, launch.revision, address))
             }
             Err(error) => {
-                container.life().stop().await;
+                self.running.stop(launch.deployment).await;
                 Err(error)
             }
         }
@@ -210,12 +264,22 @@ impl Containers {
             labels: Some(HashMap::from([
                 (ROOT_LABEL.to_owned(), self.root.mark()),
                 (DEPLOYMENT_LABEL.to_owned(), launch.deployment.to_string()),
+                // Of one that is there already the engine keeps the labels it has.
+                (DATABASE_LABEL.to_owned(), Uuid::now_v7().to_string()),
             ])),
             ..VolumeCreateRequest::default()
         };
         let made = self.engine.create_volume(request).await;
         made.map_err(engine_failed("making the volume of the database"))?;
         self.start(launch, Some(volume), standby, log, cancel).await
+    }
+
+    pub(crate) async fn database(&self, deployment: DeploymentId) -> Result<Option<String>> {
+        match self.engine.inspect_volume(&volume(deployment)).await {
+            Ok(found) => Ok(volume::database(found)),
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(engine_failed("looking for the deployment's database")(error)),
+        }
     }
 
     fn built(&self, launch: &Launch) -> Result<Built> {
@@ -227,8 +291,87 @@ impl Containers {
         self.running.stop(deployment).await;
         let options = RemoveVolumeOptionsBuilder::new().force(true).build();
         match self.engine.remove_volume(&volume(deployment), Some(options)).await {
-            Err(error) if !is_gone(&error) => Err(engine_failed("removing the deployment's database")(error)),
-            _ => Ok(()),
+            Err(error) if !is_gone(&error) => return Err(engine_failed("removing the deployment's database")(error)),
+            _ => {}
+        }
+        match self.engine.remove_network(&volume(deployment)).await {
+            Err(error) if !is_gone(&error) => return Err(engine_failed("removing the deployment's network")(error)),
+            _ => {}
+        }
+        let folder = self.root.agent(deployment);
+        crate::git::blocking(move || tree::remove(&folder).map_err(Error::io("removing the deployment's folder"))).await
+    }
+
+    /// The network that only this deployment's containers are in.
+    async fn network(&self, deployment: DeploymentId) -> Result<String> {
+        let name = volume(deployment);
+        if self.settings.network != Network::Bridge {
+            return Ok(name);
+        }
+        let _one = self.networks.lock().await;
+        match self.engine.inspect_network(&name, None).await {
+            Ok(_) => return Ok(name),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(engine_failed("looking for the deployment's network")(error)),
+        }
+        let request = NetworkCreateRequest {
+            name: name.clone(),
+            driver: Some("bridge".to_owned()),
+            labels: Some(HashMap::from([
+                (ROOT_LABEL.to_owned(), self.root.mark()),
+                (DEPLOYMENT_LABEL.to_owned(), deployment.to_string()),
+            ])),
+            ..NetworkCreateRequest::default()
+        };
+        match self.engine.create_network(request).await {
+            Ok(_) => Ok(name),
+            Err(EngineError::DockerResponseServerError { message, .. }) if message.contains("address pool") => {
+                Err(Error::Refused(format!(
+                    "making the deployment's network: {message}; each deployment has one: give the engine more \
+                     default-address-pools"
+                )))
+            }
+            Err(error) => Err(engine_failed("making the deployment's network")(error)),
+        }
+    }
+
+    /// What a container of an image may do, with the volume where it has one.
+    async fn access(&self, built: &Built, image: &str, volume: Option<&str>, log: &Log) -> Result<Access> {
+        let found = self.engine.inspect_image(image).await;
+        let found = found.map_err(engine_failed("looking for an image"))?;
+        let own = found.config.and_then(|config| config.user).unwrap_or_default();
+        let is_foreign = matches!(built.plan.origin, Origin::Image { .. });
+        let user = User::parse(&own);
+        // Those that an earlier version of the platform built name nobody, and cannot be read by another than root.
+        let named =
+            (is_foreign && user.is_root() && self.settings.user != IMAGE_USER).then(|| self.settings.user.clone());
+        let user = named.as_deref().map_or(user, User::parse);
+        let access = Access {
+            user: named,
+            capabilities: Vec::new(),
+            // What an earlier version of the platform built may have to make its environment again.
+            read_only: !is_foreign && !own.is_empty(),
+        };
+        let Some(volume) = volume else {
+            return Ok(access);
+        };
+        let helper = self.helper(image.to_owned(), volume.to_owned());
+        let as_root = Access {
+            user: Some("0:0".to_owned()),
+            capabilities: vec!["DAC_OVERRIDE".to_owned()],
+            read_only: access.read_only,
+        };
+        match volume::own(helper, user.clone()).await? {
+            Owner::User => Ok(access),
+            Owner::Root => {
+                log.warn(format!(
+                    "the files in the volume {volume} belong to root, so its container runs as root; docs/hosting.md \
+                     says how they are given to its user"
+                ));
+                Ok(as_root)
+            }
+            Owner::Other if user.is_root() => Ok(as_root),
+            Owner::Other => Ok(access),
         }
     }
 
@@ -243,7 +386,17 @@ impl Containers {
         let built = self.built(launch)?;
         let image = built.image.clone();
         let image = image.ok_or_else(|| Error::Refused("this revision was not built as an image".to_owned()))?;
+        let access = self.access(&built, &image, volume.as_deref(), log).await?;
+        let command = dockerfile::command(&built, standby);
+        let program = match &command {
+            Some(_) => Some(self.program_volume().await?),
+            None => None,
+        };
         let mut variables = self.machine();
+        if command.is_some() {
+            // The image's own cannot be written.
+            variables.push(("HOME".to_owned(), "/tmp".to_owned()));
+        }
         variables.extend(built.variables.iter().cloned());
         let own = launch.variables.iter();
         variables.extend(own.map(|(name, value)| (name.clone(), value.reveal().to_owned())));
@@ -259,7 +412,7 @@ impl Containers {
         }
         let given = Startup {
             image,
-            command: command(&built, standby),
+            command,
             variables,
             labels: HashMap::from([
                 (ROOT_LABEL.to_owned(), self.root.mark()),
@@ -268,7 +421,13 @@ impl Containers {
                 (REVISION_LABEL.to_owned(), launch.revision.to_string()),
             ]),
             network: self.settings.network.clone(),
+            own_network: self.network(launch.deployment).await?,
             volume,
+            program,
+            user: access.user,
+            capabilities: access.capabilities,
+            read_only: access.read_only,
+            runtime: self.settings.runtime.clone(),
             cpus: match launch.cpus {
                 Some(wanted) => Some(wanted.min(self.cpus().await?)),
                 None => None,
@@ -305,24 +464,25 @@ impl Containers {
     }
 }
 
-/// Started in place of what an image says: `towpath` itself in the images that are built here.
-fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
-    if matches!(built.plan.origin, Origin::Image { .. }) {
-        return None;
-    }
-    let config = format!("{}/{}", dockerfile::SOURCE, built.plan.config);
-    let words = [
-        dockerfile::PROGRAM,
-        "agent",
-        "--config",
-        &config,
-        "--data-dir",
-        DATA,
-        "--settings",
-        dockerfile::SETTINGS,
-    ];
-    let words = words.into_iter().chain(standby.then_some("--standby"));
-    Some(words.map(str::to_owned).collect())
+/// What a container may do.
+struct Access {
+    /// In place of whom the image names.
+    user: Option<String>,
+    /// What that user needs to use the volume.
+    capabilities: Vec<String>,
+    /// Whether it can write nothing but its volume and `/tmp`: images of others may write where they like.
+    read_only: bool,
+}
+
+/// The engine need not answer now.
+fn connect(host: &str, limit_seconds: u64) -> Result<bollard::Docker> {
+    let version = bollard::API_DEFAULT_VERSION;
+    let engine = if host.starts_with("unix://") {
+        bollard::Docker::connect_with_unix(host, limit_seconds, version)
+    } else {
+        bollard::Docker::connect_with_http(host, limit_seconds, version)
+    };
+    engine.map_err(|error| Error::Refused(format!("the Docker engine at {host}: {error}")))
 }
 
 fn volume(deployment: DeploymentId) -> String {
@@ -332,13 +492,89 @@ fn volume(deployment: DeploymentId) -> String {
 /// For `map_err`: what an engine's error means.
 fn engine_failed(what: &'static str) -> impl FnOnce(EngineError) -> Error {
     move |error| match error {
-        // It is there and says no; at 500 and above it may say yes later, but says why now.
-        EngineError::DockerResponseServerError { message, .. } => Error::Refused(format!("{what}: {message}")),
+        EngineError::DockerResponseServerError { status_code, message } => {
+            // At 500 and above it may say yes later, unless a registry or the image itself says no through it.
+            let is_final = is_refusal(&message) || message.contains("OCI runtime create failed");
+            let text = format!("{what}: {message}");
+            if passes(&message) || (status_code >= 500 && !is_final) {
+                Error::Transient(text)
+            } else {
+                Error::Refused(text)
+            }
+        }
+        EngineError::DockerStreamError { error } if passes(&error) => Error::Transient(format!("{what}: {error}")),
         EngineError::DockerStreamError { error } => Error::Refused(format!("{what}: {error}")),
         other => Error::Transient(format!("{what}: the Docker engine does not answer: {other}")),
     }
 }
 
+/// Whether what an engine says of a registry, or of its network, may be otherwise in a while.
+fn passes(said: &str) -> bool {
+    const WORDS: [&str; 15] = [
+        "timeout",
+        "timed out",
+        "deadline exceeded",
+        "connection reset",
+        "connection refused",
+        "network is unreachable",
+        "temporary failure",
+        "server misbehaving",
+        "unexpected eof",
+        "toomanyrequests",
+        "too many requests",
+        "internal server error",
+        "bad gateway",
+        "service unavailable",
+        "gateway time",
+    ];
+    let said = said.to_ascii_lowercase();
+    // What a program of the build says is its own.
+    !said.contains("returned a non-zero code") && WORDS.iter().any(|word| said.contains(word))
+}
+
+/// Whether a registry asks who pulls, and says no: the engine hands on its words, and adds its own.
+fn is_refusal(said: &str) -> bool {
+    const WORDS: [&str; 5] = [
+        "unauthorized",
+        "denied",
+        "forbidden",
+        "no basic auth",
+        "authentication required",
+    ];
+    let said = said.to_ascii_lowercase();
+    WORDS.iter().any(|word| said.contains(word))
+}
+
 fn is_gone(error: &EngineError) -> bool {
     matches!(error, EngineError::DockerResponseServerError { status_code: 404, .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_that_passes_is_told_from_a_no() {
+        let answered = |status_code: u16, message: &str| {
+            let message = message.to_owned();
+            engine_failed("pulling")(EngineError::DockerResponseServerError { status_code, message }).may_pass()
+        };
+        assert!(answered(500, "the driver is busy"));
+        assert!(answered(
+            404,
+            "received unexpected HTTP status: 503 Service Unavailable"
+        ));
+        assert!(answered(500, "toomanyrequests: You have reached your pull rate limit"));
+        assert!(!answered(500, "unauthorized: send a token"));
+        assert!(!answered(404, "manifest unknown"));
+        assert!(!answered(400, "No command specified"));
+        let streamed = |error: &str| {
+            let error = error.to_owned();
+            engine_failed("building")(EngineError::DockerStreamError { error }).may_pass()
+        };
+        assert!(streamed("net/http: TLS handshake timeout"));
+        assert!(!streamed(
+            "The command 'pip install timeout' returned a non-zero code: 1"
+        ));
+    }
 }

@@ -1,11 +1,12 @@
 //! A backend that runs nothing and does what a test tells it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::DeploymentId;
+use uuid::Uuid;
 
 use crate::backend::{Launch, State};
 use crate::error::{Error, Result};
@@ -27,6 +28,7 @@ pub enum Act {
 pub struct Fake {
     inner: Mutex<Inner>,
     ended: Notify,
+    released: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -34,6 +36,10 @@ struct Inner {
     running: HashMap<DeploymentId, State>,
     check: Act,
     replace: Act,
+    stop: Act,
+    panics: bool,
+    deaf: HashSet<DeploymentId>,
+    databases: HashMap<DeploymentId, String>,
     calls: Vec<String>,
 }
 
@@ -43,6 +49,46 @@ impl Fake {
         let mut inner = self.lock();
         inner.check = check;
         inner.replace = replace;
+    }
+
+    /// What the next stops are to do; [`Act::Hang`] takes until [`Fake::release`].
+    pub fn act_at_stop(&self, act: Act) {
+        self.lock().stop = act;
+    }
+
+    /// Ends the stops that hang.
+    pub fn release(&self) {
+        self.lock().stop = Act::Succeed;
+        self.released.notify_waiters();
+    }
+
+    /// The next replacement panics.
+    pub fn panic_at_replace(&self) {
+        self.lock().panics = true;
+    }
+
+    /// The agent server of a deployment answers no more, and does not end; the next one does.
+    pub fn deafen(&self, deployment: DeploymentId) {
+        self.lock().deaf.insert(deployment);
+    }
+
+    /// The database of a deployment is another one, or away.
+    pub fn put_database(&self, deployment: DeploymentId, id: Option<&str>) {
+        let mut inner = self.lock();
+        match id {
+            Some(id) => inner.databases.insert(deployment, id.to_owned()),
+            None => inner.databases.remove(&deployment),
+        };
+    }
+
+    pub(crate) fn database(&self, deployment: DeploymentId) -> Option<String> {
+        self.lock().databases.get(&deployment).cloned()
+    }
+
+    pub(crate) fn name_database(&self, deployment: DeploymentId) -> String {
+        let mut inner = self.lock();
+        let id = inner.databases.entry(deployment);
+        id.or_insert_with(|| Uuid::now_v7().to_string()).clone()
     }
 
     /// The calls so far: `check`, `replace` or `stop`.
@@ -63,10 +109,12 @@ impl Fake {
     }
 
     pub(crate) async fn replace(&self, launch: &Launch, cancel: &CancellationToken) -> Result<State> {
-        let act = self.called("replace", |inner| {
+        let (act, panics) = self.called("replace", |inner| {
             inner.running.remove(&launch.deployment);
-            inner.replace
+            inner.deaf.remove(&launch.deployment);
+            (inner.replace, std::mem::take(&mut inner.panics))
         });
+        assert!(!panics, "a test asked for this panic");
         perform(act, cancel).await?;
         let state = State {
             revision: launch.revision,
@@ -78,6 +126,23 @@ impl Fake {
 
     pub(crate) fn state(&self, deployment: DeploymentId) -> Option<State> {
         self.lock().running.get(&deployment).cloned()
+    }
+
+    pub(crate) fn is_deaf(&self, deployment: DeploymentId) -> bool {
+        self.lock().deaf.contains(&deployment)
+    }
+
+    /// As [`Fake::stop`], for as long as the test says.
+    pub(crate) async fn drain(&self, deployment: DeploymentId) {
+        let released = self.released.notified();
+        tokio::pin!(released);
+        // Before the look, so that no release is missed.
+        released.as_mut().enable();
+        let act = self.called("stop", |inner| inner.stop);
+        if act == Act::Hang {
+            released.await;
+        }
+        self.lock().running.remove(&deployment);
     }
 
     pub(crate) fn running(&self) -> Vec<DeploymentId> {

@@ -28,6 +28,31 @@ const AS_THEY_ARE: &str = "* -text -ident -filter !eol !working-tree-encoding\n"
 /// Attributes of a tree are read all the same, and take many times their size then.
 const LARGEST_ATTRIBUTES: u64 = 4 << 20;
 
+/// The oldest program that keeps to everything here. An older one does not know `http.curloptResolve`, and without a word
+/// resolves a host again behind the check of its addresses; before 2.31 it reads no configuration from the environment.
+const OLDEST: (u32, u32) = (2, 37);
+
+/// Whether a program that says this of its version keeps repositories apart from the rest of the network and of this
+/// machine.
+///
+/// # Errors
+/// What is wrong with it, and what to do.
+pub fn check_version(said: &str) -> std::result::Result<(), String> {
+    let (major, minor) = OLDEST;
+    let said = said.trim();
+    let mut numbers = said.strip_prefix("git version ").unwrap_or_default().split('.');
+    let mut number = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+    match (number(), number()) {
+        (Some(has), Some(also)) if (has, also) >= OLDEST => Ok(()),
+        (Some(_), Some(_)) => Err(format!(
+            "this machine has {said}, which does not keep to the addresses that were checked; install {major}.{minor} or newer"
+        )),
+        _ => Err(format!(
+            "this machine's git does not say its version ({said:?}); {major}.{minor} or newer is needed"
+        )),
+    }
+}
+
 /// What the operator says about repositories.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -91,6 +116,7 @@ impl<'a> Repository<'a> {
         // An annotated tag is an object of its own; the commit stands behind `^{}`.
         let peeled = format!("{full}^{{}}");
         let home = self.root.temporary()?;
+        self.check_program(home.path(), cancel).await?;
         let ended = self
             .git(home.path())
             .await?
@@ -135,6 +161,7 @@ impl<'a> Repository<'a> {
         cancel: &CancellationToken,
     ) -> Result<()> {
         let work = self.root.temporary()?;
+        self.check_program(work.path(), cancel).await?;
         let repository = work.path().join("repository");
         let files = work.path().join("source");
         std::fs::create_dir(&files).map_err(Error::io("folder for the source"))?;
@@ -160,7 +187,7 @@ impl<'a> Repository<'a> {
                     "--",
                 ])
                 .args([self.url.as_str(), &what])
-                .watching(work.path(), self.settings.tree.bytes)
+                .watching([work.path()], self.settings.tree)
                 .run(log, cancel)
         };
         let by_id = get(sha.to_string(), self.git(work.path()).await?).await?;
@@ -188,7 +215,7 @@ impl<'a> Repository<'a> {
         let prefix = format!("--prefix={}/", files.display());
         let write =
             inside(self.git(work.path()).await?).args(["checkout-index", "--all", "--force", "--quiet", &prefix]);
-        let write = write.watching(&files, self.settings.tree.bytes);
+        let write = write.watching([files.as_path()], self.settings.tree);
         self.succeed("writing the source", write.run(log, cancel).await?)?;
 
         let (limits, lines, to) = (self.settings.tree, log.clone(), to.to_owned());
@@ -242,6 +269,24 @@ impl<'a> Repository<'a> {
             )));
         }
         Ok(())
+    }
+
+    /// Asked each time: the program may be replaced while this process works.
+    async fn check_program(&self, home: &Path, cancel: &CancellationToken) -> Result<()> {
+        let variables = [
+            ("PATH", self.settings.path.clone()),
+            ("HOME", home.display().to_string()),
+            ("LC_ALL", "C.UTF-8".to_owned()),
+            ("GIT_CONFIG_NOSYSTEM", "1".to_owned()),
+            ("GIT_CONFIG_GLOBAL", "/dev/null".to_owned()),
+            (ROOT_MARK, self.root.mark()),
+        ];
+        let program = Program::new("git", "git", self.settings.limit)
+            .envs(variables)
+            .within(home)
+            .args(["version"]);
+        let ended = self.succeed("asking git for its version", program.read(cancel).await?)?;
+        check_version(&String::from_utf8_lossy(&ended.output)).map_err(Error::Refused)
     }
 
     /// The program with its environment. Addresses are checked anew each time: none is older than the call.
@@ -429,6 +474,25 @@ mod tests {
         let url = RepoUrl::parse(url).unwrap();
         let repository = Repository::new(&settings, &root, &url, Some(&token)).unwrap();
         repository.configuration(&[])
+    }
+
+    #[test]
+    fn programs_that_do_not_know_our_protections_are_refused() {
+        for good in [
+            "git version 2.37.0\n",
+            "git version 2.47.3",
+            "git version 3.0",
+            "git version 2.39.5 (Apple Git-154)",
+        ] {
+            assert_eq!(check_version(good), Ok(()), "{good}");
+        }
+        for old in ["git version 2.36.6", "git version 1.99.0"] {
+            let why = check_version(old).unwrap_err();
+            assert!(why.contains(old) && why.contains("install 2.37"), "{why}");
+        }
+        for unknown in ["", "hub 2.40", "git version two"] {
+            assert!(check_version(unknown).unwrap_err().contains("2.37"), "{unknown}");
+        }
     }
 
     // The guard of the addresses needs a runtime.

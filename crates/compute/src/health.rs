@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use nix::fcntl::OFlag;
+use tokio::fs::OpenOptions;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -11,13 +13,22 @@ use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, Result};
+use crate::life::Life;
 
 /// What an agent server says on a line of its own once its graphs are loaded, where it was started to stand by.
 pub(crate) const STANDING_BY: &[u8] = b"towpath: standing by";
+/// What it says once it listens, where it was asked to.
+pub(crate) const LISTENING: &[u8] = b"towpath: listening";
 /// How often it is asked.
 const ASK_EVERY: Duration = Duration::from_millis(20);
+/// How long one may take to be healthy on the deployment's database while another revision could serve: its graphs are
+/// loaded, and it was healthy on an empty one.
+const SWITCH: Duration = Duration::from_secs(30);
 /// What one question may take.
 const ASK_LIMIT: Duration = Duration::from_secs(5);
+
+/// More is no address.
+const LONGEST_ADDRESS: u64 = 64;
 
 /// Where an agent server is to be asked.
 pub(crate) enum Place<'a> {
@@ -31,9 +42,22 @@ impl Place<'_> {
     async fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::At(address) => Some(*address),
-            Self::File(path) => tokio::fs::read_to_string(path).await.ok()?.trim().parse().ok(),
+            Self::File(path) => written(path).await.ok()?.trim().parse().ok(),
         }
     }
+}
+
+/// What an agent server wrote of its address. It may have put anything there.
+async fn written(path: &Path) -> std::io::Result<String> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(path)
+        .await?;
+    let mut text = String::new();
+    file.take(LONGEST_ADDRESS).read_to_string(&mut text).await?;
+    Ok(text)
 }
 
 /// Asks `/ok` until it answers 200. Answers the address.
@@ -72,28 +96,67 @@ pub(crate) async fn wait(
     }
 }
 
-/// Waits until an agent server stands by.
+/// What an agent server says about itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Said {
+    /// It stands by.
+    Loaded,
+    /// It has its port.
+    Listens,
+}
+
+/// Waits until an agent server has said it.
 ///
 /// # Errors
 /// As [`wait`].
-pub(crate) async fn loaded(
-    loaded: &CancellationToken,
+pub(crate) async fn said(
+    what: Said,
+    heard: &CancellationToken,
     mut ended: watch::Receiver<Option<String>>,
     limit: Duration,
     cancel: &CancellationToken,
 ) -> Result<()> {
+    let (done, missing) = match what {
+        Said::Loaded => ("had loaded its graphs", "load its graphs"),
+        Said::Listens => ("listened", "listen"),
+    };
     tokio::select! {
-        () = loaded.cancelled() => Ok(()),
+        () = heard.cancelled() => Ok(()),
         () = cancel.cancelled() => Err(Error::Cancelled),
         how = ended.wait_for(Option::is_some) => {
             let how = how.ok().and_then(|how| how.clone()).unwrap_or_default();
-            Err(Error::Refused(format!("the agent server {how} before it had loaded its graphs")))
+            Err(Error::Refused(format!("the agent server {how} before it {done}")))
         }
         () = tokio::time::sleep(limit) => Err(Error::TimedOut(format!(
-            "the agent server did not load its graphs within {} s",
+            "the agent server did not {missing} within {} s",
             limit.as_secs()
         ))),
     }
+}
+
+/// How long one that takes over may take until it is healthy. Where nothing served before, there is nothing to return to.
+pub(crate) fn switch_limit(replaces: bool, health: Duration) -> Duration {
+    if replaces { SWITCH.min(health) } else { health }
+}
+
+/// Whether one that stands by still does. Asked before the one that serves is stopped.
+///
+/// # Errors
+/// It has ended.
+pub(crate) fn stands_by(life: &Life) -> Result<()> {
+    match life.ending().borrow().as_ref() {
+        Some(how) => Err(Error::Refused(format!("the agent server {how} while it stood by"))),
+        None => Ok(()),
+    }
+}
+
+/// Whether the agent server at this address answers `/ok` in time.
+pub(crate) async fn answers(address: &str) -> bool {
+    let Ok(address) = address.parse::<SocketAddr>() else {
+        return false;
+    };
+    let asked = timeout(ASK_LIMIT, ask(address)).await;
+    asked.is_ok_and(|healthy| healthy.unwrap_or(false))
 }
 
 /// Whether an agent server says that it is healthy. Its own surface is plain HTTP.
@@ -104,4 +167,26 @@ async fn ask(address: SocketAddr) -> std::io::Result<bool> {
     let mut answer = Vec::new();
     stream.take(4096).read_to_end(&mut answer).await?;
     Ok(answer.starts_with(b"HTTP/1.1 200"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_replaces_another_gets_less_time() {
+        let health = Duration::from_secs(300);
+        assert_eq!(switch_limit(true, health), SWITCH);
+        assert_eq!(switch_limit(false, health), health);
+        assert_eq!(switch_limit(true, Duration::from_secs(5)), Duration::from_secs(5));
+    }
+
+    #[test]
+    fn one_that_ended_stands_by_no_more() {
+        let (life, holder) = Life::begin();
+        stands_by(&life).unwrap();
+        holder.ended("was ended by signal: 9".to_owned());
+        let error = stands_by(&life).unwrap_err().to_string();
+        assert!(error.contains("signal: 9 while it stood by"), "{error}");
+    }
 }

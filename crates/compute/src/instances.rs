@@ -26,7 +26,8 @@ pub(crate) struct Instances<I> {
 #[derive(Debug)]
 struct Running<I> {
     instance: Arc<I>,
-    state: State,
+    /// None before it is healthy.
+    state: Option<State>,
 }
 
 impl<I> Default for Instances<I> {
@@ -39,6 +40,14 @@ impl<I> Default for Instances<I> {
 }
 
 impl<I: Instance> Instances<I> {
+    /// Takes in what is about to serve a deployment. Whoever waits for its health may be dropped: it is stopped from here
+    /// then, and waited for.
+    pub(crate) fn enter(&self, deployment: DeploymentId, instance: Arc<I>) {
+        let running = Running { instance, state: None };
+        self.lock().insert(deployment, running);
+        self.count();
+    }
+
     /// Takes in what serves a deployment now.
     pub(crate) fn put(
         &self,
@@ -51,7 +60,7 @@ impl<I: Instance> Instances<I> {
         let (mut ending, ended) = (instance.life().ending(), Arc::clone(&self.ended));
         let running = Running {
             instance,
-            state: state.clone(),
+            state: Some(state.clone()),
         };
         self.lock().insert(deployment, running);
         self.count();
@@ -66,8 +75,11 @@ impl<I: Instance> Instances<I> {
     pub(crate) fn state(&self, deployment: DeploymentId) -> Option<State> {
         let all = self.lock();
         let running = all.get(&deployment)?;
-        let lives = running.instance.life().ending().borrow().is_none();
-        lives.then(|| running.state.clone())
+        if running.instance.life().goes_on() {
+            running.state.clone()
+        } else {
+            None
+        }
     }
 
     pub(crate) fn running(&self) -> Vec<DeploymentId> {
@@ -75,24 +87,49 @@ impl<I: Instance> Instances<I> {
     }
 
     pub(crate) async fn stop(&self, deployment: DeploymentId) {
-        let running = self.lock().remove(&deployment);
-        if let Some(running) = running {
-            running.instance.life().stop().await;
+        let found = self
+            .lock()
+            .get(&deployment)
+            .map(|running| Arc::clone(&running.instance));
+        if let Some(instance) = found {
+            instance.life().stop().await;
+            self.forget(deployment, &instance);
         }
+    }
+
+    /// What has ended needs no entry. Before that it keeps it, so that the next one waits for its end, even when whoever
+    /// stopped it was dropped.
+    fn forget(&self, deployment: DeploymentId, instance: &Arc<I>) {
+        let mut all = self.lock();
+        if all
+            .get(&deployment)
+            .is_some_and(|running| Arc::ptr_eq(&running.instance, instance))
+        {
+            all.remove(&deployment);
+        }
+        drop(all);
         self.count();
     }
 
     pub(crate) async fn stop_all(&self) {
-        let all: Vec<_> = self.lock().drain().map(|(_, running)| running.instance).collect();
+        let all: Vec<_> = self
+            .lock()
+            .iter()
+            .map(|(deployment, running)| (*deployment, Arc::clone(&running.instance)))
+            .collect();
         // All are asked before the first is waited for.
         let stopping: Vec<_> = all
             .into_iter()
-            .map(|instance| tokio::spawn(async move { instance.life().stop().await }))
+            .map(|(deployment, instance)| {
+                let asked = Arc::clone(&instance);
+                let stopped = tokio::spawn(async move { asked.life().stop().await });
+                (deployment, instance, stopped)
+            })
             .collect();
-        for stopped in stopping {
+        for (deployment, instance, stopped) in stopping {
             let _ = stopped.await;
+            self.forget(deployment, &instance);
         }
-        self.count();
     }
 
     /// Waits until one has ended by itself.
@@ -106,5 +143,56 @@ impl<I: Instance> Instances<I> {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<DeploymentId, Running<I>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::life::Holder;
+
+    struct Fixed(Life);
+
+    impl Instance for Fixed {
+        fn life(&self) -> &Life {
+            &self.0
+        }
+    }
+
+    fn one() -> (Arc<Fixed>, Holder) {
+        let (life, holder) = Life::begin();
+        (Arc::new(Fixed(life)), holder)
+    }
+
+    /// The database belongs to one that was asked to stop until it has ended.
+    #[tokio::test]
+    async fn a_stop_that_is_dropped_is_waited_for_by_the_next() {
+        let (all, deployment) = (Instances::default(), DeploymentId::new());
+        let (instance, holder) = one();
+        all.put(deployment, instance, RevisionId::new(), "127.0.0.1:1".to_owned());
+        let dropped = tokio::time::timeout(std::time::Duration::ZERO, all.stop(deployment)).await;
+        assert!(dropped.is_err(), "it cannot have ended yet");
+        assert!(holder.stop.is_cancelled(), "it was asked to stop");
+        assert_eq!(all.state(deployment), None, "it serves no more");
+        assert_eq!(all.running(), [deployment], "nobody would wait for its end");
+
+        let (next, end) = (all.stop_all(), async { holder.ended("was stopped".to_owned()) });
+        tokio::join!(next, end);
+        assert!(all.running().is_empty());
+    }
+
+    /// One whose health nobody waits for any more is stopped with the others.
+    #[tokio::test]
+    async fn what_is_about_to_serve_is_known() {
+        let (all, deployment) = (Instances::default(), DeploymentId::new());
+        let (instance, holder) = one();
+        all.enter(deployment, instance);
+        assert_eq!((all.state(deployment), all.running()), (None, vec![deployment]));
+        let end = async {
+            holder.stop.cancelled().await;
+            holder.ended("was stopped".to_owned());
+        };
+        tokio::join!(all.stop(deployment), end);
+        assert!(all.running().is_empty());
     }
 }

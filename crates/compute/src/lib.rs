@@ -7,12 +7,15 @@
 //!
 //! ```text
 //! <root>/                         only one process at a time uses it: `lock`
+//!   host.id                       what it is told from other roots by
 //!   artifacts/<key>/source/       the tree, as it was fetched
-//!   artifacts/<key>/home/         HOME of the programs that build
 //!   artifacts/<key>/fetched.json  written when the tree is whole
 //!   artifacts/<key>/built.json    written when it can be started
+//!   artifacts/<key>/environments/ which environments its code runs in
 //!   agents/<deployment>/          data folder of a deployment's agent server
-//!   scratch/                      what is checked, fetched or unpacked now; emptied at the start
+//!   hosts/<deployment>/           environments for its code, where it has a user id of its own
+//!   cells/                        /tmp and changed sources of what runs apart; emptied at the start
+//!   scratch/                      what is checked, fetched or unpacked now, HOME of builds; emptied at the start
 //! ```
 
 mod agent;
@@ -20,11 +23,14 @@ pub mod artifact;
 pub mod backend;
 pub mod build;
 pub mod docker;
+mod environments;
 pub mod error;
 pub mod fake;
 pub mod git;
 mod health;
 mod instances;
+pub mod isolation;
+pub mod launcher;
 mod life;
 mod limits;
 pub mod log;
@@ -38,5 +44,6 @@ pub mod tree;
 
 pub use backend::{Backend, Launch, Standby, State};
 pub use error::{Error, Result};
+pub use isolation::Isolation;
 pub use log::{Line, Log};
 pub use root::Root;

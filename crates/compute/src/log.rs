@@ -19,6 +19,8 @@ pub struct Line {
     pub level: Level,
     /// Without its end.
     pub message: String,
+    /// Whether a program said it. Otherwise the platform did, which says little.
+    pub is_output: bool,
 }
 
 /// Takes lines. Clones share it.
@@ -29,7 +31,10 @@ struct Inner {
     take: Box<dyn Fn(Line) + Send + Sync>,
     /// The last lines, for the reason of a failure.
     tail: Mutex<VecDeque<String>>,
+    /// The longest first: one may be a part of another.
     secrets: Vec<Secret>,
+    /// Bytes of a line that are looked at: one more secret than is kept, so that none is cut before it is masked.
+    looked_at: usize,
 }
 
 /// Lines that are kept for the reason of a failure.
@@ -38,11 +43,14 @@ const TAIL: usize = 12;
 impl Log {
     /// Hands every line to `take`, which must not block. Values of `secrets` are masked wherever they stand.
     pub fn new(secrets: impl IntoIterator<Item = Secret>, take: impl Fn(Line) + Send + Sync + 'static) -> Self {
-        let long = |secret: &Secret| secret.reveal().len() >= SHORTEST_MASKED;
+        let mut secrets: Vec<Secret> = secrets.into_iter().flat_map(|secret| lines_of(&secret)).collect();
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.reveal().len()));
+        let longest = secrets.first().map_or(0, |secret| secret.reveal().len());
         Self(Arc::new(Inner {
             take: Box::new(take),
             tail: Mutex::default(),
-            secrets: secrets.into_iter().filter(long).collect(),
+            secrets,
+            looked_at: LONGEST_LINE + longest,
         }))
     }
 
@@ -68,8 +76,9 @@ impl Log {
 
     /// A line of a program's output.
     pub fn output(&self, bytes: &[u8]) {
-        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(LONGEST_LINE)]);
-        let message = plain(&self.masked(&text));
+        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(self.0.looked_at)]);
+        // Without control characters first: one in the middle of a value would hide it.
+        let message = cut(self.masked(&plain(&text)));
         if message.is_empty() {
             return;
         }
@@ -80,7 +89,11 @@ impl Log {
         tail.push_back(message.clone());
         drop(tail);
         let level = level_of(&message);
-        (self.0.take)(Line { level, message });
+        (self.0.take)(Line {
+            level,
+            message,
+            is_output: true,
+        });
     }
 
     /// What goes on.
@@ -100,7 +113,11 @@ impl Log {
 
     fn say(&self, level: Level, message: &str) {
         let message = self.masked(message);
-        (self.0.take)(Line { level, message });
+        (self.0.take)(Line {
+            level,
+            message,
+            is_output: false,
+        });
     }
 
     /// The last lines that programs wrote, oldest first.
@@ -120,6 +137,21 @@ impl Log {
         };
         self.0.secrets.iter().fold(text.to_owned(), mask)
     }
+}
+
+/// What is masked of a value: output comes in lines, so each line of a value of several by itself.
+fn lines_of(secret: &Secret) -> Vec<Secret> {
+    let lines = secret.reveal().lines().map(|line| plain(line).trim().to_owned());
+    lines
+        .filter(|line| line.len() >= SHORTEST_MASKED)
+        .map(Secret::new)
+        .collect()
+}
+
+fn cut(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(LONGEST_LINE));
+    message.truncate(message.trim_end().len());
+    message
 }
 
 /// Cuts a program's output into lines.
@@ -144,7 +176,7 @@ impl<'a> Splitter<'a> {
                     self.line.clear();
                 }
                 // The rest of an endless line is of no use to anybody.
-                byte if self.line.len() < LONGEST_LINE => self.line.push(*byte),
+                byte if self.line.len() < self.log.0.looked_at => self.line.push(*byte),
                 _ => {}
             }
         }
@@ -211,6 +243,21 @@ mod tests {
         assert_eq!(lines[0].level, Level::Error);
         assert_eq!(lines[1].message, "*** again");
         assert_eq!(log.tail(), ["ERROR the key is ***"]);
+    }
+
+    #[test]
+    fn a_secret_is_masked_wherever_its_line_is_cut_or_ends() {
+        let key = "-----BEGIN KEY-----\nMIIEvQIBADAN\nBgkqhkiG9w0B\n-----END KEY-----\n";
+        let log = Log::new([Secret::new("hunter2hunter2"), Secret::new(key)], drop);
+        let mut lines = Splitter::new(&log);
+        let filler = "x".repeat(LONGEST_LINE - 5);
+        lines.take(format!("{filler}hunter2hunter2 and more\n{key}").as_bytes(), |_| {});
+        lines.take(b"hunter2\x1b[1mhunter2\n", |_| {});
+        let tail = log.tail().join("\n");
+        for part in ["hunte", "MIIEvQIBADAN", "BgkqhkiG9w0B"] {
+            assert!(!tail.contains(part), "{part} is in the log: {tail}");
+        }
+        assert!(log.tail().iter().all(|line| line.len() <= LONGEST_LINE));
     }
 
     #[test]

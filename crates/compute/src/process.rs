@@ -11,18 +11,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tempfile::TempDir;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::git::TreePath;
 use towpath_domain::{DeploymentId, Secret};
+use uuid::Uuid;
 
 use crate::agent::{Agent, Startup};
 use crate::artifact::Artifact;
 use crate::backend::{Launch, ONE_HOST, State};
 use crate::error::{Error, Result};
 use crate::instances::{Instance as _, Instances};
+use crate::isolation::{Isolation, Prepared};
+use crate::limits::Limits;
 use crate::log::Log;
+use crate::orphans::ROOT_MARK;
+use crate::program::Program;
 use crate::root::{self, Root};
-use crate::{limits, tree};
+use crate::{build, environments, health, launcher, orphans, tree};
 
 /// What the operator says about agent servers.
 #[derive(Clone, Debug)]
@@ -39,6 +46,10 @@ pub struct Settings {
     pub health: Duration,
     /// What its work gets when it is asked to stop.
     pub grace: Duration,
+    /// What keeps them apart.
+    pub isolation: Isolation,
+    /// Where they make environments for their code, where none has a folder of its own for that.
+    pub hosts: PathBuf,
 }
 
 /// The processes.
@@ -46,7 +57,42 @@ pub struct Settings {
 pub struct Processes {
     settings: Settings,
     root: Root,
+    limits: &'static Limits,
     agents: Instances<Agent>,
+}
+
+/// What a start of `towpath agent` needs.
+struct Setting {
+    artifact: Artifact,
+    config: PathBuf,
+    cell: Option<Prepared>,
+    /// Where it makes environments.
+    hosts: PathBuf,
+    variables: Vec<(String, String)>,
+}
+
+/// The folder of an agent server that is only checked. It goes when that has ended, also when nobody waits for that: one
+/// that drains still writes.
+struct Held {
+    folder: Option<TempDir>,
+    ended: watch::Receiver<Option<String>>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let folder = self.folder.take();
+        let mut ended = self.ended.clone();
+        if ended.borrow().is_some() {
+            return;
+        }
+        // Without a runtime nothing drains either.
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            runtime.spawn(async move {
+                let _ = ended.wait_for(Option::is_some).await;
+                drop(folder);
+            });
+        }
+    }
 }
 
 impl Processes {
@@ -56,13 +102,21 @@ impl Processes {
         Self {
             settings,
             root,
+            limits: Limits::of_machine(),
             agents: Instances::default(),
         }
     }
 
     pub(crate) async fn check(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<()> {
         let folder = self.root.temporary()?;
-        let agent = self.start(launch, folder.path(), false, log)?;
+        let isolation = self.settings.isolation.clone();
+        // The first who asks waits for the trial.
+        log.info(crate::git::blocking(move || Ok(isolation.told())).await?);
+        let agent = self.start(launch, folder.path(), false, log).await?;
+        let _held = Held {
+            folder: Some(folder),
+            ended: agent.life().ending(),
+        };
         let healthy = agent.healthy(self.settings.health, cancel).await;
         agent.life().stop().await;
         healthy.map(drop)
@@ -70,8 +124,7 @@ impl Processes {
 
     pub(crate) async fn stand_by(&self, launch: &Launch, log: &Log, cancel: &CancellationToken) -> Result<Agent> {
         let folder = self.root.agent(launch.deployment);
-        root::make(&folder)?;
-        let agent = self.start(launch, &folder, true, log)?;
+        let agent = self.start(launch, &folder, true, log).await?;
         match agent.life().loaded(self.settings.health, cancel).await {
             Ok(()) => Ok(agent),
             Err(error) => {
@@ -81,28 +134,127 @@ impl Processes {
         }
     }
 
-    pub(crate) async fn replace(
-        &self,
-        launch: &Launch,
-        agent: Agent,
-        log: &Log,
-        cancel: &CancellationToken,
-    ) -> Result<State> {
+    pub(crate) async fn replace(&self, launch: &Launch, agent: Agent, cancel: &CancellationToken) -> Result<State> {
+        health::stands_by(agent.life())?;
+        let limit = health::switch_limit(self.agents.state(launch.deployment).is_some(), self.settings.health);
         self.agents.stop(launch.deployment).await;
         let agent = Arc::new(agent);
+        self.agents.enter(launch.deployment, Arc::clone(&agent));
         agent.go();
-        let address = match agent.healthy(self.settings.health, cancel).await {
+        let address = match agent.healthy(limit, cancel).await {
             Ok(address) => address.to_string(),
             Err(error) => {
-                agent.life().stop().await;
+                self.agents.stop(launch.deployment).await;
                 return Err(error);
             }
         };
-        limits::apply(launch, agent.pid, log);
         Ok(self.agents.put(launch.deployment, agent, launch.revision, address))
     }
 
-    fn start(&self, launch: &Launch, data: &Path, standby: bool, log: &Log) -> Result<Agent> {
+    /// Makes the environment that the code of a deployment runs in, as the last part of its build: with the time of one,
+    /// apart as the agent server is, which finds it there. False where there is no such code.
+    pub(crate) async fn prepare(
+        &self,
+        launch: &Launch,
+        settings: &build::Settings,
+        log: &Log,
+        cancel: &CancellationToken,
+    ) -> Result<bool> {
+        const WHAT: &str = "preparing the graphs";
+        let folder = self.root.temporary()?;
+        let Setting {
+            artifact,
+            config,
+            cell,
+            hosts,
+            variables,
+        } = self.setting(launch, folder.path()).await?;
+        let shown = config.display().to_string();
+        if !build::has_code(&build::read(&config, &shown)?) {
+            return Ok(false);
+        }
+        tree::has_room(self.root.path(), settings.tree.free)?;
+        let program = match &cell {
+            Some(cell) => Program::new(WHAT, &self.settings.program, settings.limit)
+                .args([launcher::COMMAND])
+                .args(cell.arguments())
+                .arg("--")
+                .arg(&self.settings.program),
+            None => Program::new(WHAT, &self.settings.program, settings.limit),
+        };
+        let to = folder.path().join("environment");
+        let ended = program
+            // With what the package manager says.
+            .args(["agent", "--prepare", "--log", "info,towpath_runtime::hosted=debug"])
+            .args(["--settings", "/dev/null", "--environment-file"])
+            .arg(&to)
+            .arg("--config")
+            .arg(&config)
+            .arg("--data-dir")
+            .arg(folder.path())
+            .envs(variables)
+            .envs([(ROOT_MARK, self.root.mark())])
+            .within(config.parent().unwrap_or(folder.path()))
+            .leaving(self.root.path(), settings.tree.free)
+            .run(log, cancel)
+            .await;
+        let is_shared = cell.is_none();
+        crate::git::blocking(move || {
+            // Temporary files and caches may be many.
+            drop(cell);
+            let code = ended?.code;
+            if code != Some(0) {
+                let how = code.map_or_else(
+                    || "was ended by a signal".to_owned(),
+                    |code| format!("ended with exit code {code}"),
+                );
+                return Err(Error::Refused(format!("{WHAT} {how}")));
+            }
+            let made = environments::made(&to, &hosts)?;
+            tree::remove(folder.path()).map_err(Error::io("removing what package managers kept"))?;
+            made.map_or(Ok(()), |made| environments::record(&artifact, &made, is_shared))?;
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Removes environments of older than so many hours that no artifact needs. Call it when none is being made.
+    pub(crate) async fn prune_environments(&self, hours: u64) -> Result<usize> {
+        let (root, shared) = (self.root.clone(), self.settings.hosts.clone());
+        crate::git::blocking(move || environments::prune(&root, &shared, hours)).await
+    }
+
+    async fn start(&self, launch: &Launch, data: &Path, standby: bool, log: &Log) -> Result<Agent> {
+        let Setting {
+            artifact,
+            config,
+            cell,
+            mut variables,
+            ..
+        } = self.setting(launch, data).await?;
+        if !standby {
+            variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
+        }
+        let run = Uuid::now_v7().to_string();
+        let groups = self.limits.groups(launch, &run);
+        let groups = groups.map_err(Error::io("making the control group of the agent server"))?;
+        let startup = Startup {
+            program: &self.settings.program,
+            config: &config,
+            data,
+            variables,
+            mark: self.root.mark(),
+            grace: self.settings.grace,
+            run,
+            groups,
+            cell,
+            standby,
+        };
+        artifact.touch();
+        Agent::start(startup, log)
+    }
+
+    async fn setting(&self, launch: &Launch, data: &Path) -> Result<Setting> {
         let artifact = Artifact::of(&self.root, &launch.artifact)?;
         let built = artifact.built().ok_or_else(|| {
             Error::Refused("what was built for this revision is not on this machine any more".to_owned())
@@ -110,6 +262,14 @@ impl Processes {
         let path =
             TreePath::parse(&built.plan.config).map_err(|why| Error::Refused(format!("graph_config_path {why}")))?;
         let config = tree::config(&artifact.source(), &path)?;
+        root::make(&self.root.agent(launch.deployment))?;
+        let (isolation, source) = (self.settings.isolation.clone(), artifact.source());
+        // It was built before there was any isolation, or no program ran in it.
+        crate::git::blocking(move || isolation.share(&source, true)).await?;
+        let cell = self
+            .settings
+            .isolation
+            .agent(&self.root, launch.deployment, data, &artifact.source())?;
         let machine = self.settings.variables.iter();
         let mut variables = vec![
             ("PATH".to_owned(), self.settings.path.clone()),
@@ -126,24 +286,34 @@ impl Processes {
         );
         // Last, so that they win.
         variables.extend(self.settings.fixed.iter().cloned());
-        if !standby {
-            variables.push((ONE_HOST.0.to_owned(), ONE_HOST.1.to_owned()));
-        }
+        let own = cell.as_ref().and_then(|cell| cell.hosts.clone());
+        let hosts = own.unwrap_or_else(|| self.settings.hosts.clone());
+        variables.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts.display().to_string()));
         variables.push((
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             self.settings.grace.as_secs().to_string(),
         ));
-        let startup = Startup {
-            program: &self.settings.program,
-            config: &config,
-            data,
+        Ok(Setting {
+            artifact,
+            config,
+            cell,
+            hosts,
             variables,
-            mark: self.root.mark(),
-            grace: self.settings.grace,
-            standby,
-        };
-        artifact.touch();
-        Agent::start(startup, log)
+        })
+    }
+
+    /// Sizes of a resource specification that hold here, for the agent server and all that it starts.
+    pub(crate) const fn honours(&self) -> &'static [&'static str] {
+        match (self.limits.cpu(), self.limits.memory()) {
+            (true, true) => &["cpu", "cpu_limit", "memory_mb", "memory_limit_mb"],
+            (true, false) => &["cpu", "cpu_limit"],
+            (false, true) => &["memory_mb", "memory_limit_mb"],
+            (false, false) => &[],
+        }
+    }
+
+    pub(crate) const fn root(&self) -> &Root {
+        &self.root
     }
 
     pub(crate) const fn agents(&self) -> &Instances<Agent> {
@@ -152,9 +322,17 @@ impl Processes {
 
     pub(crate) async fn remove(&self, deployment: DeploymentId) -> Result<()> {
         self.agents.stop(deployment).await;
-        limits::forget(deployment);
-        let folder = self.root.agent(deployment);
-        crate::git::blocking(move || tree::remove(&folder).map_err(Error::io("removing the deployment's database")))
-            .await
+        let (folder, hosts) = (self.root.agent(deployment), self.root.hosts(deployment));
+        let (isolation, root) = (self.settings.isolation.clone(), self.root.clone());
+        crate::git::blocking(move || {
+            if let Some(user) = isolation.given(&root, deployment) {
+                // Another deployment may have the id after this one.
+                orphans::end_of_user(user, &root.mark());
+            }
+            // The data folder says whose id it was: it goes last.
+            tree::remove(&hosts).map_err(Error::io("removing the deployment's environments"))?;
+            tree::remove(&folder).map_err(Error::io("removing the deployment's database"))
+        })
+        .await
     }
 }

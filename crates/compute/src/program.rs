@@ -15,8 +15,9 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::log::{LONGEST_LINE, Log, Splitter};
+use crate::metric;
 use crate::orphans::{self, RUN_MARK};
-use crate::{metric, tree};
+use crate::tree::{self, Limits};
 
 /// The most bytes of output that are kept where a caller reads them.
 const KEPT_OUTPUT: usize = 64 << 20;
@@ -30,8 +31,18 @@ pub struct Program {
     command: Command,
     what: &'static str,
     limit: Duration,
-    watched: Option<(PathBuf, u64)>,
+    watched: Option<Watched>,
     run: String,
+}
+
+/// Folders that must not grow too large.
+#[derive(Clone)]
+struct Watched {
+    folders: Vec<PathBuf>,
+    /// Bytes of all of them together, where that is bounded.
+    most: Option<u64>,
+    /// Bytes that stay free on their disk.
+    free: u64,
 }
 
 /// How a program ended.
@@ -75,6 +86,13 @@ impl Program {
         self
     }
 
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
     /// Adds variables.
     #[must_use]
     pub fn envs<K: AsRef<OsStr>, V: AsRef<OsStr>>(mut self, variables: impl IntoIterator<Item = (K, V)>) -> Self {
@@ -89,10 +107,25 @@ impl Program {
         self
     }
 
-    /// Ends it when `folder` holds more than `bytes`.
+    /// Ends it when `folders` hold more together than a tree may, or leave too little of their disk.
     #[must_use]
-    pub fn watching(mut self, folder: &Path, bytes: u64) -> Self {
-        self.watched = Some((folder.to_owned(), bytes));
+    pub fn watching<'a>(mut self, folders: impl IntoIterator<Item = &'a Path>, limits: Limits) -> Self {
+        self.watched = Some(Watched {
+            folders: folders.into_iter().map(Path::to_owned).collect(),
+            most: Some(limits.bytes),
+            free: limits.free,
+        });
+        self
+    }
+
+    /// Ends it when the disk of `folder` has less than `free` bytes left.
+    #[must_use]
+    pub fn leaving(mut self, folder: &Path, free: u64) -> Self {
+        self.watched = Some(Watched {
+            folders: vec![folder.to_owned()],
+            most: None,
+            free,
+        });
         self
     }
 
@@ -212,17 +245,31 @@ impl Drop for Group {
     }
 }
 
-async fn watch(watched: Option<&(PathBuf, u64)>) -> Error {
-    let Some((folder, most)) = watched else {
+async fn watch(watched: Option<&Watched>) -> Error {
+    let Some(watched) = watched else {
         return std::future::pending().await;
     };
     loop {
         tokio::time::sleep(WATCH_EVERY).await;
-        let (at, most) = (folder.clone(), *most);
-        let bytes = tokio::task::spawn_blocking(move || tree::bytes(&at, most)).await;
-        if bytes.unwrap_or_default() > most {
-            return Error::Refused(format!("it is larger than {} MB", most >> 20));
+        let watched = watched.clone();
+        let looked = tokio::task::spawn_blocking(move || watched.look()).await;
+        if let Ok(Err(error)) = looked {
+            return error;
         }
+    }
+}
+
+impl Watched {
+    fn look(&self) -> Result<()> {
+        for folder in &self.folders {
+            tree::has_room(folder, self.free)?;
+        }
+        let Some(most) = self.most else { return Ok(()) };
+        let bytes: u64 = self.folders.iter().map(|folder| tree::bytes(folder, most)).sum();
+        if bytes > most {
+            return Err(Error::Refused(format!("it is larger than {} MB", most >> 20)));
+        }
+        Ok(())
     }
 }
 

@@ -1,16 +1,31 @@
 //! The folder that everything here lies in.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::io::Read as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
 use tempfile::TempDir;
 use towpath_domain::DeploymentId;
+use uuid::Uuid;
 
 use crate::error::{Error, Result};
 use crate::orphans::{self, ROOT_MARK};
 use crate::tree;
+
+/// The file with the platform's key for a deployment, in the data folder of its agent server.
+pub const PLATFORM_KEY: &str = "platform.key";
+/// The file with the id of a deployment's database, beside it.
+pub(crate) const DATABASE_ID: &str = "database.id";
+/// The database, as an agent server names it in its data folder.
+const DATABASE: &str = "agent.db";
+/// The file with the id of the root: of a machine and a folder on it.
+const HOST_ID: &str = "host.id";
+/// More is no key, and no id.
+const LONGEST_KEY: u64 = 4096;
 
 /// The folder, this process's alone until the last clone is dropped.
 #[derive(Clone, Debug)]
@@ -58,7 +73,13 @@ impl Root {
             tracing::warn!(processes = ended, "ended what an earlier life left running");
         }
         tree::remove(&root.scratch()).map_err(Error::io(format!("{shown}/scratch")))?;
-        for folder in [root.scratch(), root.artifacts(), root.path().join("agents")] {
+        tree::remove(&root.cells()).map_err(Error::io(format!("{shown}/cells")))?;
+        for folder in [
+            root.scratch(),
+            root.cells(),
+            root.artifacts(),
+            root.path().join("agents"),
+        ] {
             make(&folder)?;
         }
         Ok(root)
@@ -88,6 +109,73 @@ impl Root {
         self.0.path.join("agents").join(deployment.to_string())
     }
 
+    /// Where the agent server of a deployment makes environments for its code, where it has a user id of its own.
+    pub(crate) fn hosts(&self, deployment: DeploymentId) -> PathBuf {
+        self.0.path.join("hosts").join(deployment.to_string())
+    }
+
+    /// The platform's key for a deployment, where there is one. A file that somebody else has put there is none: the
+    /// deployment may write to that folder.
+    #[must_use]
+    pub fn platform_key(&self, deployment: DeploymentId) -> Option<String> {
+        self.own_text(deployment, PLATFORM_KEY)
+    }
+
+    /// The id of a deployment's database, where there is a database that was given one.
+    pub(crate) fn database(&self, deployment: DeploymentId) -> Option<String> {
+        let is_there = self.agent(deployment).join(DATABASE).is_file();
+        is_there.then(|| self.own_text(deployment, DATABASE_ID)).flatten()
+    }
+
+    /// The same, given now where it has none.
+    pub(crate) fn name_database(&self, deployment: DeploymentId) -> Result<String> {
+        if let Some(id) = self.own_text(deployment, DATABASE_ID) {
+            return Ok(id);
+        }
+        let id = Uuid::now_v7().to_string();
+        self.keep(&self.agent(deployment).join(DATABASE_ID), id.as_bytes())?;
+        Ok(id)
+    }
+
+    /// What the root is told from others by, made at the first call. A copy of the folder has the same: a backup leaves it
+    /// out.
+    ///
+    /// # Errors
+    /// It cannot be read or written, or is none.
+    pub fn host_id(&self) -> Result<Uuid> {
+        let file = self.0.path.join(HOST_ID);
+        let shown = file.display();
+        match fs::read_to_string(&file) {
+            Ok(text) => text.trim().parse().map_err(|_| {
+                Error::Refused(format!(
+                    "{shown} holds no id: remove it, and this machine gets another one"
+                ))
+            }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let id = Uuid::now_v7();
+                self.keep(&file, id.to_string().as_bytes())?;
+                Ok(id)
+            }
+            Err(error) => Err(Error::io(shown.to_string())(error)),
+        }
+    }
+
+    /// A small file of the platform in a deployment's folder.
+    fn own_text(&self, deployment: DeploymentId, name: &str) -> Option<String> {
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(self.agent(deployment).join(name))
+            .ok()?;
+        let about = file.metadata().ok()?;
+        if !about.is_file() || about.uid() != geteuid().as_raw() {
+            return None;
+        }
+        let mut text = String::new();
+        file.take(LONGEST_KEY).read_to_string(&mut text).ok()?;
+        Some(text.trim().to_owned())
+    }
+
     /// Keeps a small file below the root, for its owner alone. A crash leaves the whole file or none.
     ///
     /// # Errors
@@ -97,7 +185,12 @@ impl Root {
         write(file, text).map_err(Error::io(format!("file {}", file.display())))
     }
 
-    fn scratch(&self) -> PathBuf {
+    /// What programs in cells keep as long as they run.
+    pub(crate) fn cells(&self) -> PathBuf {
+        self.0.path.join("cells")
+    }
+
+    pub(crate) fn scratch(&self) -> PathBuf {
         self.0.path.join("scratch")
     }
 
@@ -122,11 +215,14 @@ pub(crate) fn make(folder: &Path) -> Result<()> {
 /// Written beside its place and moved there, so that a crash leaves the whole file or none.
 pub(crate) fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     use std::io::Write as _;
-    use std::os::unix::fs::OpenOptionsExt as _;
     let draft = path.with_extension("new");
+    // Not what somebody else may have put there, nor where that leads.
+    match fs::remove_file(&draft) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let mut file = OpenOptions::new()
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .write(true)
         .mode(0o600)
         .open(&draft)?;
@@ -134,4 +230,61 @@ pub(crate) fn write(path: &Path, text: &[u8]) -> std::io::Result<()> {
     file.sync_all()?;
     fs::rename(&draft, path)?;
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A deployment may write to its data folder.
+    #[test]
+    fn a_link_in_place_of_a_key_leads_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(&folder.path().join("deployments")).unwrap();
+        let deployment = DeploymentId::new();
+        let file = root.agent(deployment).join(PLATFORM_KEY);
+        assert_eq!(root.platform_key(deployment), None);
+        let other = folder.path().join("other");
+        fs::write(&other, "secret").unwrap();
+        make(&root.agent(deployment)).unwrap();
+        symlink(&other, file.with_extension("new")).unwrap();
+        root.keep(&file, b"key\n").unwrap();
+        assert_eq!(root.platform_key(deployment).as_deref(), Some("key"));
+        assert_eq!(fs::read_to_string(&other).unwrap(), "secret");
+
+        fs::remove_file(&file).unwrap();
+        symlink(&other, &file).unwrap();
+        assert_eq!(root.platform_key(deployment), None);
+    }
+
+    #[test]
+    fn a_database_that_is_away_has_no_id() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::open(&folder.path().join("deployments")).unwrap();
+        let deployment = DeploymentId::new();
+        assert_eq!(root.database(deployment), None);
+        make(&root.agent(deployment)).unwrap();
+        let database = root.agent(deployment).join(DATABASE);
+        fs::write(&database, "").unwrap();
+        assert_eq!(root.database(deployment), None, "one from before there were ids");
+        let id = root.name_database(deployment).unwrap();
+        assert_eq!(root.name_database(deployment).unwrap(), id);
+        assert_eq!(root.database(deployment), Some(id));
+        fs::remove_file(&database).unwrap();
+        assert_eq!(root.database(deployment), None);
+    }
+
+    #[test]
+    fn a_root_is_told_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deployments");
+        let id = Root::open(&path).unwrap().host_id().unwrap();
+        assert_eq!(Root::open(&path).unwrap().host_id().unwrap(), id);
+        let other = Root::open(&folder.path().join("other")).unwrap();
+        assert_ne!(other.host_id().unwrap(), id);
+        fs::write(other.path().join(HOST_ID), "x").unwrap();
+        assert!(other.host_id().unwrap_err().to_string().contains("holds no id"));
+    }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use nix::sys::statvfs::statvfs;
 use towpath_domain::git::TreePath;
 
 use crate::error::{Error, Result};
@@ -16,6 +17,8 @@ pub struct Limits {
     pub bytes: u64,
     /// Files, folders and links.
     pub entries: u64,
+    /// Bytes that stay free on the disk it lies on.
+    pub free: u64,
 }
 
 impl Default for Limits {
@@ -23,6 +26,7 @@ impl Default for Limits {
         Self {
             bytes: 1 << 30,
             entries: 100_000,
+            free: 256 << 20,
         }
     }
 }
@@ -49,6 +53,24 @@ pub fn bytes(folder: &Path, enough: u64) -> u64 {
         }
     }
     sum
+}
+
+/// Whether the disk that `folder` lies on has room for more.
+///
+/// # Errors
+/// It has less than what stays free.
+pub fn has_room(folder: &Path, free: u64) -> Result<()> {
+    // A disk that does not say so is found full by whoever writes to it.
+    let Ok(about) = statvfs(folder) else { return Ok(()) };
+    // Wider than either on every system.
+    let left = u128::from(about.blocks_available()) * u128::from(about.fragment_size());
+    if left < u128::from(free) {
+        return Err(Error::Transient(format!(
+            "the disk of deployments has less than {} MB left",
+            free >> 20
+        )));
+    }
+    Ok(())
 }
 
 /// Judges a tree. Links that lead nowhere are taken out and named in the log.

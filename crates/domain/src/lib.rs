@@ -7,6 +7,7 @@
 pub mod agent;
 pub mod clock;
 pub mod deployment;
+pub mod disk;
 pub mod export;
 pub mod failpoint;
 pub mod feedback;
@@ -18,6 +19,7 @@ pub mod json;
 pub mod patch;
 pub mod registry;
 pub mod rejection;
+pub mod scope;
 pub mod secret;
 pub mod shard;
 pub mod timestamp;
@@ -25,6 +27,7 @@ pub mod trace;
 pub mod traceparent;
 
 pub use clock::Clock;
+pub use disk::{Disk, Disks};
 pub use id::{
     AssistantId, CronId, DeploymentId, DestinationId, ExportId, ExportRunId, FeedbackTokenId, ImagePullSecretId,
     IntegrationId, JobId, KeyId, ListenerId, LogLineId, OrganizationId, ProjectId, QuarantineId, RequestId, RevisionId,
@@ -32,6 +35,7 @@ pub use id::{
 };
 pub use patch::Patch;
 pub use rejection::{Rejection, Why};
+pub use scope::{Scope, Scopes};
 pub use secret::Secret;
 pub use shard::Shard;
 pub use timestamp::Timestamp;

@@ -108,6 +108,12 @@ impl Destination {
         }
     }
 
+    /// Whether it is a folder of this machine.
+    #[must_use]
+    pub const fn is_folder(&self) -> bool {
+        matches!(self.place, Place::Folder(_))
+    }
+
     /// Uploads in parts that were begun through this value and are not over. Whoever wants them to be given up after
     /// a crash writes them down.
     #[must_use]

@@ -5,6 +5,8 @@
 //! bound for its caller. Whenever something may have been missed, listeners are told to look for themselves
 //! ([`Wake::All`], [`Signal::Lagged`]).
 //!
+//! Also counts requests in sliding windows, in this process or for all ([`Windows`]).
+//!
 //! Leaves to others: the truth. Everything that goes through here is already in the store and may be lost on the
 //! way; the jittered scan of the workers and the renewal of their leases find it without a hint.
 
@@ -14,6 +16,7 @@ mod events;
 mod health;
 mod streams;
 mod wakes;
+mod windows;
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,6 +30,7 @@ pub use crate::health::{Health, State};
 use crate::streams::Streams;
 pub use crate::streams::{Error, Options};
 pub use crate::wakes::{Wake, Wakes};
+pub use crate::windows::{Ask, Counted, Verdict, Windows};
 
 /// Carries hints between those who record work and those who perform it. Clones are the same queue.
 #[derive(Clone)]
@@ -159,6 +163,21 @@ mod metric {
     pub const SENT: &str = "towpath_wakes_sent_total";
     pub const RECEIVED: &str = "towpath_wakes_received_total";
     pub const DROPPED: &str = "towpath_hints_dropped_total";
+    pub const WINDOWS_SHARED: &str = "towpath_limits_shared";
+    pub const COUNTED_APART: &str = "towpath_limits_counted_apart_total";
+
+    pub fn describe_windows() {
+        metrics::describe_gauge!(
+            WINDOWS_SHARED,
+            "1 while rate limits are counted in Redis for all processes, 0 while each counts by itself"
+        );
+        metrics::describe_counter!(
+            COUNTED_APART,
+            Unit::Count,
+            "Requests counted in this process alone because Redis was away or slow"
+        );
+        metrics::counter!(COUNTED_APART).absolute(0);
+    }
 
     pub fn describe() {
         metrics::describe_gauge!(UP, "1 while both connections to Redis answer, else 0");

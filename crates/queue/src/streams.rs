@@ -295,13 +295,13 @@ impl Shared {
 }
 
 /// Our own limit around every exchange, whatever the client library's defaults become.
-async fn within_deadline<T>(exchange: impl Future<Output = redis::RedisResult<T>>) -> redis::RedisResult<T> {
+pub async fn within_deadline<T>(exchange: impl Future<Output = redis::RedisResult<T>>) -> redis::RedisResult<T> {
     let late = || redis::RedisError::from((redis::ErrorKind::Io, "no answer within the deadline"));
     tokio::time::timeout(DEADLINE, exchange).await.map_err(|_| late())?
 }
 
 /// What the server said where it said something (`READONLY You can't write …`), else what the client says.
-fn plain(error: redis::RedisError) -> String {
+pub fn plain(error: redis::RedisError) -> String {
     let text = error.to_string();
     let said = error
         .into_server_errors()
@@ -312,7 +312,7 @@ fn plain(error: redis::RedisError) -> String {
 }
 
 /// Reads the URI. No connection is made.
-fn client(uri: &str, tls_ca: Option<Vec<u8>>) -> Result<(redis::Client, Option<String>), Error> {
+pub fn client(uri: &str, tls_ca: Option<Vec<u8>>) -> Result<(redis::Client, Option<String>), Error> {
     let keepalive = socket2::TcpKeepalive::new().with_time(Duration::from_secs(5));
     let info = uri
         .into_connection_info()

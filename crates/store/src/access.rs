@@ -4,14 +4,20 @@
 //! nothing; a plain hash is enough because the secret cannot be guessed. (The first key may come from the operator's
 //! environment; it must have [`SHORTEST_SECRET`] characters.)
 
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use rand::TryRngCore as _;
+mod change;
+mod secret;
+
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
-use towpath_domain::{KeyId, OrganizationId, Rejection, Secret, TenantId, Timestamp};
+use towpath_domain::{KeyId, OrganizationId, Rejection, Scopes, Secret, TenantId, Timestamp};
 
+use crate::query::{Arg, Query};
 use crate::{Error, Result, Tx};
+
+pub use change::{create_key, create_limited_key, record_uses, revoke_key, revoke_secret, rotate_key};
+pub use secret::{KEY_PREFIX, is_damaged, new_key_secret, new_secret};
+
+use change::insert_key;
 
 /// The shortest text that is accepted as an operator's own key, in characters.
 pub const SHORTEST_SECRET: usize = 32;
@@ -47,8 +53,14 @@ pub struct Principal {
     /// The workspaces it opens, in the order of their ids: one where the key is bound to it, else all of the
     /// organisation.
     pub workspaces: Vec<TenantId>,
-    /// Whether it opens the operators' routes, which show the jobs of every workspace of every organisation.
-    pub operator: bool,
+    /// What it may do there.
+    pub scopes: Scopes,
+    /// Whether it is bound to one workspace.
+    pub is_bound: bool,
+    /// Whether it was made with scopes. One without may do what keys could do before there were any.
+    pub is_limited: bool,
+    /// Since when the secret that was shown opens nothing.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// A workspace: the tenant that owns everything else.
@@ -83,6 +95,29 @@ pub struct ApiKey {
     pub created_at: Timestamp,
     /// Since when it opens nothing.
     pub revoked_at: Option<Timestamp>,
+    /// What it may do, as it is stored; `None` for keys made without scopes.
+    pub scopes: Option<String>,
+    /// When it ends by itself.
+    pub expires_at: Option<Timestamp>,
+    /// When it was used last, about a minute late.
+    pub last_used_at: Option<Timestamp>,
+}
+
+impl ApiKey {
+    /// What it may do.
+    #[must_use]
+    pub fn allowed(&self) -> Scopes {
+        allowed(self.scopes.as_deref(), self.operator)
+    }
+}
+
+/// What limits a key beside its workspace.
+#[derive(Clone, Debug, Default)]
+pub struct KeyLimits {
+    /// What it may do; `None` is every scope, and those of operators only where [`NewKey::operator`] says so.
+    pub scopes: Option<Scopes>,
+    /// When it ends by itself.
+    pub expires_at: Option<Timestamp>,
 }
 
 /// A key to be made.
@@ -106,6 +141,22 @@ struct Found {
     hash: Vec<u8>,
     operator: bool,
     revoked_at: Option<Timestamp>,
+    scopes: Option<String>,
+    expires_at: Option<Timestamp>,
+}
+
+impl Found {
+    fn opens_at(&self, now: Timestamp) -> bool {
+        self.revoked_at.is_none() && self.expires_at.is_none_or(|expires_at| now < expires_at)
+    }
+}
+
+/// A secret that a rotation replaced.
+#[derive(sqlx::FromRow)]
+struct Former {
+    key_id: KeyId,
+    hash: Vec<u8>,
+    valid_until: Timestamp,
 }
 
 /// Makes sure that `secret` opens the workspace `tenant`: what the first start does with the operator's pair. Any
@@ -123,7 +174,10 @@ pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) ->
     }
     let hash = KeyHash::of(secret.as_bytes());
     let now = tx.now();
-    let owner = match (find(tx, &hash).await?, workspace(tx, tenant).await?) {
+    let known = find(tx, &hash).await?;
+    // A secret that was replaced is no new key.
+    let is_known = known.is_some();
+    let owner = match (known, workspace(tx, tenant).await?) {
         (Some(key), _) => key.organization_id,
         (None, Some(workspace)) => workspace.organization_id,
         // The first organisation takes its id from the first workspace: processes that start together on an empty
@@ -148,23 +202,21 @@ pub async fn ensure_first(tx: &mut Tx<'_>, secret: &Secret, tenant: TenantId) ->
     .execute(conn)
     .await
     .map(drop))?;
-    insert_key(
-        tx,
-        NewKey {
+    if !is_known {
+        let new = NewKey {
             organization: owner,
             workspace: None,
             name: "first",
             operator: true,
-        },
-        secret,
-        &hash,
-    )
-    .await?;
+        };
+        insert_key(tx, new, KeyLimits::default(), secret, &hash).await?;
+    }
 
     // Read back rather than assumed: whoever else was first may have decided otherwise.
-    let principal = authenticate(tx, &hash)
-        .await?
-        .ok_or_else(|| Rejection::rule("TOWPATH_API_KEY", "this API key was revoked; give another one"))?;
+    let principal = authenticate(tx, &hash).await?.ok_or_else(|| {
+        let text = "this API key was revoked or replaced, or has expired; give another one";
+        Rejection::rule("TOWPATH_API_KEY", text)
+    })?;
     if !principal.workspaces.contains(&tenant) {
         let text = "this workspace belongs to another organization than the API key";
         return Err(Rejection::rule("TOWPATH_TENANT_ID", text).into());
@@ -279,46 +331,6 @@ pub async fn workspace(tx: &mut Tx<'_>, tenant: TenantId) -> Result<Option<Works
     Ok(row)
 }
 
-/// Makes a key and returns its secret, which cannot be had again.
-///
-/// # Errors
-/// `NotFound` when the workspace is not the organisation's, or there is no such organisation.
-pub async fn create_key(tx: &mut Tx<'_>, new: NewKey<'_>) -> Result<(ApiKey, Secret)> {
-    if let Some(tenant) = new.workspace {
-        let found = workspace(tx, tenant).await?.ok_or(Error::NotFound)?;
-        if found.organization_id != new.organization {
-            return Err(Error::NotFound);
-        }
-    }
-    let secret = new_secret();
-    let hash = KeyHash::of(secret.as_bytes());
-    let key = insert_key(tx, new, &secret, &hash).await?.ok_or(Error::NotFound)?;
-    Ok((key, Secret::new(secret)))
-}
-
-/// Makes sure that `secret`, one of [`new_secret`], is a key as `new` says. Any number of calls make one.
-///
-/// # Errors
-/// Only the database's.
-pub async fn ensure_key(tx: &mut Tx<'_>, new: NewKey<'_>, secret: &Secret) -> Result<()> {
-    let secret = secret.reveal();
-    insert_key(tx, new, secret, &KeyHash::of(secret.as_bytes()))
-        .await
-        .map(drop)
-}
-
-/// Takes the power of the key with this secret away, where there is one.
-///
-/// # Errors
-/// Only the database's.
-pub async fn revoke_secret(tx: &mut Tx<'_>, secret: &Secret) -> Result<()> {
-    let hash = KeyHash::of(secret.reveal().as_bytes());
-    if let Some(key) = find(tx, &hash).await? {
-        revoke_key(tx, key.organization_id, key.id).await?;
-    }
-    Ok(())
-}
-
 /// Keys, newest first, revoked ones too: of one organisation where it is given, and only what follows `after` in that
 /// order; at most `limit`.
 ///
@@ -334,7 +346,8 @@ pub async fn list_keys(
     let (moment, id) = after.unwrap_or((Timestamp::from_micros(LAST_MICROS), KeyId(uuid::Uuid::max())));
     let rows = match organization {
         Some(organization) => on!(tx, |conn| sqlx::query_as(
-            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
+            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key
              WHERE organization_id = $1 AND (created_at, id) < ($2, $3) ORDER BY created_at DESC, id DESC LIMIT $4"
         )
         .bind(organization)
@@ -344,7 +357,8 @@ pub async fn list_keys(
         .fetch_all(conn)
         .await)?,
         None => on!(tx, |conn| sqlx::query_as(
-            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
+            "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key
              WHERE (created_at, id) < ($1, $2) ORDER BY created_at DESC, id DESC LIMIT $3"
         )
         .bind(moment)
@@ -356,13 +370,41 @@ pub async fn list_keys(
     Ok(rows)
 }
 
+/// As [`list_keys`], of keys that are bound to one of these workspaces.
+///
+/// # Errors
+/// Only the database's.
+pub async fn list_keys_of_workspaces(
+    tx: &mut Tx<'_>,
+    workspaces: &[TenantId],
+    after: Option<(Timestamp, KeyId)>,
+    limit: i64,
+) -> Result<Vec<ApiKey>> {
+    let (moment, id) = after.unwrap_or((Timestamp::from_micros(LAST_MICROS), KeyId(uuid::Uuid::max())));
+    let mut query = Query::new(
+        tx,
+        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key WHERE workspace_id",
+    );
+    query
+        .among(workspaces.iter().map(|tenant| tenant.0))
+        .push(" AND (created_at, id) < (")
+        .bind(Arg::Time(moment))
+        .push(", ")
+        .bind(Arg::Uuid(id.0))
+        .push(") ORDER BY created_at DESC, id DESC")
+        .limit(limit);
+    query.fetch_all(tx).await
+}
+
 /// One key, revoked or not.
 ///
 /// # Errors
 /// Only the database's.
 pub async fn key(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<ApiKey>> {
     let row = on!(tx, |conn| sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at FROM api_key
+        "SELECT id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at,
+                scopes, expires_at, last_used_at FROM api_key
          WHERE id = $1"
     )
     .bind(id)
@@ -376,42 +418,29 @@ pub async fn key(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<ApiKey>> {
 /// # Errors
 /// Only the database's.
 pub async fn has_keys(tx: &mut Tx<'_>) -> Result<bool> {
+    let now = tx.now();
     let found: Option<(KeyId,)> = on!(tx, |conn| sqlx::query_as(
-        "SELECT id FROM api_key WHERE revoked_at IS NULL LIMIT 1"
+        "SELECT id FROM api_key WHERE revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $1) LIMIT 1"
     )
+    .bind(now)
     .fetch_optional(conn)
     .await)?;
     Ok(found.is_some())
 }
 
-/// Whether an operator's key exists that is not revoked.
+/// Whether an operator's key exists that is neither revoked nor expired.
 ///
 /// # Errors
 /// Only the database's.
 pub async fn has_operator(tx: &mut Tx<'_>) -> Result<bool> {
+    let now = tx.now();
     Ok(on!(tx, |conn| sqlx::query_scalar(
-        "SELECT EXISTS (SELECT 1 FROM api_key WHERE operator AND revoked_at IS NULL)"
+        "SELECT EXISTS (SELECT 1 FROM api_key
+                        WHERE operator AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > $1))"
     )
+    .bind(now)
     .fetch_one(conn)
     .await)?)
-}
-
-/// Takes a key's power away. Revoking it again keeps the first time.
-///
-/// # Errors
-/// `NotFound` when the organisation has no such key.
-pub async fn revoke_key(tx: &mut Tx<'_>, organization: OrganizationId, key: KeyId) -> Result<ApiKey> {
-    let now = tx.now();
-    on!(tx, |conn| sqlx::query_as(
-        "UPDATE api_key SET revoked_at = COALESCE(revoked_at, $3) WHERE id = $1 AND organization_id = $2
-         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at"
-    )
-    .bind(key)
-    .bind(organization)
-    .bind(now)
-    .fetch_optional(conn)
-    .await)?
-    .ok_or(Error::NotFound)
 }
 
 /// What the key with this hash opens; `None` for an unknown or a revoked one, which must look the same.
@@ -419,7 +448,8 @@ pub async fn revoke_key(tx: &mut Tx<'_>, organization: OrganizationId, key: KeyI
 /// # Errors
 /// Only the database's.
 pub async fn authenticate(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Principal>> {
-    match find(tx, hash).await?.filter(|key| key.revoked_at.is_none()) {
+    let now = tx.now();
+    match find(tx, hash).await?.filter(|key| key.opens_at(now)) {
         Some(found) => opened(tx, found).await.map(Some),
         None => Ok(None),
     }
@@ -430,13 +460,8 @@ pub async fn authenticate(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Prin
 /// # Errors
 /// Only the database's.
 pub async fn principal(tx: &mut Tx<'_>, key: KeyId) -> Result<Option<Principal>> {
-    let found: Option<Found> = on!(tx, |conn| sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at FROM api_key WHERE id = $1"
-    )
-    .bind(key)
-    .fetch_optional(conn)
-    .await)?;
-    match found.filter(|key| key.revoked_at.is_none()) {
+    let now = tx.now();
+    match by_id(tx, key).await?.filter(|key| key.opens_at(now)) {
         Some(found) => opened(tx, found).await.map(Some),
         None => Ok(None),
     }
@@ -459,72 +484,65 @@ async fn opened(tx: &mut Tx<'_>, found: Found) -> Result<Principal> {
         key: found.id,
         organization: found.organization_id,
         workspaces,
-        operator: found.operator,
+        scopes: allowed(found.scopes.as_deref(), found.operator),
+        is_bound: found.workspace_id.is_some(),
+        is_limited: found.scopes.is_some(),
+        expires_at: found.expires_at,
     })
+}
+
+fn allowed(scopes: Option<&str>, operator: bool) -> Scopes {
+    match (scopes, operator) {
+        (Some(text), _) => Scopes::read(text),
+        (None, true) => Scopes::every(),
+        (None, false) => Scopes::of_workspaces(),
+    }
+}
+
+async fn by_id(tx: &mut Tx<'_>, id: KeyId) -> Result<Option<Found>> {
+    let found = on!(tx, |conn| sqlx::query_as(
+        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at, scopes, expires_at FROM api_key
+         WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found)
 }
 
 /// The index walks over hashes, not secrets: what its timing tells is of no use to somebody who would need a secret
 /// with a chosen SHA-256. The comparison that decides is constant-time all the same.
 async fn find(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
     let found: Option<Found> = on!(tx, |conn| sqlx::query_as(
-        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at FROM api_key WHERE hash = $1"
+        "SELECT id, organization_id, workspace_id, hash, operator, revoked_at, scopes, expires_at FROM api_key
+         WHERE hash = $1"
     )
     .bind(&hash.0[..])
     .fetch_optional(conn)
     .await)?;
-    Ok(found.filter(|key| bool::from(key.hash.as_slice().ct_eq(&hash.0))))
-}
-
-/// `None` when there is no such organisation or the secret is a key already.
-async fn insert_key(tx: &mut Tx<'_>, new: NewKey<'_>, secret: &str, hash: &KeyHash) -> Result<Option<ApiKey>> {
-    let now = tx.now();
-    let row = on!(tx, |conn| sqlx::query_as(
-        "INSERT INTO api_key (id, organization_id, workspace_id, name, prefix, hash, created_at, operator)
-         SELECT $1, id, $3, $4, $5, $6, $7, $8 FROM organization WHERE id = $2
-         ON CONFLICT (hash) DO NOTHING
-         RETURNING id, organization_id, workspace_id, name, prefix, operator, created_at, revoked_at"
-    )
-    .bind(KeyId::new())
-    .bind(new.organization)
-    .bind(new.workspace)
-    .bind(new.name)
-    .bind(prefix(secret))
-    .bind(&hash.0[..])
-    .bind(now)
-    .bind(new.operator)
-    .fetch_optional(conn)
-    .await)?;
-    Ok(row)
-}
-
-/// A random secret, as [`create_key`] hands them out.
-#[must_use]
-#[expect(clippy::missing_panics_doc, reason = "the expectation cannot fail")]
-pub fn new_secret() -> String {
-    let mut bytes = [0; 32];
-    rand::rngs::OsRng
-        .try_fill_bytes(&mut bytes)
-        .expect("the system's random source is there on every supported system");
-    format!("tp_{}", URL_SAFE_NO_PAD.encode(bytes))
-}
-
-/// Enough to tell keys apart, far too little to guess the rest. An operator's own text may be less random than ours,
-/// so less of it is shown.
-fn prefix(secret: &str) -> String {
-    let shown = if secret.starts_with("tp_") { 9 } else { 4 };
-    secret.chars().take(shown).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secrets_are_long_and_differ() {
-        let (one, two) = (new_secret(), new_secret());
-        assert_ne!(one, two);
-        assert!(one.starts_with("tp_") && one.len() == 46, "{one}");
-        assert_eq!(prefix(&one).len(), 9);
-        assert_eq!(prefix("an operator's own key of some length"), "an o");
+    match found.filter(|key| bool::from(key.hash.as_slice().ct_eq(&hash.0))) {
+        Some(found) => Ok(Some(found)),
+        None => find_former(tx, hash).await,
     }
+}
+
+/// The key that this secret opened before a rotation. It expires with the overlap, where the key does not before.
+async fn find_former(tx: &mut Tx<'_>, hash: &KeyHash) -> Result<Option<Found>> {
+    let former: Option<Former> = on!(tx, |conn| sqlx::query_as(
+        "SELECT key_id, hash, valid_until FROM api_key_former_secret WHERE hash = $1"
+    )
+    .bind(&hash.0[..])
+    .fetch_optional(conn)
+    .await)?;
+    let Some(former) = former.filter(|former| bool::from(former.hash.as_slice().ct_eq(&hash.0))) else {
+        return Ok(None);
+    };
+    let found = by_id(tx, former.key_id).await?;
+    Ok(found.map(|mut found| {
+        let ends_at = found
+            .expires_at
+            .map_or(former.valid_until, |at| at.min(former.valid_until));
+        found.expires_at = Some(ends_at);
+        found
+    }))
 }

@@ -1,8 +1,27 @@
 //! What revisions were built into.
 
+use std::collections::HashSet;
+
+use towpath_domain::deployment::RevisionConfig;
 use towpath_domain::{DeploymentId, RevisionId, TenantId};
 
 use crate::{Result, Tx};
+
+/// Those that serve, and of every deployment the `$1` that a revision used last.
+macro_rules! kept {
+    () => {
+        "SELECT artifact FROM deployment_placement
+         UNION
+         SELECT artifact FROM (
+             SELECT artifact, row_number() OVER (PARTITION BY deployment_id ORDER BY created_at DESC, revision_id DESC) AS n
+             FROM (
+                 SELECT artifact, deployment_id, created_at, revision_id, row_number() OVER (
+                     PARTITION BY deployment_id, artifact ORDER BY created_at DESC, revision_id DESC) AS nth
+                 FROM revision_artifact
+             ) AS uses WHERE nth = 1
+         ) AS newest WHERE n <= $1"
+    };
+}
 
 /// Records what a revision was built into. Doing it again changes nothing.
 ///
@@ -46,25 +65,69 @@ pub async fn of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Resu
     Ok(found.map(|(artifact,)| artifact))
 }
 
-/// The artifacts to keep: those that serve, and the newest `each` of every deployment.
+/// Says what pulls the image again that a revision was recorded with.
+///
+/// # Errors
+/// Those of the database.
+pub async fn pin_image(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId, image: &str) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "UPDATE revision_artifact SET image = $3 WHERE tenant_id = $1 AND revision_id = $2"
+    )
+    .bind(tenant)
+    .bind(revision)
+    .bind(image)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// What pulls the image of a revision again, where that is known.
+///
+/// # Errors
+/// Those of the database.
+pub async fn image_of(tx: &mut Tx<'_>, tenant: TenantId, revision: RevisionId) -> Result<Option<String>> {
+    let found: Option<(Option<String>,)> = on!(tx, |conn| sqlx::query_as(
+        "SELECT image FROM revision_artifact WHERE tenant_id = $1 AND revision_id = $2"
+    )
+    .bind(tenant)
+    .bind(revision)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.and_then(|(image,)| image))
+}
+
+/// The artifacts to keep: those that serve, and of every deployment the `each` that a revision used last. Revisions that
+/// share an artifact count once.
 ///
 /// # Errors
 /// Those of the database.
 pub async fn kept(tx: &mut Tx<'_>, each: i64) -> Result<Vec<String>> {
-    let rows: Vec<(String,)> = on!(tx, |conn| {
-        sqlx::query_as(
-        "SELECT artifact FROM deployment_placement
-         UNION
-         SELECT artifact FROM (
-             SELECT artifact, row_number() OVER (PARTITION BY deployment_id ORDER BY created_at DESC, revision_id DESC) AS n
-             FROM revision_artifact
-         ) AS newest WHERE n <= $1"
-    )
+    let rows: Vec<(String,)> = on!(tx, |conn| sqlx::query_as(kept!()).bind(each).fetch_all(conn).await)?;
+    Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
+}
+
+/// Paths of the source archives that are needed: of revisions that are not over, and of those whose artifact is kept.
+///
+/// # Errors
+/// Those of the database; [`crate::Error::Corrupt`].
+pub async fn archives(tx: &mut Tx<'_>, each: i64) -> Result<HashSet<String>> {
+    let rows: Vec<(RevisionId, String)> = on!(tx, |conn| sqlx::query_as(concat!(
+        "SELECT r.id, r.config FROM revision r LEFT JOIN revision_artifact a ON a.revision_id = r.id
+         WHERE r.source = 'internal_source' AND (r.finished_at IS NULL OR a.artifact IN (",
+        kept!(),
+        "))"
+    ))
     .bind(each)
     .fetch_all(conn)
-    .await
-    })?;
-    Ok(rows.into_iter().map(|(artifact,)| artifact).collect())
+    .await)?;
+    let mut paths = HashSet::new();
+    for (id, config) in rows {
+        let config: RevisionConfig =
+            serde_json::from_str(&config).map_err(|_| crate::Error::corrupt("revision", "config", id))?;
+        paths.extend(config.source_tarball_path);
+    }
+    Ok(paths)
 }
 
 /// The artifacts that only this deployment's revisions were built into.

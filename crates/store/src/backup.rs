@@ -6,10 +6,11 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions as _, Connection as _};
+use towpath_domain::DeploymentId;
 
 use crate::error::{Error, Result};
-use crate::migrations;
-use crate::tx::Tx;
+use crate::tx::{Conn, Shared, Tx};
+use crate::{migrations, sealed};
 
 /// Copies a SQLite database as it is at one moment into a new file, also while another process writes to it. The copy
 /// is compact and needs no file beside it.
@@ -48,47 +49,74 @@ const NEEDED: [(&str, &str); 6] = [
     ),
 ];
 
-/// The objects that a copy of a database names and cannot do without. The copy may be of an earlier schema.
-///
-/// # Errors
-/// [`Error::Open`] when there is no such database.
-pub async fn needed_objects(copy: &Path) -> Result<Vec<String>> {
-    let mut conn = connect_sqlite(copy).await?;
-    let mut paths = Vec::new();
-    for (table, statement) in NEEDED {
-        let known: bool = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = $1)")
-            .bind(table)
-            .fetch_one(&mut conn)
-            .await?;
-        if known {
-            paths.extend(sqlx::query_scalar::<_, String>(statement).fetch_all(&mut conn).await?);
-        }
-    }
-    let _ = conn.close().await;
-    Ok(paths)
+/// What a database says of the rest of its installation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Contents {
+    /// The objects that it names and cannot do without.
+    pub objects: Vec<String>,
+    /// What only the installation's encryption key opens; see [`crate::sealed`].
+    pub canary: Option<Vec<u8>>,
+    /// Deployments that run somewhere, each with a database of its own.
+    pub deployments: Vec<DeploymentId>,
 }
 
-/// Whether a PostgreSQL database has the table.
-const KNOWN: &str = "SELECT to_regclass($1) IS NOT NULL";
-
-/// The objects that a database in use names and cannot do without. It may be of an earlier schema.
+/// What a database says of the rest of its installation. It may be of an earlier schema.
 ///
 /// # Errors
 /// Only the database's.
-pub async fn named_objects(tx: &mut Tx<'_>) -> Result<Vec<String>> {
-    let known = sql!(tx,
-        sqlite: "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = $1)",
-        postgres: KNOWN);
-    let mut paths = Vec::new();
+pub async fn contents(tx: &mut Tx<'_>) -> Result<Contents> {
+    let mut contents = Contents::default();
     for (table, statement) in NEEDED {
-        let known: bool = on!(tx, |conn| sqlx::query_scalar(known).bind(table).fetch_one(conn).await)?;
-        if !known {
-            continue;
+        if has(tx, table).await? {
+            let named: Vec<String> = on!(tx, |conn| sqlx::query_scalar(statement).fetch_all(conn).await)?;
+            contents.objects.extend(named);
         }
-        let named: Vec<String> = on!(tx, |conn| sqlx::query_scalar(statement).fetch_all(conn).await)?;
-        paths.extend(named);
     }
-    Ok(paths)
+    if has(tx, "sealing_canary").await? {
+        contents.canary = sealed::canary(tx).await?;
+    }
+    if has(tx, "deployment_placement").await? {
+        contents.deployments = on!(tx, |conn| sqlx::query_scalar(PLACED).fetch_all(conn).await)?;
+    }
+    Ok(contents)
+}
+
+/// Deployments that are deleted need nothing any more.
+const PLACED: &str = "SELECT p.deployment_id FROM deployment_placement p JOIN deployment d ON d.id = p.deployment_id \
+                      WHERE d.status <> 'AWAITING_DELETE' ORDER BY p.deployment_id";
+
+async fn has(tx: &mut Tx<'_>, table: &str) -> Result<bool> {
+    let text = sql!(tx,
+        sqlite: "SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = $1)",
+        postgres: "SELECT to_regclass($1) IS NOT NULL");
+    Ok(on!(tx, |conn| sqlx::query_scalar(text)
+        .bind(table)
+        .fetch_one(conn)
+        .await)?)
+}
+
+/// The same of a SQLite file, which another process may be using.
+///
+/// # Errors
+/// [`Error::Open`] when there is no such database.
+pub async fn contents_of_sqlite(file: &Path) -> Result<Contents> {
+    let mut conn = connect_sqlite(file).await?;
+    let shared = Shared::default();
+    let contents = contents(&mut Tx::new(Conn::Sqlite(&mut conn), &shared)).await;
+    let _ = conn.close().await;
+    contents
+}
+
+/// The same of a PostgreSQL database.
+///
+/// # Errors
+/// [`Error::Open`] when the address is wrong, else the database's.
+pub async fn contents_of_postgres(uri: &str) -> Result<Contents> {
+    let (mut conn, _) = connect_postgres(uri).await?;
+    let shared = Shared::default();
+    let contents = contents(&mut Tx::new(Conn::Postgres(&mut conn), &shared)).await;
+    let _ = conn.close().await;
+    contents
 }
 
 /// A moment of a PostgreSQL database, which others can look at as long as this is open.
@@ -97,8 +125,8 @@ pub struct Moment {
     conn: PgConnection,
     /// Its name, for `SET TRANSACTION SNAPSHOT` and `pg_dump --snapshot`.
     pub snapshot: String,
-    /// The objects that the database names at this moment, and cannot do without.
-    pub objects: Vec<String>,
+    /// What the database says at this moment.
+    pub contents: Contents,
 }
 
 impl Moment {
@@ -120,17 +148,12 @@ pub async fn postgres_moment(uri: &str) -> Result<Moment> {
     let snapshot = sqlx::query_scalar("SELECT pg_export_snapshot()")
         .fetch_one(&mut conn)
         .await?;
-    let mut objects = Vec::new();
-    for (table, statement) in NEEDED {
-        let known: bool = sqlx::query_scalar(KNOWN).bind(table).fetch_one(&mut conn).await?;
-        if known {
-            objects.extend(sqlx::query_scalar::<_, String>(statement).fetch_all(&mut conn).await?);
-        }
-    }
+    let shared = Shared::default();
+    let contents = contents(&mut Tx::new(Conn::Postgres(&mut conn), &shared)).await?;
     Ok(Moment {
         conn,
         snapshot,
-        objects,
+        contents,
     })
 }
 

@@ -30,12 +30,13 @@ macro_rules! columns {
          metadata, next_run_date, on_run_completed, enabled, created_at, updated_at, caller"
     };
     (deployment_placement) => {
-        "deployment_id, tenant_id, revision_id, artifact, state, address, restarts, error, updated_at"
+        "deployment_id, tenant_id, revision_id, artifact, state, address, restarts, error, updated_at, database_id"
     };
     (deployment_placement, deployment_placement) => {
         "deployment_placement.deployment_id, deployment_placement.tenant_id, deployment_placement.revision_id, \
          deployment_placement.artifact, deployment_placement.state, deployment_placement.address, \
-         deployment_placement.restarts, deployment_placement.error, deployment_placement.updated_at"
+         deployment_placement.restarts, deployment_placement.error, deployment_placement.updated_at, \
+         deployment_placement.database_id"
     };
     (destination) => {
         "id, tenant_id, destination_type, display_name, config, credentials, credentials_keys, created_at, \
@@ -134,7 +135,7 @@ macro_rules! columns {
          o.min_seq, o.max_seq"
     };
     (source_upload) => {
-        "id, tenant_id, deployment_id, token, path, bytes, created_at, expires_at, uploaded_at"
+        "id, tenant_id, deployment_id, token, path, bytes, created_at, expires_at, uploaded_at, released_at"
     };
     (thread) => {
         "id, tenant_id, status, metadata, config, current_values, interrupts, error, temporary, ttl_strategy, \

@@ -7,7 +7,10 @@ use towpath_domain::{DeploymentId, OrganizationId, ProjectId, RevisionId, Tenant
 use uuid::Uuid;
 
 use crate::query::{Arg, Query};
-use crate::{Error, Result, Tx};
+use crate::{Conn, Error, Result, Tx};
+
+/// Held by whoever looks whether another workspace has deployments, until its own is recorded.
+const FIRST_WORKSPACE: i64 = 0x746f_7770_6174_6801;
 
 /// A deployment as it is stored.
 #[derive(Clone, Debug, sqlx::FromRow)]
@@ -237,11 +240,17 @@ pub struct Found {
     pub organization_id: OrganizationId,
 }
 
-/// The deployment of that id, or of that name where exactly one is called so. With an organisation, only its own count.
+/// The deployment of that id, or of that name where exactly one is called so: in the caller's workspaces first, then
+/// in all. With an organisation, only its own count.
 ///
 /// # Errors
 /// [`Error::NotFound`].
-pub async fn find(tx: &mut Tx<'_>, id_or_name: &str, organization: Option<OrganizationId>) -> Result<Found> {
+pub async fn find(
+    tx: &mut Tx<'_>,
+    id_or_name: &str,
+    organization: Option<OrganizationId>,
+    workspaces: &[TenantId],
+) -> Result<Found> {
     if id_or_name.contains('\0') {
         return Err(Error::NotFound); // PostgreSQL refuses the parameter itself.
     }
@@ -259,13 +268,33 @@ pub async fn find(tx: &mut Tx<'_>, id_or_name: &str, organization: Option<Organi
             .push(" AND workspace.organization_id = ")
             .bind(Arg::Uuid(organization.0));
     }
-    query.push(" LIMIT 2");
     let found: Vec<Found> = query.fetch_all(tx).await?;
+    let mut own = found.iter().filter(|found| workspaces.contains(&found.tenant_id));
+    if let (Some(one), None) = (own.next(), own.next()) {
+        return Ok(*one);
+    }
     match found[..] {
         [one] => Ok(one),
         // Of two with one name nobody knows which is meant; their ids say it.
         _ => Err(Error::NotFound),
     }
+}
+
+/// Whether a deployment's code judges its callers; not where there is no such deployment.
+///
+/// # Errors
+/// Those of the database.
+pub async fn has_own_auth(tx: &mut Tx<'_>, id: DeploymentId) -> Result<bool> {
+    let text: Option<String> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT source_config FROM deployment WHERE id = $1"
+    )
+    .bind(id)
+    .fetch_optional(conn)
+    .await)?;
+    let Some(text) = text else { return Ok(false) };
+    let config: SourceConfig =
+        serde_json::from_str(&text).map_err(|_| Error::corrupt("deployment", "source_config", id))?;
+    Ok(config.own_auth == Some(true))
 }
 
 /// Writes the configuration anew.
@@ -395,6 +424,44 @@ pub async fn forget(tx: &mut Tx<'_>, tenant: TenantId, id: DeploymentId) -> Resu
     .await
     .map(|done| done.rows_affected()))?;
     Ok(gone == 1)
+}
+
+/// Whether another workspace has a deployment. Transactions that ask do so one after the other: what one of them records
+/// is seen by the next.
+///
+/// # Errors
+/// Those of the database.
+pub async fn others_have(tx: &mut Tx<'_>, tenant: TenantId) -> Result<bool> {
+    // SQLite has one writer.
+    if let Conn::Postgres(conn) = tx.conn() {
+        sqlx::query("SELECT pg_advisory_xact_lock($1)")
+            .bind(FIRST_WORKSPACE)
+            .execute(conn)
+            .await
+            .map(drop)?;
+    }
+    let found: Option<DeploymentId> = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT id FROM deployment WHERE tenant_id <> $1 LIMIT 1"
+    )
+    .bind(tenant)
+    .fetch_optional(conn)
+    .await)?;
+    Ok(found.is_some())
+}
+
+/// Names of deployments with their ids, of every workspace but the one that had the first.
+///
+/// # Errors
+/// Those of the database.
+pub async fn of_later_workspaces(tx: &mut Tx<'_>, most: i64) -> Result<Vec<(DeploymentId, String)>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, name FROM deployment
+         WHERE tenant_id <> (SELECT tenant_id FROM deployment ORDER BY created_at, id LIMIT 1)
+         ORDER BY created_at, id LIMIT $1"
+    )
+    .bind(most)
+    .fetch_all(conn)
+    .await)?)
 }
 
 fn changed(rows: u64) -> Result<()> {

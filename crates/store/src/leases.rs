@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::tx::{Conn, Dialect, Tx};
 
 /// The end of a lease that time does not end: the last second of the year 9999.
-const NEVER: Timestamp = Timestamp::from_micros(253_402_300_799_000_000);
+pub(crate) const NEVER: Timestamp = Timestamp::from_micros(253_402_300_799_000_000);
 
 /// Begins the lease of a worker that never had one. On SQLite, where one process is all there is, it has no end in time.
 ///
@@ -248,6 +248,6 @@ pub async fn end_old(tx: &mut Tx<'_>) -> Result<u64> {
     }
 }
 
-fn millis(span: Duration) -> i64 {
+pub(crate) fn millis(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }

@@ -2,6 +2,7 @@
 
 use towpath_domain::{DeploymentId, RevisionId, TenantId, Timestamp};
 
+use crate::query::{Arg, Query};
 use crate::{Result, Tx};
 
 /// How a deployment that serves is doing.
@@ -14,6 +15,18 @@ pub enum PlacementState {
     Switching,
     /// It does not start; it is tried again.
     Down,
+}
+
+impl PlacementState {
+    /// As it is stored and shown.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::Switching => "switching",
+            Self::Down => "down",
+        }
+    }
 }
 
 /// Where a deployment runs.
@@ -37,6 +50,8 @@ pub struct Placement {
     pub error: Option<String>,
     /// When it last changed.
     pub updated_at: Timestamp,
+    /// The database that it had when it served last; any may be its own where this is not known.
+    pub database_id: Option<String>,
 }
 
 /// The placement of a deployment, once a revision was deployed.
@@ -55,6 +70,24 @@ pub async fn get(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId) ->
     .await)?)
 }
 
+/// Those of several deployments: what lists show beside them.
+///
+/// # Errors
+/// Those of the database.
+pub async fn many(tx: &mut Tx<'_>, tenant: TenantId, ids: &[DeploymentId]) -> Result<Vec<Placement>> {
+    let mut query = Query::new(
+        tx,
+        concat!(
+            "SELECT ",
+            columns!(deployment_placement),
+            " FROM deployment_placement WHERE tenant_id = "
+        ),
+    );
+    query.bind(Arg::Uuid(tenant.0)).push(" AND ");
+    query.any_of("deployment_id", ids.iter().map(|id| Arg::Uuid(id.0)));
+    query.fetch_all(tx).await
+}
+
 /// Every placement of a deployment that is not being torn down, for the process that keeps them.
 ///
 /// # Errors
@@ -71,7 +104,7 @@ pub async fn all(tx: &mut Tx<'_>) -> Result<Vec<Placement>> {
     .await)?)
 }
 
-/// A revision serves at this address from now on.
+/// A revision serves at this address from now on, on this database.
 ///
 /// # Errors
 /// Those of the database.
@@ -82,14 +115,17 @@ pub async fn put(
     revision: RevisionId,
     artifact: &str,
     address: &str,
+    database: &str,
 ) -> Result<()> {
     let now = tx.now();
     on!(tx, |conn| {
         sqlx::query(
-        "INSERT INTO deployment_placement (deployment_id, tenant_id, revision_id, artifact, state, address, updated_at)
-         VALUES ($1, $2, $3, $4, 'serving', $5, $6)
+        "INSERT INTO deployment_placement
+             (deployment_id, tenant_id, revision_id, artifact, state, address, updated_at, database_id)
+         VALUES ($1, $2, $3, $4, 'serving', $5, $6, $7)
          ON CONFLICT (deployment_id) DO UPDATE
-         SET revision_id = $3, artifact = $4, state = 'serving', address = $5, restarts = 0, error = NULL, updated_at = $6"
+         SET revision_id = $3, artifact = $4, state = 'serving', address = $5, restarts = 0, error = NULL, updated_at = $6,
+             database_id = $7"
     )
     .bind(deployment)
     .bind(tenant)
@@ -97,6 +133,7 @@ pub async fn put(
     .bind(artifact)
     .bind(address)
     .bind(now)
+    .bind(database)
     .execute(conn)
     .await
     .map(drop)
@@ -139,15 +176,21 @@ pub async fn begin(tx: &mut Tx<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The same revision serves again. `again` counts a restart. False when another revision serves by now.
+/// The same revision serves again, on this database. `again` counts a restart. False when another revision serves by now.
 ///
 /// # Errors
 /// Those of the database.
-pub async fn serving(tx: &mut Tx<'_>, placement: &Placement, address: &str, again: bool) -> Result<bool> {
+pub async fn serving(
+    tx: &mut Tx<'_>,
+    placement: &Placement,
+    address: &str,
+    again: bool,
+    database: &str,
+) -> Result<bool> {
     let now = tx.now();
     let changed = on!(tx, |conn| sqlx::query(
         "UPDATE deployment_placement
-         SET state = 'serving', address = $4, restarts = restarts + $5, error = NULL, updated_at = $6
+         SET state = 'serving', address = $4, restarts = restarts + $5, error = NULL, updated_at = $6, database_id = $7
          WHERE tenant_id = $1 AND deployment_id = $2 AND revision_id = $3"
     )
     .bind(placement.tenant_id)
@@ -156,10 +199,39 @@ pub async fn serving(tx: &mut Tx<'_>, placement: &Placement, address: &str, agai
     .bind(address)
     .bind(i64::from(again))
     .bind(now)
+    .bind(database)
     .execute(conn)
     .await
     .map(|done| done.rows_affected()))?;
     Ok(changed == 1)
+}
+
+/// What served has ended by itself and is not started again at once. `why` says that it takes so long that requests need
+/// not wait. Counts as a restart. Nothing changes when another revision serves by now, or it was said before.
+///
+/// # Errors
+/// Those of the database.
+pub async fn ended(tx: &mut Tx<'_>, placement: &Placement, why: Option<&str>) -> Result<()> {
+    let now = tx.now();
+    let state = match why {
+        Some(_) => PlacementState::Down,
+        None => PlacementState::Switching,
+    };
+    on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement
+         SET state = $4, address = NULL, restarts = restarts + 1, error = $5, updated_at = $6
+         WHERE tenant_id = $1 AND deployment_id = $2 AND revision_id = $3 AND state = 'serving'"
+    )
+    .bind(placement.tenant_id)
+    .bind(placement.deployment_id)
+    .bind(placement.revision_id)
+    .bind(state)
+    .bind(why)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }
 
 /// It does not start.
@@ -181,4 +253,22 @@ pub async fn down(tx: &mut Tx<'_>, placement: &Placement, error: &str) -> Result
     .await
     .map(drop))?;
     Ok(())
+}
+
+/// Has a deployment start on whatever database there is, or on an empty one: the one it had is not asked for any more.
+/// False when nothing was deployed yet.
+///
+/// # Errors
+/// Those of the database.
+pub async fn accept_database(tx: &mut Tx<'_>, deployment: DeploymentId) -> Result<bool> {
+    let now = tx.now();
+    let changed = on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement SET database_id = NULL, updated_at = $2 WHERE deployment_id = $1"
+    )
+    .bind(deployment)
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?;
+    Ok(changed == 1)
 }

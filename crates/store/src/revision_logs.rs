@@ -197,3 +197,37 @@ pub async fn forget(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<u6
     .await
     .map(|done| done.rows_affected()))?)
 }
+
+/// Forgets at most `limit` of the lines of a revision that are older than its newest `keep` of that kind. How many there
+/// were.
+///
+/// # Errors
+/// Those of the database.
+pub async fn trim(
+    tx: &mut Tx<'_>,
+    tenant: TenantId,
+    revision: RevisionId,
+    kind: LogKind,
+    keep: i64,
+    limit: i64,
+) -> Result<u64> {
+    let kind = match kind {
+        LogKind::Build => "build",
+        LogKind::Deploy => "deploy",
+    };
+    Ok(on!(tx, |conn| sqlx::query(
+        "DELETE FROM revision_log WHERE id IN (
+             SELECT id FROM revision_log WHERE tenant_id = $1 AND revision_id = $2 AND kind = $3 AND id <= (
+                 SELECT id FROM revision_log WHERE tenant_id = $1 AND revision_id = $2 AND kind = $3
+                 ORDER BY id DESC LIMIT 1 OFFSET $4 + 0)
+             ORDER BY id LIMIT $5 + 0)"
+    )
+    .bind(tenant)
+    .bind(revision)
+    .bind(kind)
+    .bind(keep)
+    .bind(limit)
+    .execute(conn)
+    .await
+    .map(|done| done.rows_affected()))?)
+}

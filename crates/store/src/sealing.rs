@@ -111,12 +111,23 @@ impl Sealer {
     /// A key for one purpose, the same in every process of the installation. It tells nothing of the one it comes from,
     /// nor of those for other purposes.
     #[must_use]
-    #[expect(clippy::missing_panics_doc, reason = "a key of any length will do")]
     pub fn derive(&self, purpose: &str) -> [u8; KEY] {
         let (_, key) = self.keys.current();
-        let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).expect("a key of any length will do");
-        mac.update(purpose.as_bytes());
-        mac.finalize().into_bytes().into()
+        derived(key, purpose)
+    }
+
+    /// The key for one purpose out of every key that was given, that of [`Sealer::derive`] first: what was signed before
+    /// a rotation is still known.
+    #[must_use]
+    pub fn derive_all(&self, purpose: &str) -> Vec<[u8; KEY]> {
+        self.keys.all().map(|(_, key)| derived(key, purpose)).collect()
+    }
+
+    /// The ids of the keys that were given, in hexadecimal digits; the one that seals first. They tell nothing of the
+    /// keys.
+    #[must_use]
+    pub fn key_ids(&self) -> Vec<String> {
+        self.keys.all().map(|(id, _)| hex::encode(id)).collect()
     }
 
     /// Opens what was sealed for `place`.
@@ -150,6 +161,19 @@ impl Sealer {
         let data_key = decrypt(wrapping, outer, wrapped)?;
         decrypt(&data_key, inner, sealed)
     }
+}
+
+/// The id of the key that a record was sealed under, in hexadecimal digits. `None` for what is no sealed record.
+#[must_use]
+pub fn key_id(record: &[u8]) -> Option<String> {
+    let is_whole = record.len() >= SHORTEST && record[0] == VERSION;
+    is_whole.then(|| hex::encode(&record[1..HEADER]))
+}
+
+fn derived(key: &[u8; KEY], purpose: &str) -> [u8; KEY] {
+    let mut mac = <Hmac<Sha256> as Mac>::new_from_slice(key).expect("a key of any length will do");
+    mac.update(purpose.as_bytes());
+    mac.finalize().into_bytes().into()
 }
 
 /// Lengths stand before the names, so that no two places give the same bytes.
@@ -248,5 +272,11 @@ mod tests {
         assert_eq!(rotated.open(place(), &old).unwrap().as_slice(), b"hush");
         let new = rotated.seal(place(), b"hush");
         assert_eq!(sealer(2).open(place(), &new).unwrap().as_slice(), b"hush");
+        assert_eq!(rotated.key_ids(), [sealer(2).key_ids(), sealer(1).key_ids()].concat());
+        assert_eq!(key_id(&new), sealer(2).key_ids().first().cloned());
+        assert_eq!(key_id(b"short"), None);
+        let derived = |fill| sealer(fill).derive("a purpose");
+        assert_eq!(rotated.derive_all("a purpose"), [derived(2), derived(1)]);
+        assert_eq!(rotated.derive("a purpose"), derived(2));
     }
 }

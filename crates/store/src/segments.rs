@@ -139,6 +139,21 @@ pub async fn intend(tx: &mut Tx<'_>, tenant: TenantId, id: SegmentId, path: &str
     Ok(())
 }
 
+/// Bytes of the segments of a workspace that readers see.
+///
+/// # Errors
+/// Only what the database says.
+pub async fn live_bytes(tx: &mut Tx<'_>, tenant: TenantId) -> Result<i64> {
+    Ok(on!(tx, |conn| {
+        sqlx::query_scalar(
+            "SELECT CAST(coalesce(sum(bytes), 0) AS bigint) FROM segment WHERE tenant_id = $1 AND state = 'live'",
+        )
+        .bind(tenant)
+        .fetch_one(conn)
+        .await
+    })?)
+}
+
 /// Lets readers see a segment whose object is on disk, with its parts.
 ///
 /// # Errors

@@ -30,6 +30,8 @@ pub struct SourceUpload {
     pub expires_at: Timestamp,
     /// When it was there.
     pub uploaded_at: Option<Timestamp>,
+    /// Since when no revision needs it.
+    pub released_at: Option<Timestamp>,
 }
 
 /// Hands out an upload.
@@ -100,7 +102,7 @@ pub async fn arrived(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId, bytes: i64
 /// The upload of that path, of this deployment.
 ///
 /// # Errors
-/// [`crate::Error::NotFound`]: it was not handed out, or for another deployment.
+/// [`crate::Error::NotFound`]: it was not handed out, or for another deployment, or goes because nothing needs it.
 pub async fn at(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, path: &str) -> Result<SourceUpload> {
     if path.contains('\0') {
         return Err(crate::Error::NotFound); // PostgreSQL refuses the parameter itself.
@@ -108,7 +110,7 @@ pub async fn at(tx: &mut Tx<'_>, tenant: TenantId, deployment: DeploymentId, pat
     Ok(on!(tx, |conn| sqlx::query_as(concat!(
         "SELECT ",
         columns!(source_upload),
-        " FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 AND path = $3"
+        " FROM source_upload WHERE tenant_id = $1 AND deployment_id = $2 AND path = $3 AND released_at IS NULL"
     ))
     .bind(tenant)
     .bind(deployment)
@@ -162,4 +164,79 @@ pub async fn forget_unsent(tx: &mut Tx<'_>, tenant: TenantId, id: UploadId) -> R
     .await
     .map(|done| done.rows_affected()))?;
     Ok(gone == 1)
+}
+
+/// An archive that is there.
+#[derive(Clone, Debug, PartialEq, Eq, sqlx::FromRow)]
+pub struct Archive {
+    /// Its upload.
+    pub id: UploadId,
+    /// Owner.
+    pub tenant_id: TenantId,
+    /// Its key in the platform's object store.
+    pub path: String,
+}
+
+/// Archives that arrived before `before` and were not released, behind the id `after`, at most `limit`.
+///
+/// # Errors
+/// Those of the database.
+pub async fn arrived_before(tx: &mut Tx<'_>, before: Timestamp, after: UploadId, limit: i64) -> Result<Vec<Archive>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, tenant_id, path FROM source_upload
+         WHERE uploaded_at < $1 AND released_at IS NULL AND id > $2 ORDER BY id LIMIT $3"
+    )
+    .bind(before)
+    .bind(after)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Archives that were released before `before`, the oldest first, at most `limit`.
+///
+/// # Errors
+/// Those of the database.
+pub async fn released_before(tx: &mut Tx<'_>, before: Timestamp, limit: i64) -> Result<Vec<Archive>> {
+    Ok(on!(tx, |conn| sqlx::query_as(
+        "SELECT id, tenant_id, path FROM source_upload WHERE released_at < $1 ORDER BY released_at, id LIMIT $2"
+    )
+    .bind(before)
+    .bind(limit)
+    .fetch_all(conn)
+    .await)?)
+}
+
+/// Nothing needs an archive any more, or something does again: from now on it can be asked for, or cannot.
+///
+/// # Errors
+/// Those of the database.
+pub async fn release(tx: &mut Tx<'_>, archive: &Archive, is_released: bool) -> Result<()> {
+    let at = is_released.then(|| tx.now());
+    on!(tx, |conn| sqlx::query(
+        "UPDATE source_upload SET released_at = $3 WHERE tenant_id = $1 AND id = $2"
+    )
+    .bind(archive.tenant_id)
+    .bind(archive.id)
+    .bind(at)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
+/// Forgets an archive that was released and is not there any more.
+///
+/// # Errors
+/// Those of the database.
+pub async fn forget_released(tx: &mut Tx<'_>, archive: &Archive) -> Result<()> {
+    on!(tx, |conn| sqlx::query(
+        "DELETE FROM source_upload WHERE tenant_id = $1 AND id = $2 AND released_at IS NOT NULL"
+    )
+    .bind(archive.tenant_id)
+    .bind(archive.id)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
 }

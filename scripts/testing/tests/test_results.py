@@ -99,3 +99,13 @@ class Folders(unittest.TestCase):
                 (results.new_folder(runs, f"20260301T00000{number}Z") / "summary.json").write_text(json.dumps(summary))
             results.new_folder(runs, "20260301T000009Z")
             self.assertEqual(results.last_seconds(runs), {"js": 0})
+
+    def test_a_run_of_a_few_tests_says_nothing_about_the_seconds_of_its_suite(self):
+        with tempfile.TemporaryDirectory() as folder:
+            runs = pathlib.Path(folder)
+            found = [outcome("js", GREEN, PASSED, PASSED, PASSED), outcome("js", GREEN, PASSED, PASSED), outcome("js", GREEN, PASSED)]
+            for number, one in enumerate(found):
+                summary = results.summary([one], None, False, "", 0)
+                summary["suites"]["js"]["seconds"] = number
+                (results.new_folder(runs, f"20260301T00000{number}Z") / "summary.json").write_text(json.dumps(summary))
+            self.assertEqual(results.last_seconds(runs), {"js": 1})

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use nix::sys::statvfs::statvfs;
 use reqwest::Method;
 use sqlx::{Connection, SqliteConnection};
 use tempfile::TempDir;
@@ -13,13 +14,16 @@ use towpath_tests::{Dice, Layout, World, until};
 use super::round::{Fault, Ingest, Place, folder, round, start};
 use crate::{aftermath, load};
 
+/// How much has to be free, in megabytes.
+const FLOOR: &str = "TOWPATH_DISK_LEAST_FREE_MB";
+
 /// SQLite, the log of ingest, segments and exports on one small disk.
 #[tokio::test]
 async fn the_data_folder_may_run_full() {
     let Some(disk) = SmallDisk::mount(96, "data") else {
         return;
     };
-    let plan = World::plan(Layout::Embedded).data_in(&disk.place);
+    let plan = World::plan(Layout::Embedded).data_in(&disk.place).env(FLOOR, "0");
     let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "disk").await;
     let mut dice = Dice::new(13);
@@ -35,6 +39,26 @@ async fn the_data_folder_may_run_full() {
     finish(world).await;
 }
 
+/// Below the floor new work is refused or waits, before anything fails.
+#[tokio::test]
+async fn the_data_folder_may_run_short_of_room() {
+    let Some(mut disk) = SmallDisk::mount(256, "data") else {
+        return;
+    };
+    disk.spared_mb = 32.0;
+    let plan = World::plan(Layout::Embedded).data_in(&disk.place).env(FLOOR, "64");
+    let world = start(plan).await.expect("the embedded world needs no server");
+    let place = folder(&world, "short").await;
+    let fault = Fault {
+        name: "data folder short of room".to_owned(),
+        told: "disk",
+        ingest: Ingest::Refuses,
+        lasts: Duration::from_secs(5),
+    };
+    full(&world, &place, &disk, &mut Dice::new(16), &fault, async |_| 1).await;
+    finish(world).await;
+}
+
 /// Only the folder of `file` destinations is full: ingest goes on, and the export tries again.
 #[tokio::test]
 async fn the_folder_of_exports_may_run_full() {
@@ -42,7 +66,7 @@ async fn the_folder_of_exports_may_run_full() {
         return;
     };
     let data = disk.place.parent().expect("it lies in the data folder");
-    let plan = World::plan(Layout::Embedded).data_in(data);
+    let plan = World::plan(Layout::Embedded).data_in(data).env(FLOOR, "0");
     let world = start(plan).await.expect("the embedded world needs no server");
     let place = folder(&world, "exports").await;
     let fault = Fault {
@@ -122,7 +146,7 @@ async fn full(
 ) {
     let ballast = RefCell::new(None);
     let begin = async |_: &World| {
-        ballast.replace(Some(Ballast::fill(&disk.place)));
+        ballast.replace(Some(Ballast::fill(&disk.place, disk.spared_mb)));
     };
     let end = async |world: &World| {
         let hits = seen(world).await;
@@ -149,6 +173,8 @@ async fn finish(world: World) {
 /// A disk of a test's own in memory. Unmounted when dropped.
 struct SmallDisk {
     place: PathBuf,
+    /// What a ballast leaves free, in megabytes.
+    spared_mb: f64,
     _folder: TempDir,
 }
 
@@ -167,7 +193,11 @@ impl SmallDisk {
             .arg(&place)
             .output();
         if mounted.is_ok_and(|done| done.status.success()) {
-            return Some(Self { place, _folder: folder });
+            return Some(Self {
+                place,
+                spared_mb: 0.0,
+                _folder: folder,
+            });
         }
         eprintln!("skipped: mounting a small disk takes root");
         None
@@ -181,14 +211,21 @@ impl Drop for SmallDisk {
     }
 }
 
-/// What fills a disk: a file that takes all there is. Dropping it makes room again.
+/// What fills a disk: a file that takes all there is, or all but a part. Dropping it makes room again.
 struct Ballast(PathBuf);
 
 impl Ballast {
-    fn fill(folder: &Path) -> Self {
+    fn fill(folder: &Path, spared_mb: f64) -> Self {
         use std::io::Write as _;
         let path = folder.join("ballast");
         let mut file = std::fs::File::create(&path).expect("the disk takes a name");
+        if spared_mb > 0.0 {
+            let piece = vec![1; 1 << 20];
+            while free_mb(folder) > spared_mb {
+                file.write_all(&piece).expect("there is room");
+            }
+            return Self(path);
+        }
         // Down to the last byte: a rest would take small files.
         for size in [1 << 20, 4096, 1] {
             let piece = vec![1; size];
@@ -196,6 +233,11 @@ impl Ballast {
         }
         Self(path)
     }
+}
+
+fn free_mb(folder: &Path) -> f64 {
+    let found = statvfs(folder).expect("the disk is there");
+    found.blocks_available() as f64 * found.fragment_size() as f64 / f64::from(1 << 20)
 }
 
 impl Drop for Ballast {

@@ -139,6 +139,9 @@ class Yard:
         root = self.world.data / "deployments"
         assert [path.name for path in (root / "agents").iterdir()] == [self.deployment]
         assert list((root / "scratch").iterdir()) == []
+        # Of what serves, where that has a user id of its own; of nothing else.
+        cells = root / "cells"
+        harness.until("the cells of what ended to go", lambda: True if len(list(cells.iterdir())) <= 1 else None)
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -179,7 +179,12 @@ def impatient(request):
     """A platform whose gateway holds requests for less than it does elsewhere."""
     if request.param == "cluster":
         pytest.skip("the switch is the same")
-    settings = {"TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file", "TOWPATH_DEPLOYMENTS_HOLD_SECONDS": str(HOLD_S)}
+    settings = {
+        "TOWPATH_DEPLOYMENTS_GIT_TRANSPORTS": "file",
+        "TOWPATH_DEPLOYMENTS_HOLD_SECONDS": str(HOLD_S),
+        # Deployments see the programs that the operator's PATH leads to, wherever they lie.
+        "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     world = harness.World(request.param, settings)
     yield world
     world.stop()
@@ -222,8 +227,9 @@ def test_who_may_come_in(platform, repository):
     made = create(platform, repository, "doors")
     deployed(platform, made["id"], made["latest_revision_id"])
     base = "/d/doors"
+    # A name is a workspace's own: who has no key says the id, which is one deployment's everywhere.
     for path in ("/ok", "/info", "/docs", "/openapi.json"):
-        status, _ = platform.request("GET", base + path, headers={"X-API-Key": None, "X-Tenant-Id": None})
+        status, _ = platform.request("GET", f"/d/{made['id']}{path}", headers={"X-API-Key": None, "X-Tenant-Id": None})
         assert status == 200, path
     for path in ("/", "/threads/search", "/metrics", "/assistants/search"):
         status, _ = platform.request("POST", base + path, {}, headers={"X-API-Key": None})
@@ -232,7 +238,8 @@ def test_who_may_come_in(platform, repository):
         assert status == 401, path
     # A key of another organisation sees nothing, as if it were not there.
     if platform.layout == "embedded":
-        status, answer = platform.request("GET", base + "/threads", headers={"X-API-Key": foreign_key(platform)})
+        foreign = {"X-API-Key": foreign_key(platform), "X-Tenant-Id": None}
+        status, answer = platform.request("GET", base + "/threads", headers=foreign)
         assert (status, answer["detail"]) == (404, "deployment not found")
     status, answer = platform.request("GET", "/d/no-such-deployment/threads")
     assert (status, answer["detail"]) == (404, "deployment not found")

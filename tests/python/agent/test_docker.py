@@ -1,8 +1,11 @@
 """Deployments as containers of a real Docker engine, and images that are pushed to the platform and pulled from it."""
 
 import asyncio
+import contextlib
+import hashlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 
@@ -10,7 +13,7 @@ import pytest
 
 import harness
 from deploying import Load, Repository, change, client, create, deployed, ended, gone, logs, ref, says
-from engine import HOST, containers, docker, engine, remove_images, settings  # noqa: F401
+from engine import HOST, containers, docker, engine, remove_images, root, settings  # noqa: F401
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,7 @@ async def life(platform, repository):
     process.start()
     process.ready()
     harness.until("the old container to be gone", lambda: before not in docker("ps", "--quiet") or None)
+    serves(platform, deployment)
     async with client(platform, "boxed") as sdk:
         assert await says(sdk) == "two"
         state = await sdk.threads.get_state(thread["thread_id"])
@@ -106,7 +110,7 @@ def test_an_image_is_a_deployment(platform, engine):  # noqa: F811
     assert docker("inspect", "--format", "{{.HostConfig.Memory}}", container) == str(512 << 20)
 
     assert answers(platform, "image") == ["agent"]
-    status, _ = platform.request("GET", "/d/image/ok", headers={"X-API-Key": None})
+    status, _ = platform.request("GET", f"/d/{deployment}/ok", headers={"X-API-Key": None})
     assert status == 200
     # Past the gateway nobody gets in.
     port = docker("port", container, "8000/tcp").rsplit(":", 1)[1]
@@ -183,3 +187,106 @@ def test_an_image_is_pushed_and_pulled(platform, engine, tmp_path):  # noqa: F81
         delete(platform, one)
     left = [path for path in platform.data.rglob(f"images/*/{deployment}/**/*") if path.is_file()]
     assert left == [], "its images go with it"
+
+
+def test_a_deployment_comes_back_from_a_backup(engine, tmp_path):  # noqa: F811
+    asyncio.run(comes_back(engine[0], tmp_path))
+
+
+async def comes_back(base, tmp_path):
+    """Its database lies in a volume: copied while it is used, and put into a new volume of another platform."""
+    env = settings(base) | {"TOWPATH_DEPLOYMENTS_BACKEND": "docker"}
+    repository = Repository(tmp_path / "repository")
+    backup, still = tmp_path / "backup", tmp_path / "still"
+    first, second, volume = harness.World("embedded", env), None, None
+    try:
+        made = create(first, repository, "kept")
+        volume = f"towpath-{made['id']}"
+        await asyncio.to_thread(deployed, first, made["id"], made["latest_revision_id"])
+        async with client(first, "kept") as sdk:
+            thread = await sdk.threads.create()
+            said = {"messages": [{"role": "user", "content": "remember this"}]}
+            await sdk.runs.wait(thread["thread_id"], "agent", input=said)
+            before = await digest(sdk, thread)
+            used, stop = [], asyncio.Event()
+
+            async def use():
+                while not stop.is_set():
+                    used.append(await says(sdk))
+
+            users = [asyncio.create_task(use()) for _ in range(2)]
+            await asyncio.to_thread(first.command, "backup", backup)
+            stop.set()
+            await asyncio.gather(*users)
+            assert set(used) == {"one"}
+            await sdk.threads.delete(thread["thread_id"])
+        assert containers(first) == [made["id"]], "what copied is gone"
+        intact(backup, made["id"])
+        first.stop()
+        docker("volume", "rm", volume)
+        assert not first.data.exists()
+
+        second = harness.World("embedded", env, backup=(backup, first.tenant))
+        labels = json.loads(docker("volume", "inspect", "--format", "{{json .Labels}}", volume))
+        assert labels["dev.towpath.root"] == root(second) and labels["dev.towpath.deployment"] == made["id"], labels
+        serves(second, made["id"])
+        async with client(second, "kept") as sdk:
+            assert await digest(sdk, thread) == before
+            assert await says(sdk) == "one"
+
+        # Another one finds the volume, and leaves it alone.
+        third = tmp_path / "third"
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        tried = subprocess.run(
+            [harness.binary(), "restore", str(backup)],
+            env=inherited | second.env | {"TOWPATH_DATA_DIR": str(third)},
+            capture_output=True,
+            text=True,
+            timeout=harness.PATIENCE_S,
+            stdin=subprocess.DEVNULL,
+        )
+        assert tried.returncode == 1 and volume in tried.stderr, tried.stdout + tried.stderr
+        assert not (third / "towpath.db").exists()
+
+        # A volume that nothing runs with is read as it lies.
+        for process in second.processes:
+            process.terminate()
+        await asyncio.to_thread(second.command, "backup", still)
+        intact(still, made["id"])
+        assert containers(second) == []
+    finally:
+        for world in [first, second]:
+            if world is not None:
+                world.drop()
+                left = docker("ps", "--all", "--quiet", "--filter", f"label=dev.towpath.root={root(world)}").split()
+                for container in left:
+                    docker("rm", "--force", container)
+                remove_images(world)
+        if volume is not None:
+            docker("volume", "rm", "--force", volume)
+
+
+def serves(world, deployment):
+    """Waits for a container to be started: that may take longer than a request waits."""
+
+    def ask():
+        status, _ = world.request("GET", f"/d/{deployment}/ok")
+        return True if status == 200 else None
+
+    harness.until("the deployment to serve", ask)
+
+
+async def digest(sdk, thread):
+    """What a thread holds."""
+    state = await sdk.threads.get_state(thread["thread_id"])
+    assert state["values"]["messages"][0]["content"] == "remember this"
+    return hashlib.sha256(json.dumps(state["values"], sort_keys=True).encode()).hexdigest()
+
+
+def intact(backup, deployment):
+    """A backup has the database of a deployment."""
+    file = backup / "deployments" / "agents" / deployment / "agent.db"
+    with contextlib.closing(sqlite3.connect(f"file:{file}?immutable=1", uri=True)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        (threads,) = database.execute("SELECT count(*) FROM thread").fetchone()
+    assert threads > 0, "its threads are in it"

@@ -47,6 +47,38 @@ async def test_history(peer):
     assert found == states[1:2]
 
 
+async def test_long_histories_are_read_in_pages(peer, monkeypatch):
+    run = await peer.wait("steps", {"log": ["in"]})
+    many = text([[{"values": {"log": [str(number)]}, "as_node": "one"}] for number in range(120)])
+    await peer.ask(STATE_UPDATE, run.thread, graph="steps", supersteps=many)
+    pages, whole = [], peer.threads.list
+
+    def listed(thread, fields):
+        found = whole(thread, fields)
+        pages.append((fields["limit"], len(found)))
+        return found
+
+    monkeypatch.setattr(peer.threads, "list", listed)
+    states = await peer.ask(HISTORY, run.thread, graph="steps")
+    ids = sorted(peer.threads.checkpoints[run.thread, ""], reverse=True)
+    assert [state["checkpoint_id"] for state in states] == ids and len(ids) > 120
+    assert pages == [(100, 100), (100, len(ids) - 100)]
+    assert await peer.ask(HISTORY, run.thread, graph="steps", limit=110) == states[:110]
+    assert pages[2:] == [(100, 100), (10, 10)]
+
+
+async def test_checkpoints_name_the_values_that_stand_apart(peer):
+    run = await peer.wait("steps", {"log": ["in"]})
+    named = set()
+    for row in peer.threads.checkpoints[run.thread, ""].values():
+        checkpoint = json.loads(row["checkpoint"])
+        for channel in checkpoint["channels_apart"]:
+            version = checkpoint["channel_versions"][channel]
+            assert (run.thread, "", channel, version) in peer.threads.blobs
+            named.add(channel)
+    assert "log" in named
+
+
 async def test_updates(peer):
     run = await peer.wait("steps", {"log": ["in"]})
     steps = text([[{"values": {"log": ["mine"]}, "as_node": "one"}]])

@@ -2,11 +2,12 @@
 
 use object_store::path::Path as ObjectPath;
 use tokio::io::AsyncWriteExt as _;
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
-use towpath_compute::artifact::{Artifact, Origin, Plan, Stage};
+use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::git::{Repository, Token};
-use towpath_compute::{Log, tarball};
-use towpath_domain::deployment::{RevisionStatus, Source};
+use towpath_compute::{Log, backend, tarball, tree};
+use towpath_domain::deployment::{LogKind, RevisionStatus, Source};
 use towpath_domain::failpoint;
 use towpath_domain::git::{CommitSha, RepoRef, RepoUrl, TokenHost};
 use towpath_domain::registry::RegistryLogin;
@@ -14,36 +15,49 @@ use towpath_durable::{Ctx, Failure, Verdict};
 use towpath_store::{artifacts, image_pull_secrets, integrations, revisions};
 
 use super::Work;
-use crate::deployment_log::DeploymentLog;
+use crate::hosting::Using;
 use crate::images;
 
+/// An artifact that is deployed again.
+struct Kept<'a> {
+    key: String,
+    using: Using<'a>,
+    /// Until its revision is recorded: who removes what a deleted deployment had looks at the records once more.
+    _alone: OwnedMutexGuard<()>,
+}
+
 impl Work<'_> {
-    /// The revision's artifact, made where it is not there yet. Answers its key.
-    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<String, Failure> {
-        if let Some(key) = self.kept().await? {
+    /// The revision's artifact, made where it is not there yet. Answers its key, which stays in use.
+    pub(super) async fn artifact(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
+        if let Some(kept) = self.kept().await? {
             self.log.info("what was built before is deployed again");
-            self.record(ctx, &key).await?;
-            return Ok(key);
+            self.record(ctx, &kept.key).await?;
+            self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
+            self.advance(ctx, RevisionStatus::Deploying).await?;
+            return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingBuild).await?;
         self.advance(ctx, RevisionStatus::Building).await?;
         let plan = self.plan(ctx).await?;
         let key = plan.key();
         let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
-        let _using = self.hosting.using(&key);
+        let using = self.hosting.using(&key);
         let _alone = self.hosting.lock_artifact(&key).await;
         // What is there says so on disk, in records written last: a journal would not know what was removed since.
-        if artifact.stage() == Stage::Absent {
-            let begun = Instant::now();
-            self.fetch(ctx, &plan, &artifact).await?;
-            self.took("fetch", begun, self.log);
-            failpoint::hit("deploy.fetched");
-        } else {
-            self.log.info("the source is here already");
-        }
         if self.has(&artifact).await? {
             self.log.info("it is built already");
         } else {
+            // A tree in which programs of a build have run is not what was fetched.
+            if artifact.is_fetched() {
+                self.log.info("the source is here already");
+            } else {
+                let begun = Instant::now();
+                self.fetch(ctx, &plan, &artifact).await?;
+                self.took("fetch", begun, self.log);
+                // A later life does not do this again, so it does not say this again.
+                self.lines.flush().await;
+                failpoint::hit("deploy.fetched");
+            }
             let cancel = ctx.cancelled();
             let (backend, settings) = (&self.hosting.backend, &self.hosting.build);
             let begun = Instant::now();
@@ -52,32 +66,65 @@ impl Work<'_> {
                 .await
                 .map_err(|error| self.failed(&error, self.log))?;
             self.took("build", begun, self.log);
+            self.lines.flush().await;
         }
         self.record(ctx, &key).await?;
-        Ok(key)
+        Ok((key, using))
     }
 
-    /// The artifact of a revision whose image somebody else built.
-    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<String, Failure> {
-        if let Some(key) = self.kept().await? {
+    /// Makes what the artifact's code runs in, as the last part of the build. What was built before may need another
+    /// environment for this deployment, and for its variables.
+    pub(super) async fn packages(&self, ctx: &Ctx, artifact: &str) -> Result<(), Failure> {
+        let hosting = self.hosting;
+        let (launch, lines) = hosting
+            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Build)
+            .await?;
+        let (log, begun) = (lines.log(), Instant::now());
+        let prepared = hosting.prepare(&launch, log, &ctx.cancelled()).await;
+        let prepared = prepared.map_err(|error| self.failed(&error, log));
+        if matches!(prepared, Ok(true)) {
+            self.took("packages", begun, log);
+        }
+        lines.flush().await;
+        prepared.map(drop)
+    }
+
+    /// The artifact of a revision whose image somebody else built. Answers its key, which stays in use.
+    pub(super) async fn image(&self, ctx: &mut Ctx) -> Result<(String, Using<'_>), Failure> {
+        if let Some(kept) = self.kept().await? {
             self.log.info("the image that was fetched before is deployed again");
-            return Ok(key);
+            let reference = self.pinned().await?;
+            self.record_image(ctx, &kept.key, reference.as_deref()).await?;
+            return Ok((kept.key, kept.using));
         }
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
         let uri = self.revision.config().fatal()?.image_uri;
         let uri = uri.ok_or_else(|| Failure::fatal("image_uri is missing"))?;
         let cancel = ctx.cancelled();
-        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
-        let deploy = DeploymentLog::deploy(&self.world.store, tenant, deployment, self.revision.id, Vec::new());
+        let deploy = self.deploy_log();
         let log = deploy.log();
         log.info(format!("pulling {uri}"));
         let backend = &self.hosting.backend;
         let begun = Instant::now();
         let logins = self.logins(&uri, log).await?;
-        let pulled = backend.pull(&uri, &logins, log, &cancel).await;
+        let wanted = self.wanted(&uri).await?;
+        let pulled = backend.pull(&wanted, &logins, log, &cancel).await;
+        let reference = pulled.as_ref().ok().and_then(|pulled| pulled.reference.clone());
         let made = match pulled {
-            Ok(pulled) => backend.record_image(&self.hosting.root, &uri, &pulled).await,
+            Ok(pulled) => {
+                let key = backend::image_key(&uri, &pulled);
+                // Until its revision names it, nothing else keeps it.
+                let using = self.hosting.using(&key);
+                let _alone = self.hosting.lock_artifact(&key).await;
+                match backend.record_image(&self.hosting.root, &uri, &pulled).await {
+                    Ok(key) => {
+                        self.record_image(ctx, &key, reference.as_deref()).await?;
+                        Ok((key, using))
+                    }
+                    Err(error) => Err(error),
+                }
+            }
             Err(error) => Err(error),
         };
         match &made {
@@ -85,9 +132,41 @@ impl Work<'_> {
             Err(error) => log.error(error.told()),
         }
         deploy.flush().await;
-        let key = made.map_err(|error| self.failed(&error, log))?;
-        self.record(ctx, &key).await?;
-        Ok(key)
+        made.map_err(|error| self.failed(&error, log))
+    }
+
+    /// What to pull: what the revision that is deployed again was made of, else what `image_uri` is now.
+    async fn wanted(&self, uri: &str) -> Result<String, Failure> {
+        if let Some(pinned) = self.pinned().await? {
+            return Ok(pinned);
+        }
+        let tenant = self.deployment.tenant_id;
+        if let Some(earlier) = self.revision.redeploy_of {
+            let store = &self.world.store;
+            let built = store.read(async |tx| artifacts::of(tx, tenant, earlier).await);
+            if built.await.retry()?.is_some() {
+                return Err(Failure::fatal(
+                    "the image that this revision deployed is not there any more, and its digest is not known; deploy \
+                     its image_uri as a new revision",
+                ));
+            }
+        }
+        Ok(uri.to_owned())
+    }
+
+    /// What pulls the image again that this revision, or the one that is deployed again, was made of: its tag may be
+    /// another image by now.
+    async fn pinned(&self) -> Result<Option<String>, Failure> {
+        let tenant = self.deployment.tenant_id;
+        let revisions = [Some(self.revision.id), self.revision.redeploy_of];
+        for revision in revisions.into_iter().flatten() {
+            let store = &self.world.store;
+            let found = store.read(async |tx| artifacts::image_of(tx, tenant, revision).await);
+            if let Some(image) = found.await.retry()? {
+                return Ok(Some(image));
+            }
+        }
+        Ok(None)
     }
 
     /// What may open the registry of an image: a token for the platform's own, else what the resource specification
@@ -128,7 +207,7 @@ impl Work<'_> {
     }
 
     /// The artifact to deploy again, where that is what was asked and it is still here.
-    async fn kept(&self) -> Result<Option<String>, Failure> {
+    async fn kept(&self) -> Result<Option<Kept<'_>>, Failure> {
         let tenant = self.deployment.tenant_id;
         // An attempt that broke off behind the build has recorded it too.
         let wanted = [Some(self.revision.id), self.revision.redeploy_of];
@@ -137,10 +216,18 @@ impl Work<'_> {
                 .world
                 .store
                 .read(async |tx| artifacts::of(tx, tenant, revision).await);
-            if let Some(key) = found.await.retry()?
-                && self.has(&Artifact::of(&self.hosting.root, &key).fatal()?).await?
-            {
-                return Ok(Some(key));
+            let Some(key) = found.await.retry()? else { continue };
+            let artifact = Artifact::of(&self.hosting.root, &key).fatal()?;
+            let using = self.hosting.using(&key);
+            let alone = self.hosting.lock_artifact(&key).await;
+            if self.has(&artifact).await? {
+                // It may be older than those that are kept, and nothing names it until this revision does.
+                artifact.touch();
+                return Ok(Some(Kept {
+                    key,
+                    using,
+                    _alone: alone,
+                }));
             }
         }
         Ok(None)
@@ -150,6 +237,18 @@ impl Work<'_> {
         let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
         ctx.commit(async |tx| artifacts::record(tx, tenant, deployment, revision, key).await)
             .await
+    }
+
+    async fn record_image(&self, ctx: &mut Ctx, key: &str, reference: Option<&str>) -> Result<(), Failure> {
+        let (tenant, deployment, revision) = (self.deployment.tenant_id, self.deployment.id, self.revision.id);
+        ctx.commit(async |tx| {
+            artifacts::record(tx, tenant, deployment, revision, key).await?;
+            match reference {
+                Some(reference) => artifacts::pin_image(tx, tenant, revision, reference).await,
+                None => Ok(()),
+            }
+        })
+        .await
     }
 
     /// What to build; a branch or tag is looked up once.
@@ -201,6 +300,7 @@ impl Work<'_> {
             .await?;
         self.log.info(format!("{name} is commit {sha}"));
         self.took("resolve", begun, self.log);
+        self.lines.flush().await;
         failpoint::hit("deploy.resolved");
         Ok(sha)
     }
@@ -208,6 +308,7 @@ impl Work<'_> {
     async fn fetch(&self, ctx: &Ctx, plan: &Plan, artifact: &Artifact) -> Result<(), Failure> {
         let cancel = ctx.cancelled();
         let failed = |error| self.failed(&error, self.log);
+        tree::has_room(self.hosting.root.path(), self.hosting.git.tree.free).map_err(failed)?;
         artifact.begin().map_err(failed)?;
         match &plan.origin {
             Origin::Git { url, name, sha } => {
@@ -233,7 +334,15 @@ impl Work<'_> {
         let work = self.hosting.root.temporary().retry()?;
         let file = work.path().join("archive");
         let path = ObjectPath::parse(path).fatal()?;
-        let bytes = self.world.objects.get(&path).await.retry()?;
+        let bytes = match self.world.objects.get(&path).await {
+            // It was not needed for a day, or somebody else removed it: it is not there the next time either.
+            Err(error) if error.is_not_found() => {
+                return Err(Failure::fatal(
+                    "source_tarball_path: the archive is not there any more; send it again and make a new revision",
+                ));
+            }
+            bytes => bytes.retry()?,
+        };
         let write = async {
             let mut to = tokio::fs::File::create(&file).await?;
             to.write_all(&bytes).await?;

@@ -5,12 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::{Launch, Log, Standby};
-use towpath_domain::deployment::RevisionStatus;
+use towpath_domain::deployment::{LogKind, RevisionStatus};
 use towpath_domain::failpoint;
 use towpath_durable::{Ctx, Failure, Outcome, Verdict as _};
 use towpath_store::{self as store, deployments, placements, revisions};
 
 use super::Work;
+use crate::hosting::revoke_older_keys;
 
 /// After gateways are told to wait and before the old agent server is: a request that had read its address by then has
 /// connected, and drains with it.
@@ -20,12 +21,18 @@ impl Work<'_> {
     pub(super) async fn deploy(&self, ctx: &mut Ctx, artifact: &str) -> Outcome {
         self.advance(ctx, RevisionStatus::AwaitingDeploy).await?;
         self.advance(ctx, RevisionStatus::Deploying).await?;
-        let _using = self.hosting.using(artifact);
         let (launch, log) = self
             .hosting
-            .launch(self.world, self.deployment, self.revision, artifact)?;
+            .launch(self.world, self.deployment, self.revision, artifact, LogKind::Deploy)
+            .await?;
         let cancel = ctx.cancelled();
         let lines = log.log();
+        if let Err(failure) = self.check_database().await {
+            lines.error(failure.to_string());
+            self.tell(&failure, lines);
+            log.flush().await;
+            return Err(failure);
+        }
         if let Some(text) = self.without_effect()? {
             lines.warn(text);
         }
@@ -73,6 +80,17 @@ impl Work<'_> {
         switched
     }
 
+    /// Before anything is started: a new revision goes on with the deployment's database, or not at all.
+    async fn check_database(&self) -> Result<(), Failure> {
+        let (tenant, deployment) = (self.deployment.tenant_id, self.deployment.id);
+        let store = &self.world.store;
+        let read = store.read(async |tx| placements::get(tx, tenant, deployment).await);
+        match read.await.retry()? {
+            Some(placement) => self.hosting.check_database(&placement).await,
+            None => Ok(()),
+        }
+    }
+
     /// What is asked for and cannot be had: kept, answered, and said here.
     fn without_effect(&self) -> Result<Option<String>, Failure> {
         let sizes = self.revision.source_config().fatal()?.resource_spec.unwrap_or_default();
@@ -113,18 +131,28 @@ impl Work<'_> {
         let started = self.hosting.backend.replace(launch, standby, log, &cancel).await;
         let state = started.map_err(|error| self.failed(&error, log))?;
         failpoint::hit("deploy.replaced");
-        let settled = ctx
-            .settle(async |tx| {
-                let moved = revisions::advance(tx, tenant, revision, RevisionStatus::Deployed).await?
-                    && deployments::activate(tx, tenant, deployment, revision).await?;
-                if !moved {
-                    // Interrupted, or being deleted: whoever did that has cancelled this job, which shows next.
-                    return Err(store::Error::Stale);
-                }
-                placements::put(tx, tenant, deployment, revision, &launch.artifact, &state.address).await
-            })
-            .await;
+        let former = self.hosting.former_key(deployment);
+        let named = self.hosting.backend.name_database(deployment).await;
+        let settled = match named {
+            Ok(database) => {
+                ctx.settle(async |tx| {
+                    let moved = revisions::advance(tx, tenant, revision, RevisionStatus::Deployed).await?
+                        && deployments::activate(tx, tenant, deployment, revision).await?;
+                    if !moved {
+                        // Interrupted, or being deleted: whoever did that has cancelled this job, which shows next.
+                        return Err(store::Error::Stale);
+                    }
+                    let (artifact, address) = (&launch.artifact, &state.address);
+                    placements::put(tx, tenant, deployment, revision, artifact, address, &database).await?;
+                    // What served before has drained, and has ended.
+                    revoke_older_keys(tx, self.deployment, revision, former.as_ref()).await
+                })
+                .await
+            }
+            Err(error) => Err(self.failed(&error, log)),
+        };
         if settled.is_ok() {
+            self.hosting.forget_former_key(deployment);
             self.took("switch", begun, log);
             log.info(format!("revision {revision} serves"));
         } else {

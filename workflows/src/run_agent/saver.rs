@@ -43,8 +43,8 @@ impl Saver {
         }
     }
 
-    /// Lists end where they take so many bytes, with one checkpoint at least. [`Saver::cut_short`] says whether the last
-    /// one did.
+    /// Lists end where they take so many bytes, with one checkpoint at least; one that begins where another one ended has what
+    /// that left. [`Saver::cut_short`] says whether the last one did.
     #[must_use]
     pub fn in_parts(mut self, bytes: u64) -> Self {
         self.part = Some(Part::new(bytes));

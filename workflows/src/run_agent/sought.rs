@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -113,24 +114,30 @@ impl Sought<'_> {
         let limit = query
             .limit
             .map_or(i64::MAX, |limit| i64::try_from(limit).unwrap_or(i64::MAX));
-        let most = part.map_or(limit, |_| limit.min(PART));
-        let filter = Value::Object(query.filter.clone());
-        let mut rows = tables::list(tx, place, query.before.as_deref(), Some(&filter), most).await?;
-        if let Some(part) = part {
-            let full = most < limit && i64::try_from(rows.len()).is_ok_and(|found| found == most);
-            let fit = part.fitting(tx, place, &rows).await?;
-            part.cut.store(full || fit < rows.len(), Ordering::Relaxed);
-            rows.truncate(fit);
+        match part {
+            Some(part) => part.list(tx, place, query, limit).await,
+            None => {
+                let filter = Value::Object(query.filter.clone());
+                tables::list(tx, place, query.before.as_deref(), Some(&filter), limit).await
+            }
         }
-        Ok(rows)
     }
 }
 
-/// How much of a list is read at once.
+/// How much of a list is read at once, be it asked for in pages.
 pub(super) struct Part {
     bytes: u64,
     /// The last list ended before its limit.
     cut: AtomicBool,
+    /// What was taken by the lists that ended at a checkpoint. One that begins behind it has the rest.
+    taken: Mutex<BTreeMap<String, Taken>>,
+}
+
+/// What a list took.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    rows: i64,
+    bytes: u64,
 }
 
 impl Part {
@@ -138,6 +145,7 @@ impl Part {
         Self {
             bytes,
             cut: AtomicBool::new(false),
+            taken: Mutex::new(BTreeMap::new()),
         }
     }
 
@@ -145,8 +153,43 @@ impl Part {
         self.cut.load(Ordering::Relaxed)
     }
 
-    /// How many of these rows fit with what belongs to them, one at least. A value counts for each checkpoint that has it.
-    async fn fitting(&self, tx: &mut Tx<'_>, place: Place<'_>, rows: &[tables::Checkpoint]) -> store::Result<usize> {
+    fn taken(&self) -> MutexGuard<'_, BTreeMap<String, Taken>> {
+        // Whole entries come, so there is nothing half done behind a panic.
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn list(
+        &self,
+        tx: &mut Tx<'_>,
+        place: Place<'_>,
+        query: &HistoryQuery,
+        limit: i64,
+    ) -> store::Result<Vec<tables::Checkpoint>> {
+        let before = query.before.as_deref();
+        let known = before.and_then(|before| self.taken().get(before).copied());
+        let mut taken = known.unwrap_or_default();
+        let most = limit.min(PART - taken.rows);
+        let filter = Value::Object(query.filter.clone());
+        let mut rows = tables::list(tx, place, before, Some(&filter), most).await?;
+        let full = most < limit && i64::try_from(rows.len()).is_ok_and(|found| found == most);
+        let fit = self.fitting(tx, place, &rows, &mut taken).await?;
+        self.cut.store(full || fit < rows.len(), Ordering::Relaxed);
+        rows.truncate(fit);
+        if let Some(last) = rows.last() {
+            self.taken().insert(last.checkpoint_id.clone(), taken);
+        }
+        Ok(rows)
+    }
+
+    /// How many of these rows fit with what belongs to them and what was taken before, one at least in all. A value counts
+    /// for each checkpoint that has it.
+    async fn fitting(
+        &self,
+        tx: &mut Tx<'_>,
+        place: Place<'_>,
+        rows: &[tables::Checkpoint],
+        taken: &mut Taken,
+    ) -> store::Result<usize> {
         let mut wanted: Vec<Vec<Key>> = Vec::with_capacity(rows.len());
         for row in rows {
             wanted.push(Head::read(&row.checkpoint, place.thread)?.wanted().collect());
@@ -155,14 +198,18 @@ impl Part {
         let blobs = tables::blob_sizes(tx, place, &all).await?;
         let ids: Vec<&str> = rows.iter().map(|row| row.checkpoint_id.as_str()).collect();
         let writes = tables::write_sizes(tx, place, &ids).await?;
-        let mut bytes = 0;
-        let fit = rows.iter().zip(&wanted).take_while(|(row, wanted)| {
-            let before = bytes;
-            bytes += (row.checkpoint.len() + row.metadata.len()) as u64;
+        let mut fit = 0;
+        for (row, wanted) in rows.iter().zip(&wanted) {
+            let mut bytes = (row.checkpoint.len() + row.metadata.len()) as u64;
             bytes += writes.get(&row.checkpoint_id).copied().unwrap_or_default();
             bytes += wanted.iter().filter_map(|key| blobs.get(key)).sum::<u64>();
-            before == 0 || bytes <= self.bytes
-        });
-        Ok(fit.count())
+            if taken.rows > 0 && taken.bytes + bytes > self.bytes {
+                break;
+            }
+            taken.rows += 1;
+            taken.bytes += bytes;
+            fit += 1;
+        }
+        Ok(fit)
     }
 }

@@ -194,11 +194,12 @@ pub(super) fn draw_up(
     // That of an assistant may be older than the rule.
     drop_reserved_configurable(&mut context);
     kwargs.context = (!of_assistant || !context.is_empty()).then_some(context);
-    metadata.insert("graph_id".to_owned(), json!(assistant.graph_id));
-    metadata.insert("assistant_id".to_owned(), json!(assistant.id));
     if made {
         metadata.extend(new.admitted.metadata);
     }
+    // The server's own entries: updates and reads of the state go by them.
+    metadata.insert("graph_id".to_owned(), json!(assistant.graph_id));
+    metadata.insert("assistant_id".to_owned(), json!(assistant.id));
     let run = Run {
         id: new.id,
         thread_id: thread,

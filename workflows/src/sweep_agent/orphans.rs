@@ -1,5 +1,7 @@
 //! Ending runs whose job is over without them: their threads would be busy for ever.
 
+use std::time::Duration;
+
 use towpath_domain::TenantId;
 use towpath_domain::agent::Kwargs;
 use towpath_domain::job::{Ended, JobState};
@@ -8,7 +10,7 @@ use towpath_store::runs::{self, Open};
 use towpath_store::{self as store, Tx, jobs};
 
 use super::BATCH;
-use crate::agent::{AgentWorld, EVENTS_KEPT};
+use crate::agent::AgentWorld;
 use crate::run_agent::{RunAgent, lane};
 
 /// Ends the runs of a workspace that nothing else will end.
@@ -22,15 +24,17 @@ pub(super) async fn end_orphans(ctx: &mut Ctx, world: &AgentWorld, tenant: Tenan
     for run in found {
         let lanes = [lane(run.thread_id)];
         ended += u64::from(
-            ctx.commit_in(&lanes, async |tx| end_orphan(tx, tenant, run).await)
-                .await?,
+            ctx.commit_in(&lanes, async |tx| {
+                end_orphan(tx, tenant, run, world.settings.events_kept).await
+            })
+            .await?,
         );
     }
     Ok(ended)
 }
 
 /// Looks again under the lock of the thread's lane, under which runs begin and end.
-async fn end_orphan(tx: &mut Tx<'_>, tenant: TenantId, found: Open) -> store::Result<bool> {
+async fn end_orphan(tx: &mut Tx<'_>, tenant: TenantId, found: Open, events_kept: Duration) -> store::Result<bool> {
     let run = match runs::get(tx, tenant, found.id).await {
         Err(store::Error::NotFound) => return Ok(false),
         run => run?,
@@ -51,7 +55,7 @@ async fn end_orphan(tx: &mut Tx<'_>, tenant: TenantId, found: Open) -> store::Re
         run: found.id,
         thread: found.thread_id,
         temporary: kwargs.temporary,
-        events_kept_s: EVENTS_KEPT.as_secs(),
+        events_kept_s: events_kept.as_secs(),
     };
     RunAgent::end(tx, &job, ended).await?;
     Ok(true)

@@ -34,7 +34,7 @@ async fn a_revision_goes_from_a_commit_to_what_serves() {
     // Its traces come under a key of its own, which opens this workspace alone.
     let keys = yard
         .home
-        .count("SELECT count(*) FROM api_key WHERE name = 'deployment agent' AND NOT operator")
+        .count("SELECT count(*) FROM api_key WHERE name = 'deployment agent, revision 1' AND NOT operator")
         .await;
     assert_eq!(keys, 1);
 }
@@ -163,6 +163,109 @@ async fn a_switch_that_breaks_off_brings_the_old_one_back() {
     assert!(yard.hosting.backend.running().is_empty(), "something was left running");
 }
 
+/// A start that panics is a start that failed: it is tried again.
+#[tokio::test]
+async fn a_start_that_panics_is_tried_again() {
+    let yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let (stop, keep) = yard.keep_what_serves().await;
+    yard.fake().panic_at_replace();
+    yard.fake().crash(yard.deployment);
+    within("it serves again after a start that panicked", async {
+        while yard.fake().calls().iter().filter(|call| *call == "replace").count() < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        yard.until(|placement| placement.state == PlacementState::Serving).await;
+    })
+    .await;
+    stop.cancel();
+    keep.await.unwrap();
+}
+
+/// One that hangs is found by asking, though it does not end.
+#[tokio::test]
+async fn one_that_does_not_answer_is_started_again() {
+    let yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let (stop, keep) = yard.keep_what_serves().await;
+    yard.fake().deafen(yard.deployment);
+    within("one that hangs is started again", async {
+        yard.until(|placement| placement.restarts == 1 && placement.state == PlacementState::Serving)
+            .await;
+    })
+    .await;
+    stop.cancel();
+    keep.await.unwrap();
+}
+
+/// Its port may be another's while it waits for its next start.
+#[tokio::test]
+async fn one_that_ended_is_not_told_as_serving_while_it_waits() {
+    let yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let (stop, keep) = yard.keep_what_serves().await;
+    // Each end in a row makes the pause before the next start longer.
+    within("the placement tells of a long pause", async {
+        for times in 1.. {
+            yard.fake().crash(yard.deployment);
+            let ended = yard.until(|placement| placement.restarts >= times).await;
+            if ended.state == PlacementState::Down {
+                assert_eq!(ended.address, None);
+                assert!(ended.error.unwrap().contains("ended by itself again"));
+                break;
+            }
+            yard.until(|placement| placement.state == PlacementState::Serving).await;
+        }
+    })
+    .await;
+    stop.cancel();
+    keep.await.unwrap();
+}
+
+/// A deployment that drains for long does not keep the others from being looked after.
+#[tokio::test]
+async fn what_is_being_stopped_keeps_nothing_else_waiting() {
+    let mut yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let (tenant, first) = (yard.home.tenant, yard.deployment);
+    yard.fake().act_at_stop(Act::Hang);
+    yard.home
+        .store()
+        .write(async |tx| deployments::deleting(tx, tenant, first, false).await)
+        .await
+        .unwrap();
+    yard.deployment = towpath_domain::DeploymentId::new();
+    yard.add_deployment_named("other").await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let (stop, keep) = yard.keep();
+    let keep = tokio::spawn(keep);
+    within("the deleted one is stopped", async {
+        while !yard.fake().calls().iter().any(|call| call == "stop") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    yard.fake().crash(yard.deployment);
+    within("the other one is started again meanwhile", async {
+        yard.until(|placement| placement.restarts == 1 && placement.state == PlacementState::Serving)
+            .await;
+    })
+    .await;
+    yard.fake().release();
+    stop.cancel();
+    keep.await.unwrap();
+}
+
+async fn within(what: &str, awaited: impl Future<Output = ()>) {
+    let done = tokio::time::timeout(Duration::from_secs(60), awaited).await;
+    assert!(done.is_ok(), "awaited: {what}");
+}
+
 #[tokio::test]
 async fn who_is_interrupted_stops_at_once_with_its_programs() {
     let yard = Yard::new().await;
@@ -253,6 +356,15 @@ async fn what_was_built_is_deployed_again_whatever_became_of_its_branch() {
     });
     let (one, other) = read.await.unwrap();
     assert!(one.is_some() && one == other);
+    // What pulls an image again is kept with it.
+    let pinned = yard.home.store().write(async |tx| {
+        artifacts::pin_image(tx, tenant, first, "agent@sha256:00").await?;
+        Ok((
+            artifacts::image_of(tx, tenant, first).await?,
+            artifacts::image_of(tx, tenant, again).await?,
+        ))
+    });
+    assert_eq!(pinned.await.unwrap(), (Some("agent@sha256:00".to_owned()), None));
 }
 
 /// A worker that dies behind any of its writes finishes in another life, and builds nothing twice.
@@ -310,6 +422,88 @@ async fn a_deployment_goes_with_everything_it_had() {
     assert!(yard.hosting.backend.running().is_empty());
 }
 
+/// Changes of secrets share an artifact, and push no other out.
+#[tokio::test]
+async fn revisions_that_share_an_artifact_count_once() {
+    let yard = Yard::new().await;
+    let first = yard.revision(None).await;
+    yard.home.drain().await;
+    yard.push("more", "x");
+    for _ in 0..3 {
+        yard.revision(None).await;
+        yard.home.drain().await;
+    }
+    let tenant = yard.home.tenant;
+    let read = yard.home.store().read(async |tx| {
+        let first = artifacts::of(tx, tenant, first).await?;
+        Ok((first, artifacts::kept(tx, 2).await?))
+    });
+    let (first, kept) = read.await.unwrap();
+    assert_eq!(kept.len(), 2, "{kept:?}");
+    assert!(kept.contains(&first.unwrap()), "the way back is not kept: {kept:?}");
+}
+
+/// What nothing names goes, also when another thing among the artifacts cannot be judged.
+#[tokio::test]
+async fn artifacts_in_use_and_those_that_serve_stay() {
+    let yard = Yard::new().await;
+    yard.revision(None).await;
+    yard.home.drain().await;
+    let folder = yard.hosting.root.artifacts();
+    let (used, idle) = ("aa", "bb");
+    for name in [used, idle, "no-artifact"] {
+        std::fs::create_dir(folder.join(name)).unwrap();
+    }
+    let using = yard.hosting.using(used);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert!(folder.join(used).exists(), "a build uses it");
+    assert!(!folder.join(idle).exists(), "nothing needs it");
+    assert_eq!(entries(&folder), 3, "what serves stays, and what was not made here");
+    drop(using);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert!(!folder.join(used).exists(), "nothing needs it any more");
+}
+
+/// Many commits and failed builds leave as much as is kept, and nothing that is half made.
+#[tokio::test]
+async fn what_many_revisions_leave_is_bounded() {
+    let yard = Yard::new().await;
+    for n in 0..12 {
+        yard.push("more", &n.to_string());
+        yard.revision(Some("touch made")).await;
+        yard.home.drain().await;
+        let broken = yard.revision(Some("ls no-such-file-here")).await;
+        yard.home.drain().await;
+        assert_eq!(yard.read(broken).await.status, RevisionStatus::BuildFailed);
+    }
+    let artifacts = yard.hosting.root.artifacts();
+    assert_eq!(entries(&artifacts), 24);
+    yard.hosting.prune(yard.home.store(), 0).await.unwrap();
+    assert_eq!(entries(&artifacts), 10, "as many as are kept");
+    for artifact in std::fs::read_dir(&artifacts).unwrap() {
+        let artifact = artifact.unwrap().path();
+        assert!(artifact.join("built.json").is_file(), "a failed build is kept");
+        assert!(!artifact.join("home").exists(), "caches are kept");
+    }
+    assert_eq!(entries(&yard.hosting.root.path().join("scratch")), 0);
+    assert_eq!(yard.hosting.backend.running(), [yard.deployment]);
+}
+
+/// A commit whose build failed on its own leftovers can be built: nothing of the attempt before is there.
+#[tokio::test]
+async fn a_failed_build_is_repeated_on_a_fresh_tree() {
+    let yard = Yard::new().await;
+    let build = async || {
+        let id = yard.revision(Some("mkdir dist no-such-folder/x")).await;
+        yard.home.drain().await;
+        yard.read(id).await.error.unwrap()
+    };
+    let first = build().await;
+    assert!(first.contains("no-such-folder"), "{first}");
+    let second = build().await;
+    assert!(!second.contains("File exists"), "it met its own leftovers: {second}");
+}
+
 /// Ids of lines are made by the process's clock, which nobody stops, and so is what counts as old here.
 #[tokio::test]
 async fn lines_of_agent_servers_do_not_stay_for_ever() {
@@ -330,6 +524,29 @@ async fn lines_of_agent_servers_do_not_stay_for_ever() {
     assert!(forget(now.plus(Duration::from_secs(3600))).await > 0);
     assert_eq!(yard.log(id, LogKind::Deploy).await, "");
     assert_eq!(yard.log(id, LogKind::Build).await, build);
+}
+
+/// The newest lines of a revision are kept, of each kind.
+#[tokio::test]
+async fn lines_of_a_revision_are_bounded() {
+    let yard = Yard::new().await;
+    let id = yard.revision(Some("touch made")).await;
+    yard.home.drain().await;
+    let (build, deploy) = (yard.log(id, LogKind::Build).await, yard.log(id, LogKind::Deploy).await);
+    let tenant = yard.home.tenant;
+    let trim = async |limit| {
+        let trimmed = yard
+            .home
+            .store()
+            .write(async |tx| revision_logs::trim(tx, tenant, id, LogKind::Build, 2, limit).await);
+        trimmed.await.unwrap()
+    };
+    let lines: Vec<&str> = build.lines().collect();
+    let more = lines.len() as u64 - 2;
+    assert_eq!((trim(1).await, trim(1000).await, trim(1000).await), (1, more - 1, 0));
+    let kept = yard.log(id, LogKind::Build).await;
+    assert_eq!(kept, lines[lines.len() - 2..].join("\n"));
+    assert_eq!(yard.log(id, LogKind::Deploy).await, deploy);
 }
 
 /// A secret is told to the agent server and to nobody else.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use tempfile::TempDir;
 use towpath_domain::export::{self, Admitted, DestinationConfig, DestinationKind, Ends, ExportRequest};
-use towpath_domain::{Clock, DestinationId, ExportId, JobId, ProjectId, Shard, TenantId, Timestamp};
+use towpath_domain::{Clock, DestinationId, Disks, ExportId, JobId, ProjectId, Shard, TenantId, Timestamp};
 use towpath_durable::{Engine, Registry};
 use towpath_outbound::{Guard, Policy, Settings};
 use towpath_store::destinations::{self, NewDestination};
@@ -197,6 +197,7 @@ impl Home {
             },
             heavy: Heavy::with_threads(1).unwrap(),
             hosting: None,
+            disks: Disks::default(),
             sizes: Sizes {
                 file_rows: FILE_ROWS,
                 part_bytes: 12 << 10,

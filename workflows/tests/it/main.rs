@@ -1,11 +1,18 @@
 //! The workflows over a real SQLite file, real segments, and a stand-in for S3: performed one by one, so that a test
 //! can interrupt each at any call.
 
+mod artifacts;
 mod cancelling;
 mod compacting;
+mod crowd;
+mod databases;
 mod deleting;
 mod deployments;
+#[path = "../../../tests/src/dice.rs"]
+mod dice;
 mod drills;
+#[path = "../../../tests/src/environment.rs"]
+mod environment;
 mod exports;
 mod failing;
 mod feedback;
@@ -14,10 +21,15 @@ mod folds;
 mod frozen;
 mod home;
 mod indexing;
+mod keeping;
+mod lines;
 mod many;
 mod postgres;
 mod quarantine;
 mod repeats;
+mod resealing;
+mod revision_keys;
+mod room;
 mod runs;
 #[path = "../../../crates/outbound/tests/it/s3.rs"]
 mod s3;
@@ -25,6 +37,7 @@ mod scheduling;
 mod server;
 mod stopping;
 mod sweeping;
+mod thread_model;
 mod threads;
 mod visibility;
 mod webhooks;

@@ -8,6 +8,7 @@ use towpath_domain::agent::{CancelAction, Frame, RunStatus, ThreadStatus};
 use towpath_domain::{Clock, ThreadId};
 use towpath_durable::Signal;
 use towpath_queue::{Event, Events};
+use towpath_store::query::Query;
 use towpath_store::run_events;
 use towpath_store::threads::Thread;
 use towpath_workflows::run_agent::{self, Target};
@@ -458,4 +459,29 @@ async fn histories_are_cut_by_number_and_by_age_but_for_the_latest_state() {
     sweep().await;
     assert_eq!(server.checkpoints(resting).await, [latest], "120 days at rest");
     assert_eq!(server.checkpoints(busy).await.len(), 4, "its last run is 60 days old");
+}
+
+#[tokio::test]
+async fn the_end_of_a_run_without_a_job_is_kept_as_long_as_events_are() {
+    let clock = Clock::stopped(Clock::system().now());
+    let mut server = Server::at(clock.clone()).await;
+    server.world.settings.events_kept = Duration::from_secs(30);
+    sweep_agent::ensure(server.store(), server.tenant).await.unwrap();
+    let asked = json!({"stream_resumable": true});
+    let (run, _events) = server.start(Target::On(ThreadId::new()), "steps", asked).await;
+    let text = "DELETE FROM job WHERE kind = 'run_agent'";
+    let deleted = server
+        .store()
+        .write(async |tx| Query::new(tx, text).execute(tx).await)
+        .await;
+    assert_eq!(deleted.unwrap(), 1);
+    let sweep = async || {
+        clock.advance(Duration::from_secs(61));
+        towpath_durable::ready_due(server.store()).await.unwrap();
+        server.perform_of("sweeps").await;
+        server.count("SELECT count(*) FROM run_event").await
+    };
+    assert_eq!(sweep().await, 1, "its end is logged");
+    assert_eq!(server.run(run.id).await.unwrap().status, RunStatus::Error);
+    assert_eq!(sweep().await, 0, "a minute later");
 }

@@ -6,12 +6,12 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, watch};
 use towpath_domain::agent::namespace::Namespace;
 use towpath_domain::agent::{CancelAction, RunStatus, ThreadStatus};
-use towpath_domain::{Clock, RunId, ThreadId};
+use towpath_domain::{AssistantId, Clock, RunId, ThreadId};
 use towpath_durable::Signal;
 use towpath_queue::{Event, Events};
 use towpath_runtime::{At, CheckpointRef, Graph, HistoryQuery, Host as _, StateSnapshot, Update};
 use towpath_store::query::Query;
-use towpath_store::{self as store, Dialect, items};
+use towpath_store::{self as store, Dialect, items, run_events};
 use towpath_testing::Database;
 use towpath_workflows::agent::Authored;
 use towpath_workflows::run_agent::{self, Deletion, Target};
@@ -67,7 +67,10 @@ on_both!(
     a_state_is_not_written_to_a_thread_that_is_gone,
     calls_of_subgraphs_go_with_what_called_them,
     a_history_is_read_in_parts,
+    pages_of_a_list_share_a_part,
     items_that_a_graph_reads_live_on,
+    metadata_of_a_run_names_no_other_graph_for_its_thread,
+    an_update_is_told_of_as_long_as_events_are_kept,
 );
 
 async fn sqlite() -> Server {
@@ -119,6 +122,7 @@ impl Server {
             },
             supersteps: &[vec![update]],
             metadata: Map::new(),
+            events_kept: self.world.settings.events_kept,
         };
         thread_state::update(self.store(), self.tenant, &self.graph("steps"), &update).await
     }
@@ -372,6 +376,27 @@ async fn a_history_is_read_in_parts(server: Server) {
     assert_eq!(parts, whole);
 }
 
+/// As the host of graphs in Python lists them.
+async fn pages_of_a_list_share_a_part(server: Server) {
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    let all = server.checkpoints(thread).await;
+    let host = StateHost::new(server.store(), thread).in_parts(1);
+    let page = async |before: Option<&String>| {
+        let query = HistoryQuery {
+            limit: Some(1),
+            before: before.cloned(),
+            ..HistoryQuery::default()
+        };
+        let page = host.list("", &query).await.unwrap();
+        page.into_iter().map(|saved| saved.checkpoint.id).collect::<Vec<_>>()
+    };
+    assert_eq!(page(None).await, all[..1]);
+    assert!(page(Some(&all[0])).await.is_empty(), "the first page is a part already");
+    assert!(host.cut_short());
+    assert_eq!(page(None).await, all[..1], "a list that begins anew");
+}
+
 async fn items_that_a_graph_reads_live_on(server: Server) {
     let clock = server.store().clock().clone();
     let space = Namespace::new("namespace", vec!["users".to_owned()]).unwrap();
@@ -406,6 +431,40 @@ async fn items_that_a_graph_reads_live_on(server: Server) {
         !is_there().await,
         "where the graphs' author does not want that, it does not live on"
     );
+}
+
+/// Its state is read and updated by the graph that its metadata name.
+async fn metadata_of_a_run_names_no_other_graph_for_its_thread(server: Server) {
+    let metadata = json!({"graph_id": "slow", "assistant_id": "another", "owner": "ada"});
+    let asked = json!({"metadata": metadata, "on_completion": "keep"});
+    for target in [Target::On(ThreadId::new()), Target::Own(ThreadId::new())] {
+        server.start(target, "steps", asked.clone()).await;
+        server.perform().await;
+        let row = server.thread(target.id()).await;
+        assert_eq!(thread_state::graph_of(&row).as_deref(), Some("steps"), "{target:?}");
+        let metadata: Value = serde_json::from_str(&row.metadata).unwrap();
+        let assistant = json!(AssistantId::of_graph("steps"));
+        assert_eq!(
+            (&metadata["assistant_id"], &metadata["owner"]),
+            (&assistant, &json!("ada")),
+            "{target:?}"
+        );
+    }
+}
+
+async fn an_update_is_told_of_as_long_as_events_are_kept(mut server: Server) {
+    server.world.settings.events_kept = Duration::from_secs(10);
+    let thread = ThreadId::new();
+    server.done(thread, "steps", json!({})).await;
+    server.update(thread, None).await.unwrap();
+    let prune = async || {
+        let pruned = server.store().write(async |tx| run_events::prune(tx, 100).await).await;
+        pruned.unwrap()
+    };
+    server.store().clock().advance(Duration::from_secs(9));
+    assert_eq!(prune().await, 0, "9 of 10 seconds are over");
+    server.store().clock().advance(Duration::from_secs(2));
+    assert_eq!(prune().await, 1, "11 of 10 seconds are over");
 }
 
 /// The thread goes between the look and the record of an update. On SQLite nothing comes between the two locks.

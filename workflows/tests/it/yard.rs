@@ -7,22 +7,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::fake::Fake;
 use towpath_compute::tree::Limits;
-use towpath_compute::{Backend, Root, build, git};
+use towpath_compute::{Backend, Isolation, Root, build, git};
 use towpath_domain::deployment::{EnvSecret, LogKind, RevisionConfig, RevisionStatus, Source, SourceConfig};
 use towpath_domain::git::Transport;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_store::deployments::{Deployment, NewDeployment};
-use towpath_store::placements::Placement;
+use towpath_store::placements::{Placement, PlacementState};
 use towpath_store::revisions::{NewRevision, Revision};
 use towpath_store::{access, deployments, placements, projects, revision_logs, revisions};
 use towpath_workflows::hosting::Hosting;
 use towpath_workflows::{build_revision, hosting, keep_deployments};
 
-use crate::home::Home;
+use crate::home::{Database, Home};
 
 pub(crate) struct Yard {
     pub(crate) home: Home,
@@ -42,7 +43,16 @@ fn path() -> String {
 
 impl Yard {
     pub(crate) async fn new() -> Self {
-        let mut home = Home::empty(1).await;
+        Self::new_on(&Database::Sqlite).await
+    }
+
+    pub(crate) async fn new_on(database: &Database) -> Self {
+        Self::new_keeping(database, 10).await
+    }
+
+    /// With so many artifacts kept of each deployment.
+    pub(crate) async fn new_keeping(database: &Database, keep_artifacts: i64) -> Self {
+        let mut home = Home::empty_on(database, 1).await;
         let folder = tempfile::tempdir().unwrap();
         let root = Root::open(&folder.path().join("deployments")).unwrap();
         let git = git::Settings {
@@ -57,9 +67,12 @@ impl Yard {
             limit: Duration::from_secs(60),
             tree: Limits::default(),
             variables: BTreeMap::new(),
+            launcher: "/nonexistent/towpath".into(),
+            isolation: Isolation::default(),
         };
         let settings = hosting::Settings {
-            keep_artifacts: 10,
+            keep_artifacts,
+            ask_every: Duration::from_millis(5),
             platform_url: Some("http://127.0.0.1:8400".into()),
             public_url: Some("http://platform.example".into()),
         };
@@ -82,16 +95,20 @@ impl Yard {
     }
 
     pub(crate) async fn add_deployment(&self) {
+        self.add_deployment_named("agent").await;
+    }
+
+    pub(crate) async fn add_deployment_named(&self, name: &str) {
         let (tenant, id) = (self.home.tenant, self.deployment);
         self.home
             .store()
             .write(async |tx| {
                 access::ensure_workspace(tx, tenant).await?;
-                let project = projects::ensure(tx, tenant, "agent").await?;
+                let project = projects::ensure(tx, tenant, name).await?;
                 let config = self.source(None);
                 let new = NewDeployment {
                     id,
-                    name: "agent",
+                    name,
                     source: Source::Github,
                     config: &config,
                     project,
@@ -240,6 +257,16 @@ impl Yard {
         let stop = CancellationToken::new();
         let world = Arc::new(self.home.world_again());
         (stop.clone(), keep_deployments::run(world, stop))
+    }
+
+    /// Keeps deployments, and waits until what was deployed is in the keeper's hands: it counts no end before that.
+    pub(crate) async fn keep_what_serves(&self) -> (CancellationToken, JoinHandle<()>) {
+        let begin = self.home.store().write(async |tx| placements::begin(tx).await);
+        begin.await.unwrap();
+        let (stop, keep) = self.keep();
+        let keep = tokio::spawn(keep);
+        self.until(|placement| placement.state == PlacementState::Serving).await;
+        (stop, keep)
     }
 
     /// Waits until the placement says so.

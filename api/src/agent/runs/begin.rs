@@ -11,7 +11,6 @@ use towpath_durable::trace;
 use towpath_store::Tx;
 use towpath_store::assistants::Assistant;
 use towpath_store::runs::Run;
-use towpath_workflows::agent::EVENTS_KEPT;
 use towpath_workflows::run_agent::{self, NewRun, Stateless, Target};
 use tracing::Instrument as _;
 
@@ -131,7 +130,7 @@ impl Ready {
             headers: self.headers,
             user: self.user,
             cron: None,
-            events_kept: EVENTS_KEPT,
+            events_kept: app.settings.events_kept,
             ttl: app.settings.thread_ttl,
         }
     }

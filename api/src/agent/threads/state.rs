@@ -250,6 +250,7 @@ pub(crate) async fn update(
         at,
         supersteps: &supersteps,
         metadata,
+        events_kept: app.settings.events_kept,
     };
     let made = thread_state::update(&app.store, app.tenant, &graph, &update)
         .await

@@ -7,9 +7,11 @@ use towpath_domain::deployment::{
     ConfigChange, DeploymentStatus, DeploymentType, EnvSecret, ListenerConfig, MASK, ResourceSpec, Source, SourceConfig,
 };
 use towpath_domain::{
-    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, RevisionId, Secret, TenantId, Timestamp,
+    DeploymentId, IntegrationId, ListenerId, Patch, ProjectId, Rejection, RevisionId, Scope, Scopes, Secret, TenantId,
+    Timestamp,
 };
 use towpath_store::deployments::Deployment as DeploymentRow;
+use towpath_store::placements::Placement;
 use towpath_store::revisions::Revision as RevisionRow;
 use uuid::Uuid;
 
@@ -19,6 +21,7 @@ use crate::errors::ApiError;
 use crate::extract::{object, objects, optional_object, optional_objects};
 use crate::platform::names;
 use crate::platform::revisions::model::{NewRevisionConfig, RevisionConfigAnswer};
+use crate::scopes;
 
 /// A deployment.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -51,6 +54,34 @@ pub struct Deployment {
     created_at: Timestamp,
     #[schema(value_type = String, format = DateTime)]
     updated_at: Timestamp,
+    /// How what is deployed is doing; null until a revision was deployed, and in answers to changes.
+    placement: Option<DeploymentPlacement>,
+}
+
+/// How what is deployed is doing.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct DeploymentPlacement {
+    /// `serving`; `switching`: it is replaced or started again, and requests wait; `down`: it does not start, and is tried
+    /// again.
+    state: &'static str,
+    /// Why it does not serve.
+    error: Option<String>,
+    /// How often it was started again after it had ended by itself, since its revision was deployed.
+    restarts: i64,
+    /// When any of this last changed.
+    #[schema(value_type = String, format = DateTime)]
+    updated_at: Timestamp,
+}
+
+impl From<Placement> for DeploymentPlacement {
+    fn from(placement: Placement) -> Self {
+        Self {
+            state: placement.state.as_str(),
+            error: placement.error,
+            restarts: placement.restarts,
+            updated_at: placement.updated_at,
+        }
+    }
 }
 
 impl Deployment {
@@ -80,7 +111,16 @@ impl Deployment {
             tracing_project_id: row.project_id,
             created_at: row.created_at,
             updated_at: row.updated_at,
+            placement: None,
         })
+    }
+
+    /// With how it is doing.
+    pub(crate) fn placed(self, placement: Option<Placement>) -> Self {
+        Self {
+            placement: placement.map(DeploymentPlacement::from),
+            ..self
+        }
     }
 }
 
@@ -111,6 +151,10 @@ pub(crate) struct SourceConfigAnswer {
     listener_config: Option<()>,
     install_command: Option<String>,
     build_command: Option<String>,
+    /// What the deployment's own key may do beside sending traces; absent where it may nothing else.
+    key_scopes: Option<Vec<String>>,
+    /// Whether its code judges its callers, who then need no key; absent where they need one.
+    own_auth: Option<bool>,
 }
 
 /// Where a listener puts a deployment.
@@ -186,6 +230,39 @@ pub struct NewSourceConfig {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     build_command: Patch<String>,
+    /// What the deployment's own key may do in this workspace beside sending traces: `traces:read`, `sandboxes`,
+    /// `agents:invoke`, `agents:invoke:<deployment id>`. Only scopes of the key that asks can be given. In a change it
+    /// makes a revision.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<String>>)]
+    key_scopes: Patch<Vec<Scope>>,
+    /// Whether the graphs' own auth judges callers, who then need no key of the platform; by the deployment's id only.
+    /// Refused unless the operator allows it.
+    #[serde(default)]
+    #[schema(value_type = Option<bool>)]
+    own_auth: Patch<bool>,
+}
+
+impl NewSourceConfig {
+    /// Refuses to take a deployment's key away from the gateway, where the operator does not allow that.
+    pub(crate) fn check_auth(&self, app: &App) -> Result<(), ApiError> {
+        if self.own_auth == Patch::Value(true) && !app.settings.gateway_own_auth {
+            let text = "source_config.own_auth: this server asks for its own keys at every deployment; its operator may allow \
+                        others with the setting gateway.own_auth = allow";
+            return Err(Rejection::rule("source_config.own_auth", text).into());
+        }
+        Ok(())
+    }
+
+    /// Refuses to give a deployment's key what the caller's own key may not do.
+    pub(crate) fn check_scopes(&self, granted: &Scopes) -> Result<(), ApiError> {
+        let Patch::Value(wanted) = &self.key_scopes else {
+            return Ok(());
+        };
+        // The key of each deployment has this one.
+        let mut added = wanted.iter().filter(|scope| **scope != Scope::TracesWrite);
+        added.try_for_each(|scope| scopes::require(granted, *scope))
+    }
 }
 
 fn value<T>(patch: Patch<T>) -> Option<T> {
@@ -208,6 +285,8 @@ impl From<NewSourceConfig> for SourceConfig {
             listener_config: sent.listener_config,
             install_command: value(sent.install_command),
             build_command: value(sent.build_command),
+            key_scopes: value(sent.key_scopes),
+            own_auth: value(sent.own_auth),
         }
     }
 }
@@ -225,6 +304,8 @@ impl From<NewSourceConfig> for ConfigChange {
             listener_config: sent.listener_config,
             install_command: sent.install_command,
             build_command: sent.build_command,
+            key_scopes: sent.key_scopes,
+            own_auth: sent.own_auth,
         }
     }
 }
@@ -256,6 +337,9 @@ macro_rules! sent {
             #[serde(default, rename = "tracing_project_id")]
             #[schema(ignore)]
             _tracing_project_id: IgnoredAny,
+            #[serde(default, rename = "placement")]
+            #[schema(ignore)]
+            _placement: IgnoredAny,
             #[serde(default, rename = "created_at")]
             #[schema(ignore)]
             _created_at: IgnoredAny,

@@ -1,6 +1,7 @@
 //! The mouth of ingest: how much memory and how many threads bodies under way may take together.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,6 +10,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::Instant;
+use towpath_domain::TenantId;
 
 use crate::errors::ApiError;
 use crate::gate::Pace;
@@ -23,19 +25,54 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The shortest time told to a sender whose body found no memory: one that comes back sooner only spends its few tries.
 const SHORTEST_WAIT: Duration = Duration::from_secs(2);
 
+/// The bodies of a workspace may hold so many times what is free: those of another always find some.
+const MOST_OF_FREE: usize = 7;
+
 /// Guards memory and threads of ingest.
 pub struct Intake {
     memory: Arc<Semaphore>,
     grains: usize,
+    held: Arc<Held>,
     /// Grains given back.
     pace: Arc<Pace>,
     /// Checking a body unpacks it, which may take many times its size: so many at once.
     checks: Semaphore,
 }
 
+/// Grains of each workspace that has some.
+#[derive(Default)]
+struct Held(Mutex<HashMap<TenantId, usize>>);
+
+impl Held {
+    fn lock(&self) -> MutexGuard<'_, HashMap<TenantId, usize>> {
+        // Nothing in here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn of(&self, tenant: TenantId) -> usize {
+        self.lock().get(&tenant).copied().unwrap_or_default()
+    }
+
+    fn add(&self, tenant: TenantId, grains: usize) {
+        *self.lock().entry(tenant).or_default() += grains;
+    }
+
+    fn remove(&self, tenant: TenantId, grains: usize) {
+        let mut held = self.lock();
+        if let Some(count) = held.get_mut(&tenant) {
+            *count -= grains;
+            if *count == 0 {
+                held.remove(&tenant);
+            }
+        }
+    }
+}
+
 /// Stands for the memory of one body; given back when dropped.
 pub struct Place {
     permit: Option<OwnedSemaphorePermit>,
+    tenant: TenantId,
+    held: Arc<Held>,
     pace: Arc<Pace>,
 }
 
@@ -49,6 +86,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let grains = self.grains();
         self.pace.done(grains);
+        self.held.remove(self.tenant, grains);
         metrics::gauge!(metric::INGEST_MEMORY).decrement((grains * GRAIN_BYTES) as f64);
     }
 }
@@ -62,16 +100,18 @@ impl Intake {
         Self {
             memory: Arc::new(Semaphore::new(grains)),
             grains,
+            held: Arc::default(),
             pace: Arc::default(),
             checks: Semaphore::new(cores),
         }
     }
 
-    /// Reads a body of at most `limit_bytes`, as sent.
+    /// Reads a body of at most `limit_bytes`, as sent, for a workspace.
     pub(in crate::platform) async fn read(
         &self,
         mut body: Body,
         limit_bytes: usize,
+        tenant: TenantId,
     ) -> Result<(Bytes, Place), ApiError> {
         // Where the length is known, a body too large or without room is refused before any of it is read.
         let hint = body.size_hint();
@@ -81,6 +121,8 @@ impl Intake {
         }
         let mut place = Place {
             permit: None,
+            tenant,
+            held: Arc::clone(&self.held),
             pace: Arc::clone(&self.pace),
         };
         self.reserve(&mut place, known)?;
@@ -109,9 +151,18 @@ impl Intake {
         if more == 0 {
             return Ok(());
         }
+        let own = place.grains();
+        let others = self.held.of(place.tenant).saturating_sub(own);
+        let left = self.memory.available_permits().saturating_sub(more);
+        // One body alone may have all of it.
+        if others > 0 && others + own + more > left.saturating_mul(MOST_OF_FREE) {
+            let text = "this workspace sends too much trace data at once";
+            return Err(self.refusal(text, others + own));
+        }
         let grains = u32::try_from(more).unwrap_or(u32::MAX);
         match Arc::clone(&self.memory).try_acquire_many_owned(grains) {
             Ok(permit) => {
+                self.held.add(place.tenant, more);
                 metrics::gauge!(metric::INGEST_MEMORY).increment((more * GRAIN_BYTES) as f64);
                 match &mut place.permit {
                     Some(all) => all.merge(permit),
@@ -120,13 +171,18 @@ impl Intake {
                 Ok(())
             }
             Err(TryAcquireError::NoPermits | TryAcquireError::Closed) => {
-                metrics::counter!(metric::INGEST_REFUSED).increment(1);
-                metrics::counter!(metric::SHED, "reason" => "ingest_memory").increment(1);
                 let held = self.grains - self.memory.available_permits();
-                let wait = self.pace.time_for(held).max(SHORTEST_WAIT);
-                Err(ApiError::too_many("too much trace data is coming in at once", wait))
+                Err(self.refusal("too much trace data is coming in at once", held))
             }
         }
+    }
+
+    /// Refuses a body until so many grains may be given back.
+    fn refusal(&self, text: &'static str, held: usize) -> ApiError {
+        metrics::counter!(metric::INGEST_REFUSED).increment(1);
+        metrics::counter!(metric::SHED, "reason" => "ingest_memory").increment(1);
+        let wait = self.pace.time_for(held).max(SHORTEST_WAIT);
+        ApiError::too_many(text, wait)
     }
 
     /// Runs a check of a body on a thread that may be busy.
@@ -138,5 +194,32 @@ impl Intake {
         tokio::task::spawn_blocking(check)
             .await
             .map_err(|error| ApiError::internal(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A workspace's bodies of `size` bytes: as many as find memory.
+    async fn fill(intake: &Intake, tenant: TenantId, size: usize) -> Vec<Place> {
+        let mut places = Vec::new();
+        while let Ok((_, place)) = intake.read(Body::from(vec![0_u8; size]), size, tenant).await {
+            places.push(place);
+        }
+        places
+    }
+
+    #[tokio::test]
+    async fn bodies_of_one_workspace_leave_memory_for_another() {
+        let intake = Intake::new(128 * GRAIN_BYTES);
+        let (one, other) = (TenantId::new(), TenantId::new());
+        let held = fill(&intake, one, GRAIN_BYTES).await;
+        assert_eq!(held.len(), 112);
+        assert_eq!(fill(&intake, other, GRAIN_BYTES).await.len(), 14);
+        drop(held);
+        assert!(intake.held.lock().is_empty(), "who holds nothing is forgotten");
+        // One body may be as large as all of it.
+        assert_eq!(fill(&intake, one, 128 * GRAIN_BYTES).await.len(), 1);
     }
 }

@@ -1,10 +1,17 @@
 //! Readers of runs and threads: each gets what the log says, once and in order, and is told when something was lost.
 
+use std::time::Duration;
+
+use http::Method;
 use serde_json::{Value, json};
+use towpath_api::agent::Settings;
 use towpath_domain::agent::frame::End;
 use towpath_domain::{RunId, ThreadId};
 use towpath_store::query::Query;
-use towpath_store::threads;
+use towpath_store::{run_events, threads};
+use towpath_workflows::run_agent;
+
+use crate::world::{Call, call};
 
 use super::{Agent, Open, end, frame, on_both_databases, values};
 
@@ -19,6 +26,7 @@ on_both_databases!(
     frames_that_are_not_logged_yet_are_waited_for,
     the_stream_of_a_thread_ends_with_the_thread,
     the_stream_of_a_thread_ends_when_nobody_says_that_it_is_gone,
+    events_are_kept_as_long_as_the_settings_say,
 );
 
 fn error() -> Value {
@@ -233,4 +241,19 @@ async fn the_stream_of_a_thread_ends_when_nobody_says_that_it_is_gone(agent: Age
         .await
         .unwrap();
     assert_eq!(stream.next().await, None);
+}
+
+async fn events_are_kept_as_long_as_the_settings_say(agent: Agent) {
+    let router = agent.beside_with(Settings {
+        events_kept: Duration::ZERO,
+        ..Settings::default()
+    });
+    let path = format!("/threads/{}/runs", agent.thread().await);
+    let body = json!({"assistant_id": "steps", "input": {"log": []}, "stream_resumable": true});
+    call(&router, Call::new(Method::POST, &path).json(&body))
+        .await
+        .expect(200);
+    agent.perform(run_agent::POOL).await;
+    let pruned = agent.store.write(async |tx| run_events::prune(tx, 100).await).await;
+    assert!(pruned.unwrap() > 0, "events of a run that is over are not kept");
 }

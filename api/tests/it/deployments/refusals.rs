@@ -2,6 +2,7 @@
 
 use http::Method;
 use serde_json::json;
+use towpath_api::Settings;
 use towpath_domain::deployment::RESERVED;
 
 use super::{github, with};
@@ -51,6 +52,26 @@ async fn a_taken_name_is_one_on_every_database(world: World) {
         taken,
         json!({"detail": "name: this workspace has a deployment named agent already"})
     );
+}
+
+#[tokio::test]
+async fn a_second_workspace_has_no_processes_beside_the_first() {
+    let world = World::with(Settings {
+        one_workspace: true,
+        ..Settings::default()
+    })
+    .await;
+    let other = world.second_workspace().await;
+    let mine = world.post("/v2/deployments", &github()).await.expect(201);
+    let create = Call::new(Method::POST, "/v2/deployments");
+    let refused = world.call(create.in_workspace(other).json(&github())).await.expect(400);
+    let detail = refused["detail"].as_str().unwrap();
+    assert!(detail.contains("deployments.trust = all"), "{detail}");
+    // What the first workspace has goes on, and it may have more.
+    let more = with(github(), "/name", json!("another"));
+    world.post("/v2/deployments", &more).await.expect(201);
+    let id = mine["id"].as_str().unwrap();
+    world.get(&format!("/v2/deployments/{id}")).await.expect(200);
 }
 
 #[tokio::test]

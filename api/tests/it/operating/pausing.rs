@@ -35,6 +35,8 @@ async fn a_pool_is_paused_drained_and_resumed(world: World) {
         (&json!(1), &json!(3), &json!(0))
     );
 
+    assert_eq!(scaling["load"], 1);
+
     assert_eq!(world.done(&queue("/pause")).await["status"], "paused");
     let told = world.shown(&format!("/internal/jobs/{ready}")).await;
     assert_eq!(told["explanation"]["reason"], "pool_paused");
@@ -57,7 +59,7 @@ async fn a_pool_is_paused_drained_and_resumed(world: World) {
     let idle = world.shown("/internal/scaling/export_parts").await;
     assert_eq!(
         idle,
-        json!({"pool": "export_parts", "depth": 0, "oldest_ready_age_seconds": 0.0, "running": 0, "slots": 0})
+        json!({"pool": "export_parts", "depth": 0, "load": 0, "oldest_ready_age_seconds": 0.0, "running": 0, "slots": 0})
     );
     for path in ["/internal/queues/fold", "/internal/scaling/fold"] {
         assert_eq!(

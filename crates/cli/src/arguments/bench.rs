@@ -32,12 +32,30 @@ pub enum BenchCommand {
     Ingest(BenchIngest),
     /// Deployments: from the request to what serves, step by step.
     Deploy(BenchDeploy),
+    /// Threads of an agent server with 10 to 10,000 checkpoints: append, state, history, rollback, copy, prune.
+    Threads(BenchThreads),
+    /// Rate limits: what it costs a request to be counted, in memory and over Redis.
+    Limits(BenchLimits),
     /// Months of load on the engine: whether tables, database, memory and statement costs stay bounded.
     ///
     /// The clock of the database moves ahead day by day. The last quarter of the days is compared with the second quarter.
     /// The command fails when a bound is exceeded or when a job did not succeed exactly once. Statement costs are measured
     /// on a PostgreSQL server that loads pg_stat_statements.
     Soak(BenchSoak),
+}
+
+/// `towpath bench threads`
+#[derive(Debug, Args)]
+pub struct BenchThreads {
+    /// A PostgreSQL server; a database of its own is made there and dropped again [default: SQLite in a temporary folder]
+    #[arg(long, value_name = "URI")]
+    pub database: Option<String>,
+    /// Bytes of the value that is new with each checkpoint.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub bytes: u32,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
 }
 
 /// `towpath bench soak`
@@ -89,6 +107,20 @@ pub struct BenchDeploy {
     /// Deployments behind the first, each with one more revision.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub rounds: u64,
+    /// Table for people or JSON for programs.
+    #[arg(long, value_enum, default_value_t)]
+    pub output: Output,
+}
+
+/// `towpath bench limits`
+#[derive(Debug, Args)]
+pub struct BenchLimits {
+    /// A Redis server [default: none]
+    #[arg(long, value_name = "URI")]
+    pub redis: Option<String>,
+    /// Requests counted in each phase.
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1000..=100_000_000))]
+    pub calls: u64,
     /// Table for people or JSON for programs.
     #[arg(long, value_enum, default_value_t)]
     pub output: Output,

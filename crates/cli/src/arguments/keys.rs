@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use clap::{Args, Subcommand};
-use towpath_domain::{KeyId, Secret, TenantId};
+use towpath_domain::{DeploymentId, KeyId, Scope, Secret, TenantId};
 
 use super::{Common, Output};
 
@@ -47,6 +47,25 @@ pub enum KeysCommand {
         /// Let it also run the place: /internal, the dashboard, jobs of every workspace. The first key of all may.
         #[arg(long)]
         operator: bool,
+        /// What it may do, several with commas between them: traces:write, traces:read, exports, agents:invoke,
+        /// agents:invoke:<deployment id>, deployments, sandboxes, workspace:admin, org:admin, operator:read, operator
+        /// [default: everything but what operators do]
+        #[arg(long, value_name = "SCOPE", value_delimiter = ',')]
+        scope: Vec<Scope>,
+        /// Let it call this deployment, and do nothing else
+        #[arg(long, value_name = "UUID", conflicts_with_all = ["scope", "operator"])]
+        deployment: Option<DeploymentId>,
+        /// Let it end by itself after so many days [default: never]
+        #[arg(long, value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..=3650))]
+        expires_in_days: Option<u32>,
+    },
+    /// Give a key a new secret and print it, once. The secret before goes on working for a while.
+    Rotate {
+        /// The key's id, as `keys list` shows it.
+        key: KeyId,
+        /// How long the secret before goes on working.
+        #[arg(long, value_name = "HOURS", default_value_t = 24, value_parser = clap::value_parser!(u32).range(0..=720))]
+        overlap_hours: u32,
     },
     /// List the keys, without their secrets.
     #[command(visible_alias = "ls")]
@@ -56,4 +75,7 @@ pub enum KeysCommand {
         /// The key's id, as `keys list` shows it.
         key: KeyId,
     },
+    /// Seal every stored secret anew under the first encryption key. A job does it; afterwards the former encryption
+    /// keys are not needed any more.
+    Reseal,
 }

@@ -1,17 +1,19 @@
 //! A PostgreSQL database, by the tools of PostgreSQL, which have to be on the path.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use tokio::process::Command;
-use towpath_store::{Options, Store, backup as copies, migrations};
+use towpath_store::backup::{self as copies, Contents};
+use towpath_store::migrations::Schema;
 use url::Url;
 
 use crate::exit::Usage;
 
-/// Writes the database as it is at one moment; the objects that it names then.
-pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Vec<String>> {
+/// Writes the database as it is at one moment; what it says then.
+pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Contents> {
     super::files::remove(to)?;
     let moment = copies::postgres_moment(uri).await.context("opening the database")?;
     let mut command = tool("pg_dump", uri)?;
@@ -21,14 +23,17 @@ pub(super) async fn dump(uri: &str, to: &Path) -> anyhow::Result<Vec<String>> {
         .arg("--file")
         .arg(to);
     run("pg_dump", command).await?;
-    let named = moment.objects.clone();
+    let contents = moment.contents.clone();
     moment.close().await;
-    Ok(named)
+    Ok(contents)
 }
 
 /// Fills an empty database.
 pub(super) async fn load(uri: &str, from: &Path) -> anyhow::Result<()> {
     let mut command = tool("pg_restore", uri)?;
+    let mut variables = variables(&parse(uri)?);
+    // As for the server: without a name it is the user's.
+    let database = variables.remove("PGDATABASE").or_else(|| variables.remove("PGUSER"));
     command
         .args([
             "--no-owner",
@@ -37,19 +42,14 @@ pub(super) async fn load(uri: &str, from: &Path) -> anyhow::Result<()> {
             "--single-transaction",
         ])
         .arg("--dbname")
-        .arg(name(&parse(uri)?))
+        .arg(database.unwrap_or_default())
         .arg(from);
     run("pg_restore", command).await
 }
 
 /// # Errors
 /// Wrong usage, when there is something of ours in it.
-pub(super) async fn expect_empty(uri: &str) -> anyhow::Result<()> {
-    let store = Store::open(uri, Options::default())
-        .await
-        .context("opening the database")?;
-    let schema = migrations::schema(&store).await.context("opening the database")?;
-    store.close().await;
+pub(super) fn expect_empty(schema: &Schema) -> anyhow::Result<()> {
     if !schema.applied.is_empty() {
         bail!(Usage(
             "the database is not empty; restore into one that was made for it (createdb), before any server or \
@@ -62,47 +62,72 @@ pub(super) async fn expect_empty(uri: &str) -> anyhow::Result<()> {
 
 /// A tool that finds the database by its environment: what stands in its arguments everybody on the machine can read.
 fn tool(program: &str, uri: &str) -> anyhow::Result<Command> {
-    let uri = parse(uri)?;
+    let mut command = Command::new(program);
+    // What the address says is all that counts: these would win over it.
+    command.env_remove("PGSERVICE").env_remove("PGHOSTADDR");
+    command.envs(variables(&parse(uri)?)).stdin(std::process::Stdio::null());
+    Ok(command)
+}
+
+/// What an address says, as the variables of PostgreSQL's programs. A parameter counts for more than the same in the
+/// address before it, and for less than the same after it, as for the server.
+fn variables(uri: &Url) -> BTreeMap<&'static str, String> {
     let decoded = |text: &str| {
         percent_encoding::percent_decode_str(text)
             .decode_utf8_lossy()
             .into_owned()
     };
-    let mut command = Command::new(program);
-    if let Some(host) = uri.host_str() {
-        command.env("PGHOST", decoded(host).trim_matches(['[', ']']));
+    let mut variables = BTreeMap::new();
+    if let Some(host) = uri.host_str().filter(|host| !host.is_empty()) {
+        variables.insert("PGHOST", decoded(host).trim_matches(['[', ']']).to_owned());
     }
     if let Some(port) = uri.port() {
-        command.env("PGPORT", port.to_string());
+        variables.insert("PGPORT", port.to_string());
     }
     if !uri.username().is_empty() {
-        command.env("PGUSER", decoded(uri.username()));
+        variables.insert("PGUSER", decoded(uri.username()));
     }
     if let Some(password) = uri.password() {
-        command.env("PGPASSWORD", decoded(password));
+        variables.insert("PGPASSWORD", decoded(password));
     }
+    let database = decoded(uri.path().trim_start_matches('/'));
+    if !database.is_empty() {
+        variables.insert("PGDATABASE", database);
+    }
+    let mut options: Vec<String> = Vec::new();
     for (key, value) in uri.query_pairs() {
         let variable = match &*key {
-            "sslmode" => "PGSSLMODE",
-            "sslrootcert" => "PGSSLROOTCERT",
-            "host" => "PGHOST",
-            _ => continue,
+            "sslmode" | "ssl-mode" => "PGSSLMODE",
+            "sslrootcert" | "ssl-root-cert" | "ssl-ca" => "PGSSLROOTCERT",
+            "sslcert" | "ssl-cert" => "PGSSLCERT",
+            "sslkey" | "ssl-key" => "PGSSLKEY",
+            "host" | "hostaddr" => "PGHOST",
+            "port" => "PGPORT",
+            "dbname" => "PGDATABASE",
+            "user" => "PGUSER",
+            "password" => "PGPASSWORD",
+            "application_name" => "PGAPPNAME",
+            "options" => {
+                options.push(value.into_owned());
+                continue;
+            }
+            key => {
+                let named = key.strip_prefix("options[").and_then(|key| key.strip_suffix(']'));
+                options.extend(named.map(|name| format!("-c {name}={value}")));
+                continue;
+            }
         };
-        command.env(variable, &*value);
+        variables.insert(variable, value.into_owned());
     }
-    command.env("PGDATABASE", name(&uri)).stdin(std::process::Stdio::null());
-    Ok(command)
+    if !options.is_empty() {
+        variables.insert("PGOPTIONS", options.join(" "));
+    }
+    variables
 }
 
 fn parse(uri: &str) -> anyhow::Result<Url> {
     // What is wrong with it may hold the password.
     Url::parse(uri).map_err(|_| Usage("database_uri: expected postgres://user@host/database".to_owned()).into())
-}
-
-fn name(uri: &Url) -> String {
-    percent_encoding::percent_decode_str(uri.path().trim_start_matches('/'))
-        .decode_utf8_lossy()
-        .into_owned()
 }
 
 async fn run(program: &str, mut command: Command) -> anyhow::Result<()> {
@@ -120,4 +145,55 @@ async fn run(program: &str, mut command: Command) -> anyhow::Result<()> {
         bail!("{program} failed: {}", said.trim());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(uri: &str) -> BTreeMap<&'static str, String> {
+        variables(&parse(uri).unwrap())
+    }
+
+    #[test]
+    fn tools_get_all_that_the_address_says() {
+        let found = of(
+            "postgres://first:p%40ss@[::1]:5433/one?sslmode=verify-full&sslrootcert=/ca.pem&sslcert=/c.pem\
+             &sslkey=/k.pem&options=-c%20search_path%3Dx&options[statement_timeout]=0&application_name=copy",
+        );
+        let expected = [
+            ("PGHOST", "::1"),
+            ("PGPORT", "5433"),
+            ("PGUSER", "first"),
+            ("PGPASSWORD", "p@ss"),
+            ("PGDATABASE", "one"),
+            ("PGSSLMODE", "verify-full"),
+            ("PGSSLROOTCERT", "/ca.pem"),
+            ("PGSSLCERT", "/c.pem"),
+            ("PGSSLKEY", "/k.pem"),
+            ("PGOPTIONS", "-c search_path=x -c statement_timeout=0"),
+            ("PGAPPNAME", "copy"),
+        ];
+        assert_eq!(
+            found,
+            BTreeMap::from(expected.map(|(name, value)| (name, value.to_owned())))
+        );
+    }
+
+    #[test]
+    fn parameters_count_for_more_than_the_address_before_them() {
+        let found =
+            of("postgres://first@here:5433/one?host=/run/postgresql&port=5434&dbname=two&user=second&password=x");
+        let expected = [
+            ("PGHOST", "/run/postgresql"),
+            ("PGPORT", "5434"),
+            ("PGUSER", "second"),
+            ("PGPASSWORD", "x"),
+            ("PGDATABASE", "two"),
+        ];
+        assert_eq!(
+            found,
+            BTreeMap::from(expected.map(|(name, value)| (name, value.to_owned())))
+        );
+    }
 }

@@ -8,8 +8,8 @@ use super::kind::Kind;
 pub struct Key {
     /// Dotted, as in the configuration file. A number carries its unit in its name.
     pub name: &'static str,
-    /// Names in the environment that are fixed by use, most important first. Each key is also read from
-    /// [`Key::derived_environment_name`].
+    /// Names in the environment that are fixed by use, most important first. [`Key::derived_environment_name`], which
+    /// each key is read from, comes before them.
     pub environment: &'static [&'static str],
     /// Where nobody says anything.
     pub default: Fallback,
@@ -50,11 +50,18 @@ impl Key {
         format!("TOWPATH_{}", self.name.replace('.', "_").to_uppercase())
     }
 
-    /// Every name the environment may use for it, most important first.
+    /// Every name the environment may use for it, most important first. The derived name is made for this program;
+    /// `DATABASE_URI` may be there for another one.
     pub fn environment_names(&self) -> impl Iterator<Item = String> {
         let derived = self.derived_environment_name();
         let fixed = self.environment.iter().map(|name| (*name).to_owned());
-        let also = (!self.environment.contains(&derived.as_str())).then_some(derived);
-        fixed.chain(also)
+        let mut names = vec![derived];
+        for name in fixed {
+            // Some keys have their derived name as a fixed one, too.
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names.into_iter()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use towpath_api::Proxies;
 use towpath_outbound::Allowed;
 use towpath_store::sealing::Keys;
 use tracing_subscriber::EnvFilter;
@@ -33,6 +34,8 @@ pub enum Kind {
     Several(&'static [&'static str]),
     /// Entries of `outbound.allow` with commas between them.
     Allowed,
+    /// Addresses and networks with commas between them.
+    Networks,
     /// `pool=count` with commas between them.
     PoolSlots,
     /// The path a surface stands below: empty, or `/` and more.
@@ -79,6 +82,10 @@ impl Kind {
                 let broken = items(text).find(|item| item.parse::<Allowed>().is_err());
                 broken
                     .map(|_| "hosts, addresses, networks (10.0.0.0/8) or ports (:9000), with commas between".to_owned())
+            }
+            Self::Networks => {
+                let broken = items(text).any(|item| Proxies::parse(item).is_none());
+                broken.then(|| "addresses or networks (10.0.0.0/8), with commas between".to_owned())
             }
             Self::PoolSlots => {
                 let broken = items(text).any(|item| pool_slots(item).is_none());

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use towpath_api::limits::Own;
+use towpath_api::{GatewayAccess, Proxies};
+use towpath_compute::isolation::Level;
 use towpath_domain::export::Limits;
 use towpath_domain::git::Transport;
 use towpath_domain::{Secret, TenantId};
@@ -22,6 +25,8 @@ use super::values::Resolved;
 pub struct Settings {
     /// Absolute.
     pub data_dir: PathBuf,
+    /// So much has to be free on the disks of this process; 0 is anything.
+    pub disk_least_free_bytes: u64,
     /// May hold a password.
     pub database_uri: Secret,
     /// Connections of this process to the database.
@@ -60,12 +65,26 @@ pub struct Settings {
     pub exports: Limits,
     /// Days that trace runs are kept; `None` is for ever.
     pub retention_days: Option<u32>,
+    /// Trace data that a workspace may keep; 0 is no limit.
+    pub stored_bytes_per_workspace: u64,
     /// Memory for finding trace runs by id, in bytes.
     pub index_cache_bytes: usize,
     /// Requests worked on at once.
     pub requests: usize,
     /// Connections from one address of another machine.
     pub connections_per_address: usize,
+    /// Keys that open nothing which one address may send in a minute; 0 is no limit.
+    pub failed_keys_per_minute: u32,
+    /// Proxies whose word about their clients counts.
+    pub trusted_proxies: Proxies,
+    /// What listeners speak TLS with.
+    pub tls: Option<TlsFiles>,
+    /// Where a platform that speaks TLS answers this machine without it.
+    pub tls_plain_listen: SocketAddr,
+    /// How often one caller may ask.
+    pub limits: LimitSettings,
+    /// Opens metrics and what `/readyz` says of dependencies.
+    pub metrics_key: Option<Secret>,
     /// Largest ingest body as sent, in bytes.
     pub ingest_body_bytes: usize,
     /// Memory that ingest bodies under way may take together, in bytes.
@@ -90,6 +109,24 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// Collector of spans.
     pub otlp_endpoint: Option<String>,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug)]
+pub struct TlsFiles {
+    /// In PEM, with its chain.
+    pub cert: PathBuf,
+    /// In PEM.
+    pub key: PathBuf,
+}
+
+/// How often one caller may ask.
+#[derive(Clone, Debug)]
+pub struct LimitSettings {
+    /// `off`, `us`, `eu`, or a file.
+    pub rules: String,
+    /// Limits of one's own.
+    pub own: Own,
 }
 
 /// What the agent server alone is told.
@@ -130,6 +167,16 @@ pub struct AgentSettings {
 pub struct DeploymentSettings {
     /// What runs them.
     pub backend: DeploymentBackend,
+    /// Whether processes of this machine run the code of one workspace alone.
+    pub one_workspace: bool,
+    /// Whose keys the gateway opens them to.
+    pub access: GatewayAccess,
+    /// Whether they may judge their callers themselves, in place of keys.
+    pub own_auth: bool,
+    /// How far those have to be kept apart.
+    pub min_isolation: Level,
+    /// The first of the user ids that are for them.
+    pub first_user_id: u32,
     /// How repositories may be reached beside https.
     pub git_transports: Vec<Transport>,
     /// What one program of a build may take.
@@ -142,6 +189,8 @@ pub struct DeploymentSettings {
     pub drain_grace: Duration,
     /// How long a request waits for it.
     pub hold: Duration,
+    /// How long the right to keep deployments lasts, unless it is renewed.
+    pub keeper_lease: Duration,
     /// Artifacts kept of each.
     pub keep_artifacts: u32,
     /// Where containers run.
@@ -159,6 +208,14 @@ pub struct DockerSettings {
     pub base_image: String,
     /// Logins of registries, as `docker login` writes them.
     pub config: Option<PathBuf>,
+    /// What containers are run with.
+    pub runtime: Option<String>,
+    /// Who images run as that name nobody.
+    pub user: String,
+    /// Memory of a step of a build.
+    pub build_memory_bytes: i32,
+    /// CPUs of a step of a build.
+    pub build_cpus: i32,
 }
 
 /// What runs deployments.
@@ -234,11 +291,26 @@ impl Settings {
         })
     }
 
+    /// How clients of `listen` speak.
+    pub const fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// Where this machine reaches the platform that these settings start.
+    pub fn local_url(&self) -> String {
+        let address = match self.tls {
+            Some(_) => self.tls_plain_listen,
+            None => self.listen,
+        };
+        format!("http://{address}")
+    }
+
     /// Reads values whose kinds were checked before.
     pub(super) fn from_checked(resolved: &[Resolved]) -> Self {
         let values = Checked(resolved);
         Self {
             data_dir: values.path("data_dir"),
+            disk_least_free_bytes: values.number::<u64>("disk.least_free_mb") << 20,
             database_uri: Secret::new(values.text("database_uri")),
             database_connections: values.number("database_connections"),
             redis_uri: values.optional("redis_uri").map(Secret::new),
@@ -266,9 +338,26 @@ impl Settings {
                 run_retry: Duration::from_secs(values.number("exports.retry_seconds")),
             },
             retention_days: Some(values.number("traces.retention_days")).filter(|days| *days > 0),
+            stored_bytes_per_workspace: values.number::<u64>("traces.workspace_limit_mb") << 20,
             index_cache_bytes: values.number::<usize>("traces.index_cache_mb") << 20,
             requests: values.number("http.requests"),
             connections_per_address: values.number("http.connections_per_address"),
+            failed_keys_per_minute: values.number("http.failed_keys_per_minute"),
+            trusted_proxies: Proxies::new(kind::items(values.text("http.trusted_proxies")).filter_map(Proxies::parse)),
+            tls: values
+                .optional_path("tls.cert")
+                .zip(values.optional_path("tls.key"))
+                .map(|(cert, key)| TlsFiles { cert, key }),
+            tls_plain_listen: values.number("tls.plain_listen"),
+            limits: LimitSettings {
+                rules: values.text("limits.rules").to_owned(),
+                own: Own {
+                    key: values.number("limits.requests_per_key"),
+                    workspace: values.number("limits.requests_per_workspace"),
+                    deployment: values.number("limits.requests_per_deployment"),
+                },
+            },
+            metrics_key: values.optional("metrics.key").map(Secret::new),
             ingest_body_bytes: values.number::<usize>("ingest.body_limit_mb") << 20,
             ingest_backlog_bytes: values.number::<u64>("ingest.backlog_mb") << 20,
             fold_delay: Duration::from_millis(values.number("ingest.fold_delay_ms")),
@@ -323,6 +412,17 @@ impl Settings {
                     "none" => DeploymentBackend::None,
                     _ => DeploymentBackend::Auto,
                 },
+                one_workspace: values.text("deployments.trust") == "one",
+                access: match values.text("gateway.access") {
+                    "workspace" => GatewayAccess::Workspace,
+                    _ => GatewayAccess::Organization,
+                },
+                own_auth: values.text("gateway.own_auth") == "allow",
+                min_isolation: match values.text("deployments.min_isolation") {
+                    "namespace" => Level::Namespace,
+                    _ => Level::None,
+                },
+                first_user_id: values.number("deployments.first_user_id"),
                 git_transports: kind::items(values.text("deployments.git_transports"))
                     .filter_map(|item| match item {
                         "http" => Some(Transport::Http),
@@ -336,12 +436,17 @@ impl Settings {
                 health_timeout: Duration::from_secs(values.number("deployments.health_timeout_seconds")),
                 drain_grace: Duration::from_secs(values.number("deployments.drain_grace_seconds")),
                 hold: Duration::from_secs(values.number("deployments.hold_seconds")),
+                keeper_lease: Duration::from_secs(values.number("deployments.keeper_lease_seconds")),
                 keep_artifacts: values.number("deployments.keep_artifacts"),
                 docker: DockerSettings {
                     host: values.text("deployments.docker_host").to_owned(),
                     network: values.text("deployments.docker_network").to_owned(),
                     base_image: values.text("deployments.docker_base_image").to_owned(),
                     config: values.optional("deployments.docker_config").map(PathBuf::from),
+                    runtime: values.optional("deployments.docker_runtime").map(str::to_owned),
+                    user: values.text("deployments.docker_user").to_owned(),
+                    build_memory_bytes: values.number::<i32>("deployments.docker_build_memory_mb") << 20,
+                    build_cpus: values.number("deployments.docker_build_cpus"),
                 },
             },
             log_filter: values.text("log.filter").to_owned(),
@@ -367,11 +472,19 @@ impl<'a> Checked<'a> {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        let path = PathBuf::from(self.text(name));
-        std::path::absolute(&path).unwrap_or(path)
+        absolute(self.text(name))
+    }
+
+    fn optional_path(&self, name: &str) -> Option<PathBuf> {
+        self.optional(name).map(absolute)
     }
 
     fn number<T: FromStr>(&self, name: &str) -> T {
         self.text(name).parse().ok().expect("its kind was checked before")
     }
+}
+
+fn absolute(path: &str) -> PathBuf {
+    let path = PathBuf::from(path);
+    std::path::absolute(&path).unwrap_or(path)
 }

@@ -146,6 +146,27 @@ fn aliases_give_way_to_the_name_before_them() {
 }
 
 #[test]
+fn the_derived_name_wins_over_names_that_other_programs_use() {
+    let mut inputs = inputs();
+    inputs.environment = set(&[
+        ("DATABASE_URI", "postgres://other/other"),
+        ("TOWPATH_DATABASE_URI", "postgres://own/own"),
+    ]);
+    let config = Config::load(&inputs).unwrap();
+    assert_eq!(config.settings.database_uri.reveal(), "postgres://own/own");
+    assert_eq!(
+        origin(&config, "database_uri"),
+        Origin::Environment("TOWPATH_DATABASE_URI".into())
+    );
+    for key in KEYS {
+        let names: Vec<String> = key.environment_names().collect();
+        assert_eq!(names.first(), Some(&key.derived_environment_name()), "{}", key.name);
+        let distinct: std::collections::BTreeSet<&String> = names.iter().collect();
+        assert_eq!(distinct.len(), names.len(), "{}: {names:?}", key.name);
+    }
+}
+
+#[test]
 fn every_key_has_a_name_in_the_environment() {
     let mut inputs = inputs();
     inputs.environment = set(&[("TOWPATH_ENGINE_LEASE_SECONDS", "3"), ("N_JOBS_PER_WORKER", "7")]);

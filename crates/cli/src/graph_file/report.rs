@@ -1,104 +1,214 @@
 //! What the author of a graph file should know about it.
 
-/// Keys of the file that mean something here.
-const KNOWN: [&str; 11] = [
-    "graphs",
-    "dependencies",
-    "env",
-    "store",
-    "checkpointer",
-    "auth",
-    "encryption",
-    "http",
-    "webhooks",
-    "python_version",
-    "pip_config_file",
-];
-/// Keys that only say how an image is built, or what its pages look like.
-const OF_IMAGES: [&str; 13] = [
-    "$schema",
-    "node_version",
-    "api_version",
-    "base_image",
-    "image_distro",
-    "pip_installer",
-    "source",
-    "keep_pkg_tools",
-    "dockerfile_lines",
-    "_INTERNAL_docker_tag",
-    "ui",
-    "ui_config",
-    "priority",
-];
-const KNOWN_OF_HTTP: [&str; 16] = [
-    "app",
-    "cors",
-    "configurable_headers",
-    "mount_prefix",
-    "disable_assistants",
-    "disable_threads",
-    "disable_runs",
-    "disable_store",
-    "disable_meta",
-    "disable_ui",
-    "disable_mcp",
-    "disable_a2a",
-    "disable_webhooks",
-    "disable_event_streaming",
-    "enable_custom_route_auth",
-    "logging_headers",
-];
+use serde_json::{Map, Value};
 
-const KNOWN_OF_CORS: [&str; 7] = [
-    "allow_origins",
-    "allow_origin_regex",
-    "allow_methods",
-    "allow_headers",
-    "allow_credentials",
-    "expose_headers",
-    "max_age",
-];
-
-/// Whether something at this place asks for anything.
-fn in_use(config: &serde_json::Value, place: &str) -> bool {
-    use serde_json::Value;
-    !matches!(config.pointer(place), None | Some(Value::Null | Value::Bool(false)))
+/// What a key of the file does.
+enum Effect {
+    /// What it says.
+    Some,
+    /// It is for who builds an image, which says so itself.
+    Image,
+    /// Nothing, and this is why, or what to do instead.
+    None(&'static str),
 }
+
+/// Every key there is, with those inside of it after a dot. `docs/agent-server.md` lists the same keys; a test compares them.
+const KEYS: &[(&str, Effect)] = &[
+    ("$schema", Effect::Some),
+    ("graphs", Effect::Some),
+    ("dependencies", Effect::Some),
+    ("env", Effect::Some),
+    ("python_version", Effect::Some),
+    ("pip_config_file", Effect::Some),
+    ("store", Effect::Some),
+    ("store.ttl", Effect::Some),
+    ("store.ttl.default_ttl", Effect::Some),
+    ("store.ttl.refresh_on_read", Effect::Some),
+    ("store.ttl.sweep_interval_minutes", Effect::None(PACE)),
+    (
+        "store.index",
+        Effect::None("this build keeps no vectors; a search with a query finds by filter and time"),
+    ),
+    ("store.path", Effect::None("the server keeps items itself")),
+    ("checkpointer", Effect::Some),
+    ("checkpointer.ttl", Effect::Some),
+    ("checkpointer.ttl.strategy", Effect::Some),
+    ("checkpointer.ttl.default_ttl", Effect::Some),
+    ("checkpointer.ttl.sweep_interval_minutes", Effect::None(PACE)),
+    ("checkpointer.ttl.sweep_limit", Effect::None(PACE)),
+    ("checkpointer.serde", Effect::Some),
+    ("checkpointer.path", Effect::None("the server keeps checkpoints itself")),
+    (
+        "checkpointer.backend",
+        Effect::None("the server keeps checkpoints itself"),
+    ),
+    ("auth", Effect::Some),
+    ("auth.path", Effect::Some),
+    ("auth.cache", Effect::Some),
+    ("auth.cache.cache_keys", Effect::Some),
+    ("auth.cache.ttl_seconds", Effect::Some),
+    ("auth.cache.max_size", Effect::Some),
+    ("auth.disable_studio_auth", Effect::Some),
+    (
+        "auth.openapi",
+        Effect::None("the server's description names API keys alone"),
+    ),
+    ("encryption", Effect::Some),
+    ("http", Effect::Some),
+    ("http.app", Effect::Some),
+    ("http.cors", Effect::Some),
+    ("http.cors.allow_origins", Effect::Some),
+    ("http.cors.allow_origin_regex", Effect::Some),
+    ("http.cors.allow_methods", Effect::Some),
+    ("http.cors.allow_headers", Effect::Some),
+    ("http.cors.allow_credentials", Effect::Some),
+    ("http.cors.expose_headers", Effect::Some),
+    ("http.cors.max_age", Effect::Some),
+    ("http.configurable_headers", Effect::Some),
+    ("http.mount_prefix", Effect::Some),
+    ("http.disable_assistants", Effect::Some),
+    ("http.disable_threads", Effect::Some),
+    ("http.disable_runs", Effect::Some),
+    ("http.disable_store", Effect::Some),
+    ("http.disable_meta", Effect::Some),
+    ("http.disable_ui", Effect::Some),
+    ("http.disable_mcp", Effect::Some),
+    ("http.disable_a2a", Effect::Some),
+    ("http.disable_webhooks", Effect::Some),
+    ("http.disable_event_streaming", Effect::Some),
+    ("http.enable_custom_route_auth", Effect::Some),
+    (
+        "http.middleware_order",
+        Effect::None("middleware of http.app is asked for the author's own routes alone"),
+    ),
+    ("http.logging_headers", Effect::None("no header of a request is logged")),
+    ("webhooks", Effect::Some),
+    ("webhooks.env_prefix", Effect::Some),
+    ("webhooks.url", Effect::Some),
+    ("webhooks.url.require_https", Effect::Some),
+    ("webhooks.url.allowed_domains", Effect::Some),
+    ("webhooks.url.allowed_ports", Effect::Some),
+    ("webhooks.url.max_url_length", Effect::Some),
+    ("webhooks.url.disable_loopback", Effect::Some),
+    ("webhooks.headers", Effect::Some),
+    ("webhooks.allowed_fields", Effect::Some),
+    ("node_version", Effect::Image),
+    ("base_image", Effect::Image),
+    ("dockerfile_lines", Effect::Image),
+    ("image_distro", Effect::Image),
+    ("pip_installer", Effect::Image),
+    ("keep_pkg_tools", Effect::Image),
+    ("_INTERNAL_docker_tag", Effect::Image),
+    ("api_version", Effect::None("it is the version of another server")),
+    ("source", Effect::None("packages come from dependencies")),
+    ("ui", Effect::None("there are no pages of the author's own")),
+    ("ui_config", Effect::None("there are no pages of the author's own")),
+    ("priority", Effect::None("runs are taken in the order they came in")),
+];
+
+const PACE: &str = "what is over is deleted at the server's own pace";
 
 /// Says which keys of the file nobody knows, and which have no effect.
 pub fn report(text: &str, file: &str) {
-    let config: serde_json::Value = serde_json::from_str(text).unwrap_or_default();
-    let Some(keys) = config.as_object().map(serde_json::Map::keys) else {
-        return;
-    };
-    if config.pointer("/webhooks/url/disable_loopback") == Some(&serde_json::Value::Bool(false)) {
-        tracing::warn!("{file}: webhooks.url.disable_loopback: this machine is called where outbound.allow names it");
+    let config: Value = serde_json::from_str(text).unwrap_or_default();
+    for finding in findings(&config) {
+        tracing::warn!("{file}: {finding}");
     }
-    let unknown = keys.filter(|key| !KNOWN.contains(&key.as_str()) && !OF_IMAGES.contains(&key.as_str()));
-    for key in unknown {
-        tracing::warn!("{file}: unknown key {key:?}");
+}
+
+fn findings(config: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    if let Some(keys) = config.as_object() {
+        look("", keys, &mut found);
     }
-    let http = config.get("http").and_then(serde_json::Value::as_object);
-    let unknown = http.into_iter().flat_map(serde_json::Map::keys);
-    for key in unknown.filter(|key| !KNOWN_OF_HTTP.contains(&key.as_str())) {
-        tracing::warn!("{file}: unknown key \"http.{key}\"");
+    if config.pointer("/webhooks/url/disable_loopback") == Some(&Value::Bool(false)) {
+        let text = "webhooks.url.disable_loopback: this machine is called where outbound.allow names it";
+        found.push(text.to_owned());
     }
-    if in_use(&config, "/http/logging_headers") {
-        tracing::info!("{file}: http.logging_headers: no header of a request is logged");
+    if let Some(cache) = config.pointer("/auth/cache").filter(|cache| asks(cache)) {
+        let keys = cache.get("cache_keys").and_then(Value::as_array);
+        if keys.is_none_or(Vec::is_empty) {
+            found.push("auth.cache: without effect: cache_keys names no header that tells callers apart".to_owned());
+        }
     }
-    let cors = http
-        .and_then(|http| http.get("cors"))
-        .and_then(serde_json::Value::as_object);
-    for key in cors
-        .into_iter()
-        .flat_map(serde_json::Map::keys)
-        .filter(|key| !KNOWN_OF_CORS.contains(&key.as_str()))
-    {
-        tracing::warn!("{file}: unknown key \"http.cors.{key}\"");
+    found
+}
+
+fn look(place: &str, keys: &Map<String, Value>, found: &mut Vec<String>) {
+    for (key, value) in keys {
+        let name = format!("{place}{key}");
+        match KEYS.iter().find(|(known, _)| *known == name) {
+            None => found.push(format!("unknown key {name:?}")),
+            Some((_, Effect::None(why))) if asks(value) => found.push(format!("{name}: without effect: {why}")),
+            Some(_) => {}
+        }
+        let inside = format!("{name}.");
+        let inner = value
+            .as_object()
+            .filter(|_| KEYS.iter().any(|(known, _)| known.starts_with(&inside)));
+        if let Some(inner) = inner {
+            look(&inside, inner, found);
+        }
     }
-    if in_use(&config, "/store/index") {
-        tracing::warn!(
-            "{file}: store.index: this build keeps no vectors; a search with a query finds by filter and time"
-        );
+}
+
+/// Whether a value asks for something else than what there is without it.
+fn asks(value: &Value) -> bool {
+    !matches!(value, Value::Null | Value::Bool(false)) && value != "default"
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_does_nothing_is_said() {
+        let config = json!({
+            "graphs": {"any": {"native": "echo"}}, "env": {"ANY": "x"}, "graph": {}, "ui": null,
+            "api_version": "0.2", "base_image": "x",
+            "store": {"ttl": {"default_ttl": 5, "sweep_interval_minutes": 10}, "index": {"dims": 3}},
+            "checkpointer": {"backend": "default", "path": "./mine.py:saver", "time": 5},
+            "auth": {"cache": {"ttl_seconds": 5}},
+            "http": {"cors": {"allow_origin": []}, "disable_mcp": true, "logging_headers": false},
+            "webhooks": {"url": {"disable_loopback": false}, "headers": {"x-any": "y"}},
+        });
+        let found: BTreeSet<String> = findings(&config)
+            .into_iter()
+            .map(|text| text.split(':').next().unwrap_or_default().to_owned())
+            .collect();
+        let expected = [
+            "api_version",
+            "auth.cache",
+            "checkpointer.path",
+            "store.index",
+            "store.ttl.sweep_interval_minutes",
+            "unknown key \"checkpointer.time\"",
+            "unknown key \"graph\"",
+            "unknown key \"http.cors.allow_origin\"",
+            "webhooks.url.disable_loopback",
+        ];
+        assert_eq!(found, BTreeSet::from(expected.map(str::to_owned)));
+    }
+
+    #[test]
+    fn the_reference_lists_every_key() {
+        let reference = include_str!("../../../../docs/agent-server.md");
+        let (_, section) = reference.split_once("\n## The graph file\n").unwrap();
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let listed: Vec<&str> = section
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        let known: Vec<&str> = KEYS.iter().map(|(key, _)| *key).collect();
+        assert_eq!(listed, known);
+        for (key, effect) in KEYS {
+            let row = section.lines().find(|line| line.starts_with(&format!("| `{key}` |")));
+            let none = row.unwrap_or_default().contains("| no effect: ");
+            assert_eq!(none, matches!(effect, Effect::None(_)), "{key}");
+        }
     }
 }

@@ -1,31 +1,39 @@
 //! Keys in the database itself, in the words of the server's answers.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, anyhow};
 use serde_json::{Value, json};
-use towpath_domain::{KeyId, OrganizationId, TenantId};
-use towpath_store::access::{self, ApiKey, NewKey};
+use towpath_domain::{KeyId, OrganizationId, Scope, TenantId};
+use towpath_store::access::{self, ApiKey, KeyLimits, NewKey};
 use towpath_store::{Store, Tx};
+use towpath_workflows::reseal_secrets;
 
+use super::New;
 use crate::exit::Usage;
 
-pub(super) async fn create(
-    store: &Store,
-    name: &str,
-    workspace: Option<TenantId>,
-    operator: bool,
-) -> anyhow::Result<Value> {
+pub(super) async fn create(store: &Store, new: &New<'_>) -> anyhow::Result<Value> {
     let made = store
         .write(async |tx| {
-            let (organization, tenant) = owner(tx, workspace).await?;
+            let (organization, tenant) = owner(tx, new.workspace).await?;
+            let is_limited = !new.scopes.is_empty();
             // Whoever makes the first key runs the place.
-            let operator = operator || (workspace.is_none() && !access::has_operator(tx).await?);
-            let new = NewKey {
+            let operator =
+                new.operator || (!is_limited && new.workspace.is_none() && !access::has_operator(tx).await?);
+            let added = operator.then_some(Scope::Operator);
+            let limits = KeyLimits {
+                scopes: is_limited.then(|| new.scopes.iter().copied().chain(added).collect()),
+                expires_at: new
+                    .expires_in_days
+                    .map(|days| tx.now().plus(Duration::from_secs(u64::from(days) * 24 * 3600))),
+            };
+            let key = NewKey {
                 organization,
-                workspace,
-                name,
+                workspace: new.workspace,
+                name: new.name,
                 operator,
             };
-            let (key, secret) = access::create_key(tx, new).await?;
+            let (key, secret) = access::create_limited_key(tx, key, limits).await?;
             Ok((key, secret, tenant))
         })
         .await;
@@ -37,6 +45,31 @@ pub(super) async fn create(
     made["key"] = secret.reveal().into();
     made["workspaces"] = json!([tenant]);
     Ok(made)
+}
+
+pub(super) async fn rotate(store: &Store, id: KeyId, overlap_hours: u32) -> anyhow::Result<Value> {
+    let overlap = Duration::from_secs(u64::from(overlap_hours) * 3600);
+    let rotated = store
+        .write(async |tx| {
+            let (key, secret) = access::rotate_key(tx, id, overlap).await?;
+            let opened = access::principal(tx, id).await?;
+            Ok((key, secret, opened.map_or_else(Vec::new, |opened| opened.workspaces)))
+        })
+        .await;
+    let (key, secret, workspaces) = match rotated {
+        Err(towpath_store::Error::NotFound) => return Err(anyhow!("there is no key {id}")),
+        rotated => rotated.context("rotating the key")?,
+    };
+    let mut made = entry(&key);
+    made["key"] = secret.reveal().into();
+    made["workspaces"] = json!(workspaces);
+    Ok(made)
+}
+
+/// Records the job, which the workers of the installation perform.
+pub(super) async fn reseal(store: &Store) -> anyhow::Result<Value> {
+    let started = store.write(async |tx| reseal_secrets::start(tx).await).await;
+    Ok(json!({ "job_id": started.context("starting the job")? }))
 }
 
 /// The organisation a new key belongs to and a workspace it opens: the one asked for, else the first there is, else
@@ -87,5 +120,8 @@ fn entry(key: &ApiKey) -> Value {
         "operator": key.operator,
         "created_at": key.created_at,
         "revoked_at": key.revoked_at,
+        "scopes": key.allowed(),
+        "expires_at": key.expires_at,
+        "last_used_at": key.last_used_at,
     })
 }

@@ -1,8 +1,9 @@
 //! Keys by way of a server, as an operator.
 
 use serde_json::{Value, json};
-use towpath_domain::{KeyId, TenantId};
+use towpath_domain::KeyId;
 
+use super::New;
 use crate::arguments::Keys;
 use crate::config::Settings;
 use crate::remote::Client;
@@ -28,18 +29,29 @@ impl Server {
         Client::new(&options).map(Self)
     }
 
-    pub(super) async fn create(
-        &self,
-        name: &str,
-        workspace: Option<TenantId>,
-        operator: bool,
-    ) -> anyhow::Result<Value> {
-        let body = json!({ "name": name, "tenant_id": workspace, "operator": operator });
+    pub(super) async fn create(&self, new: &New<'_>) -> anyhow::Result<Value> {
+        let mut body = json!({ "name": new.name, "tenant_id": new.workspace, "operator": new.operator });
+        // A server of the version before does not know these fields.
+        if !new.scopes.is_empty() {
+            body["scopes"] = json!(new.scopes);
+        }
+        if let Some(days) = new.expires_in_days {
+            body["expires_in_days"] = json!(days);
+        }
         self.0.post("/internal/keys", Some(&body)).await
+    }
+
+    pub(super) async fn rotate(&self, key: KeyId, overlap_hours: u32) -> anyhow::Result<Value> {
+        let body = json!({ "overlap_hours": overlap_hours });
+        self.0.post(&format!("/internal/keys/{key}/rotate"), Some(&body)).await
     }
 
     pub(super) async fn list(&self) -> anyhow::Result<Vec<Value>> {
         self.0.list("/internal/keys", &[], MOST).await
+    }
+
+    pub(super) async fn reseal(&self) -> anyhow::Result<Value> {
+        self.0.post("/internal/keys/reseal", None).await
     }
 
     pub(super) async fn revoke(&self, key: KeyId) -> anyhow::Result<Value> {

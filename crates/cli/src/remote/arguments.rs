@@ -241,6 +241,17 @@ pub enum WorkersCommand {
     },
 }
 
+/// `towpath limits`
+#[derive(Debug, Args)]
+pub struct Limits {
+    /// Which server.
+    #[command(flatten)]
+    pub server: ServerOptions,
+    /// List also limits that counted nothing yet
+    #[arg(long)]
+    pub all: bool,
+}
+
 /// `towpath schedules`
 #[derive(Debug, Args)]
 pub struct Schedules {

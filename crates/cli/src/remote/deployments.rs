@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::arguments::{DeploymentKind, DeploymentUpdate, DeploymentsCommand, Level, Lines, NewDeployment};
 use super::client::Client;
 use super::revisions;
-use super::{LOOK, print};
+use super::{LOOK, patiently, print};
 use crate::arguments::Output;
 use crate::exit::Usage;
 
@@ -45,6 +45,21 @@ pub async fn run(client: &Client, command: DeploymentsCommand, output: Output) -
                 Output::Json => print::json(&json!({"id": id, "gone": wait})),
                 Output::Table if wait => println!("deployment {id} is gone"),
                 Output::Table => println!("deployment {id} is being torn down"),
+            }
+        }
+        DeploymentsCommand::AcceptDatabase { deployment } => {
+            // An operator need not open its workspace.
+            let id = match deployment.parse::<Uuid>() {
+                Ok(id) => id.to_string(),
+                Err(_) => id(client, &deployment).await?,
+            };
+            let path = format!("/internal/deployments/{id}/accept-database");
+            let placement = client.post(&path, None).await?;
+            match output {
+                Output::Json => print::json(&placement),
+                Output::Table => {
+                    println!("deployment {id} may start on the database that is there; it is tried within a minute");
+                }
             }
         }
         DeploymentsCommand::Logs { deployment, lines } => {
@@ -172,7 +187,8 @@ pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, outp
     }
     let revision = print::text(&changed["latest_revision_id"]);
     let ended = revisions::wait(client, &id, &revision).await?;
-    show(&client.get(&format!("{PATH}/{id}"), &[]).await?, output);
+    let path = format!("{PATH}/{id}");
+    show(&patiently(async || client.get(&path, &[]).await).await?, output);
     match ended["status"].as_str() {
         Some("DEPLOYED") => Ok(()),
         status => bail!(
@@ -188,7 +204,8 @@ pub(super) async fn follow_up(client: &Client, changed: &Value, wait: bool, outp
 
 async fn gone(client: &Client, id: &str) -> anyhow::Result<()> {
     loop {
-        let left = client.get(PATH, &[("deployment_ids", id.to_owned())]).await?;
+        let query = [("deployment_ids", id.to_owned())];
+        let left = patiently(async || client.get(PATH, &query).await).await?;
         if left["resources"].as_array().is_none_or(Vec::is_empty) {
             return Ok(());
         }
@@ -228,7 +245,7 @@ pub(super) async fn logs(
         // Asked before the lines are: what it said last is read once more after its end.
         let over = ended().await?;
         wanted["offset"] = seen.clone().into();
-        let answer = client.post(path, Some(&wanted)).await?;
+        let answer = patiently(async || client.post(path, Some(&wanted)).await).await?;
         let more = answer["logs"].as_array().map(Vec::as_slice).unwrap_or_default();
         shown(more, output);
         seen = answer["next_offset"].as_str().map(str::to_owned).or(seen);
@@ -278,6 +295,8 @@ fn show(deployment: &Value, output: Output) {
         "secrets",
         "latest_revision_id",
         "active_revision_id",
+        "agent_server",
+        "restarts",
         "tracing_project_id",
         "created_at",
         "updated_at",
@@ -289,6 +308,13 @@ fn show(deployment: &Value, output: Output) {
             fields.retain(|name, value| !value.is_null() && name != "resource_spec" && name != "langgraph_config_path");
         }
     }
+    let placement = &deployment["placement"];
+    let state = print::text(&placement["state"]);
+    shown["agent_server"] = match placement["error"].as_str() {
+        Some(why) => format!("{state}: {why}").into(),
+        None => state.into(),
+    };
+    shown["restarts"] = placement["restarts"].clone();
     let names_of_secrets = deployment["secrets"].as_array().into_iter().flatten();
     shown["secrets"] = names_of_secrets.map(|secret| secret["name"].clone()).collect();
     print::facts(&shown, &names);
@@ -302,6 +328,7 @@ fn table<'a>(deployments: impl IntoIterator<Item = &'a Value>) {
             print::text(&deployment["status"]),
             print::text(&deployment["source"]),
             print::text(&deployment["active_revision_id"]),
+            print::text(&deployment["placement"]["state"]),
             print::text(&deployment["source_config"]["custom_url"]),
             print::moment(&deployment["created_at"]),
         ]
@@ -312,6 +339,7 @@ fn table<'a>(deployments: impl IntoIterator<Item = &'a Value>) {
         "status",
         "source",
         "active revision",
+        "agent server",
         "address",
         "made",
     ];

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::arguments::{ExportsCommand, NewExport};
 use super::client::Client;
-use super::{LOOK, print};
+use super::{LOOK, patiently, print};
 use crate::arguments::Output;
 
 const PATH: &str = "/api/v1/bulk-exports";
@@ -97,9 +97,11 @@ async fn wait(client: &Client, id: &str) -> anyhow::Result<Value> {
         .expect("the template is fixed and valid")
         .progress_chars("=> ");
     let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+    let path = format!("{PATH}/{id}");
+    let path_of_runs = format!("{path}/runs");
     loop {
-        let export = client.get(&format!("{PATH}/{id}"), &[]).await?;
-        let runs = client.get(&format!("{PATH}/{id}/runs"), &[]).await?;
+        let export = patiently(async || client.get(&path, &[]).await).await?;
+        let runs = patiently(async || client.get(&path_of_runs, &[]).await).await?;
         let runs = runs.as_array().map(Vec::as_slice).unwrap_or_default();
         let over = runs.iter().filter(|run| !run["finished_at"].is_null()).count();
         let sum = |name: &str| -> u64 {

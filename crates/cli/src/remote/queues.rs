@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::arguments::QueuesCommand;
 use super::client::{Client, segment};
-use super::{LOOK, print};
+use super::{LOOK, patiently, print};
 use crate::arguments::Output;
 
 pub async fn run(client: &Client, command: QueuesCommand, output: Output) -> anyhow::Result<()> {
@@ -24,7 +24,7 @@ pub async fn run(client: &Client, command: QueuesCommand, output: Output) -> any
             let mut queue = client.post(&path(&pool, "/drain"), None).await?;
             while wait && queue["status"] == "draining" {
                 tokio::time::sleep(LOOK).await;
-                queue = client.get(&path(&pool, ""), &[]).await?;
+                queue = patiently(async || client.get(&path(&pool, ""), &[]).await).await?;
             }
             show(&queue, output);
         }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::arguments::RevisionsCommand;
 use super::client::Client;
 use super::deployments::{self, PATH};
-use super::{LOOK, print};
+use super::{LOOK, patiently, print};
 use crate::arguments::Output;
 
 pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> anyhow::Result<()> {
@@ -58,7 +58,8 @@ pub async fn run(client: &Client, command: RevisionsCommand, output: Output) -> 
             let path = format!("/v1/projects/{id}/revisions/{revision}/{kind}");
             let ended = async || {
                 // A build is over with its revision at the latest; what serves goes on.
-                let now = client.get(&format!("{PATH}/{id}/revisions/{revision}"), &[]).await?;
+                let path = format!("{PATH}/{id}/revisions/{revision}");
+                let now = patiently(async || client.get(&path, &[]).await).await?;
                 Ok(is_over(&now) && !(deploy && now["status"] == "DEPLOYED"))
             };
             deployments::logs(client, &path, &lines, output, ended).await?;
@@ -82,10 +83,9 @@ pub(super) async fn wait(client: &Client, deployment: &str, revision: &str) -> a
     let style = ProgressStyle::with_template("{spinner} {msg}  {elapsed}").expect("the template is fixed and valid");
     let bar = ProgressBar::with_draw_target(None, target).with_style(style);
     bar.enable_steady_tick(Duration::from_millis(120));
+    let path = format!("{PATH}/{deployment}/revisions/{revision}");
     loop {
-        let now = client
-            .get(&format!("{PATH}/{deployment}/revisions/{revision}"), &[])
-            .await?;
+        let now = patiently(async || client.get(&path, &[]).await).await?;
         let status = print::text(&now["status"]).to_lowercase().replace('_', " ");
         bar.set_message(format!("revision {revision}: {status}"));
         if is_over(&now) {

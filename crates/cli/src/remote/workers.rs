@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::arguments::WorkersCommand;
 use super::client::Client;
-use super::{LOOK, print};
+use super::{LOOK, patiently, print};
 use crate::arguments::Output;
 
 pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> anyhow::Result<()> {
@@ -22,7 +22,7 @@ pub async fn run(client: &Client, command: WorkersCommand, output: Output) -> an
             let mut told = client.post(&format!("/internal/workers/{id}/drain"), None).await?;
             while wait && told["status"] == "draining" {
                 tokio::time::sleep(LOOK).await;
-                let answer = client.get("/internal/workers", &[]).await?;
+                let answer = patiently(async || client.get("/internal/workers", &[]).await).await?;
                 let found = answer["items"]
                     .as_array()
                     .into_iter()

@@ -10,6 +10,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use towpath_api::agent::{Swap, agent_router};
+use towpath_api::serve::serve_over;
 use towpath_api::{Health, Ops};
 use towpath_domain::{Secret, TenantId};
 use towpath_durable::Engine;
@@ -31,6 +32,7 @@ use crate::graph_file::GraphFile;
 use crate::hosting::{self, Hosting, Tracing};
 use crate::reload::{Reload, Reloaded, Seen};
 use crate::signals::Signals;
+use crate::tls::Certificate;
 
 /// The exporter's histograms grow until this is done.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
@@ -99,6 +101,7 @@ impl Loaded {
 /// An agent server at work.
 pub struct AgentServer {
     address: SocketAddr,
+    certificate: Option<Certificate>,
     grace: Duration,
     store: Store,
     /// Cancelled: take nothing more.
@@ -126,6 +129,7 @@ impl AgentServer {
         let settings = &config.settings;
         let listener = given.listener;
         let address = listener.local_addr()?;
+        let certificate = Certificate::open(config)?;
         let store = given.store;
         let queue = queue(&store, given.redis.as_ref()).await?;
         let guard = guard(settings, given.loopback);
@@ -162,7 +166,8 @@ impl AgentServer {
         offer(&store, given.tenant, &graphs.current()).await?;
 
         let draining = CancellationToken::new();
-        let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone());
+        let ops = Ops::new(health(&store, &queue, draining.clone()), given.metrics.clone())
+            .behind(settings.metrics_key.as_ref());
         let engine = roles
             .worker
             .then(|| Engine::new(store.clone(), parts::engine(settings)));
@@ -187,7 +192,8 @@ impl AgentServer {
         });
         let grace = settings.drain_grace;
         let limits = parts::connections(settings);
-        let serve = towpath_api::serve::serve_within(limits, listener, served.router(), draining.clone(), grace);
+        let tls = certificate.as_ref().map(Certificate::tls);
+        let serve = serve_over(tls, limits, listener, served.router(), draining.clone(), grace);
         let http = tokio::spawn(serve);
 
         // The scheduler first: on SQLite it readies what an earlier life held, before workers claim.
@@ -200,7 +206,7 @@ impl AgentServer {
         // Of several processes, only those that serve know an address, and theirs may be one of many.
         let listening = roles.api.then(|| {
             let prefix = mount_prefix(settings, &given.file.server);
-            format!("http://{}{prefix}", reachable(address))
+            format!("{}://{}{prefix}", settings.scheme(), reachable(address))
         });
         let tracer = hosting.tracer(&given.file, settings, &guard);
         let workers = if let Some(engine) = engine {
@@ -250,6 +256,7 @@ impl AgentServer {
         });
         Ok(Self {
             address,
+            certificate,
             grace,
             store,
             draining,
@@ -268,6 +275,12 @@ impl AgentServer {
     /// Where it listens.
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where clients reach it.
+    pub fn url(&self) -> String {
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
     }
 
     /// Keys of the graphs it offers now, sorted.

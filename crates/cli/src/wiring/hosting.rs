@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use towpath_compute::docker::{self, Containers, Network};
+use towpath_compute::isolation::{Isolation, Level, Wish};
 use towpath_compute::process::Processes;
 use towpath_compute::tree::Limits;
 use towpath_compute::{Backend, Root, build, git, process};
@@ -17,9 +18,12 @@ use towpath_workflows::hosting::{self, Hosting};
 
 use super::{Roles, parts};
 use crate::config::{Config, DeploymentBackend, Settings};
+use crate::exit::Usage;
 
 /// What one question to a repository may take.
 const GIT_LIMIT: Duration = Duration::from_secs(300);
+/// How often agent servers are asked whether they are well.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// Variables of this machine that builds and agent servers find too: without them neither reaches anything from
 /// behind a proxy, or where packages come from a mirror.
 const MACHINE: [&str; 18] = [
@@ -52,11 +56,18 @@ const FILES: [&str; 5] = [
     "PIP_CONFIG_FILE",
 ];
 
-/// Takes the folder of deployments, where this process is to run them.
+/// Takes the folder of deployments, where this process is to run them. It listens at `address`, and where that speaks TLS
+/// at `plain` without it.
 ///
 /// # Errors
 /// When another process does, or the folder cannot be written.
-pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -> anyhow::Result<Option<Arc<Hosting>>> {
+pub fn open(
+    config: &Config,
+    roles: Roles,
+    guard: &Guard,
+    address: SocketAddr,
+    plain: Option<SocketAddr>,
+) -> anyhow::Result<Option<Arc<Hosting>>> {
     let settings = &config.settings;
     let of_deployments = &settings.deployments;
     let wanted = match of_deployments.backend {
@@ -71,13 +82,11 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
     let root = Root::open(&folder).with_context(|| format!("deployments in {}", folder.display()))?;
     let tree = Limits {
         bytes: of_deployments.source_bytes,
+        // None begins with less than all of it.
+        free: settings.disk_least_free_bytes / 2,
         ..Limits::default()
     };
-    let path = config
-        .environment
-        .get("PATH")
-        .map_or("/usr/local/bin:/usr/bin:/bin", Secret::reveal)
-        .to_owned();
+    let path = path(config);
     let variables: BTreeMap<String, Secret> = MACHINE
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), config.environment.get(name)?.clone())))
@@ -89,47 +98,116 @@ pub fn open(config: &Config, roles: Roles, guard: &Guard, address: SocketAddr) -
         limit: GIT_LIMIT,
         tree,
     };
+    let isolation = isolation(config, &root.path().join("scratch"))?;
     let build = build::Settings {
         path: path.clone(),
         limit: of_deployments.build_timeout,
         tree,
         variables: variables.clone(),
+        launcher: program()?,
+        isolation: isolation.clone(),
     };
     let backend = match of_deployments.backend {
-        DeploymentBackend::Docker => Backend::Docker(Box::new(containers(settings, variables, root.clone())?)),
-        _ => Backend::Process(processes(settings, path, variables, root.clone())?),
+        DeploymentBackend::Docker => {
+            let own = registries(settings, address);
+            let containers = containers(settings, variables, guard.clone(), own, root.clone())?;
+            Backend::Docker(Box::new(containers))
+        }
+        _ => {
+            check_isolation(of_deployments.min_isolation, &isolation)?;
+            Backend::Process(processes(settings, path, variables, isolation, root.clone())?)
+        }
     };
     let settings = hosting::Settings {
         keep_artifacts: of_deployments.keep_artifacts.into(),
-        platform_url: platform_url(config, roles, address),
+        ask_every: ASK_EVERY,
+        platform_url: platform_url(config, roles, plain.unwrap_or(address)),
         // A process that answers for no platform would only know itself.
         public_url: (roles.api || settings.public_url.is_some()).then(|| parts::public_url(settings, address)),
     };
     Ok(Some(Arc::new(Hosting::new(root, backend, git, build, settings))))
 }
 
+/// What keeps processes of deployments apart on this machine, whose folder is there.
+///
+/// # Errors
+/// This program cannot be found.
+pub fn isolation(config: &Config, folder: &Path) -> anyhow::Result<Isolation> {
+    let settings = &config.settings;
+    let mut hidden = vec![settings.data_dir.clone()];
+    let objects = settings.objects.parse::<url::Url>().ok();
+    hidden.extend(objects.and_then(|url| url.to_file_path().ok()));
+    hidden.extend(config.files());
+    hidden.extend(settings.tls.as_ref().map(|files| files.key.clone()));
+    if let Some(database) = settings.database_uri.reveal().strip_prefix("sqlite://") {
+        let database = database.split('?').next().unwrap_or_default();
+        hidden.extend(["", "-wal", "-shm"].map(|end| PathBuf::from(format!("{database}{end}"))));
+    }
+    // An interpreter that the operator names is one of those that deployments may need.
+    let python = settings.agent.hosts.python.as_deref().and_then(Path::parent);
+    let python = python.filter(|folder| folder.is_absolute()).map(Path::display);
+    let wish = Wish {
+        program: program()?,
+        path: python.map_or_else(|| path(config), |python| format!("{}:{python}", path(config))),
+        hidden,
+        first_user: settings.deployments.first_user_id,
+    };
+    Ok(Isolation::new(wish, folder))
+}
+
+/// # Errors
+/// The machine has less than the operator asks for.
+fn check_isolation(least: Level, isolation: &Isolation) -> anyhow::Result<()> {
+    if least > Level::None && isolation.level() < least {
+        bail!(Usage(format!(
+            "deployments.min_isolation is namespace, and this machine has none for processes: {}. Set it to none, run \
+             containers with deployments.backend = docker, or none with deployments.backend = none",
+            isolation.why().unwrap_or_default()
+        )));
+    }
+    Ok(())
+}
+
+fn path(config: &Config) -> String {
+    let path = config.environment.get("PATH").map(Secret::reveal);
+    path.unwrap_or("/usr/local/bin:/usr/bin:/bin").to_owned()
+}
+
 fn processes(
     settings: &Settings,
     path: String,
     variables: BTreeMap<String, Secret>,
+    isolation: Isolation,
     root: Root,
 ) -> anyhow::Result<Processes> {
-    let mut fixed = fixed(settings);
-    // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
-    let hosts = settings.agent.hosts.folder.display().to_string();
-    fixed.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts));
     let settings = process::Settings {
         program: program()?,
         path,
         variables,
-        fixed,
+        fixed: fixed(settings),
         health: settings.deployments.health_timeout,
         grace: settings.deployments.drain_grace,
+        isolation,
+        // Shared by the check and what serves, and by deployments of one workspace that want the same packages.
+        hosts: settings.agent.hosts.folder.clone(),
     };
     Ok(Processes::new(settings, root))
 }
 
-fn containers(settings: &Settings, mut variables: BTreeMap<String, Secret>, root: Root) -> anyhow::Result<Containers> {
+/// Where the platform's own registry is found: images that were pushed there name it so.
+fn registries(settings: &Settings, address: SocketAddr) -> Vec<String> {
+    let url = parts::public_url(settings, address);
+    let host = url.split_once("://").and_then(|(_, rest)| rest.split('/').next());
+    host.map(str::to_owned).into_iter().collect()
+}
+
+fn containers(
+    settings: &Settings,
+    mut variables: BTreeMap<String, Secret>,
+    guard: Guard,
+    registries: Vec<String>,
+    root: Root,
+) -> anyhow::Result<Containers> {
     let deployments = &settings.deployments;
     variables.retain(|name, _| !FILES.contains(&name.as_str()));
     let settings = docker::Settings {
@@ -143,6 +221,12 @@ fn containers(settings: &Settings, mut variables: BTreeMap<String, Secret>, root
         health: deployments.health_timeout,
         grace: deployments.drain_grace,
         build: deployments.build_timeout,
+        build_memory_bytes: deployments.docker.build_memory_bytes,
+        build_cpus: deployments.docker.build_cpus,
+        runtime: deployments.docker.runtime.clone(),
+        user: deployments.docker.user.clone(),
+        guard,
+        registries,
     };
     Ok(Containers::new(settings, root)?)
 }
@@ -152,6 +236,9 @@ fn fixed(settings: &Settings) -> Vec<(String, String)> {
     let allowed: Vec<String> = settings.outbound_allow.iter().map(ToString::to_string).collect();
     let fixed = [
         ("TOWPATH_OUTBOUND_ALLOW", allowed.join(",")),
+        // The gateway speaks to them without.
+        ("TOWPATH_TLS_CERT", String::new()),
+        ("TOWPATH_TLS_KEY", String::new()),
         ("TOWPATH_AGENT_AUTH", "none".to_owned()),
         ("TOWPATH_LOG_FORMAT", "text".to_owned()),
         ("TOWPATH_DATABASE_URI", String::new()),
@@ -161,7 +248,10 @@ fn fixed(settings: &Settings) -> Vec<(String, String)> {
 }
 
 /// This program, for agent servers. The file it was started from may have been replaced by a newer one meanwhile.
-fn program() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// This program cannot be found.
+pub fn program() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("finding this program")?;
     let live = PathBuf::from("/proc/self/exe");
     // The kernel names a replaced file so.

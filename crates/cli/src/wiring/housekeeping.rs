@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
+use towpath_api::App;
 use towpath_domain::Timestamp;
 use towpath_scheduler::metric;
 use towpath_store::{Store, jobs, sweep_cursors, units};
@@ -47,6 +48,21 @@ const LEFTOVERS: Sweep = Sweep {
     every: Duration::from_secs(10 * 60),
     turn: Duration::from_secs(55 * 60),
 };
+
+/// How often it is written when keys were used.
+const RECORD_KEYS_EVERY: Duration = Duration::from_secs(60);
+
+/// Writes when keys were used last, until it is aborted.
+pub async fn record_key_uses(app: App) {
+    let mut clock = interval(RECORD_KEYS_EVERY);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        clock.tick().await;
+        if let Err(error) = app.record_key_uses().await {
+            tracing::warn!(%error, "it cannot be written when keys were used; the next time tries again");
+        }
+    }
+}
 
 /// Runs until it is aborted.
 pub async fn run(store: Store, objects: Objects, metrics: PrometheusHandle, sweeps: bool) {

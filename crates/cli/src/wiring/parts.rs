@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use towpath_api::limits::{Own, Table};
 use towpath_api::ops::Probe;
-use towpath_api::{App, Health, Ops, Parts, Reading};
+use towpath_api::{App, Health, Limits, Ops, Parts, Reading};
 use towpath_domain::export::Credentials;
-use towpath_domain::{Clock, Secret};
+use towpath_domain::{Clock, Disks, Secret};
 use towpath_outbound::{Guard, Policy};
 use towpath_query::Reader;
-use towpath_queue::Queue;
+use towpath_queue::{Queue, Windows};
 use towpath_store::Store;
 use towpath_store::sealing::Sealer;
 use towpath_traces::objects::Objects;
@@ -22,8 +24,13 @@ use towpath_workflows::heavy::Heavy;
 use towpath_workflows::hosting::Hosting;
 use towpath_workflows::world::{Keeping, Sizes, World};
 
-use crate::config::{Config, Mode, Settings};
+use crate::config::{Config, DeploymentBackend, Mode, Settings};
 use crate::storage;
+
+use super::disks;
+
+/// More would only make programs slow that look through all they may have.
+const OPEN_FILES: u64 = 65_536;
 
 /// What several roles use.
 pub struct Shared {
@@ -34,6 +41,7 @@ pub struct Shared {
     pub objects: Objects,
     sealer: Sealer,
     destinations: towpath_outbound::Settings,
+    disks: Disks,
 }
 
 impl Shared {
@@ -66,7 +74,7 @@ impl Shared {
         let objects = Objects::open(&settings.objects, &aws)
             .context("objects")?
             .with_index_cache(settings.index_cache_bytes);
-        let sealer = storage::sealer(settings, store.dialect())?;
+        let sealer = storage::sealer(settings, &store).await?;
         let destinations = towpath_outbound::Settings {
             guard: Guard::new(Policy {
                 loopback: config.mode == Mode::Dev,
@@ -81,6 +89,7 @@ impl Shared {
             objects,
             sealer,
             destinations,
+            disks: disks::watch(settings),
         })
     }
 
@@ -108,7 +117,7 @@ impl Shared {
         address: SocketAddr,
         agents: Option<Store>,
         wal: Wal,
-        ops: Ops,
+        (ops, limits): (Ops, Limits),
     ) -> anyhow::Result<App> {
         let reader = Reader::new(self.store.clone(), self.objects.clone());
         // Queries work on threads made for them; this one only waits.
@@ -123,16 +132,24 @@ impl Shared {
             objects: self.objects.clone(),
             sealer: self.sealer.clone(),
             destinations: self.destinations.clone(),
+            disk: self.disks.data.clone(),
             clock: Clock::system(),
             ops,
+            limits,
             settings: towpath_api::Settings {
                 requests: settings.requests,
+                failed_keys_per_minute: settings.failed_keys_per_minute,
+                stored_bytes_per_workspace: settings.stored_bytes_per_workspace,
                 ingest_body_bytes: settings.ingest_body_bytes,
                 ingest_memory_bytes: settings.ingest_memory_bytes,
                 exports: settings.exports,
                 loopback: address.ip().is_loopback(),
                 public_url: public_url(settings, address),
                 hold: settings.deployments.hold,
+                one_workspace: settings.deployments.one_workspace
+                    && settings.deployments.backend != DeploymentBackend::Docker,
+                gateway_access: settings.deployments.access,
+                gateway_own_auth: settings.deployments.own_auth,
             },
         }))
     }
@@ -154,6 +171,7 @@ impl Shared {
             destinations: self.destinations.clone(),
             heavy: Heavy::new().context("threads for heavy work")?,
             hosting,
+            disks: self.disks.clone(),
             sizes: Sizes {
                 file_bytes: settings.export_file_bytes,
                 fold_delay: settings.fold_delay,
@@ -189,7 +207,10 @@ impl Shared {
             let objects = objects.clone();
             async move { objects.check().await }
         });
+        let disk = self.disks.data.clone();
+        let disk = probe(move || std::future::ready(if disk.is_low() { Err(DISK_LOW) } else { Ok(()) }));
         let health = health.require("database", database).want("objects", objects);
+        let health = health.want("disk", disk);
         let queue = self.queue.clone();
         if queue.health().state == towpath_queue::State::Local {
             return health;
@@ -210,6 +231,9 @@ impl Shared {
     }
 }
 
+/// Told where the disk has less room than it has to have.
+const DISK_LOW: &str = "less is free than disk.least_free_mb: new work is refused until there is room";
+
 /// Told where Redis is away: the error itself names addresses.
 pub(super) const REDIS_AWAY: &str = "it does not answer as it should; work is found by looking";
 
@@ -229,10 +253,58 @@ pub fn engine(settings: &Settings) -> towpath_durable::Settings {
 
 /// How many connections a listener takes.
 pub fn connections(settings: &Settings) -> towpath_api::serve::Limits {
-    towpath_api::serve::Limits {
-        per_peer: settings.connections_per_address,
-        ..towpath_api::serve::Limits::default()
+    let usual = towpath_api::serve::Limits::default();
+    let files = open_files();
+    // Each is an open file. A quarter is for what is opened to answer, and an eighth for other addresses.
+    let connections = usual.connections.min(files - files / 4);
+    let of_one = connections - connections / 8;
+    if connections < usual.connections {
+        tracing::info!(
+            open_files = files,
+            connections,
+            "fewer connections than usual fit into the limit of open files"
+        );
     }
+    towpath_api::serve::Limits {
+        connections,
+        per_peer: settings.connections_per_address.min(of_one),
+        per_neighbour: usual.per_neighbour.min(of_one),
+        proxies: settings.trusted_proxies.clone(),
+    }
+}
+
+/// How many files this process may have open, after asking for as many as it may have: systems give a program a thousand
+/// where it does not ask.
+fn open_files() -> usize {
+    let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE) else {
+        return 1024;
+    };
+    let wanted = hard.min(OPEN_FILES);
+    let raised = soft < wanted && setrlimit(Resource::RLIMIT_NOFILE, wanted, hard).is_ok();
+    usize::try_from(if raised { wanted } else { soft }).unwrap_or(usize::MAX)
+}
+
+/// How often one caller of the platform may ask. Shared by all processes where there is a Redis.
+///
+/// # Errors
+/// When there are no rules that can be used.
+pub async fn limits(settings: &Settings) -> anyhow::Result<Limits> {
+    let table = match settings.limits.rules.as_str() {
+        "off" => None,
+        rules => Some(Table::load(rules).with_context(|| format!("limits.rules: {rules}"))?),
+    };
+    let own = settings.limits.own;
+    if table.is_none() && own == Own::default() {
+        return Ok(Limits::off());
+    }
+    let clock = Clock::system();
+    let windows = match &settings.redis_uri {
+        None => Windows::local(clock.clone()),
+        Some(uri) => Windows::redis(uri.reveal(), towpath_queue::Options::default())
+            .await
+            .context("redis_uri")?,
+    };
+    Ok(Limits::new(table, own, windows, clock))
 }
 
 /// Times of the scheduler.
@@ -256,13 +328,18 @@ pub fn pools(settings: &Settings, known: &[&'static str]) -> towpath_workers::Op
             "workers.pool_slots names a pool that no kind of job uses"
         );
     }
-    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
     towpath_workers::Options {
-        host: host.unwrap_or_else(|| "localhost".to_owned()),
+        host: host(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         fallback: Duration::from_secs(1),
         ..towpath_workers::Options::new(known.iter().map(|pool| (*pool, settings.slots_of(pool))))
     }
+}
+
+/// The machine's name, for operators.
+pub fn host() -> String {
+    let host = nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok());
+    host.unwrap_or_else(|| "localhost".to_owned())
 }
 
 /// Where others reach the platform: as configured, else where it listens.
@@ -276,7 +353,7 @@ pub fn public_url(settings: &Settings, address: SocketAddr) -> String {
         IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
         ip => ip,
     };
-    format!("http://{}", SocketAddr::new(ip, address.port()))
+    format!("{}://{}", settings.scheme(), SocketAddr::new(ip, address.port()))
 }
 
 /// The credentials of this process's own environment, where it has any.

@@ -101,11 +101,13 @@ fn told(settings: &Settings, server: &Server) -> anyhow::Result<Told> {
     };
     Ok(Told {
         requests: settings.requests,
+        failed_keys_per_minute: settings.failed_keys_per_minute,
         body_bytes: agent.body_bytes,
         slots: settings.slots_of(run_agent::POOL),
         cors,
         mount_prefix: mount_prefix(settings, server).to_owned(),
         always_resumable: agent.always_resumable,
+        events_kept: agent.event_retention,
         thread_ttl: server.thread_ttl(),
         item_ttl_minutes: server.item_ttl_minutes(),
         refresh_on_read: server.refresh_on_read(),

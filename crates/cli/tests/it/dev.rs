@@ -19,22 +19,25 @@ pub struct Server {
 impl Server {
     /// Starts one and reads its banner, which it prints when it is ready.
     pub fn start(folder: &Path) -> Self {
-        let mut child = towpath(
-            folder,
-            &[
-                "dev",
-                "--listen",
-                "127.0.0.1:0",
-                "--agent-listen",
-                "127.0.0.1:0",
-                "--data-dir",
-                "data",
-            ],
-        )
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap();
+        Self::start_with(folder, &[])
+    }
+
+    /// The same with more arguments.
+    pub fn start_with(folder: &Path, more: &[&str]) -> Self {
+        let usual = [
+            "dev",
+            "--listen",
+            "127.0.0.1:0",
+            "--agent-listen",
+            "127.0.0.1:0",
+            "--data-dir",
+            "data",
+        ];
+        let mut child = towpath(folder, &[&usual[..], more].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut field = |name: &str| loop {
             let mut line = String::new();

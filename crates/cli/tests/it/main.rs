@@ -1,8 +1,11 @@
 //! The binary from the outside: its output and its exit codes.
 
+mod backup;
 mod config;
 mod demo;
 mod dev;
+mod hostile;
+mod limits;
 mod older;
 mod operating;
 mod quarantine;

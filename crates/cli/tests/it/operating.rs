@@ -18,7 +18,7 @@ impl Server {
 
     /// What it prints for programs, if it ends well.
     #[track_caller]
-    fn json(&self, folder: &Path, arguments: &[&str]) -> Value {
+    pub fn json(&self, folder: &Path, arguments: &[&str]) -> Value {
         let output = self.command(folder, &[arguments, &["--output", "json"]].concat());
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", err(&output));
         assert!(!out(&output).contains(&self.key) && !err(&output).contains(&self.key));
@@ -27,14 +27,14 @@ impl Server {
 
     /// What it prints for people, if it ends well.
     #[track_caller]
-    fn text(&self, folder: &Path, arguments: &[&str]) -> String {
+    pub fn text(&self, folder: &Path, arguments: &[&str]) -> String {
         let output = self.command(folder, arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", err(&output));
         assert!(!out(&output).contains(&self.key) && !err(&output).contains(&self.key));
         out(&output)
     }
 
-    fn project(&self, name: &str) -> String {
+    pub fn project(&self, name: &str) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -296,6 +296,30 @@ fn a_backup_of_a_server_at_work_is_whole() {
     assert_eq!(cluster.status.code(), Some(3), "{}", err(&cluster));
     assert!(!err(&cluster).contains("hunter2"), "{}", err(&cluster));
     assert!(!folder.join("cluster").exists(), "nothing is left of one that failed");
+}
+
+#[test]
+fn who_asks_for_encrypted_checkpoints_is_told_that_there_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["agent", "dev"] {
+        let refused = towpath(folder.path(), &[command, "--data-dir", "data"])
+            .env("TOWPATH_LISTEN", "127.0.0.1:0")
+            .env("TOWPATH_AGENT_LISTEN", "127.0.0.1:0")
+            .env("LANGGRAPH_AES_KEY", "0123456789abcdef")
+            .output()
+            .unwrap();
+        assert_eq!(refused.status.code(), Some(2), "{command}: {}", err(&refused));
+        assert!(
+            err(&refused).contains("LANGGRAPH_AES_KEY"),
+            "{command}: {}",
+            err(&refused)
+        );
+        assert!(
+            !err(&refused).contains("0123456789abcdef"),
+            "{command}: {}",
+            err(&refused)
+        );
+    }
 }
 
 #[test]

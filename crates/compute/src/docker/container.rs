@@ -4,16 +4,19 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::time::Duration;
 
+use bollard::errors::Error as EngineError;
 use bollard::models::{ContainerCreateBody, HostConfig, HostConfigLogConfig, Mount, MountType, PortBinding};
 use bollard::query_parameters::{
-    CreateContainerOptions, InspectContainerOptions, KillContainerOptionsBuilder, LogsOptionsBuilder,
+    CreateContainerOptionsBuilder, InspectContainerOptions, KillContainerOptionsBuilder, LogsOptionsBuilder,
     RemoveContainerOptionsBuilder, StartContainerOptions, StopContainerOptionsBuilder, WaitContainerOptions,
 };
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
-use super::engine_failed;
+use super::{dockerfile, engine_failed, is_gone};
 use crate::error::{Error, Result};
 use crate::health::Place;
 use crate::instances::Instance;
@@ -29,11 +32,13 @@ const PIDS: i64 = 4096;
 
 /// How long the last lines of one that has ended are waited for.
 const LINES_LIMIT: Duration = Duration::from_secs(2);
+/// An engine that does not answer is asked again after this long.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// How the gateway reaches a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Network {
-    /// A port of this machine's loopback leads into the engine's default network.
+    /// A port of this machine's loopback leads into a network of the deployment's own.
     Bridge,
     /// The container has this machine's network, and listens on loopback.
     Host,
@@ -62,8 +67,20 @@ pub(super) struct Startup {
     pub(super) variables: Vec<(String, String)>,
     pub(super) labels: HashMap<String, String>,
     pub(super) network: Network,
-    /// The volume of the database; an empty one that goes with the container where there is none.
+    /// The deployment's own network at the engine.
+    pub(super) own_network: String,
+    /// The volume of the database; where there is none, an empty file system in memory.
     pub(super) volume: Option<String>,
+    /// The volume of the platform's program, where that is what runs.
+    pub(super) program: Option<String>,
+    /// In place of the image's own.
+    pub(super) user: Option<String>,
+    /// Capabilities that are left; none as a rule.
+    pub(super) capabilities: Vec<String>,
+    /// Whether nothing can be written but the database and `/tmp`.
+    pub(super) read_only: bool,
+    /// The engine's runtime, where it is not its default.
+    pub(super) runtime: Option<String>,
     pub(super) cpus: Option<f64>,
     pub(super) memory_mb: Option<u64>,
     pub(super) grace: Duration,
@@ -75,6 +92,8 @@ pub(crate) struct Container {
     id: String,
     address: SocketAddr,
     life: Life,
+    /// Whether it says when it has its port, which somebody else of this machine may have taken.
+    tells: bool,
 }
 
 impl Container {
@@ -90,9 +109,15 @@ impl Container {
             holder,
             grace: given.grace,
         };
+        let tells = given.network == Network::Host && given.command.is_some();
         tokio::spawn(held.own(given, started));
         let (id, address) = answer.await.unwrap_or(Err(Error::Cancelled))?;
-        Ok(Self { id, address, life })
+        Ok(Self {
+            id,
+            address,
+            life,
+            tells,
+        })
     }
 
     /// Its database is free.
@@ -104,7 +129,12 @@ impl Container {
 
     /// Waits until it answers that it is healthy; where it does.
     pub(super) async fn healthy(&self, limit: Duration, cancel: &CancellationToken) -> Result<SocketAddr> {
-        self.life.healthy(Place::At(self.address), limit, cancel).await
+        let begun = Instant::now();
+        if self.tells {
+            self.life.listens(limit, cancel).await?;
+        }
+        let left = limit.saturating_sub(begun.elapsed());
+        self.life.healthy(Place::At(self.address), left, cancel).await
     }
 }
 
@@ -125,9 +155,12 @@ struct Held {
 impl Held {
     /// Creates the container, holds it until it has ended, and removes it.
     async fn own(self, given: Startup, started: oneshot::Sender<Result<(String, SocketAddr)>>) {
-        let how = match create(&self.engine, given).await {
+        // A name that is known before the engine answers: what was made is removed although the answer was lost.
+        let name = format!("towpath-{}", Uuid::now_v7());
+        let how = match create(&self.engine, &name, given).await {
             Err(error) => {
                 let _ = started.send(Err(error));
+                remove(&self.engine, &name).await;
                 "was not made".to_owned()
             }
             Ok((id, reached)) => {
@@ -152,25 +185,33 @@ impl Held {
     async fn hold(&self, id: &str) -> String {
         let hears = self.holder.listener();
         let reading = async {
-            let options = LogsOptionsBuilder::new().follow(true).stdout(true).stderr(true).build();
-            let mut output = Box::pin(self.engine.logs(id, Some(options)));
-            let mut lines = Splitter::new(&self.log);
-            while let Some(Ok(piece)) = output.next().await {
-                lines.take(piece.as_ref(), &hears);
-            }
-            lines.finish(|_| {});
-        };
-        let ended = async {
-            let mut waiting = Box::pin(self.engine.wait_container(id, None::<WaitContainerOptions>));
-            match waiting.next().await {
-                Some(Ok(ended)) => format!("ended with exit code {}", ended.status_code),
-                Some(Err(bollard::errors::Error::DockerContainerWaitError { code, .. })) => {
-                    format!("ended with exit code {code}")
+            let mut earlier = "all";
+            loop {
+                let options = LogsOptionsBuilder::new()
+                    .follow(true)
+                    .stdout(true)
+                    .stderr(true)
+                    .tail(earlier);
+                let mut output = Box::pin(self.engine.logs(id, Some(options.build())));
+                let mut lines = Splitter::new(&self.log);
+                let mut broke_off = false;
+                while let Some(piece) = output.next().await {
+                    let Ok(piece) = piece else {
+                        broke_off = true;
+                        break;
+                    };
+                    // What was read once is not read again.
+                    earlier = "0";
+                    lines.take(piece.as_ref(), &hears);
                 }
-                Some(Err(error)) => format!("is lost: {error}"),
-                None => "is lost: the engine does not answer".to_owned(),
+                lines.finish(|_| {});
+                if !broke_off {
+                    return;
+                }
+                tokio::time::sleep(ASK_AGAIN).await;
             }
         };
+        let ended = ended(&self.engine, id);
         let stopping = async {
             self.holder.stop.cancelled().await;
             let seconds = i32::try_from(self.grace.as_secs()).unwrap_or(i32::MAX);
@@ -206,7 +247,34 @@ enum Reached {
     Inside(String),
 }
 
-async fn create(engine: &bollard::Docker, given: Startup) -> Result<(String, Reached)> {
+/// Waits until a container has ended, also when the engine is away meanwhile: containers may outlive it. Answers how.
+pub(super) async fn ended(engine: &bollard::Docker, id: &str) -> String {
+    let with_code = |code: i64| format!("ended with exit code {code}");
+    loop {
+        let mut waiting = Box::pin(engine.wait_container(id, None::<WaitContainerOptions>));
+        match waiting.next().await {
+            Some(Ok(ended)) => return with_code(ended.status_code),
+            Some(Err(EngineError::DockerContainerWaitError { code, .. })) => return with_code(code),
+            Some(Err(error)) => {
+                tracing::debug!(%error, "the engine does not say how a container ends; it is asked again");
+            }
+            None => {}
+        }
+        match engine.inspect_container(id, None::<InspectContainerOptions>).await {
+            Ok(found) => {
+                let state = found.state.unwrap_or_default();
+                if state.running == Some(false) {
+                    return with_code(state.exit_code.unwrap_or(-1));
+                }
+            }
+            Err(error) if is_gone(&error) => return "was removed".to_owned(),
+            Err(_) => {}
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+async fn create(engine: &bollard::Docker, name: &str, given: Startup) -> Result<(String, Reached)> {
     let (reached, listen) = match &given.network {
         Network::Host => {
             let port = free_port()?;
@@ -235,10 +303,21 @@ async fn create(engine: &bollard::Docker, given: Startup) -> Result<(String, Rea
     let exposed = format!("{PORT}/tcp");
     let is_published = matches!(reached, Reached::Published);
     let memory = given.memory_mb.and_then(|mb| i64::try_from(mb << 20).ok());
+    let mut tmpfs = HashMap::new();
+    let mut mounts = Vec::new();
+    match given.volume {
+        Some(volume) => mounts.push(mount(volume, DATA, false)),
+        None => drop(tmpfs.insert(DATA.to_owned(), "mode=1777".to_owned())),
+    }
+    mounts.extend(given.program.map(|volume| mount(volume, dockerfile::MOUNTED, true)));
+    if given.read_only {
+        // Programs are unpacked and started there.
+        tmpfs.insert("/tmp".to_owned(), "exec,mode=1777".to_owned());
+    }
     let host = HostConfig {
         network_mode: Some(match &given.network {
             Network::Host => "host".to_owned(),
-            Network::Bridge => "bridge".to_owned(),
+            Network::Bridge => given.own_network,
             Network::Named(name) => name.clone(),
         }),
         port_bindings: is_published.then(|| {
@@ -248,12 +327,14 @@ async fn create(engine: &bollard::Docker, given: Startup) -> Result<(String, Rea
             };
             HashMap::from([(exposed.clone(), Some(vec![binding]))])
         }),
-        mounts: Some(vec![Mount {
-            target: Some(DATA.to_owned()),
-            source: given.volume,
-            typ: Some(MountType::VOLUME),
-            ..Mount::default()
-        }]),
+        mounts: Some(mounts),
+        tmpfs: Some(tmpfs),
+        readonly_rootfs: Some(given.read_only),
+        // What its programs leave behind is waited for.
+        init: Some(true),
+        cap_drop: Some(vec!["ALL".to_owned()]),
+        cap_add: (!given.capabilities.is_empty()).then_some(given.capabilities),
+        runtime: given.runtime,
         memory,
         // No swap beside it.
         memory_swap: memory,
@@ -272,6 +353,7 @@ async fn create(engine: &bollard::Docker, given: Startup) -> Result<(String, Rea
     };
     let body = ContainerCreateBody {
         image: Some(given.image),
+        user: given.user,
         entrypoint,
         cmd: command,
         env: Some(
@@ -285,7 +367,8 @@ async fn create(engine: &bollard::Docker, given: Startup) -> Result<(String, Rea
         host_config: Some(host),
         ..ContainerCreateBody::default()
     };
-    let made = engine.create_container(None::<CreateContainerOptions>, body).await;
+    let options = CreateContainerOptionsBuilder::new().name(name).build();
+    let made = engine.create_container(Some(options), body).await;
     Ok((made.map_err(engine_failed("making a container"))?.id, reached))
 }
 
@@ -316,16 +399,36 @@ async fn run(engine: &bollard::Docker, id: &str, reached: Reached) -> Result<Soc
     address.ok_or_else(|| Error::Refused("the container ended at once, or has no address".to_owned()))
 }
 
-async fn remove(engine: &bollard::Docker, id: &str) {
-    let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
-    if let Err(error) = engine.remove_container(id, Some(options)).await {
-        // It has this life's label: the next life removes it.
-        tracing::warn!(%error, "a container stays until this process starts again");
+pub(super) fn mount(volume: String, target: &str, read_only: bool) -> Mount {
+    Mount {
+        target: Some(target.to_owned()),
+        source: Some(volume),
+        typ: Some(MountType::VOLUME),
+        read_only: Some(read_only),
+        ..Mount::default()
     }
 }
 
-/// A port of loopback that nobody has. Somebody may take it before the container does: then that does not become
-/// healthy.
+/// Removes a container, and goes on until it is gone: while it is there it may have its database.
+pub(super) async fn remove(engine: &bollard::Docker, id: &str) {
+    let mut told = false;
+    loop {
+        let options = RemoveContainerOptionsBuilder::new().force(true).v(true).build();
+        match engine.remove_container(id, Some(options)).await {
+            Ok(()) => return,
+            Err(error) if is_gone(&error) => return,
+            Err(error) if !told => {
+                told = true;
+                tracing::warn!(%error, container = id, "a container cannot be removed yet; it is tried again");
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+/// A port of loopback that nobody has. Somebody may take it before the container does: then that ends, and what answers
+/// there is not asked, where the container is one that says when it has its port.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(Error::io("looking for a free port"))?;
     let address = listener.local_addr().map_err(Error::io("looking for a free port"))?;

@@ -5,6 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 use towpath_domain::git::{PlainCommand, TreePath};
 
+use super::container::DATA;
+use super::reference;
+use crate::artifact::{Built, Origin};
 use crate::error::{Error, Result};
 
 /// Where the tree lies in an image.
@@ -13,12 +16,19 @@ pub(super) const SOURCE: &str = "/deps/source";
 pub(super) const PROGRAM: &str = "/usr/local/bin/towpath";
 /// Settings of the agent server: none, so that it does not read a file of the tree in their place.
 pub(super) const SETTINGS: &str = "/opt/towpath/settings.toml";
+/// Where the platform's own program is mounted when an agent server starts: the images of older platforms start with
+/// the newest program, which knows the database's newest form.
+pub(super) const MOUNTED: &str = "/opt/towpath/program";
 /// Environments of Python, made with the image.
 const HOSTS: &str = "/opt/towpath/hosts";
+/// `HOME` of what makes them: interpreters that are fetched lie in it.
+const HOME: &str = "/opt/towpath/home";
+/// Who agent servers of these images run as.
+pub(super) const USER: &str = "10001:10001";
 /// Used where the configuration names no `python_version`: that of the reference command line.
 const PYTHON: &str = "3.11";
 /// Stands for the version in the base image's name.
-const VERSION: &str = "{python_version}";
+pub(super) const VERSION: &str = "{python_version}";
 
 /// What a Dockerfile is made from, beside the configuration.
 pub(super) struct Parts<'a> {
@@ -48,7 +58,9 @@ pub(super) fn write(config: &Value, parts: &Parts<'_>) -> Result<String> {
     lines.push(format!("COPY --from={program} /towpath {PROGRAM}"));
     lines.push(format!("COPY --from={program} /settings.toml {SETTINGS}"));
     lines.push(format!("ENV TOWPATH_AGENT_HOSTS_DIR={HOSTS}"));
-    lines.push(format!("COPY source {SOURCE}"));
+    lines.push(format!("COPY --from={program} --chown={USER} /empty {HOSTS}"));
+    lines.push(format!("COPY --from={program} --chown={USER} /empty {HOME}"));
+    lines.push(format!("COPY --chown={USER} source {SOURCE}"));
     lines.push(format!("WORKDIR {SOURCE}"));
     lines.extend(
         parts
@@ -71,6 +83,8 @@ pub(super) fn write(config: &Value, parts: &Parts<'_>) -> Result<String> {
         "--config",
         &format!("{SOURCE}/{}", parts.config.as_str()),
     ];
+    lines.push(format!("USER {USER}"));
+    lines.push(format!("ENV HOME={HOME}"));
     lines.push(format!("RUN {}", Value::from(prepare.to_vec())));
     Ok(lines.join("\n") + "\n")
 }
@@ -83,7 +97,10 @@ fn base(config: &Value, default: &str) -> Result<String> {
     };
     match config.get("base_image") {
         None | Some(Value::Null) => Ok(default.replace(VERSION, version)),
-        Some(Value::String(image)) if is_reference(image) => Ok(image.clone()),
+        Some(Value::String(image)) if is_reference(image) => {
+            reference::check_local(image).map_err(|why| refused(&format!("base_image {why}")))?;
+            Ok(image.clone())
+        }
         Some(_) => Err(refused("base_image must be the name of an image")),
     }
 }
@@ -96,7 +113,9 @@ fn own_lines(config: &Value) -> Result<Vec<String>> {
     };
     let line = |line: &Value| line.as_str().map(str::to_owned);
     let lines: Option<Vec<String>> = lines.iter().map(line).collect();
-    lines.ok_or_else(|| refused("dockerfile_lines must be a list of lines"))
+    let lines = lines.ok_or_else(|| refused("dockerfile_lines must be a list of lines"))?;
+    reference::check_lines(&lines).map_err(|why| refused(&format!("dockerfile_lines {why}")))?;
+    Ok(lines)
 }
 
 /// The configuration file's folder in the image. `WORKDIR` reads variables and quotes, so their signs are refused.
@@ -140,6 +159,29 @@ fn refused(text: &str) -> Error {
     Error::Refused(format!("graph configuration: {text}"))
 }
 
+/// Started in place of what an image says: `towpath` itself in the images that are built here.
+pub(super) fn command(built: &Built, standby: bool) -> Option<Vec<String>> {
+    if matches!(built.plan.origin, Origin::Image { .. }) {
+        return None;
+    }
+    let config = format!("{SOURCE}/{}", built.plan.config);
+    let program = format!("{MOUNTED}/towpath");
+    let settings = format!("{MOUNTED}/settings.toml");
+    let words = [
+        program.as_str(),
+        "agent",
+        "--config",
+        &config,
+        "--data-dir",
+        DATA,
+        "--settings",
+        &settings,
+        "--tell-listening",
+    ];
+    let words = words.into_iter().chain(standby.then_some("--standby"));
+    Some(words.map(str::to_owned).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,11 +214,15 @@ mod tests {
             "COPY --from=towpath-program:1 /towpath /usr/local/bin/towpath",
             "COPY --from=towpath-program:1 /settings.toml /opt/towpath/settings.toml",
             "ENV TOWPATH_AGENT_HOSTS_DIR=/opt/towpath/hosts",
-            "COPY source /deps/source",
+            "COPY --from=towpath-program:1 --chown=10001:10001 /empty /opt/towpath/hosts",
+            "COPY --from=towpath-program:1 --chown=10001:10001 /empty /opt/towpath/home",
+            "COPY --chown=10001:10001 source /deps/source",
             "WORKDIR /deps/source",
             r#"RUN ["npm","ci","--omit=dev"]"#,
             "WORKDIR /deps/source/apps/one",
             r#"RUN ["npm","run","build"]"#,
+            "USER 10001:10001",
+            "ENV HOME=/opt/towpath/home",
             concat!(
                 r#"RUN ["/usr/local/bin/towpath","agent","--prepare","--log","info,towpath_runtime::hosted=debug","#,
                 r#""--settings","/opt/towpath/settings.toml","--config","/deps/source/apps/one/langgraph.json"]"#
@@ -205,6 +251,12 @@ mod tests {
             (json!({"python_version": "3..1"}), "langgraph.json"),
             (json!({"dockerfile_lines": "RUN x"}), "langgraph.json"),
             (json!({"dockerfile_lines": [1]}), "langgraph.json"),
+            (json!({"base_image": "towpath-0123456789ab:00ff"}), "langgraph.json"),
+            (json!({"base_image": "sha256:00ff"}), "langgraph.json"),
+            (
+                json!({"dockerfile_lines": ["COPY --from=towpath-0123456789ab:00ff / /"]}),
+                "langgraph.json",
+            ),
             (json!({}), "a b/langgraph.json"),
             (json!({}), "$HOME/langgraph.json"),
         ] {

@@ -12,17 +12,19 @@ use bollard::query_parameters::{
     TagImageOptionsBuilder,
 };
 use futures::StreamExt as _;
-use sha2::{Digest as _, Sha256};
 use tokio_util::io::ReaderStream;
 use tokio_util::sync::CancellationToken;
 use towpath_domain::registry::{self, RegistryLogin};
 
-use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone};
+use super::{Containers, ROOT_LABEL, dockerfile, engine_failed, is_gone, is_refusal, passes, reference};
 use crate::artifact::{Artifact, Built, Plan};
-use crate::build::Project;
+use crate::build::{Project, without_effect};
 use crate::error::{Error, Result};
 use crate::git::blocking;
 use crate::log::{Log, Splitter};
+
+/// Microseconds of one turn of the CPU limit.
+const CPU_PERIOD: i32 = 100_000;
 
 /// An image of a registry, at the engine.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
@@ -33,6 +35,9 @@ pub struct Pulled {
     pub id: String,
     /// Whether it was not there before.
     pub is_ours: bool,
+    /// What pulls the same again: its repository, and the digest that its registry has.
+    #[serde(default)]
+    pub reference: Option<String>,
 }
 
 impl Containers {
@@ -43,7 +48,7 @@ impl Containers {
     }
 
     /// The engine's name for what an image holds now.
-    async fn find(&self, image: &str) -> Result<Option<String>> {
+    pub(super) async fn find(&self, image: &str) -> Result<Option<String>> {
         match self.engine.inspect_image(image).await {
             Ok(found) => Ok(found.id),
             Err(error) if is_gone(&error) => Ok(None),
@@ -67,6 +72,7 @@ impl Containers {
             install,
             ..
         } = Project::read(artifact, plan)?;
+        without_effect(&config, &[], log);
         let program = self.program().await?;
         let arguments = self.machine();
         let text = dockerfile::write(
@@ -109,7 +115,7 @@ impl Containers {
     }
 
     /// Has the engine build what was packed; its lines go to the log as they come. Answers what the image is.
-    async fn build_context(
+    pub(super) async fn build_context(
         &self,
         context: &Path,
         name: &str,
@@ -124,6 +130,9 @@ impl Containers {
             .t(name)
             .rm(true)
             .forcerm(true)
+            .memory(self.settings.build_memory_bytes)
+            .cpuperiod(CPU_PERIOD)
+            .cpuquota(CPU_PERIOD.saturating_mul(self.settings.build_cpus))
             .buildargs(&arguments)
             .labels(&labels);
         if self.settings.network == super::Network::Host {
@@ -142,7 +151,12 @@ impl Containers {
                     lines.take(text.as_bytes(), |_| {});
                 }
                 if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
-                    return Err(Error::Refused(format!("building the image: {error}")));
+                    let text = format!("building the image: {error}");
+                    return Err(if passes(&error) {
+                        Error::Transient(text)
+                    } else {
+                        Error::Refused(text)
+                    });
                 }
             }
             lines.finish(|_| {});
@@ -170,6 +184,8 @@ impl Containers {
         log: &Log,
         cancel: &CancellationToken,
     ) -> Result<Pulled> {
+        reference::check_local(uri).map_err(|why| Error::Refused(format!("image_uri {why}")))?;
+        reference::check_registry(uri, &self.settings.registries, &self.settings.guard).await?;
         let whole = with_tag(uri);
         let login = self.login(logins, &whole)?;
         let before = self.find(&whole).await?;
@@ -180,7 +196,12 @@ impl Containers {
             while let Some(piece) = said.next().await {
                 let piece = piece.map_err(engine_failed("pulling the image"))?;
                 if let Some(error) = piece.error_detail.and_then(|detail| detail.message) {
-                    return Err(Error::Refused(format!("pulling the image: {error}")));
+                    let text = format!("pulling the image: {error}");
+                    return Err(if passes(&error) {
+                        Error::Transient(text)
+                    } else {
+                        Error::Refused(text)
+                    });
                 }
                 // Progress of each layer comes many times a second.
                 let line = piece.status.map(|status| match piece.id {
@@ -205,25 +226,32 @@ impl Containers {
         };
         match (pulled, before.clone()) {
             (Ok(()), _) => {
-                let id = self.find(&whole).await?;
-                let id = id.ok_or_else(|| Error::Transient("the image that was pulled is gone already".to_owned()))?;
                 let is_ours = before.is_none();
-                Ok(Pulled {
-                    name: whole,
-                    id,
-                    is_ours,
-                })
+                let pulled = self.pulled(whole, is_ours).await?;
+                pulled.ok_or_else(|| Error::Transient("the image that was pulled is gone already".to_owned()))
             }
-            (Err(error), Some(id)) if !(registry::names_registry(&whole) && is_refusal(&error.told())) => {
+            (Err(error), Some(_)) if !(registry::names_registry(&whole) && is_refusal(&error.told())) => {
                 log.warn(format!("{}; the one that is here is used", error.told()));
-                Ok(Pulled {
-                    name: whole,
-                    id,
-                    is_ours: false,
-                })
+                self.pulled(whole, false).await?.ok_or(error)
             }
             (Err(error), _) => Err(error),
         }
+    }
+
+    /// What an image is at the engine now.
+    async fn pulled(&self, name: String, is_ours: bool) -> Result<Option<Pulled>> {
+        let found = match self.engine.inspect_image(&name).await {
+            Ok(found) => found,
+            Err(error) if is_gone(&error) => return Ok(None),
+            Err(error) => return Err(engine_failed("looking for an image")(error)),
+        };
+        let reference = digest_of(&name, &found.repo_digests.unwrap_or_default());
+        Ok(found.id.map(|id| Pulled {
+            name,
+            id,
+            is_ours,
+            reference,
+        }))
     }
 
     /// The login that fits an image: of the deployment's own, else of the operator's file, which is read each time, so
@@ -284,58 +312,19 @@ impl Containers {
                 }
             }
         }
-        // Those of earlier versions of the program; nothing is known before this life has made its own.
-        if let Some(current) = self.program.get() {
-            for image in self.images(&format!("{repository}-program")).await? {
-                for name in image.repo_tags.iter().filter(|name| *name != current) {
-                    let old = self.engine.remove_image(name, None::<RemoveImageOptions>, None).await;
-                    removed += usize::from(old.is_ok());
-                }
-            }
-        }
+        removed += self.sweep_programs().await?;
         Ok(removed)
     }
 
-    async fn images(&self, repository: &str) -> Result<Vec<ImageSummary>> {
+    pub(super) async fn images(&self, repository: &str) -> Result<Vec<ImageSummary>> {
         let filter = HashMap::from([("reference", vec![repository.to_owned()])]);
         let options = ListImagesOptionsBuilder::new().filters(&filter).build();
         let found = self.engine.list_images(Some(options)).await;
         found.map_err(engine_failed("listing images"))
     }
-
-    /// The image that holds the program: sent to the engine once, and not with every build.
-    async fn program(&self) -> Result<String> {
-        let make = || async {
-            let program = self.settings.program.clone();
-            let work = self.root.temporary()?;
-            let context = work.path().join("context");
-            let to = context.clone();
-            let digest =
-                blocking(move || pack_program(&program, &to).map_err(Error::io("packing the program"))).await?;
-            // Its tag says what is in it.
-            let name = format!("{}-program:{}", self.repository(), &digest[..24]);
-            if self.find(&name).await?.is_none() {
-                let never = CancellationToken::new();
-                self.build_context(&context, &name, &[], &Log::none(), &never).await?;
-            }
-            Ok(name)
-        };
-        self.program.get_or_try_init(make).await.cloned()
-    }
 }
 
-/// Writes the context of the program's image. Answers its digest.
-fn pack_program(program: &Path, to: &Path) -> io::Result<String> {
-    let bytes = std::fs::read(program)?;
-    let mut tar = tar::Builder::new(io::BufWriter::new(File::create(to)?));
-    append(&mut tar, "Dockerfile", b"FROM scratch\nCOPY towpath settings.toml /\n")?;
-    append(&mut tar, "settings.toml", b"")?;
-    append(&mut tar, "towpath", &bytes)?;
-    tar.into_inner()?.flush()?;
-    Ok(hex::encode(Sha256::digest(&bytes)))
-}
-
-fn append(tar: &mut tar::Builder<impl io::Write>, name: &str, bytes: &[u8]) -> io::Result<()> {
+pub(super) fn append(tar: &mut tar::Builder<impl io::Write>, name: &str, bytes: &[u8]) -> io::Result<()> {
     let mut header = tar::Header::new_gnu();
     header.set_size(bytes.len() as u64);
     header.set_mode(0o755);
@@ -344,17 +333,21 @@ fn append(tar: &mut tar::Builder<impl io::Write>, name: &str, bytes: &[u8]) -> i
     tar.append_data(&mut header, name, bytes)
 }
 
-/// Whether a registry asks who pulls, and says no: the engine hands on its words, and adds its own.
-fn is_refusal(said: &str) -> bool {
-    const WORDS: [&str; 5] = [
-        "unauthorized",
-        "denied",
-        "forbidden",
-        "no basic auth",
-        "authentication required",
-    ];
-    let said = said.to_ascii_lowercase();
-    WORDS.iter().any(|word| said.contains(word))
+/// What of the digests that the engine knows an image by is of the repository it was pulled from.
+fn digest_of(name: &str, digests: &[String]) -> Option<String> {
+    let repository = repository_of(name);
+    let of_it = |digest: &&String| repository_of(digest) == repository;
+    digests.iter().find(of_it).cloned()
+}
+
+/// Without tag and digest, and as the engine says it.
+fn repository_of(image: &str) -> &str {
+    let image = image.split('@').next().unwrap_or(image);
+    let last = image.rfind('/').map_or(0, |slash| slash + 1);
+    let end = image[last..].find(':').map_or(image.len(), |colon| last + colon);
+    let bare = &image[..end];
+    let bare = bare.strip_prefix("docker.io/").unwrap_or(bare);
+    bare.strip_prefix("library/").unwrap_or(bare)
 }
 
 /// Without a tag the engine would pull all of them.
@@ -386,6 +379,21 @@ mod tests {
         assert!(!is_refusal(
             "pulling the image: manifest for a/b:1 not found: manifest unknown"
         ));
+    }
+
+    #[test]
+    fn an_image_is_pulled_again_by_its_digest() {
+        let digests = ["other@sha256:11".to_owned(), "registry:5000/a/b@sha256:22".to_owned()];
+        let found = |name| digest_of(name, &digests);
+        assert_eq!(
+            found("registry:5000/a/b:1").as_deref(),
+            Some("registry:5000/a/b@sha256:22")
+        );
+        assert_eq!(
+            found("docker.io/library/other:latest").as_deref(),
+            Some("other@sha256:11")
+        );
+        assert_eq!(found("registry:5000/a/c:1"), None);
     }
 
     #[test]

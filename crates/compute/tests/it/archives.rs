@@ -177,6 +177,7 @@ fn nothing_grows_past_its_limits() {
     let small = Limits {
         bytes: 1 << 20,
         entries: 10,
+        free: 0,
     };
     let mut hole = Header::new_gnu();
     hole.set_path("hole").unwrap();
@@ -244,6 +245,7 @@ fn folders_that_a_path_names_are_counted() {
     let small = Limits {
         bytes: 1 << 20,
         entries: 10,
+        free: 0,
     };
     let deep = format!("{}file", "a/".repeat(20));
     let (folder, refused) = unpacked(&archive(&[file(&deep, b"")]), small);
@@ -260,6 +262,7 @@ fn bombs_and_rubbish_are_refused() {
     let small = Limits {
         bytes: 1 << 20,
         entries: 10,
+        free: 0,
     };
     let zeros = vec![0; 8 << 20];
     let (_folder, refused) = unpacked(&archive(&[file("zeros", &zeros)]), small);

@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{self, Artifact, Built, Origin, Plan, Stage};
 use towpath_compute::build::{Settings, build};
 use towpath_compute::tree::Limits;
-use towpath_compute::{Log, Result};
+use towpath_compute::{Isolation, Log, Result};
 use towpath_domain::Secret;
 use towpath_domain::git::CommitSha;
 
@@ -37,11 +38,17 @@ fn fetched(home: &Home, plan: &Plan, files: &[(&str, &str)]) -> Artifact {
 }
 
 async fn built(home: &Home, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
+    built_within(home, Limits::default(), artifact, plan, log).await
+}
+
+async fn built_within(home: &Home, tree: Limits, artifact: &Artifact, plan: &Plan, log: &Log) -> Result<Built> {
     let settings = Settings {
         path: path(),
         limit: Duration::from_secs(30),
-        tree: Limits::default(),
+        tree,
         variables: BTreeMap::from([("HTTPS_PROXY".to_owned(), Secret::new("http://proxy"))]),
+        launcher: PathBuf::new(),
+        isolation: Isolation::default(),
     };
     build(&settings, &home.root, artifact, plan, log, &CancellationToken::new()).await
 }
@@ -64,6 +71,20 @@ async fn commands_run_where_they_belong() {
     let kept = kept.lock().unwrap();
     assert_eq!(kept[0], "$ touch installed");
     assert!(kept.iter().any(|line| line.contains("copied")), "{kept:?}");
+}
+
+#[tokio::test]
+async fn what_a_build_does_not_do_is_said() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", None, None);
+    let config = r#"{"graphs": {"agent": {"native": "echo"}}, "dockerfile_lines": ["RUN x"], "base_image": null,
+                     "pip_installer": "pip"}"#;
+    let artifact = fetched(&home, &plan, &[("langgraph.json", config)]);
+    let (log, kept) = lines();
+    built(&home, &artifact, &plan, &log).await.unwrap();
+    let said = "graph configuration: without effect where this deployment is built: pip_installer, dockerfile_lines";
+    let kept = kept.lock().unwrap();
+    assert!(kept.iter().any(|line| line == said), "{kept:?}");
 }
 
 #[tokio::test]
@@ -147,7 +168,72 @@ async fn what_nothing_needs_goes() {
     let kept = fetched(&home, &keep, &[("langgraph.json", GRAPHS)]);
     let gone = fetched(&home, &go, &[("x/langgraph.json", GRAPHS)]);
     // Used just now: somebody may be about to start it.
-    assert_eq!(artifact::prune(&home.root, &[keep.key()], 1).unwrap(), 0);
-    assert_eq!(artifact::prune(&home.root, &[keep.key()], 0).unwrap(), 1);
+    assert_eq!(artifact::idle(&home.root, &[keep.key()], 1).unwrap(), [""; 0]);
+    assert_eq!(artifact::idle(&home.root, &[keep.key()], 0).unwrap(), [go.key()]);
+    gone.remove().unwrap();
     assert_eq!((kept.stage(), gone.stage()), (Stage::Fetched, Stage::Absent));
+    // Removed again, it is gone all the same.
+    gone.remove().unwrap();
+}
+
+/// A removal that breaks off at any moment leaves nothing that counts.
+#[tokio::test]
+async fn an_artifact_goes_in_one_step() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", None, None);
+    let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
+    built(&home, &artifact, &plan, &Log::none()).await.unwrap();
+    let removal = artifact.withdraw().unwrap().expect("it is there");
+    assert_eq!(artifact.stage(), Stage::Absent);
+    assert!(!artifact.source().exists(), "its files are still in their place");
+    removal.finish().unwrap();
+    assert!(artifact.withdraw().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_tree_that_a_failed_build_changed_is_fetched_again() {
+    let home = Home::new();
+    let plan = plan("langgraph.json", Some("mkdir dist"), Some("ls no-such-file"));
+    let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
+    built(&home, &artifact, &plan, &Log::none()).await.unwrap_err();
+    assert!(!artifact.is_fetched(), "its leftovers count as what was fetched");
+    assert_eq!(artifact.stage(), Stage::Absent);
+}
+
+#[tokio::test]
+async fn what_programs_keep_in_home_is_bounded_and_goes() {
+    let home = Home::new();
+    let small = Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let plan = plan("langgraph.json", Some("sh fill.sh"), None);
+    let fill = async |script: &str| {
+        let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS), ("fill.sh", script)]);
+        let built = built_within(&home, small, &artifact, &plan, &Log::none()).await;
+        assert_eq!(home.scratch(), 0, "caches stay: {script}");
+        let beside = std::fs::read_dir(artifact.source().parent().unwrap()).unwrap();
+        assert!(beside.count() <= 2, "caches stay with the artifact: {script}");
+        built
+    };
+    fill("mkdir -p $HOME/cache/x && chmod 500 $HOME/cache").await.unwrap();
+    let large = fill("head -c 4000000 /dev/zero > $HOME/large; sleep 600").await;
+    assert_eq!(large.unwrap_err().to_string(), "it is larger than 1 MB");
+}
+
+/// Trouble of the machine, not of who deploys: it is tried again.
+#[tokio::test]
+async fn a_build_leaves_room_on_the_disk() {
+    let home = Home::new();
+    let full = Limits {
+        free: u64::MAX,
+        ..Limits::default()
+    };
+    let plan = plan("langgraph.json", Some("touch made"), None);
+    let artifact = fetched(&home, &plan, &[("langgraph.json", GRAPHS)]);
+    let refused = built_within(&home, full, &artifact, &plan, &Log::none()).await;
+    let refused = refused.unwrap_err();
+    assert!(refused.may_pass(), "{refused}");
+    assert!(refused.to_string().contains("MB left"), "{refused}");
+    assert!(artifact.is_fetched(), "nothing has changed it");
 }

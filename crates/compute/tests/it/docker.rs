@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use towpath_compute::artifact::{Artifact, Origin, Plan};
 use towpath_compute::docker::{Containers, Network, Settings};
 use towpath_compute::tree::Limits;
-use towpath_compute::{Backend, Error, Launch, Log, State, build};
+use towpath_compute::{Backend, Error, Isolation, Launch, Log, State, build};
 use towpath_domain::git::CommitSha;
 use towpath_domain::{DeploymentId, RevisionId, Secret};
 
@@ -26,14 +26,15 @@ const BASE: &str = "towpath-test-base:latest";
 const PROGRAM: &str = r#"#!/bin/sh
 case " $* " in *" --prepare "*) echo "preparing in $(pwd)"; exit 0;; esac
 echo "serving $SECRET with $*"
-mkdir -p /www && echo fine >/www/ok
+mkdir -p /tmp/www && echo fine >/tmp/www/ok
 trap 'exit 0' TERM
 case " $* " in *" --standby "*)
     trap 'go=1' USR1
     echo "towpath: standing by"
     while [ -z "$go" ]; do sleep 0.05; done;;
 esac
-httpd -f -p "$TOWPATH_LISTEN" -h /www &
+httpd -f -p "$TOWPATH_LISTEN" -h /tmp/www &
+case " $* " in *" --tell-listening "*) echo "towpath: listening";; esac
 wait
 "#;
 
@@ -114,6 +115,12 @@ impl Dock {
             health: Duration::from_secs(20),
             grace: Duration::from_secs(3),
             build: Duration::from_secs(60),
+            build_memory_bytes: 512 << 20,
+            build_cpus: 1,
+            runtime: None,
+            user: "10001:10001".to_owned(),
+            guard: self.home.settings.guard.clone(),
+            registries: Vec::new(),
         }
     }
 
@@ -147,6 +154,8 @@ impl Dock {
             limit: Duration::from_secs(60),
             tree: Limits::default(),
             variables: BTreeMap::new(),
+            launcher: "/nonexistent/towpath".into(),
+            isolation: Isolation::default(),
         };
         let built = backend.build(&settings, &self.home.root, plan, log, cancel).await;
         built.map(drop)

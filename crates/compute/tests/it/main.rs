@@ -2,8 +2,12 @@
 
 mod archives;
 mod building;
+mod containers;
 mod docker;
+mod engine;
+mod environments;
 mod fuzzed;
 mod place;
 mod programs;
 mod repositories;
+mod volumes;

@@ -8,6 +8,7 @@ use nix::unistd::mkfifo;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use towpath_compute::program::Program;
+use towpath_compute::tree::Limits;
 use towpath_compute::{Error, Log, Root, orphans};
 
 use crate::place::{lines, path};
@@ -126,12 +127,26 @@ async fn time_and_size_are_bounded() {
     assert!(matches!(late, Error::TimedOut(_)), "{late:?}");
 
     let folder = tempfile::tempdir().unwrap();
-    let program = shell("head -c 4000000 /dev/zero > large; sleep 600").within(folder.path());
-    let large = program
-        .watching(folder.path(), 1 << 20)
-        .run(&Log::none(), &CancellationToken::new())
-        .await;
-    assert_eq!(large.unwrap_err().to_string(), "it is larger than 1 MB");
+    let small = Limits {
+        bytes: 1 << 20,
+        ..Limits::default()
+    };
+    let watched = async |text: &str, limits| {
+        let program = shell(text).within(folder.path()).watching([folder.path()], limits);
+        program.run(&Log::none(), &CancellationToken::new()).await.unwrap_err()
+    };
+    let large = watched("head -c 4000000 /dev/zero > large; sleep 600", small).await;
+    assert_eq!(large.to_string(), "it is larger than 1 MB");
+    let full = Limits {
+        free: u64::MAX,
+        ..Limits::default()
+    };
+    let full = watched("sleep 600", full).await;
+    assert!(matches!(full, Error::Transient(_)), "{full:?}");
+    assert!(
+        full.to_string().starts_with("the disk of deployments has less than"),
+        "{full}"
+    );
 
     let missing = Program::new("missing", "no-such-program-here", Duration::from_secs(1)).envs([("PATH", path())]);
     let missing = missing.run(&Log::none(), &CancellationToken::new()).await.unwrap_err();

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{DeploymentType, ResourceSpec};
-use crate::{IntegrationId, ListenerId};
+use crate::{IntegrationId, ListenerId, Scope};
 
 /// What belongs to a deployment whatever revision it runs. Kept as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,12 @@ pub struct SourceConfig {
     pub install_command: Option<String>,
     /// Run in the folder of the graph configuration, of JavaScript projects.
     pub build_command: Option<String>,
+    /// What the deployment's own key may do beside sending traces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_scopes: Option<Vec<Scope>>,
+    /// Whether its code judges its callers, who then need no key of the platform.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub own_auth: Option<bool>,
 }
 
 /// Where a listener puts a deployment.

@@ -5,7 +5,7 @@ use super::{
     check_secrets,
 };
 use crate::git::{PlainCommand, RepoRef, RepoUrl, TreePath};
-use crate::{IntegrationId, ListenerId, Patch, Rejection};
+use crate::{IntegrationId, ListenerId, Patch, Rejection, Scope};
 
 /// Longest name, in characters.
 const LONGEST_NAME: usize = 255;
@@ -13,6 +13,8 @@ const LONGEST_NAME: usize = 255;
 const LONGEST_IMAGE: usize = 1_024;
 /// Longest address of a deployment, in bytes.
 const LONGEST_URL: usize = 2_048;
+/// Scopes of a deployment's own key.
+const MOST_KEY_SCOPES: usize = 100;
 
 /// A deployment to be made.
 #[derive(Clone, Debug)]
@@ -86,6 +88,8 @@ pub struct ConfigChange {
     pub listener_config: Option<ListenerConfig>,
     pub install_command: Patch<String>,
     pub build_command: Patch<String>,
+    pub key_scopes: Patch<Vec<Scope>>,
+    pub own_auth: Patch<bool>,
 }
 
 /// A change of a deployment. Absent and null are told apart only where null clears something.
@@ -124,7 +128,11 @@ impl DeploymentChange {
     /// Whether it makes a revision: also when it says what is so already.
     #[must_use]
     pub fn makes_revision(&self) -> bool {
-        !self.revision.is_empty() || self.secrets.is_some() || self.config.resource_spec.is_some()
+        !self.revision.is_empty()
+            || self.secrets.is_some()
+            || self.config.resource_spec.is_some()
+            // The key is the revision's.
+            || self.config.key_scopes != Patch::Absent
     }
 
     /// Judges it; answers the configuration afterwards, and the revision it makes. `anew` makes one in any case.
@@ -211,6 +219,8 @@ impl ConfigChange {
         }
         set(&mut after.install_command, &self.install_command);
         set(&mut after.build_command, &self.build_command);
+        set(&mut after.key_scopes, &self.key_scopes);
+        set(&mut after.own_auth, &self.own_auth);
         if let Some(spec) = &self.resource_spec {
             after.resource_spec = Some(spec.clone());
         }
@@ -329,7 +339,31 @@ fn check_config(source: Source, config: &SourceConfig) -> Result<(), Rejection> 
     if let Some(spec) = &config.resource_spec {
         spec.check("source_config.resource_spec", config.deployment_type)?;
     }
-    Ok(())
+    check_key_scopes(config.key_scopes.as_deref().unwrap_or_default())
+}
+
+/// Judges what a deployment's own key is to be allowed.
+fn check_key_scopes(scopes: &[Scope]) -> Result<(), Rejection> {
+    let fits = |scope: &Scope| {
+        matches!(
+            scope,
+            Scope::TracesWrite | Scope::TracesRead | Scope::Sandboxes | Scope::AgentsInvoke | Scope::AgentsInvokeOf(_)
+        )
+    };
+    match scopes.iter().find(|scope| !fits(scope)) {
+        Some(scope) => {
+            let text = format!(
+                "source_config.key_scopes cannot have {scope}: the key of a deployment may have traces:read, sandboxes, \
+                 agents:invoke and agents:invoke:<deployment id>"
+            );
+            Err(Rejection::rule("source_config.key_scopes", text))
+        }
+        None if scopes.len() > MOST_KEY_SCOPES => {
+            let text = format!("expected at most {MOST_KEY_SCOPES} scopes");
+            Err(Rejection::invalid("source_config.key_scopes", text))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Judges what a revision is made from, and how that goes with the deployment's configuration.

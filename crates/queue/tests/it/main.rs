@@ -3,3 +3,4 @@
 mod conformance;
 mod offline;
 mod processes;
+mod windows;

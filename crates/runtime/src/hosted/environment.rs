@@ -14,7 +14,7 @@ mod variables;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use towpath_domain::{Secret, TenantId};
@@ -188,9 +188,18 @@ async fn lock(path: PathBuf) -> Result<fs::File, EnvironmentError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
-        let file = fs::File::create(path)?;
-        file.lock()?;
-        Ok::<_, io::Error>(file)
+        loop {
+            let file = fs::File::create(&path)?;
+            file.lock()?;
+            // Who had it may have removed the file with the environment.
+            let is_there = path.metadata().is_ok_and(|there| {
+                file.metadata()
+                    .is_ok_and(|held| (held.dev(), held.ino()) == (there.dev(), there.ino()))
+            });
+            if is_there {
+                return Ok::<_, io::Error>(file);
+            }
+        }
     });
     match locked.await {
         Ok(Ok(file)) => Ok(file),

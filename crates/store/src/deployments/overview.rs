@@ -5,6 +5,7 @@ use towpath_domain::deployment::{DeploymentStatus, RevisionStatus, Source};
 use towpath_domain::{DeploymentId, RevisionId, TenantId, Timestamp};
 
 use crate::error::Result;
+use crate::placements::PlacementState;
 use crate::tx::Tx;
 
 /// A deployment as operators see it.
@@ -30,6 +31,10 @@ pub struct Overview {
     pub latest_status: Option<RevisionStatus>,
     /// The number of the revision that has the traffic.
     pub active_seq: Option<i64>,
+    /// How what is deployed is doing.
+    pub placement: Option<PlacementState>,
+    /// Why it does not serve.
+    pub placement_error: Option<String>,
     /// When it was made.
     pub created_at: Timestamp,
     /// When it last changed.
@@ -44,10 +49,12 @@ pub async fn list(tx: &mut Tx<'_>, before: Option<DeploymentId>, limit: i64) -> 
     Ok(on!(tx, |conn| {
         sqlx::query_as(
             "SELECT d.id, d.tenant_id, d.name, d.source, d.status, d.active_revision_id, d.latest_revision_id,
-                    l.seq AS latest_seq, l.status AS latest_status, a.seq AS active_seq, d.created_at, d.updated_at
+                    l.seq AS latest_seq, l.status AS latest_status, a.seq AS active_seq, d.created_at, d.updated_at,
+                    p.state AS placement, p.error AS placement_error
              FROM deployment d
              LEFT JOIN revision l ON l.id = d.latest_revision_id
              LEFT JOIN revision a ON a.id = d.active_revision_id
+             LEFT JOIN deployment_placement p ON p.deployment_id = d.id
              WHERE $1 IS NULL OR d.id < $1
              ORDER BY d.id DESC LIMIT $2 + 0",
         )

@@ -11,8 +11,8 @@ use super::{MIGRATING, Postgres};
 use crate::error::Result;
 
 /// Name and text of each. What is made of `job` serves `store/src/leases.rs`, `jobs/lost.rs`, `jobs/list.rs` and
-/// `jobs/history.rs`; the others `schedules.rs` and `run_events.rs`.
-const WANTED: [(&str, &str); 6] = [
+/// `jobs/history.rs`; the others `schedules.rs`, `run_events.rs` and `revision_logs.rs`.
+const WANTED: [(&str, &str); 7] = [
     (
         "job_worker",
         "CREATE INDEX CONCURRENTLY job_worker ON job (worker_id, pool) WHERE state = 'running'",
@@ -36,6 +36,10 @@ const WANTED: [(&str, &str); 6] = [
     (
         "run_event_position",
         "CREATE INDEX CONCURRENTLY run_event_position ON run_event (thread_id, log_position)",
+    ),
+    (
+        "revision_log_deploy",
+        "CREATE INDEX CONCURRENTLY revision_log_deploy ON revision_log (id) WHERE kind = 'deploy'",
     ),
 ];
 

@@ -61,24 +61,40 @@ impl Keys {
         Ok(Self(Arc::new(keys?)))
     }
 
+    /// Reads the key file, where there is one.
+    ///
+    /// # Errors
+    /// The file holds no key, others can read it, or it cannot be read.
+    pub fn open(path: &Path) -> Result<Option<Self>, KeyError> {
+        match File::open(path) {
+            Ok(file) => read(file, path).map(Some),
+            Err(missing) if missing.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(KeyError::File {
+                path: path.to_owned(),
+                source,
+            }),
+        }
+    }
+
     /// Reads the key file, or makes one that only this user can read. Several processes may do so at the same time:
     /// all end with the same key.
     ///
     /// # Errors
     /// The file holds no key, others can read it, or it cannot be read or written.
     pub fn open_or_create(path: &Path) -> Result<Self, KeyError> {
+        if let Some(keys) = Self::open(path)? {
+            return Ok(keys);
+        }
         let failed = |source| KeyError::File {
             path: path.to_owned(),
             source,
         };
-        match File::open(path) {
-            Ok(file) => read(file, path),
-            Err(missing) if missing.kind() == io::ErrorKind::NotFound => {
-                create(path).map_err(failed)?;
-                read(File::open(path).map_err(failed)?, path)
-            }
-            Err(other) => Err(failed(other)),
-        }
+        create(path).map_err(failed)?;
+        read(File::open(path).map_err(failed)?, path)
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = ([u8; KEY_ID], &[u8; KEY])> {
+        self.0.iter().map(|key| (key.id, &key.bytes))
     }
 
     pub(super) fn current(&self) -> ([u8; KEY_ID], &[u8; KEY]) {
@@ -187,7 +203,9 @@ mod tests {
     fn a_key_file_is_made_once_for_its_user_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("data/encryption.key");
+        assert!(Keys::open(&path).unwrap().is_none() && !path.exists());
         let made = Keys::open_or_create(&path).unwrap();
+        assert_eq!(Keys::open(&path).unwrap().unwrap().current(), made.current());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
         assert_eq!(Keys::open_or_create(&path).unwrap().current(), made.current());

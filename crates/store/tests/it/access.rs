@@ -1,5 +1,7 @@
 //! Organisations, workspaces and keys.
 
+use std::time::Duration;
+
 use towpath_domain::{OrganizationId, Secret, TenantId};
 use towpath_store::Error;
 use towpath_store::access::{self, KeyHash, NewKey};
@@ -88,6 +90,27 @@ async fn keys_open_what_they_should(database: Database) {
         .write(async |tx| access::ensure_first(tx, &wide.1, tenant).await)
         .await;
     assert!(matches!(back, Err(Error::Rejected(_))), "{back:?}");
+
+    // Nor does a secret that was replaced: it opens its key until the overlap is over, and is never a new key.
+    let replaced = &bound.1;
+    let (rotated, secret) = store
+        .write(async |tx| access::rotate_key(tx, bound.0.id, Duration::ZERO).await)
+        .await
+        .unwrap();
+    assert_eq!(rotated.id, bound.0.id);
+    assert_eq!(opens(&secret).await, Some(vec![second]));
+    assert_eq!(opens(replaced).await, None);
+    let back = store
+        .write(async |tx| access::ensure_first(tx, replaced, tenant).await)
+        .await;
+    assert!(matches!(back, Err(Error::Rejected(_))), "{back:?}");
+    let (_, again) = store
+        .write(async |tx| access::rotate_key(tx, bound.0.id, Duration::from_secs(3600)).await)
+        .await
+        .unwrap();
+    for valid in [&secret, &again] {
+        assert_eq!(opens(valid).await, Some(vec![second]), "both work during the overlap");
+    }
 
     let foreign = OrganizationId::new();
     let tried = store

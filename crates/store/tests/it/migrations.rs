@@ -14,7 +14,7 @@ static SQLITE: Migrator = sqlx::migrate!("migrations/sqlite");
 pub static POSTGRES: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Every pair: its name, and the SHA-384 of both files as `sha384sum` prints it.
-const FROZEN: [(&str, &str, &str); 11] = [
+const FROZEN: [(&str, &str, &str); 18] = [
     (
         "0001_schema",
         "c4db30111ae96418f211e34839f1381a5261911e2abfa72dac41ba95d3590445d75a798854843b8b9665375088877b90",
@@ -69,6 +69,41 @@ const FROZEN: [(&str, &str, &str); 11] = [
         "0011_agent_server",
         "61aa2e5935e79b09ae4dedbf2a89d1a1ba16e8e2a0231e9eb38b221a1f289456811d5fadb51cbc3ef31981db5d6ff960",
         "c2df423b80ee357c7ea6ba3d162f3ee1d34d0803968b77e72b1796e3c3a6e94e2592c677e61fcffba5bc9ebd077d5866",
+    ),
+    (
+        "0012_key_scopes",
+        "57147dd55abfdf86bb1e56495d72676da511b835464459e6d6fa3a86790c9081796b101e8b091b334dc3600b125bd580",
+        "8454a20b2239801de07415f32d0e4efea7e494cd1c2a9bbc9f1855084f257b865a7b800467ce3ed9adb2005c44dfffa6",
+    ),
+    (
+        "0013_image_digest",
+        "879a864f7b743c843773acb81fb609b12e839b25cd8c3eba80665ad3ae4a85550caf62e3533f391e0d10701da2c0e2b7",
+        "11fd7520c0d82504d261721d6d79bf1f618091f56b2f9e6af754f43caf17c859ca1b1cd4b0f99388702df665e1538b43",
+    ),
+    (
+        "0014_sealing_canary",
+        "db90fb32605a972d96b60737888a02539955cd90fd95642b0314378ec575dd4aae0d3b632353219a3ca636ee5cf03742",
+        "17823982ffd1a15969c07b19d35286b396cd8efb0ece176c6302125d26b831d60f79c42b5d36c6679c0bd306cc9566a0",
+    ),
+    (
+        "0015_deployment_leftovers",
+        "38e5b90cb1dbbcbfa1bad52ad38df293a3ef8a13329ab966cb735a4d47d44f344233d8da028b5f65ec1b0589ae20c7c5",
+        "b98fdf4183e07095e16ebdf45c63d408c5f6ddd5494d5c9b1db129ae62690f3749d4c9149361fa6c64a20d2e9ead0998",
+    ),
+    (
+        "0016_deployment_keeper",
+        "8b700f533881866fb2e82d9acf5aa8be59801e5fe4b6422a5cba1a41d2e68926e757b002eac1cd1149497c2d53395381",
+        "fb583e64c00f4e99049752a24287dbd7095595388d2ec7c747b4b845fbae2354b5629724a637528bd64bc6a6857c10da",
+    ),
+    (
+        "0017_archive_release",
+        "080243c94a8d0f47eb7c284d6789dccb1aaa1c577f0c04fc3e45bdc41d43607b2d67d3a2dae1dd3d7e331a62f60e5175",
+        "cc67ce4832586524bb2127f6311b8f2cd91350f116f57c25d2c7800422c70f642f8f51f71ee8abe9e641c3c9b33485b0",
+    ),
+    (
+        "0018_revision_keys",
+        "acd945df2a7c751a5cbe19b1a50e35b442621144366b0ea6954d71bb8c17cd0de8b02332dc907f00527bf4507959d69f",
+        "a6a4b57b4a2458e4174a427cf64dbd40402557f4e6f043c22a06f2e19b954e39882c51d90b9f25795cdffbcac4c69ebc",
     ),
 ];
 
@@ -229,14 +264,14 @@ async fn a_newer_build_is_refused(fresh: Fresh) {
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_sqlite() {
-    an_older_build_is_refused(Fresh::sqlite(), 18).await;
+    an_older_build_is_refused(Fresh::sqlite(), 40).await;
     an_older_build_is_refused(Fresh::sqlite(), 1).await;
     a_newer_build_is_refused(Fresh::sqlite()).await;
 }
 
 #[tokio::test]
 async fn databases_of_other_builds_are_refused_on_postgres() {
-    for migrations in [18, 1] {
+    for migrations in [40, 1] {
         if let Some(fresh) = Fresh::postgres().await {
             an_older_build_is_refused(fresh, migrations).await;
         }

@@ -1,9 +1,13 @@
 //! What sessions on PostgreSQL keep, and what they wait for.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::Notify;
-use towpath_store::{Options, Store, on};
+use towpath_domain::deployment::{Source, SourceConfig};
+use towpath_domain::{DeploymentId, TenantId};
+use towpath_store::deployments::{self, NewDeployment};
+use towpath_store::{Options, Store, access, on, projects};
 
 use crate::database::{Database, run, waiting};
 use crate::migrations::{Fresh, POSTGRES};
@@ -112,4 +116,58 @@ async fn a_migration_waits_for_those_who_work() {
         .await;
     assert_eq!(new.make_indexes().await.unwrap(), 0, "nothing is left");
     assert_eq!(fresh.raw().await.texts(indexes).await.unwrap(), made);
+}
+
+#[tokio::test]
+async fn of_two_workspaces_that_ask_at_once_one_is_the_first() {
+    let Some(database) = Database::postgres().await else {
+        return;
+    };
+    let store = &database.store;
+    store.migrate().await.unwrap();
+    let (one, other) = (TenantId::new(), TenantId::new());
+    for tenant in [one, other] {
+        store
+            .write(async |tx| access::ensure_workspace(tx, tenant).await)
+            .await
+            .unwrap();
+    }
+    let (asked, wait) = tokio::sync::oneshot::channel();
+    let (go, gone) = tokio::sync::oneshot::channel::<()>();
+    let first = async {
+        store
+            .write(async |tx| {
+                assert!(!deployments::others_have(tx, one).await?);
+                asked.send(()).unwrap();
+                gone.await.unwrap();
+                let project = projects::ensure(tx, one, "agent").await?;
+                let config = SourceConfig::default();
+                let new = NewDeployment {
+                    id: DeploymentId::new(),
+                    name: "agent",
+                    source: Source::Github,
+                    config: &config,
+                    project,
+                };
+                deployments::insert(tx, one, &new).await
+            })
+            .await
+            .unwrap();
+    };
+    let over = AtomicBool::new(false);
+    let second = async {
+        wait.await.unwrap();
+        let found = store
+            .write(async |tx| deployments::others_have(tx, other).await)
+            .await
+            .unwrap();
+        over.store(true, Ordering::Relaxed);
+        found
+    };
+    let between = async {
+        waiting(store, 1, || over.load(Ordering::Relaxed)).await;
+        go.send(()).unwrap();
+    };
+    let ((), found, ()) = tokio::join!(first, second, between);
+    assert!(found, "both workspaces were told that no other one has a deployment");
 }

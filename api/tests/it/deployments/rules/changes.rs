@@ -145,6 +145,12 @@ pub(super) fn changes() -> Vec<Row> {
         ),
         change("revision.none", github(), json!({}), NoRevision(vec![])),
         change(
+            "revision.key_scopes",
+            github(),
+            json!({"source_config": {"key_scopes": ["sandboxes"]}}),
+            Revision,
+        ),
+        change(
             "resource_spec.overwrites",
             config(image(), "resource_spec", tenths),
             json!({"source_config": {"resource_spec": {"memory_mb": 500}}}),

@@ -161,6 +161,38 @@ pub(super) fn source_config() -> Vec<Row> {
             config(image(), "build_command", "npm run build"),
             Refused("source_config.build_command must be null when source is external_docker"),
         ),
+        new(
+            "key_scopes",
+            config(github(), "key_scopes", json!(["traces:read", "agents:invoke"])),
+            Shows(vec![(
+                "/source_config/key_scopes",
+                json!(["traces:read", "agents:invoke"]),
+            )]),
+        ),
+        new(
+            "key_scopes",
+            config(image(), "key_scopes", json!(["deployments"])),
+            Refused(
+                "source_config.key_scopes cannot have deployments: the key of a deployment may have traces:read, sandboxes, \
+                 agents:invoke and agents:invoke:<deployment id>",
+            ),
+        ),
+        new(
+            "key_scopes",
+            config(github(), "key_scopes", json!([format!("agents:invoke:{NOBODY}")])),
+            Refused(
+                "source_config.key_scopes: there is no such deployment in this workspace as agents:invoke:<deployment id> \
+                 names",
+            ),
+        ),
+        new(
+            "own_auth",
+            config(github(), "own_auth", true),
+            Refused(
+                "source_config.own_auth: this server asks for its own keys at every deployment; its operator may allow \
+                 others with the setting gateway.own_auth = allow",
+            ),
+        ),
         change(
             "clear",
             config(github(), "install_command", "npm ci"),

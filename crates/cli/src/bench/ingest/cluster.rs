@@ -38,6 +38,8 @@ impl Cluster {
                 format!("file://{}/objects", objects.path().display()),
             ),
             ("TOWPATH_WORKERS_POOL_SLOTS", format!("folds={folds}")),
+            // Each process has a data folder of its own.
+            ("TOWPATH_ENCRYPTION_KEY", "5a".repeat(32)),
         ];
         let start = async |role: &str| {
             let child = Child::serve(role, &environment).await;

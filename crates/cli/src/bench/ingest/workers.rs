@@ -135,7 +135,7 @@ async fn measure(options: &BenchIngest, uri: &str, workers: u64, bodies: &Arc<Ve
 async fn prepare(uri: &str, count: u64) -> anyhow::Result<(Secret, Vec<TenantId>)> {
     let store = Store::open(uri, Options::default()).await?;
     store.migrate().await?;
-    let key = Secret::new(access::new_secret());
+    let key = Secret::new(access::new_key_secret());
     let workspaces = store
         .write(async |tx| {
             let first = TenantId::new();

@@ -47,6 +47,11 @@ pub enum DeploymentsCommand {
         #[arg(long)]
         wait: bool,
     },
+    /// Let a deployment start on the database that is there, or on an empty one: the one it had is away. Operators may.
+    AcceptDatabase {
+        /// Its name or id.
+        deployment: String,
+    },
     /// Show what a deployment says, the latest lines.
     Logs {
         /// Its name or id.

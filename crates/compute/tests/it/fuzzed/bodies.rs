@@ -14,6 +14,7 @@ use towpath_compute::tree::Limits;
 const LIMITS: Limits = Limits {
     bytes: 64 * 1024,
     entries: 32,
+    free: 0,
 };
 
 /// Whatever an archive says: nothing is written beside its folder, and no more in it than may be; what is unpacked leads

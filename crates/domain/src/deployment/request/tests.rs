@@ -226,6 +226,14 @@ fn what_makes_a_revision() {
         ..DeploymentChange::default()
     };
     assert!(made(spec).is_some());
+    let scopes = DeploymentChange {
+        config: ConfigChange {
+            key_scopes: Patch::Value(vec![Scope::TracesRead]),
+            ..ConfigChange::default()
+        },
+        ..DeploymentChange::default()
+    };
+    assert!(made(scopes).is_some());
     let equal = DeploymentChange {
         revision: request.revision.clone(),
         ..DeploymentChange::default()
@@ -275,4 +283,28 @@ fn an_internal_deployment_may_change_how_it_is_brought() {
         .unwrap_err()
         .field;
     assert_eq!(field, "source_revision_config.graph_config_path");
+}
+
+#[test]
+fn the_key_of_a_deployment_has_no_scope_of_people() {
+    let with = |scopes: &[Scope]| {
+        let mut request = image();
+        request.config.key_scopes = Some(scopes.to_vec());
+        request.admit().map(drop)
+    };
+    let one = Scope::AgentsInvokeOf(crate::DeploymentId::new());
+    assert!(with(&[]).is_ok());
+    assert!(with(&[Scope::TracesRead, Scope::Sandboxes, Scope::AgentsInvoke, one]).is_ok());
+    for scope in [
+        Scope::Exports,
+        Scope::Deployments,
+        Scope::WorkspaceAdmin,
+        Scope::OrgAdmin,
+        Scope::OperatorRead,
+        Scope::Operator,
+    ] {
+        let rejection = with(&[Scope::TracesRead, scope]).unwrap_err();
+        assert_eq!(rejection.field, "source_config.key_scopes", "{scope}");
+    }
+    assert!(with(&[one; 101]).is_err());
 }

@@ -26,6 +26,9 @@ from .encryption import BlobCipher
 from .streams import Stream, current
 from .wire import Type
 
+PAGE = 100
+"""Checkpoints that are read at once of a list."""
+
 
 class HostSaver(BaseCheckpointSaver[str]):
     """The checkpointer of every graph. Which thread it serves is said by the request at hand.
@@ -75,17 +78,27 @@ class HostSaver(BaseCheckpointSaver[str]):
             if found is not None and found.checkpoint["id"] == wanted and limit != 0:
                 yield found
             return
-        asked = {
-            "ns": ns,
-            "before": get_checkpoint_id(before) if before else None,
-            "limit": limit,
-            "filter": text.dumps(filter) if filter else None,
-        }
-        for one in await stream.ask(Type.CP_LIST, _of_thread(asked, stream, configurable)):
-            yield await self._tuple(configurable["thread_id"], ns, one)
+        bound = get_checkpoint_id(before) if before else None
+        left = math.inf if limit is None else limit
+        while left > 0:
+            size = int(min(left, PAGE))
+            asked = {
+                "ns": ns,
+                "before": bound,
+                "limit": size,
+                "filter": text.dumps(filter) if filter else None,
+            }
+            page = await stream.ask(Type.CP_LIST, _of_thread(asked, stream, configurable))
+            for one in page:
+                yield await self._tuple(configurable["thread_id"], ns, one)
+            if len(page) < size:
+                return
+            bound = page[-1]["id"]
+            left -= size
 
     async def _tuple(self, thread: str, ns: str, saved: dict[str, Any]) -> CheckpointTuple:
         checkpoint = text.loads(saved["checkpoint"])
+        checkpoint.pop("channels_apart", None)
         values = checkpoint.setdefault("channel_values", {})
         for channel, _version, type_, data in saved["blobs"]:
             if type_ != "empty":
@@ -121,18 +134,23 @@ class HostSaver(BaseCheckpointSaver[str]):
         configurable = config["configurable"]
         thread, ns = configurable["thread_id"], configurable.get("checkpoint_ns", "")
         inline: dict[str, Any] = {}
+        # The server tells a value that was lost from a channel that has none by it.
+        apart: list[str] = []
         blobs: list[tuple[str, str, str, bytes]] = []
         for channel, value in checkpoint["channel_values"].items():
             if _is_inline(value):
                 inline[channel] = value
-            elif channel in new_versions:
+                continue
+            if channel in checkpoint["channel_versions"]:
+                apart.append(channel)
+            if channel in new_versions:
                 type_, data = await self._dumped(value)
                 blobs.append((channel, str(new_versions[channel]), type_, data))
         fields = {
             "ns": ns,
             "id": checkpoint["id"],
             "parent": configurable.get("checkpoint_id"),
-            "checkpoint": text.dumps({**checkpoint, "channel_values": inline}),
+            "checkpoint": text.dumps({**checkpoint, "channel_values": inline, "channels_apart": apart}),
             "metadata": text.dumps(get_serializable_checkpoint_metadata(config, metadata)),
             "blobs": blobs,
         }

@@ -9,7 +9,7 @@ use towpath_domain::Secret;
 use super::Wanted;
 
 /// About the machine: they say where things are, and not which.
-const PLACES: [&str; 14] = [
+const PLACES: [&str; 16] = [
     "HOME",
     "LANG",
     "LC_ALL",
@@ -24,6 +24,9 @@ const PLACES: [&str; 14] = [
     "UV_CACHE_DIR",
     "XDG_CACHE_HOME",
     "XDG_DATA_HOME",
+    // Whoever ends what a deployment has left running finds it by these.
+    "_TOWPATH_ROOT",
+    "_TOWPATH_RUN",
 ];
 /// About what is installed: which way packages come, who vouches for them, and how they are compiled.
 const DECIDING: [&str; 26] = [

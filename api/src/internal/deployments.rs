@@ -1,0 +1,42 @@
+//! Deployments of all workspaces, where an operator has to decide.
+
+use axum::extract::State;
+use towpath_domain::DeploymentId;
+use towpath_store::deployments::overview;
+use towpath_store::placements;
+
+use crate::app::App;
+use crate::auth::Operator;
+use crate::errors::{ApiError, Error};
+use crate::extract::{Json, Path};
+use crate::platform::deployments::model::DeploymentPlacement;
+
+/// Let a deployment start on the database that is where it runs, or on an empty one. It refuses to where the one it had is
+/// away: nothing of that is seen any more.
+#[utoipa::path(post, path = "/internal/deployments/{deployment_id}/accept-database", tag = "deployments",
+    security(("api_key" = []), ("bearer" = [])),
+    params(("deployment_id" = Uuid, Path, description = "The deployment")),
+    responses((status = 200, description = "It may; it is tried within a minute", body = DeploymentPlacement),
+              (status = 404, description = "No such deployment, or none that was deployed", body = Error), ApiError))]
+pub(crate) async fn accept_database(
+    State(app): State<App>,
+    Operator(caller): Operator,
+    Path(id): Path<DeploymentId>,
+) -> Result<Json<DeploymentPlacement>, ApiError> {
+    let accepted = app.store.write(async |tx| {
+        if !placements::accept_database(tx, id).await? {
+            return Ok(None);
+        }
+        match overview::owner(tx, id).await? {
+            Some(tenant) => placements::get(tx, tenant, id).await,
+            None => Ok(None),
+        }
+    });
+    let placement = accepted.await?.ok_or_else(|| ApiError::not_found("deployment"))?;
+    tracing::warn!(
+        deployment.id = %id,
+        operator.key = %caller.key,
+        "an operator lets a deployment start on another database than it had"
+    );
+    Ok(Json(placement.into()))
+}

@@ -1,0 +1,398 @@
+//! Limits on how often one caller may ask.
+//!
+//! Two kinds. The hosted platform's rules ([`Table`]) guard this surface and count a request before it is routed: by API
+//! key, by user and address, or by address. Limits of one's own count the requests of each key, workspace and
+//! deployment in a minute. Both are off unless a setting says otherwise. Whoever is refused is told when to come back,
+//! and takes no place in any window.
+//!
+//! Health, metrics and pages of the dashboard are never refused; the rules leave agent servers behind the gateway alone.
+
+mod board;
+mod identity;
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use towpath_domain::{Clock, DeploymentId, TenantId, Timestamp};
+use towpath_queue::{Ask, Counted, Windows};
+use towpath_store::access::KeyHash;
+
+use self::board::{Board, Noted};
+use self::identity::Who;
+use self::table::{Identity, Sight};
+use crate::app::App;
+use crate::client::{Client, network};
+use crate::errors::ApiError;
+use crate::{auth, metric, session};
+
+pub use table::{Error, Table};
+
+const KEY: &str = "x-api-key";
+const USER: &str = "x-user-id";
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// The window of one's own limits.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Limits of one's own, in requests a minute; 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Own {
+    /// Of each API key.
+    pub key: u32,
+    /// Of each workspace.
+    pub workspace: u32,
+    /// Of each deployment, through the gateway.
+    pub deployment: u32,
+}
+
+/// The limits of a surface; clones share them.
+#[derive(Clone, Default)]
+pub struct Limits(Option<Arc<Inner>>);
+
+struct Inner {
+    table: Option<Table>,
+    /// The rules of the table, in its order, then one's own limits.
+    slots: Vec<Slot>,
+    key: Option<u16>,
+    workspace: Option<u16>,
+    deployment: Option<u16>,
+    windows: Windows,
+    clock: Clock,
+    board: Board,
+}
+
+/// A limit.
+struct Slot {
+    name: String,
+    category: String,
+    identity: &'static str,
+    count: u32,
+    length: Duration,
+    passed: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Slot {
+    fn own(name: &str, identity: &'static str, count: u32) -> Self {
+        Self {
+            name: name.to_owned(),
+            category: "Own limit".to_owned(),
+            identity,
+            count,
+            length: MINUTE,
+            passed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+}
+
+/// A request that came too soon.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    name: String,
+    count: u32,
+    length: Duration,
+    wait: Duration,
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = ApiError::too_many("Rate limit exceeded", self.wait).into_response();
+        // Rounded up: who comes back when told must not be early.
+        let seconds = self.wait.as_secs() + u64::from(self.wait.subsec_nanos() > 0);
+        let (name, count, length) = (self.name, self.count, self.length.as_secs());
+        for (header, value) in [
+            (RATE_LIMIT, format!("\"{name}\";r=0;t={}", seconds.max(1))),
+            (RATE_LIMIT_POLICY, format!("\"{name}\";q={count};w={length}")),
+        ] {
+            if let Ok(value) = HeaderValue::from_str(&value) {
+                response.headers_mut().insert(header, value);
+            }
+        }
+        response
+    }
+}
+
+impl Limits {
+    /// No limits.
+    #[must_use]
+    pub fn off() -> Self {
+        Self::default()
+    }
+
+    /// These rules, where there are some, and limits of one's own.
+    #[must_use]
+    pub fn new(table: Option<Table>, own: Own, windows: Windows, clock: Clock) -> Self {
+        let rules = table.as_ref().map(|table| table.rules.iter()).into_iter().flatten();
+        let mut slots: Vec<Slot> = rules
+            .map(|rule| Slot {
+                name: rule.id.clone(),
+                category: rule.category.clone(),
+                identity: match rule.identity {
+                    Identity::Key => "x-api-key",
+                    Identity::User => "x-user-id and address",
+                    Identity::Address => "address",
+                },
+                count: rule.count,
+                length: rule.length,
+                passed: AtomicU64::new(0),
+                refused: AtomicU64::new(0),
+            })
+            .collect();
+        let mut add = |name: &str, identity, count: u32| {
+            let slot = u16::try_from(slots.len()).ok().filter(|_| count > 0)?;
+            slots.push(Slot::own(name, identity, count));
+            Some(slot)
+        };
+        let key = add("own-key", "x-api-key", own.key);
+        let workspace = add("own-workspace", "workspace", own.workspace);
+        let deployment = add("own-deployment", "deployment", own.deployment);
+        if slots.is_empty() {
+            return Self::off();
+        }
+        Self(Some(Arc::new(Inner {
+            table,
+            slots,
+            key,
+            workspace,
+            deployment,
+            windows,
+            clock,
+            board: Board::default(),
+        })))
+    }
+
+    /// Whether there are any.
+    pub(crate) const fn are_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Counts a request before it is routed.
+    async fn of_request(&self, app: &App, parts: &Parts) -> Result<(), Refusal> {
+        let Some(inner) = &self.0 else { return Ok(()) };
+        let path = parts.uri.path();
+        if is_exempt(path) {
+            return Ok(());
+        }
+        let key = parts.headers.get(KEY).filter(|key| !key.is_empty());
+        let key = key.map(|key| KeyHash::of(key.as_bytes()));
+        let mut asked = Vec::new();
+        if !path.starts_with("/d/") {
+            asked.extend(inner.rule_of(app, parts, key).await);
+        }
+        if let (Some(slot), Some(key)) = (inner.key, key) {
+            asked.push((slot, Who::Key(key)));
+        }
+        inner.take(&asked).await
+    }
+
+    /// Counts a request of a workspace, once its caller is known.
+    pub(crate) async fn of_workspace(&self, workspace: TenantId) -> Result<(), Refusal> {
+        match &self.0 {
+            Some(inner) => inner.take_one(inner.workspace, Who::Workspace(workspace)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Counts a request to a deployment.
+    pub(crate) async fn of_deployment(&self, deployment: DeploymentId) -> Result<(), Refusal> {
+        match &self.0 {
+            Some(inner) => inner.take_one(inner.deployment, Who::Deployment(deployment)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// What people see of them. `None` where there are none.
+    pub(crate) fn view(&self) -> Option<View> {
+        let inner = self.0.as_ref()?;
+        let now = inner.clock.now();
+        let limits = inner.slots.iter().map(|slot| LimitView {
+            name: slot.name.clone(),
+            category: slot.category.clone(),
+            identity: slot.identity,
+            count: slot.count,
+            length: slot.length,
+            passed: slot.passed.load(Ordering::Relaxed),
+            refused: slot.refused.load(Ordering::Relaxed),
+        });
+        let callers = inner.board.callers(now).into_iter().map(|caller| {
+            let slot = &inner.slots[usize::from(caller.slot)];
+            CallerView {
+                limit: slot.name.clone(),
+                of: slot.count,
+                count: caller.is_near(now).then_some(caller.count),
+                at: caller.at,
+                refused: caller.refused,
+                refused_at: caller.refused_at,
+                who: caller.who,
+            }
+        });
+        Some(View {
+            table: inner.table.as_ref().map(|table| table.name.clone()),
+            counted: match inner.windows.counted() {
+                Counted::Here => "here",
+                Counted::Shared => "shared",
+                Counted::Apart => "apart",
+            },
+            limits: limits.collect(),
+            callers: callers.collect(),
+        })
+    }
+}
+
+/// All limits, for people.
+pub(crate) struct View {
+    /// Which rules; `None` for one's own limits alone.
+    pub(crate) table: Option<String>,
+    /// Where requests are counted: `here`, `shared` or `apart`.
+    pub(crate) counted: &'static str,
+    pub(crate) limits: Vec<LimitView>,
+    pub(crate) callers: Vec<CallerView>,
+}
+
+/// A limit, for people.
+pub(crate) struct LimitView {
+    pub(crate) name: String,
+    pub(crate) category: String,
+    pub(crate) identity: &'static str,
+    pub(crate) count: u32,
+    pub(crate) length: Duration,
+    pub(crate) passed: u64,
+    pub(crate) refused: u64,
+}
+
+/// Somebody near a limit or refused, for people.
+pub(crate) struct CallerView {
+    pub(crate) limit: String,
+    pub(crate) of: u32,
+    pub(crate) who: String,
+    /// Requests in the window, as far as that is not over.
+    pub(crate) count: Option<u32>,
+    pub(crate) at: Timestamp,
+    pub(crate) refused: u64,
+    pub(crate) refused_at: Option<Timestamp>,
+}
+
+impl Inner {
+    /// The rule that counts a request, and whose it is.
+    async fn rule_of(&self, app: &App, parts: &Parts, key: Option<KeyHash>) -> Option<(u16, Who)> {
+        let table = self.table.as_ref()?;
+        let user = parts.headers.get(USER).filter(|user| !user.is_empty());
+        let mut sight = Sight {
+            method: &parts.method,
+            path: parts.uri.path(),
+            key: key.is_some(),
+            user: user.is_some(),
+        };
+        let mut found = table.find(&sight)?;
+        // Anybody can write a user's id: it counts once the caller is known, which is asked only where it decides.
+        if table.rules[found].identity == Identity::User && !is_known(app, &parts.headers).await {
+            sight.user = false;
+            found = table.find(&sight)?;
+        }
+        let address = Client::of(&parts.extensions).address.map(network);
+        let who = match table.rules[found].identity {
+            Identity::Key => Who::Key(key?),
+            Identity::User => Who::User {
+                id: user?.as_bytes().to_vec(),
+                address,
+            },
+            Identity::Address => Who::Address(address),
+        };
+        Some((u16::try_from(found).ok()?, who))
+    }
+
+    async fn take_one(&self, slot: Option<u16>, who: Who) -> Result<(), Refusal> {
+        match slot {
+            Some(slot) => self.take(&[(slot, who)]).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn take(&self, asked: &[(u16, Who)]) -> Result<(), Refusal> {
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let windows: Vec<Ask<'_>> = asked
+            .iter()
+            .map(|(slot, who)| {
+                let limit = &self.slots[usize::from(*slot)];
+                Ask {
+                    slot: *slot,
+                    name: &limit.name,
+                    who: who.digest(),
+                    count: limit.count,
+                    length: limit.length,
+                }
+            })
+            .collect();
+        let verdict = self.windows.take(&windows).await;
+        let now = self.clock.now();
+        for (index, ((slot, who), count)) in asked.iter().zip(&verdict.counts).enumerate() {
+            let limit = &self.slots[usize::from(*slot)];
+            let refused = verdict.refused.is_some_and(|(window, _)| window == index);
+            if refused {
+                limit.refused.fetch_add(1, Ordering::Relaxed);
+            } else if verdict.refused.is_none() {
+                limit.passed.fetch_add(1, Ordering::Relaxed);
+            }
+            let noted = Noted {
+                slot: *slot,
+                who,
+                count: *count,
+                of: limit.count,
+                length: limit.length,
+                refused,
+            };
+            self.board.note(&noted, now);
+        }
+        let Some((index, wait)) = verdict.refused else {
+            return Ok(());
+        };
+        let limit = &self.slots[usize::from(asked[index].0)];
+        metrics::counter!(metric::LIMITED, "limit" => limit.name.clone()).increment(1);
+        Err(Refusal {
+            name: limit.name.clone(),
+            count: limit.count,
+            length: limit.length,
+            wait,
+        })
+    }
+}
+
+/// The layer around every route of the platform, and around what has none.
+pub(crate) async fn guard(State(app): State<App>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    match app.limits.of_request(&app, &parts).await {
+        Ok(()) => next.run(Request::from_parts(parts, body)).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Whether nobody is refused there: who looks after the platform must not be kept out by those who use it.
+fn is_exempt(path: &str) -> bool {
+    matches!(path, "/livez" | "/readyz" | "/ok" | "/metrics" | "/" | "/ui") || path.starts_with("/ui/")
+}
+
+/// Whether a request has a key or a session that opens something.
+async fn is_known(app: &App, headers: &HeaderMap) -> bool {
+    if headers.contains_key(KEY) {
+        let found = auth::find_key_holder(&app.keys, &app.store, &app.clock, headers).await;
+        return matches!(found, Ok(Some(_)));
+    }
+    if !headers.contains_key(AUTHORIZATION) {
+        return false;
+    }
+    match auth::session_token(headers) {
+        Ok(token) => matches!(session::holder(app, token).await, Ok(Some(_))),
+        Err(_) => false,
+    }
+}

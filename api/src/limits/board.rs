@@ -1,0 +1,122 @@
+//! Who is near a limit, and who was refused, as this process saw it.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use towpath_domain::Timestamp;
+
+use super::identity::Who;
+
+/// Callers remembered at most; one that comes when there are as many is not shown.
+const REMEMBERED: usize = 1024;
+/// How long a refusal is shown.
+const REFUSAL_SHOWN: Duration = Duration::from_secs(3600);
+/// Those of whom nothing is shown any more are forgotten this often.
+const FORGET: Duration = Duration::from_secs(1);
+
+/// What is shown.
+#[derive(Default)]
+pub(super) struct Board(Mutex<Shown>);
+
+#[derive(Default)]
+struct Shown {
+    callers: HashMap<(u16, [u8; 16]), Caller>,
+    forgot_at: Option<Timestamp>,
+}
+
+/// A caller as it was when its last request was counted.
+#[derive(Clone)]
+pub(super) struct Caller {
+    pub(super) slot: u16,
+    pub(super) who: String,
+    /// Its requests in the window.
+    pub(super) count: u32,
+    pub(super) at: Timestamp,
+    /// Requests refused since it is shown.
+    pub(super) refused: u64,
+    pub(super) refused_at: Option<Timestamp>,
+    length: Duration,
+}
+
+impl Caller {
+    /// Whether its count still says something.
+    pub(super) fn is_near(&self, now: Timestamp) -> bool {
+        now.since(self.at) < self.length
+    }
+
+    /// Whether it was refused a short while ago.
+    pub(super) fn was_refused(&self, now: Timestamp) -> bool {
+        self.refused_at.is_some_and(|at| now.since(at) < REFUSAL_SHOWN)
+    }
+}
+
+/// A request that was counted.
+pub(super) struct Noted<'a> {
+    pub(super) slot: u16,
+    pub(super) who: &'a Who,
+    pub(super) count: u32,
+    pub(super) of: u32,
+    pub(super) length: Duration,
+    pub(super) refused: bool,
+}
+
+impl Board {
+    /// Remembers those who used half of what they may, and those who were refused.
+    pub(super) fn note(&self, noted: &Noted<'_>, now: Timestamp) {
+        if !noted.refused && noted.count < noted.of.div_ceil(2) {
+            return;
+        }
+        let key = (noted.slot, noted.who.digest());
+        let mut shown = self.lock();
+        if shown.callers.len() >= REMEMBERED && !shown.callers.contains_key(&key) {
+            shown.forget(now);
+            if shown.callers.len() >= REMEMBERED {
+                return;
+            }
+        }
+        let caller = shown.callers.entry(key).or_insert_with(|| Caller {
+            slot: noted.slot,
+            who: noted.who.to_string(),
+            count: 0,
+            at: now,
+            refused: 0,
+            refused_at: None,
+            length: noted.length,
+        });
+        caller.count = noted.count;
+        caller.at = now;
+        if noted.refused {
+            caller.refused += 1;
+            caller.refused_at = Some(now);
+        }
+    }
+
+    /// Everybody of whom something is shown.
+    pub(super) fn callers(&self, now: Timestamp) -> Vec<Caller> {
+        let shown = self.lock();
+        let callers = shown.callers.values();
+        let mut callers: Vec<Caller> = callers
+            .filter(|caller| caller.is_near(now) || caller.was_refused(now))
+            .cloned()
+            .collect();
+        callers.sort_by(|a, b| (a.slot, &a.who).cmp(&(b.slot, &b.who)));
+        callers
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Shown> {
+        // Nothing in here panics half way through a change.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Shown {
+    fn forget(&mut self, now: Timestamp) {
+        if self.forgot_at.is_some_and(|at| at <= now && now.since(at) < FORGET) {
+            return;
+        }
+        self.forgot_at = Some(now);
+        self.callers
+            .retain(|_, caller| caller.is_near(now) || caller.was_refused(now));
+    }
+}

@@ -1,0 +1,379 @@
+//! The scope that each route needs: a line for each, by its template. Templates and not paths are looked up, so that a
+//! path cannot be written in a way that makes it another route here than at the router. A route without a line is
+//! refused, and a test holds the lines to the routers.
+//!
+//! The gateway, the registry and the agent surface ask by themselves.
+
+use axum::extract::{MatchedPath, Request};
+use http::Method;
+use towpath_domain::{Scope, Scopes};
+use towpath_store::access::Principal;
+
+use crate::errors::ApiError;
+use crate::internal::keys::administers;
+use crate::routes::Route;
+use crate::{gateway, registry, ui};
+
+/// What a route asks of a key that is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Nothing more.
+    Key,
+    /// This scope.
+    Scope(Scope),
+    /// This scope of operators, or administering keys: the handler looks at whose.
+    Keys(Scope),
+}
+
+/// Looking at keys, and changing them.
+const KEYS_READ: Need = Need::Keys(OperatorRead);
+const KEYS: Need = Need::Keys(Operator);
+
+struct Line {
+    method: &'static str,
+    path: &'static str,
+    need: Need,
+}
+
+const fn line(method: &'static str, path: &'static str, scope: Scope) -> Line {
+    needs(method, path, Need::Scope(scope))
+}
+
+const fn needs(method: &'static str, path: &'static str, need: Need) -> Line {
+    Line { method, path, need }
+}
+
+use Scope::{Deployments, Exports, Operator, OperatorRead, OrgAdmin, TracesRead, TracesWrite, WorkspaceAdmin};
+
+const LINES: &[Line] = &[
+    line("GET", "/api/v1/bulk-exports", Exports),
+    line("POST", "/api/v1/bulk-exports", Exports),
+    line("GET", "/api/v1/bulk-exports/destinations", Exports),
+    line("POST", "/api/v1/bulk-exports/destinations", Exports),
+    line("GET", "/api/v1/bulk-exports/destinations/{destination_id}", Exports),
+    line("PATCH", "/api/v1/bulk-exports/destinations/{destination_id}", Exports),
+    line("DELETE", "/api/v1/bulk-exports/destinations/{destination_id}", Exports),
+    line("GET", "/api/v1/bulk-exports/runs", Exports),
+    line("GET", "/api/v1/bulk-exports/{export_id}", Exports),
+    line("PATCH", "/api/v1/bulk-exports/{export_id}", Exports),
+    line("GET", "/api/v1/bulk-exports/{export_id}/runs", Exports),
+    line("GET", "/api/v1/bulk-exports/{export_id}/runs/{run_id}", Exports),
+    line("POST", "/runs/multipart", TracesWrite),
+    line("POST", "/runs/batch", TracesWrite),
+    line("POST", "/runs", TracesWrite),
+    line("PATCH", "/runs/{run_id}", TracesWrite),
+    line("POST", "/otel/v1/traces", TracesWrite),
+    line("GET", "/runs/{run_id}", TracesRead),
+    line("POST", "/runs/query", TracesRead),
+    line("POST", "/runs/query/validate", TracesRead),
+    line("POST", "/runs/stats", TracesRead),
+    line("POST", "/api/v2/runs/query", TracesRead),
+    line("GET", "/api/v2/runs/{run_id}", TracesRead),
+    line("POST", "/feedback", TracesWrite),
+    line("GET", "/feedback", TracesRead),
+    line("GET", "/feedback/{feedback_id}", TracesRead),
+    line("PATCH", "/feedback/{feedback_id}", TracesWrite),
+    line("DELETE", "/feedback/{feedback_id}", TracesWrite),
+    line("POST", "/feedback/tokens", TracesWrite),
+    line("GET", "/feedback/tokens", TracesRead),
+    line("POST", "/sessions", TracesWrite),
+    line("GET", "/sessions", TracesRead),
+    line("GET", "/sessions/{session_id}", TracesRead),
+    line("PATCH", "/sessions/{session_id}", TracesWrite),
+    // Who may send traces must not be able to remove those of others.
+    line("DELETE", "/sessions/{session_id}", WorkspaceAdmin),
+    needs("GET", "/settings", Need::Key),
+    line("POST", "/v2/deployments", Deployments),
+    line("GET", "/v2/deployments", Deployments),
+    line("DELETE", "/v2/deployments", Deployments),
+    line("GET", "/v2/deployments/{deployment_id}", Deployments),
+    line("PATCH", "/v2/deployments/{deployment_id}", Deployments),
+    line("DELETE", "/v2/deployments/{deployment_id}", Deployments),
+    line("POST", "/v2/deployments/{deployment_id}/keys", Deployments),
+    line("POST", "/v2/deployments/{deployment_id}/push-token", Deployments),
+    line("POST", "/v2/deployments/{deployment_id}/upload-url", Deployments),
+    line("POST", "/v2/deployments/{deployment_id}/revisions", Deployments),
+    line("GET", "/v2/deployments/{deployment_id}/revisions", Deployments),
+    line(
+        "GET",
+        "/v2/deployments/{deployment_id}/revisions/{revision_id}",
+        Deployments,
+    ),
+    line(
+        "POST",
+        "/v2/deployments/{deployment_id}/revisions/{revision_id}/redeploy",
+        Deployments,
+    ),
+    line(
+        "POST",
+        "/v2/deployments/{deployment_id}/revisions/{revision_id}/interrupt",
+        Deployments,
+    ),
+    line(
+        "POST",
+        "/v1/projects/{project_id}/revisions/{revision_id}/interrupt",
+        Deployments,
+    ),
+    line(
+        "POST",
+        "/v1/projects/{project_id}/revisions/{revision_id}/build_logs",
+        Deployments,
+    ),
+    line(
+        "POST",
+        "/v1/projects/{project_id}/revisions/{revision_id}/deploy_logs",
+        Deployments,
+    ),
+    line("POST", "/v1/projects/{project_id}/deploy_logs", Deployments),
+    line("GET", "/v2/image-pull-secrets", Deployments),
+    line("PUT", "/v2/image-pull-secrets/{name}", WorkspaceAdmin),
+    line("DELETE", "/v2/image-pull-secrets/{name}", WorkspaceAdmin),
+    line("GET", "/v2/listeners", Deployments),
+    line("POST", "/v2/listeners", WorkspaceAdmin),
+    line("GET", "/v2/listeners/{listener_id}", Deployments),
+    line("PATCH", "/v2/listeners/{listener_id}", WorkspaceAdmin),
+    line("DELETE", "/v2/listeners/{listener_id}", WorkspaceAdmin),
+    line("GET", "/v1/integrations/github/install", Deployments),
+    line("POST", "/v1/integrations/github", WorkspaceAdmin),
+    line("DELETE", "/v1/integrations/github/{integration_id}", WorkspaceAdmin),
+    line("GET", "/v1/integrations/github/{integration_id}/repos", Deployments),
+    line("GET", "/internal/queues", OperatorRead),
+    line("GET", "/internal/queues/{pool}", OperatorRead),
+    line("POST", "/internal/queues/{pool}/pause", Operator),
+    line("POST", "/internal/queues/{pool}/resume", Operator),
+    line("POST", "/internal/queues/{pool}/drain", Operator),
+    line("GET", "/internal/scaling/{pool}", OperatorRead),
+    line("GET", "/internal/jobs", OperatorRead),
+    line("POST", "/internal/jobs/bulk", Operator),
+    line("GET", "/internal/jobs/{job_id}", OperatorRead),
+    line("POST", "/internal/jobs/{job_id}/retry", Operator),
+    line("POST", "/internal/jobs/{job_id}/cancel", Operator),
+    line("GET", "/internal/dead", OperatorRead),
+    line("POST", "/internal/dead/{job_id}/retry", Operator),
+    line("GET", "/internal/workers", OperatorRead),
+    line("POST", "/internal/workers/{worker_id}/drain", Operator),
+    line("GET", "/internal/schedules", OperatorRead),
+    line("POST", "/internal/schedules/{schedule_id}/pause", Operator),
+    line("POST", "/internal/schedules/{schedule_id}/resume", Operator),
+    line("GET", "/internal/limits", OperatorRead),
+    needs("GET", "/internal/keys", KEYS_READ),
+    needs("POST", "/internal/keys", KEYS),
+    line("POST", "/internal/keys/reseal", Operator),
+    needs("POST", "/internal/keys/{key_id}/revoke", KEYS),
+    needs("POST", "/internal/keys/{key_id}/rotate", KEYS),
+    line(
+        "POST",
+        "/internal/deployments/{deployment_id}/accept-database",
+        Operator,
+    ),
+    line("GET", "/internal/quarantine", OperatorRead),
+    line("GET", "/internal/quarantine/usage", OperatorRead),
+    line("POST", "/internal/quarantine/bulk", Operator),
+    line("GET", "/internal/quarantine/{entry_id}", OperatorRead),
+    // What tenants sent, in full.
+    line("GET", "/internal/quarantine/{entry_id}/body", Operator),
+    line("POST", "/internal/quarantine/{entry_id}/retry", Operator),
+    line("POST", "/internal/quarantine/{entry_id}/drop", Operator),
+];
+
+/// Pages of the dashboard behind its gate.
+const PAGES: &[Line] = &[
+    line("GET", "/ui/traces", OperatorRead),
+    line("GET", "/ui/traces/{project_id}", OperatorRead),
+    line("GET", "/ui/traces/{project_id}/{run_id}", OperatorRead),
+    line("GET", "/ui/quarantine", OperatorRead),
+    line("GET", "/ui/quarantine/{entry_id}", OperatorRead),
+    line("POST", "/ui/quarantine/{entry_id}/{action}", Operator),
+    line("GET", "/ui/queues", OperatorRead),
+    line("POST", "/ui/queues/{pool}/{action}", Operator),
+    line("GET", "/ui/jobs", OperatorRead),
+    line("GET", "/ui/jobs/{job_id}", OperatorRead),
+    line("POST", "/ui/jobs/{job_id}/{action}", Operator),
+    line("GET", "/ui/workers", OperatorRead),
+    line("POST", "/ui/workers/{worker_id}/drain", Operator),
+    line("GET", "/ui/deployments", OperatorRead),
+    line("GET", "/ui/deployments/{deployment_id}", OperatorRead),
+    line("POST", "/ui/deployments/{deployment_id}/delete", Operator),
+    line("GET", "/ui/revisions/{revision_id}", OperatorRead),
+    line("POST", "/ui/revisions/{revision_id}/{action}", Operator),
+    line("GET", "/ui/exports", OperatorRead),
+    line("GET", "/ui/exports/destinations", OperatorRead),
+    line("POST", "/ui/exports/destinations/{destination_id}/delete", Operator),
+    line("GET", "/ui/exports/{export_id}", OperatorRead),
+    line("GET", "/ui/schedules", OperatorRead),
+    line("POST", "/ui/schedules/{schedule_id}/{action}", Operator),
+    line("GET", "/ui/limits", OperatorRead),
+    line("GET", "/ui/dead", OperatorRead),
+    line("POST", "/ui/dead/{job_id}/retry", Operator),
+    needs("GET", "/ui/keys", KEYS_READ),
+    needs("POST", "/ui/keys", KEYS),
+    needs("POST", "/ui/keys/{key_id}/{action}", KEYS),
+];
+
+/// Where routes stand a second time.
+const PREFIXES: [&str; 2] = ["/api/v1", "/api-host"];
+
+/// What a request of this template needs; nothing for routes that are not declared.
+pub(crate) fn need(method: &Method, template: &str) -> Option<Need> {
+    // A handler of GET answers HEAD, too.
+    let method = if *method == Method::HEAD { &Method::GET } else { method };
+    let declared = |path: &str| {
+        let mut lines = LINES.iter().chain(PAGES);
+        let line = lines.find(|line| line.path == path && line.method == method.as_str())?;
+        Some(line.need)
+    };
+    declared(template).or_else(|| {
+        PREFIXES
+            .iter()
+            .find_map(|prefix| declared(template.strip_prefix(prefix)?))
+    })
+}
+
+/// A route that is declared nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undeclared;
+
+/// For tests: the scopes that are declared for a route, one of which is needed; none where a valid key is enough.
+///
+/// # Errors
+/// The route is not declared.
+pub fn required_scopes(method: &Method, template: &str) -> Result<Vec<Scope>, Undeclared> {
+    match need(method, template) {
+        Some(Need::Key) => Ok(Vec::new()),
+        Some(Need::Scope(scope)) => Ok(vec![scope]),
+        Some(Need::Keys(operator)) => Ok(vec![operator, OrgAdmin, WorkspaceAdmin]),
+        None => Err(Undeclared),
+    }
+}
+
+/// For tests: the routes that no API description lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undescribed {
+    /// Of deployments' agent servers.
+    pub gateway: Vec<Route>,
+    /// Of images.
+    pub registry: Vec<Route>,
+    /// Pages of the dashboard for those who have signed in.
+    pub pages: Vec<Route>,
+    /// What the dashboard gives everybody.
+    pub open_pages: Vec<Route>,
+}
+
+impl Undescribed {
+    /// As the routers have them.
+    #[must_use]
+    pub fn all() -> Self {
+        Self {
+            gateway: gateway::listed().routes(),
+            registry: registry::listed().routes(),
+            pages: ui::behind_the_gate(),
+            open_pages: ui::before_the_gate(),
+        }
+    }
+}
+
+/// What reads needs less than what changes something: the rule of operators' pages.
+pub(crate) fn need_of_operators(method: &Method) -> Scope {
+    match *method {
+        Method::GET | Method::HEAD => OperatorRead,
+        _ => Operator,
+    }
+}
+
+/// What this request needs.
+pub(crate) fn need_of(request: &Request) -> Option<Need> {
+    let template = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or("", MatchedPath::as_str);
+    let need = need(request.method(), template);
+    if need.is_none() {
+        tracing::error!(
+            http.route = template,
+            "a route has no line that says which scope it needs"
+        );
+    }
+    need
+}
+
+/// Refuses a key that lacks what a route needs. A route that is not declared is closed, not open.
+pub(crate) fn check(need: Option<Need>, holder: &Principal) -> Result<(), ApiError> {
+    match need {
+        Some(Need::Key) => Ok(()),
+        Some(Need::Keys(_)) if administers(holder) => Ok(()),
+        Some(Need::Scope(scope) | Need::Keys(scope)) => require(&holder.scopes, scope),
+        None => Err(ApiError::forbidden("this route cannot be opened")),
+    }
+}
+
+/// Refuses a key without this scope.
+pub(crate) fn require(scopes: &Scopes, scope: Scope) -> Result<(), ApiError> {
+    if scopes.allow(scope) {
+        Ok(())
+    } else {
+        Err(ApiError::forbidden(format!("the API key lacks the scope {scope}")))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::collections::BTreeSet;
+
+    use utoipa::openapi::OpenApi;
+
+    use super::*;
+
+    /// Holds the lines to what routers that need a key say of themselves.
+    pub(crate) fn covers(document: &OpenApi) {
+        let mut left: BTreeSet<_> = LINES.iter().map(|line| (line.method, line.path)).collect();
+        for (path, item) in &document.paths.paths {
+            for (method, operation) in [
+                ("GET", &item.get),
+                ("PUT", &item.put),
+                ("POST", &item.post),
+                ("PATCH", &item.patch),
+                ("DELETE", &item.delete),
+                ("OPTIONS", &item.options),
+                ("HEAD", &item.head),
+                ("TRACE", &item.trace),
+            ] {
+                if operation.is_none() {
+                    continue;
+                }
+                let need = need(&method.parse().unwrap(), path);
+                assert!(need.is_some(), "{method} {path} has no line: which scope does it need?");
+                left.retain(|line| *line != (method, path.as_str()));
+            }
+        }
+        assert!(left.is_empty(), "lines without a route: {left:?}");
+    }
+
+    #[test]
+    fn every_page_has_a_line() {
+        let pages: BTreeSet<_> = ui::behind_the_gate()
+            .into_iter()
+            .map(|route| (route.method, route.path))
+            .collect();
+        let lines: BTreeSet<_> = PAGES.iter().map(|line| (line.method, line.path)).collect();
+        assert_eq!(pages, lines, "the routes of the dashboard, and the lines of them");
+    }
+
+    #[test]
+    fn templates_are_looked_up_at_all_their_places() {
+        let read = Some(Need::Scope(TracesRead));
+        assert_eq!(need(&Method::GET, "/runs/{run_id}"), read);
+        assert_eq!(need(&Method::HEAD, "/api/v1/runs/{run_id}"), read);
+        assert_eq!(
+            need(&Method::POST, "/api-host/v2/deployments"),
+            Some(Need::Scope(Deployments))
+        );
+        for (method, path) in [
+            (Method::GET, "/runs/1"),
+            (Method::PUT, "/runs/{run_id}"),
+            (Method::GET, ""),
+            (Method::GET, "/api/v1/api/v1/runs/{run_id}"),
+        ] {
+            assert_eq!(need(&method, path), None, "{method} {path}");
+        }
+    }
+}

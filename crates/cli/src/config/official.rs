@@ -1,0 +1,215 @@
+//! Variables that the official agent server reads. Whoever comes from it and sets them must not believe in an effect that
+//! there is none of. `docs/agent-server.md` lists the same variables; a test compares them.
+
+use towpath_domain::Secret;
+
+use super::keys::KEYS;
+
+/// What a variable does here.
+enum Effect {
+    /// What it does there.
+    Same,
+    /// Nothing, and nobody misses it.
+    Needless,
+    /// Nothing: this is what to do instead.
+    None(&'static str),
+    /// The server does not start with it: who asks for this must not believe to have it. The value that asks for nothing
+    /// comes first.
+    Refused(&'static str, &'static str),
+}
+
+/// Beside those that are other names of a setting.
+const VARIABLES: &[(&str, Effect)] = &[
+    ("LANGSMITH_TRACING", Effect::Same),
+    ("LANGSMITH_TRACING_V2", Effect::Same),
+    ("LANGCHAIN_TRACING_V2", Effect::Same),
+    ("LANGSMITH_ENDPOINT", Effect::Same),
+    ("LANGCHAIN_ENDPOINT", Effect::Same),
+    ("LANGSMITH_API_KEY", Effect::Same),
+    ("LANGCHAIN_API_KEY", Effect::Same),
+    ("LANGSMITH_PROJECT", Effect::Same),
+    ("LANGCHAIN_PROJECT", Effect::Same),
+    ("LANGSMITH_WORKSPACE_ID", Effect::Same),
+    ("LANGSMITH_TENANT_ID", Effect::Same),
+    ("LANGGRAPH_CLOUD_LICENSE_KEY", Effect::Needless),
+    ("LANGGRAPH_AES_KEY", Effect::Refused("", ENCRYPTION)),
+    ("LANGGRAPH_AES_JSON_KEYS", Effect::Refused("", ENCRYPTION)),
+    (
+        "LANGGRAPH_AUTH_TYPE",
+        Effect::Refused(
+            "noop",
+            "callers are asked for keys of this server, as agent.auth says, or by auth.path of the graph file; unset the variable",
+        ),
+    ),
+    (
+        "LANGSMITH_AUTH_ENDPOINT",
+        Effect::None("callers are asked for keys of this server"),
+    ),
+    (
+        "LANGSMITH_AUTH_VERIFY_TENANT_ID",
+        Effect::None("callers are asked for keys of this server"),
+    ),
+    ("POSTGRES_URI_CUSTOM", Effect::None("set DATABASE_URI")),
+    (
+        "LANGGRAPH_POSTGRES_POOL_MAX_SIZE",
+        Effect::None("set database_connections"),
+    ),
+    ("REDIS_URI_CUSTOM", Effect::None("set REDIS_URI")),
+    ("REDIS_CLUSTER", Effect::None("name one Redis in REDIS_URI")),
+    (
+        "REDIS_KEY_PREFIX",
+        Effect::None("give each installation a database of Redis, as in redis://host/1"),
+    ),
+    ("REDIS_MAX_CONNECTIONS", Effect::None("few are needed")),
+    ("REDIS_CONNECT_TIMEOUT", Effect::None("it is the server's own")),
+    ("REDIS_HEALTH_CHECK_INTERVAL", Effect::None("it is the server's own")),
+    (
+        "REDIS_TLS_CA_CERT",
+        Effect::None("let the machine trust it, or SSL_CERT_FILE name it"),
+    ),
+    (
+        "MAX_STREAM_CHUNK_SIZE_BYTES",
+        Effect::None("events have the size that graphs give them"),
+    ),
+    (
+        "CORS_CONFIG",
+        Effect::None("set CORS_ALLOW_ORIGINS, or http.cors in the graph file"),
+    ),
+    ("PORT", Effect::None("set TOWPATH_LISTEN")),
+    ("LANGGRAPH_SERVER_HOST", Effect::None("set TOWPATH_LISTEN")),
+    ("BG_JOB_ISOLATED_LOOPS", Effect::None("set agent.isolation to process")),
+    ("FF_CRONS_ENABLED", Effect::None("crons are run where there are any")),
+    ("FF_USE_REDIS_QUEUE", Effect::None("jobs are in the database")),
+    (
+        "FF_V2_EVENT_STREAMING",
+        Effect::None("this build does not speak protocol v2"),
+    ),
+    ("FF_ASYNC_PUBLISH_QUEUE", Effect::None("it is the server's own")),
+    ("CRON_SCHEDULER_SLEEP_TIME", Effect::None("it is the server's own")),
+    ("CRON_SCHEDULER_BATCH_SIZE", Effect::None("it is the server's own")),
+    ("STATS_INTERVAL_SECS", Effect::None("metrics have them at any time")),
+    ("METRIC_PREFIX", Effect::None("names of metrics begin with towpath_")),
+    ("LOG_LEVEL", Effect::None("set log.filter")),
+    ("LOG_JSON", Effect::None("set log.format")),
+    ("DISPATCH_MODE", Effect::None("start roles with --role")),
+    ("LANGGRAPH_RUNNER_BIND", Effect::None("start roles with --role")),
+    ("LANGSERVE_GRAPHS", Effect::None(FILE)),
+    ("LANGGRAPH_CONFIG", Effect::None(FILE)),
+    ("LANGGRAPH_HTTP", Effect::None(FILE)),
+    ("LANGGRAPH_STORE", Effect::None(FILE)),
+    ("LANGGRAPH_CHECKPOINTER", Effect::None(FILE)),
+    ("LANGGRAPH_AUTH", Effect::None(FILE)),
+    ("LANGGRAPH_ENCRYPTION", Effect::None(FILE)),
+    ("LANGGRAPH_WEBHOOKS", Effect::None(FILE)),
+    ("LANGGRAPH_THREAD_TTL", Effect::None(FILE)),
+    ("LANGGRAPH_UI", Effect::None(FILE)),
+];
+
+const ENCRYPTION: &str = "this server does not encrypt checkpoints; encrypt the disk of its database instead and unset the \
+                          variable, or keep to the official server for these threads";
+const FILE: &str = "the graph file that --config names says it";
+
+/// What is to be said about the variables of a process.
+pub fn warnings<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
+    let set: Vec<&str> = environment
+        .filter(|(_, value)| !value.is_empty())
+        .map(|(name, _)| name)
+        .collect();
+    // Containers of deployments are given both, since the images of others read the first.
+    let listens = set.contains(&"TOWPATH_LISTEN");
+    let told = set.into_iter().filter(|name| *name != "PORT" || !listens);
+    told.filter_map(|name| {
+        let (name, effect) = VARIABLES.iter().find(|(known, _)| *known == name)?;
+        match effect {
+            Effect::None(instead) => Some(format!(
+                "environment variable {name} has no effect on this server: {instead}"
+            )),
+            Effect::Same | Effect::Needless | Effect::Refused(..) => None,
+        }
+    })
+    .collect()
+}
+
+/// What is to be said about the variables that a graph file gives to the code of its graphs: they set nothing of the server.
+pub fn warnings_of_file<'e>(environment: impl Iterator<Item = (&'e str, &'e str)>) -> Vec<String> {
+    let set: Vec<(&str, &str)> = environment.collect();
+    let mut found = warnings(set.iter().copied());
+    let is_setting = |name: &str| {
+        KEYS.iter()
+            .any(|key| key.environment_names().any(|known| known == name))
+    };
+    let settings = set.iter().filter(|(name, _)| is_setting(name));
+    found.extend(settings.map(|(name, _)| {
+        format!("env of the graph file: {name} has no effect on the server; set it in the environment of the process")
+    }));
+    found
+}
+
+/// Why the server does not start with this value of a variable, if it does not.
+pub fn refusal(find: impl Fn(&str) -> Option<Secret>) -> Option<String> {
+    VARIABLES.iter().find_map(|(name, effect)| {
+        let Effect::Refused(nothing, why) = effect else {
+            return None;
+        };
+        let value = find(name)?;
+        let asks = !value.reveal().is_empty() && value.reveal() != *nothing;
+        asks.then(|| format!("{name}: {why}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_without_effect_are_said() {
+        let set = [
+            ("LOG_LEVEL", "debug"),
+            ("PORT", ""),
+            ("LANGSMITH_PROJECT", "p"),
+            ("HOME", "/"),
+        ];
+        let found = warnings(set.into_iter());
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(
+            found[0].contains("LOG_LEVEL") && found[0].contains("log.filter"),
+            "{found:?}"
+        );
+        assert_eq!(warnings([("PORT", "8000")].into_iter()).len(), 1);
+        let both = [("PORT", "8000"), ("TOWPATH_LISTEN", "0.0.0.0:8000")];
+        assert_eq!(warnings(both.into_iter()), Vec::<String>::new());
+        let found = warnings_of_file([("N_JOBS_PER_WORKER", "5"), ("MINE", "x")].into_iter());
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("N_JOBS_PER_WORKER"), "{found:?}");
+    }
+
+    #[test]
+    fn what_would_protect_is_refused() {
+        let refused = |name: &'static str, value: &'static str| {
+            refusal(|asked| (asked == name).then(|| Secret::new(value))).is_some()
+        };
+        assert!(refused("LANGGRAPH_AES_KEY", "0123456789abcdef"));
+        assert!(refused("LANGGRAPH_AES_JSON_KEYS", "{}"));
+        assert!(refused("LANGGRAPH_AUTH_TYPE", "langsmith"));
+        assert!(!refused("LANGGRAPH_AUTH_TYPE", "noop") && !refused("LANGGRAPH_AES_KEY", ""));
+    }
+
+    #[test]
+    fn the_reference_lists_every_variable() {
+        let reference = include_str!("../../../../docs/agent-server.md");
+        let (_, section) = reference.split_once("\n## Variables of the official server\n").unwrap();
+        let section = section.split("\n## ").next().unwrap_or_default();
+        let listed: Vec<&str> = section
+            .lines()
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        let known: Vec<&str> = VARIABLES.iter().map(|(name, _)| *name).collect();
+        assert_eq!(listed, known);
+        for (name, effect) in VARIABLES {
+            let row = section.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+            let says = |begin: &str| row.unwrap_or_default().contains(begin);
+            assert_eq!(says("| no effect: "), matches!(effect, Effect::None(_)), "{name}");
+            assert_eq!(says("| refused"), matches!(effect, Effect::Refused(..)), "{name}");
+        }
+    }
+}

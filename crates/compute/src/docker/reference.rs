@@ -1,0 +1,145 @@
+//! Which images the users of a platform may name.
+//!
+//! An engine finds an image that it has by its name or by the beginning of its id, whoever's it is. Those that are made
+//! here hold the sources of deployments, so neither their names nor ids are taken from a user.
+
+use towpath_domain::registry;
+use towpath_outbound::Guard;
+
+use crate::error::{Error, Result};
+
+/// Ports of a registry that says none.
+const PORT: u16 = 443;
+/// What names of images that are made here begin with; twelve hexadecimal digits follow.
+const OWN: &str = "towpath-";
+
+/// Refuses what only the engine itself has: images of other deployments, and ids. The text follows the field's name.
+pub(super) fn check_local(image: &str) -> std::result::Result<(), String> {
+    // Docker Hub in full is Docker Hub, and so is what has no registry.
+    let name = image.strip_prefix("docker.io/").unwrap_or(image);
+    let name = name.strip_prefix("library/").unwrap_or(name);
+    let repository = name.split(['@', ':']).next().unwrap_or(name);
+    let mark = repository.strip_prefix(OWN).and_then(|rest| rest.get(..12));
+    if mark.is_some_and(is_hex) {
+        return Err("must not name an image that the platform built".to_owned());
+    }
+    // `sha256:…` reads like a repository with a tag.
+    if repository == "sha256" || (is_hex(name) && name.len() > 1) {
+        return Err("must name an image, not the id that the engine gave it".to_owned());
+    }
+    Ok(())
+}
+
+/// The same for every image that lines of a Dockerfile name.
+pub(super) fn check_lines(lines: &[String]) -> std::result::Result<(), String> {
+    // A line may be continued in the next.
+    let text = lines.join("\n").replace("\\\r\n", "").replace("\\\n", "");
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let is_stage = words.next().is_some_and(|word| word.eq_ignore_ascii_case("FROM"));
+        let bare = |word: &str| word.trim_matches(['"', '\'', ',', '[', ']']).to_owned();
+        if is_stage && let Some(image) = words.clone().map(bare).find(|word| !word.starts_with("--")) {
+            check_local(&image)?;
+        }
+        for word in words {
+            if let Some((_, image)) = word.split_once("from=") {
+                check_local(&bare(image.split(',').next().unwrap_or(image)))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Judges the registry of an image as every address of a user. Docker Hub and the platform's own registry are open.
+///
+/// # Errors
+/// Why it is not asked.
+pub(super) async fn check_registry(image: &str, own: &[String], guard: &Guard) -> Result<()> {
+    if !registry::names_registry(image) {
+        return Ok(());
+    }
+    let host = image.split('/').next().unwrap_or_default();
+    if host == registry::DOCKER_HUB || own.iter().any(|own| own == host) {
+        return Ok(());
+    }
+    let (name, port) = match host.rsplit_once(':') {
+        Some((name, port)) => {
+            let port = port.parse().map_err(|_| {
+                Error::Refused(format!(
+                    "image_uri: the registry {host} has no port number behind its colon"
+                ))
+            })?;
+            (name, port)
+        }
+        None => (host, PORT),
+    };
+    let judged = guard.resolve(name, port, false).await;
+    judged.map(drop).map_err(|why| match why {
+        towpath_outbound::Refused::Unresolved { .. } => Error::Transient(format!("image_uri: {why}")),
+        why => Error::Refused(format!("image_uri: {why}")),
+    })
+}
+
+fn is_hex(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use towpath_outbound::Policy;
+
+    #[test]
+    fn images_that_the_platform_made_are_nobodys_to_name() {
+        for image in [
+            "towpath-0123456789ab:00ff",
+            "towpath-0123456789ab-program:00ff",
+            "docker.io/library/towpath-0123456789ab:00ff",
+            "sha256:00ff",
+            "00ffab",
+        ] {
+            assert!(check_local(image).is_err(), "{image}");
+        }
+        for image in [
+            "python:3.12-slim",
+            "towpath-agent:1",
+            "registry.example/towpath-x:1",
+            "node",
+            "a@sha256:00",
+        ] {
+            assert_eq!(check_local(image), Ok(()), "{image}");
+        }
+    }
+
+    #[test]
+    fn lines_of_a_dockerfile_name_none_of_them() {
+        let refused = |lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+            check_lines(&lines).is_err()
+        };
+        assert!(refused(&["FROM towpath-0123456789ab:00ff AS other"]));
+        assert!(refused(&["from --platform=linux/amd64 00ffab"]));
+        assert!(refused(&["COPY --from=towpath-0123456789ab:00ff /deps /stolen"]));
+        assert!(refused(&["COPY --from=towpath-01234\\", "56789ab:00ff /deps /stolen"]));
+        assert!(refused(&["RUN --mount=type=bind,from=sha256:00ff cp -r / /x"]));
+        assert!(!refused(&[
+            "FROM node:22 AS build",
+            "COPY --from=build /a /b",
+            "COPY --from=0 /a /b",
+            "RUN x"
+        ]));
+    }
+
+    #[tokio::test]
+    async fn registries_are_called_as_other_addresses_of_users() {
+        let guard = Guard::new(Policy::default());
+        let own = ["127.0.0.1:8400".to_owned()];
+        for image in ["169.254.169.254/a:1", "127.0.0.1:5000/a:1", "localhost:5000/a:1"] {
+            let judged = check_registry(image, &own, &guard).await;
+            assert!(matches!(judged, Err(Error::Refused(_))), "{image}: {judged:?}");
+        }
+        for image in ["127.0.0.1:8400/images/x:1", "agent:1", "docker.io/a/b:1"] {
+            assert!(check_registry(image, &own, &guard).await.is_ok(), "{image}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+-- What a key may do: names of scopes with spaces between them. NULL, as for keys made before scopes and by old processes
+-- that still run: all that keys without scopes could do, with `operator` as the only limit.
+ALTER TABLE api_key ADD COLUMN scopes text;
+ALTER TABLE api_key ADD COLUMN expires_at timestamptz;
+-- Written in bulk, so it may lag by a minute.
+ALTER TABLE api_key ADD COLUMN last_used_at timestamptz;
+
+-- Secrets that a rotation replaced. Each opens its key until `valid_until`. The row stays: a secret that was replaced must
+-- not come back as a new key from the operator's environment.
+CREATE TABLE api_key_former_secret (
+    hash        bytea PRIMARY KEY CHECK (length(hash) = 32),
+    key_id      uuid NOT NULL REFERENCES api_key (id),
+    valid_until timestamptz NOT NULL
+);

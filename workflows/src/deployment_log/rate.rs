@@ -1,0 +1,154 @@
+//! How much of what a deployment says is taken.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::time::Instant;
+use towpath_domain::DeploymentId;
+use towpath_domain::deployment::{Level, LogKind};
+
+/// Lines a second that are taken for long, and at once.
+const LINES_PER_SECOND: f64 = 200.0;
+const BURST: f64 = 4000.0;
+/// Bytes of them.
+const BYTES_PER_SECOND: f64 = 64.0 * 1024.0;
+const BURST_BYTES: f64 = 4.0 * 1024.0 * 1024.0;
+/// Errors are taken when other lines are not any more, up to this part of a burst.
+const RESERVE: f64 = 0.05;
+
+/// What each deployment may say, in all of its logs of a kind together: one that is started again and again has no more for
+/// that, and one that serves takes nothing from what its next build may say.
+#[derive(Debug, Default)]
+pub struct Rates(Mutex<HashMap<(DeploymentId, LogKind), Arc<Rate>>>);
+
+impl Rates {
+    pub(super) fn of(&self, deployment: DeploymentId, kind: LogKind) -> Arc<Rate> {
+        let wanted = (deployment, kind);
+        let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that is as good as new need not be kept.
+        rates.retain(|of, rate| *of == wanted || Arc::strong_count(rate) > 1 || !rate.is_fresh());
+        Arc::clone(rates.entry(wanted).or_default())
+    }
+}
+
+/// What one deployment may say.
+#[derive(Debug, Default)]
+pub(super) struct Rate {
+    bucket: Mutex<Bucket>,
+    /// Lines that were dropped when a log was closed, and that none has told of.
+    untold: AtomicU64,
+}
+
+impl Rate {
+    /// Whether one more line of so many bytes may come.
+    pub(super) fn take(&self, level: Level, bytes: usize) -> bool {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.take(level, bytes)
+    }
+
+    /// Has another log tell of these.
+    pub(super) fn leave(&self, dropped: u64) {
+        self.untold.fetch_add(dropped, Ordering::Relaxed);
+    }
+
+    /// What other logs have left to tell.
+    pub(super) fn left(&self) -> u64 {
+        self.untold.swap(0, Ordering::Relaxed)
+    }
+
+    fn is_fresh(&self) -> bool {
+        let mut bucket = self.bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        bucket.fill();
+        self.untold.load(Ordering::Relaxed) == 0 && bucket.lines >= BURST && bucket.bytes >= BURST_BYTES
+    }
+}
+
+#[derive(Debug)]
+struct Bucket {
+    lines: f64,
+    bytes: f64,
+    at: Instant,
+}
+
+impl Default for Bucket {
+    /// Full.
+    fn default() -> Self {
+        Self {
+            lines: BURST,
+            bytes: BURST_BYTES,
+            at: Instant::now(),
+        }
+    }
+}
+
+impl Bucket {
+    fn fill(&mut self) {
+        let now = Instant::now();
+        let seconds = now.duration_since(self.at).as_secs_f64();
+        self.lines = (self.lines + seconds * LINES_PER_SECOND).min(BURST);
+        self.bytes = (self.bytes + seconds * BYTES_PER_SECOND).min(BURST_BYTES);
+        self.at = now;
+    }
+
+    fn take(&mut self, level: Level, bytes: usize) -> bool {
+        self.fill();
+        let bytes = bytes as f64;
+        let reserve = if level == Level::Error { RESERVE } else { 0.0 };
+        let may = self.lines - 1.0 >= -reserve * BURST && self.bytes - bytes >= -reserve * BURST_BYTES;
+        if may {
+            self.lines -= 1.0;
+            self.bytes -= bytes;
+        }
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_prints_is_slowed_down_and_its_errors_are_heard() {
+        let mut bucket = Bucket::default();
+        let taken = (0..100_000).filter(|_| bucket.take(Level::Info, 10)).count();
+        assert_eq!(taken, 4000);
+        assert!(bucket.take(Level::Error, 10), "errors have a reserve");
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let taken = (0..100_000).filter(|_| bucket.take(Level::Info, 10)).count();
+        assert!((1990..=2000).contains(&taken), "{taken}");
+        let errors = (0..100_000).filter(|_| bucket.take(Level::Error, 10)).count();
+        assert_eq!(errors, 200);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_lines_are_bounded_by_their_bytes() {
+        let mut bucket = Bucket::default();
+        let taken = (0..100_000).filter(|_| bucket.take(Level::Info, 4096)).count();
+        assert_eq!(taken, 1024);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        let taken = (0..100_000).filter(|_| bucket.take(Level::Info, 4096)).count();
+        assert!((159..=160).contains(&taken), "{taken}");
+    }
+
+    /// A server that ends and is started again prints no more than one that goes on.
+    #[tokio::test(start_paused = true)]
+    async fn logs_of_a_deployment_share_what_it_may_say() {
+        let (rates, one, other) = (Rates::default(), DeploymentId::new(), DeploymentId::new());
+        let first = rates.of(one, LogKind::Deploy);
+        while first.take(Level::Info, 10) {}
+        drop(first);
+        let may = |deployment, kind| rates.of(deployment, kind).take(Level::Info, 10);
+        assert!(!may(one, LogKind::Deploy), "the next log begins anew");
+        assert!(may(one, LogKind::Build), "its build is not heard");
+        assert!(may(other, LogKind::Deploy), "another deployment has its own");
+        rates.of(one, LogKind::Deploy).leave(3);
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        rates.of(other, LogKind::Deploy);
+        assert_eq!(rates.of(one, LogKind::Deploy).left(), 3, "nobody has told of them");
+        rates.of(other, LogKind::Deploy);
+        assert_eq!(rates.0.lock().unwrap().len(), 1, "one that is as good as new is kept");
+    }
+}
