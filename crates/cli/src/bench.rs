@@ -4,6 +4,7 @@ mod agent;
 mod client;
 mod closed;
 mod cores;
+mod database;
 mod deploy;
 mod engine;
 mod export;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use towpath_domain::{TenantId, WorkerId};
 use towpath_durable::{Engine, Lane, Registry, Settings, Start};
 use towpath_queue::Queue;
@@ -13,6 +13,7 @@ use towpath_store::baseline::{self, Baseline};
 use towpath_store::{Options, Store, jobs};
 use towpath_workers::Workers;
 
+use super::database::Database;
 use super::report::Report;
 use super::workload::{Job, Meter, POOL};
 use crate::arguments::BenchEngine;
@@ -24,20 +25,9 @@ const SLOTS: [usize; 4] = [1, 16, 64, 256];
 const ROUNDS: usize = 5;
 
 pub async fn run(options: &BenchEngine) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir().context("making a temporary folder")?;
-    let name = format!("towpath_bench_{}", std::process::id());
-    let uri = match &options.database {
-        None => format!("sqlite://{}", folder.path().join("bench.db").display()),
-        Some(server) => baseline::make_database(server, &name)
-            .await
-            .context("making a database for the benchmark")?,
-    };
-    let measured = measure(options, &uri).await;
-    if let Some(server) = &options.database {
-        baseline::drop_database(server, &name)
-            .await
-            .context("dropping the benchmark's database")?;
-    }
+    let database = Database::make(options.database.as_deref()).await?;
+    let measured = measure(options, &database.uri).await;
+    database.remove().await?;
     measured?.print(options.output)
 }
 

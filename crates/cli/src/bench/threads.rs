@@ -5,17 +5,18 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use serde_json::json;
 use towpath_domain::agent::ThreadStatus;
 use towpath_domain::{RunId, TenantId, ThreadId};
 use towpath_runtime::{HistoryQuery, Host as _};
 use towpath_store::checkpoints::{self, Batch, Blob, Checkpoint};
 use towpath_store::threads::{self, NewThread};
-use towpath_store::{Options, Store, baseline};
+use towpath_store::{Options, Store};
 use towpath_workflows::thread_history;
 use towpath_workflows::thread_state::StateHost;
 
+use super::database::Database;
 use super::report::Report;
 use crate::arguments::BenchThreads;
 
@@ -37,20 +38,9 @@ const AT_ONCE: usize = 100;
 /// # Errors
 /// A database cannot be made, or does not answer what was saved.
 pub async fn run(options: &BenchThreads) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir().context("making a temporary folder")?;
-    let name = format!("towpath_bench_{}", std::process::id());
-    let uri = match &options.database {
-        None => format!("sqlite://{}", folder.path().join("bench.db").display()),
-        Some(server) => baseline::make_database(server, &name)
-            .await
-            .context("making a database for the benchmark")?,
-    };
-    let measured = measure(options, &uri).await;
-    if let Some(server) = &options.database {
-        baseline::drop_database(server, &name)
-            .await
-            .context("dropping the benchmark's database")?;
-    }
+    let database = Database::make(options.database.as_deref()).await?;
+    let measured = measure(options, &database.uri).await;
+    database.remove().await?;
     measured?.print(options.output)
 }
 
