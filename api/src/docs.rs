@@ -16,6 +16,25 @@ use serde_json::Value;
 
 pub(crate) use complete::{complete, not_null, plain_nullables};
 
+/// The operations of a path, by method.
+#[cfg(test)]
+pub(crate) fn operations(
+    item: &utoipa::openapi::PathItem,
+) -> impl Iterator<Item = (&'static str, &utoipa::openapi::path::Operation)> {
+    let all = [
+        ("GET", &item.get),
+        ("PUT", &item.put),
+        ("POST", &item.post),
+        ("PATCH", &item.patch),
+        ("DELETE", &item.delete),
+        ("OPTIONS", &item.options),
+        ("HEAD", &item.head),
+        ("TRACE", &item.trace),
+    ];
+    all.into_iter()
+        .filter_map(|(method, operation)| Some((method, operation.as_ref()?)))
+}
+
 /// A description that is put together the first time somebody asks for it. Few ever do, and on the way it takes ten times
 /// the memory of its text.
 #[derive(Clone)]

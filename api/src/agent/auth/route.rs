@@ -215,6 +215,7 @@ mod tests {
 
     use super::*;
     use crate::agent::{put_together, system};
+    use crate::docs;
     use crate::routes::Purpose;
 
     #[test]
@@ -226,17 +227,7 @@ mod tests {
             if open.paths.paths.contains_key(path) {
                 continue;
             }
-            for (method, operation) in [
-                ("GET", &item.get),
-                ("PUT", &item.put),
-                ("POST", &item.post),
-                ("PATCH", &item.patch),
-                ("DELETE", &item.delete),
-                ("OPTIONS", &item.options),
-                ("HEAD", &item.head),
-                ("TRACE", &item.trace),
-            ] {
-                let Some(operation) = operation else { continue };
+            for (method, operation) in docs::operations(item) {
                 let about = about(&method.parse().unwrap(), path);
                 let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
                 let reads = matches!(about.input, Object | Objects | Below(_));
