@@ -28,6 +28,7 @@ mod postgres;
 mod quarantine;
 mod repeats;
 mod resealing;
+mod restarts;
 mod revision_keys;
 mod room;
 mod runs;

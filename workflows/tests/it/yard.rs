@@ -282,6 +282,12 @@ impl Yard {
     }
 }
 
+/// Fails when it takes a minute; `what` says what was awaited.
+pub(crate) async fn within(what: &str, awaited: impl Future<Output = ()>) {
+    let done = tokio::time::timeout(Duration::from_secs(60), awaited).await;
+    assert!(done.is_ok(), "awaited: {what}");
+}
+
 pub(crate) fn entries(folder: &Path) -> usize {
     std::fs::read_dir(folder).map_or(0, Iterator::count)
 }
