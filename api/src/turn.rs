@@ -120,16 +120,16 @@ impl Held {
     }
 
     /// Takes them out of the request, for what goes on after it is answered.
-    pub(crate) fn keep(&self) -> Kept {
+    pub(crate) fn keep(&self) -> PlaceGuard {
         let places = self.0.as_ref().and_then(|turn| turn.state().places.take());
-        Kept(places.unwrap_or_default())
+        PlaceGuard(places.unwrap_or_default())
     }
 }
 
 /// Places that are held until this is dropped.
-pub(crate) struct Kept(Vec<Place>);
+pub(crate) struct PlaceGuard(Vec<Place>);
 
-impl Drop for Kept {
+impl Drop for PlaceGuard {
     fn drop(&mut self) {
         // How long a connection lasts says nothing about the pace of requests.
         self.0.drain(..).for_each(Place::leave);

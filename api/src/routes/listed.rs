@@ -9,7 +9,7 @@ use axum::routing::{MethodRouter, any, delete, get, patch, post, put};
 pub struct Route {
     /// The method; `*` is every one.
     pub method: &'static str,
-    /// Its template.
+    /// As the router reads it, with parameters in braces.
     pub path: &'static str,
 }
 

@@ -254,7 +254,7 @@ pub struct Enter {
 /// `towpath copy-data`
 #[derive(Debug, Args)]
 pub struct CopyData {
-    /// The folder.
+    /// Data folder of an agent server.
     #[arg(value_name = "FOLDER")]
     pub from: PathBuf,
     /// Where the copy goes.

@@ -40,7 +40,6 @@ pub(crate) struct Startup<'a> {
     pub(crate) mark: String,
     /// What its work gets when it is asked to stop.
     pub(crate) grace: Duration,
-    /// Its run.
     pub(crate) run: String,
     /// What limits it, with all that it starts.
     pub(crate) groups: Groups,

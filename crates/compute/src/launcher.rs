@@ -55,7 +55,7 @@ pub struct Cell {
 /// A folder whose changes go elsewhere.
 #[derive(Clone, Debug)]
 pub struct Layer {
-    /// It.
+    /// What can be changed from inside only.
     pub folder: PathBuf,
     /// Where changes go: its `changes` takes them, its `work` is the kernel's.
     pub over: PathBuf,

@@ -81,7 +81,7 @@ enum Got {
 
 /// What becomes of a hint on its way to the other process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum Delivery {
     Arrives,
     /// Left to the dice.
     Open,
@@ -170,16 +170,16 @@ impl<'a> Round<'a> {
             round.step().await;
         }
         if round.is_at_work() {
-            round.end(Fate::Open).await;
+            round.end(Delivery::Open).await;
         }
         // Every reader of the thread hears of this one, and the hole shows it that something was lost.
         round.begin(Some(true)).await;
         let last = round.current().id;
         round.last.send_replace(Some(last));
-        round.emit(Fate::Lost);
+        round.emit(Delivery::Lost);
         round.log().await;
-        round.emit(Fate::Arrives);
-        round.end(Fate::Arrives).await;
+        round.emit(Delivery::Arrives);
+        round.end(Delivery::Arrives).await;
         round.check().await;
     }
 
@@ -202,13 +202,13 @@ impl<'a> Round<'a> {
         match self.dice.below(100) {
             0..45 => {
                 for _ in 0..=self.dice.below(3) {
-                    self.emit(Fate::Open);
+                    self.emit(Delivery::Open);
                 }
             }
             45..60 => self.log().await,
             60..66 => self.kill(),
             66..86 => self.read().await,
-            86..94 => self.end(Fate::Open).await,
+            86..94 => self.end(Delivery::Open).await,
             94..97 => self.cancel().await,
             _ => tokio::task::yield_now().await,
         }
@@ -259,7 +259,7 @@ impl<'a> Round<'a> {
     }
 
     /// Publishes a frame. On the way to the other process it may get lost.
-    fn emit(&mut self, fate: Fate) {
+    fn emit(&mut self, delivery: Delivery) {
         self.n += 1;
         let (n, base) = (self.n, self.base);
         let run = self.current();
@@ -280,14 +280,14 @@ impl<'a> Round<'a> {
         });
         run.pending.push(text.clone());
         run.waits_since.get_or_insert_with(Instant::now);
-        self.publish(text, fate);
+        self.publish(text, delivery);
     }
 
-    fn publish(&mut self, text: String, fate: Fate) {
-        let arrives = match fate {
-            Fate::Arrives => true,
-            Fate::Open => !self.dice.one_in(LOST),
-            Fate::Lost => false,
+    fn publish(&mut self, text: String, delivery: Delivery) {
+        let arrives = match delivery {
+            Delivery::Arrives => true,
+            Delivery::Open => !self.dice.one_in(LOST),
+            Delivery::Lost => false,
         };
         if arrives {
             self.other.queue.publish(self.thread, text.clone());
@@ -373,7 +373,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    async fn end(&mut self, fate: Fate) {
+    async fn end(&mut self, delivery: Delivery) {
         let (n, base) = (self.n, self.base);
         let run = self.current();
         let end = End {
@@ -394,7 +394,7 @@ impl<'a> Round<'a> {
         .encode();
         self.write(Some(&text)).await;
         self.current().over = Some(RunStatus::Success);
-        self.publish(text, fate);
+        self.publish(text, delivery);
     }
 
     /// Somebody cancels the run, which this process ends. The other one hears nothing of it.

@@ -54,7 +54,7 @@ pub enum Part {
 
 /// What builds revisions in a process that waits to keep deployments, once it does.
 pub struct Builders {
-    /// The engine.
+    /// Claims and ends jobs.
     pub engine: Engine,
     /// Wakes and cancel signals.
     pub queue: Queue,

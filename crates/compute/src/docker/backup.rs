@@ -51,16 +51,16 @@ const TOLD: usize = 2000;
 /// Numbers of a user and a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ids {
-    /// The user.
+    /// User id.
     pub uid: u64,
-    /// The group.
+    /// Group id.
     pub gid: u64,
 }
 
 /// What a volume was, beside its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
-    /// Its labels.
+    /// As the engine shows them.
     pub labels: BTreeMap<String, String>,
     /// Whose its folder was.
     pub folder: Ids,
