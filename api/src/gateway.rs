@@ -155,7 +155,9 @@ async fn answer(app: &App, request: Request) -> Result<Response, ApiError> {
     };
     loop {
         let (deployment, address) = address(app, way.deployment, caller.as_ref(), &held, &mut patience).await?;
-        if !std::mem::replace(&mut is_counted, true)
+        // What everybody may ask must not use up what callers with a key may.
+        if !is_open
+            && !std::mem::replace(&mut is_counted, true)
             && let Err(refusal) = app.limits.of_deployment(deployment).await
         {
             return Ok(refusal.into_response());
