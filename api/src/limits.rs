@@ -2,8 +2,8 @@
 //!
 //! Two kinds. The hosted platform's rules ([`Table`]) guard this surface and count a request before it is routed: by API
 //! key, by user and address, or by address. Limits of one's own count the requests of each key, workspace and
-//! deployment in a minute. Both are off unless a setting says otherwise. Whoever is refused is told when to come back,
-//! and takes no place in any window.
+//! deployment in a minute. Both are off unless a setting says otherwise. A refused caller is told when to come back.
+//! Limits of workspaces and deployments are looked at last: the others have counted what those refuse.
 //!
 //! Health, metrics and pages of the dashboard are never refused; the rules leave agent servers behind the gateway alone.
 
@@ -11,6 +11,7 @@ mod board;
 mod identity;
 mod table;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -183,13 +184,18 @@ impl Limits {
             return Ok(());
         }
         let key = parts.headers.get(KEY).filter(|key| !key.is_empty());
-        let key = key.map(|key| KeyHash::of(key.as_bytes()));
+        let key = match key {
+            // Anybody can invent keys: those that open nothing are counted together, by their sender's address.
+            Some(key) if is_known(app, &parts.headers).await => Some(Who::Key(KeyHash::of(key.as_bytes()))),
+            Some(_) => Some(Who::Address(address(parts))),
+            None => None,
+        };
         let mut asked = Vec::new();
         if !path.starts_with("/d/") {
-            asked.extend(inner.rule_of(app, parts, key).await);
+            asked.extend(inner.rule_of(app, parts, key.as_ref()).await);
         }
         if let (Some(slot), Some(key)) = (inner.key, key) {
-            asked.push((slot, Who::Key(key)));
+            asked.push((slot, key));
         }
         inner.take(&asked).await
     }
@@ -283,7 +289,7 @@ pub(crate) struct CallerView {
 
 impl Inner {
     /// The rule that counts a request, and whose it is.
-    async fn rule_of(&self, app: &App, parts: &Parts, key: Option<KeyHash>) -> Option<(u16, Who)> {
+    async fn rule_of(&self, app: &App, parts: &Parts, key: Option<&Who>) -> Option<(u16, Who)> {
         let table = self.table.as_ref()?;
         let user = parts.headers.get(USER).filter(|user| !user.is_empty());
         let mut sight = Sight {
@@ -298,9 +304,9 @@ impl Inner {
             sight.user = false;
             found = table.find(&sight)?;
         }
-        let address = Client::of(&parts.extensions).address.map(network);
+        let address = address(parts);
         let who = match table.rules[found].identity {
-            Identity::Key => Who::Key(key?),
+            Identity::Key => key?.clone(),
             Identity::User => Who::User {
                 id: user?.as_bytes().to_vec(),
                 address,
@@ -375,6 +381,10 @@ pub(crate) async fn guard(State(app): State<App>, request: Request, next: Next) 
         Ok(()) => next.run(Request::from_parts(parts, body)).await,
         Err(refusal) => refusal.into_response(),
     }
+}
+
+fn address(parts: &Parts) -> Option<IpAddr> {
+    Client::of(&parts.extensions).address.map(network)
 }
 
 /// Whether nobody is refused there: who looks after the platform must not be kept out by those who use it.

@@ -11,8 +11,9 @@ use towpath_store::access::KeyHash;
 const SHOWN: usize = 64;
 
 /// An identity.
+#[derive(Clone)]
 pub(crate) enum Who {
-    /// Whoever has this key, whether it opens anything or not.
+    /// A key that opens something.
     Key(KeyHash),
     /// A user at an address.
     User { id: Vec<u8>, address: Option<IpAddr> },

@@ -10,6 +10,7 @@ use std::time::Duration;
 use http::Method;
 use regex::Regex;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 /// The 29 rules for both regions.
 const HOSTED: &str = include_str!("rules.json");
@@ -88,7 +89,9 @@ struct Defaults {
     region: Option<String>,
 }
 
+/// As with [`Parts`].
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Line {
     id: String,
     #[serde(default)]
@@ -101,6 +104,9 @@ struct Line {
     eu: Option<Quota>,
     count: Option<u32>,
     interval_s: Option<u64>,
+    /// For people.
+    #[serde(rename = "note")]
+    _note: Option<IgnoredAny>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -220,6 +226,13 @@ impl Line {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
         if !(1..=64).contains(&self.id.len()) || !self.id.bytes().all(plain) {
             return Err("id: expected at most 64 letters, digits, _ and -".to_owned());
+        }
+        let given = self.methods.iter().flatten();
+        if given
+            .into_iter()
+            .any(|name| name.bytes().any(|byte| byte.is_ascii_lowercase()))
+        {
+            return Err("methods: expected names such as POST".to_owned());
         }
         let of_region = if region == "eu" { self.eu } else { self.us };
         let own = || {
@@ -494,6 +507,8 @@ mod tests {
 
         for (from, to, complaint) in [
             (r#""path_prefix""#, r#""path_prefixes""#, "unknown field"),
+            (r#""match""#, r#""method": "POST", "match""#, "unknown field"),
+            (r#""match""#, r#""methods": ["post"], "match""#, "one: methods"),
             (r#"["ip"]"#, r#"["ip", "x-api-key"]"#, "one: identity"),
             (r#""count": 5, "#, "", "one: expected us"),
             (r#""count": 5"#, r#""count": 0"#, "one: count"),
