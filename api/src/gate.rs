@@ -159,7 +159,8 @@ impl Place {
                 self.owners.push(owner);
                 Ok(())
             }
-            Err(count) => Err(self.pace.as_ref().map_or(LONGEST, |pace| pace.time_for(count))),
+            // Refused, it says nothing about the pace.
+            Err(count) => Err(self.pace.take().map_or(LONGEST, |pace| pace.time_for(count))),
         }
     }
 

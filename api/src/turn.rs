@@ -29,7 +29,7 @@ pub(crate) enum Full {
     /// No place is free.
     Gate(Duration),
     /// Its owner has its share of them.
-    Share(Duration),
+    Share(Owner, Duration),
 }
 
 impl Full {
@@ -37,7 +37,14 @@ impl Full {
     pub(crate) fn refusal(self) -> ApiError {
         let (reason, error) = match self {
             Self::Gate(wait) => ("requests", ApiError::unavailable("too many requests at once", wait)),
-            Self::Share(wait) => (
+            Self::Share(Owner::Deployment(_), wait) => (
+                "share",
+                ApiError::too_many(
+                    "this deployment has too many requests that wait for an answer; others of the workspace go on",
+                    wait,
+                ),
+            ),
+            Self::Share(_, wait) => (
                 "share",
                 ApiError::too_many("this workspace has too many requests under way at once", wait),
             ),
@@ -85,11 +92,26 @@ fn enter(gates: &[Arc<Gate>], owners: &[Owner]) -> Result<Vec<Place>, Full> {
     let place = |gate: &Arc<Gate>| -> Result<Place, Full> {
         let mut place = gate.enter().map_err(Full::Gate)?;
         for owner in owners {
-            place.claim(*owner).map_err(Full::Share)?;
+            place.claim(*owner).map_err(|wait| Full::Share(*owner, wait))?;
         }
         Ok(place)
     };
-    gates.iter().map(place).collect()
+    let mut places = Vec::with_capacity(gates.len());
+    for gate in gates {
+        match place(gate) {
+            Ok(place) => places.push(place),
+            Err(full) => {
+                leave(places);
+                return Err(full);
+            }
+        }
+    }
+    Ok(places)
+}
+
+/// Gives places back of which nothing came.
+fn leave(places: Vec<Place>) {
+    places.into_iter().for_each(Place::leave);
 }
 
 /// The places of a request, for whoever learns whose it is. A request that came through no gate has none.
@@ -112,8 +134,13 @@ impl Held {
         if state.owners.contains(&owner) {
             return Ok(());
         }
-        for place in state.places.iter_mut().flatten() {
-            place.claim(owner).map_err(Full::Share)?;
+        let claimed = {
+            let mut places = state.places.iter_mut().flatten();
+            places.try_for_each(|place| place.claim(owner))
+        };
+        if let Err(wait) = claimed {
+            leave(state.places.take().unwrap_or_default());
+            return Err(Full::Share(owner, wait));
         }
         state.owners.push(owner);
         Ok(())

@@ -49,6 +49,8 @@ pub(super) async fn connection<S>(
 ) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    // One that a proxy does not read is one client's, and its connection many clients'.
+    let is_shared = proxies.include(peer.ip().to_canonical());
     let streams = Streams::new();
     let opening = streams.clone();
     let service = service_fn(move |request: Request<Incoming>| {
@@ -95,7 +97,8 @@ pub(super) async fn connection<S>(
                 let quiet = streams.quiet(now);
                 // Time for what is left of the last answer, and then for nothing more: also a client that never said
                 // that it speaks HTTP/2 ends here.
-                if streams.is_stalled(now) || quiet > idle + READ_PATIENCE {
+                let rest = if streams.is_unused() { Duration::ZERO } else { READ_PATIENCE };
+                if (!is_shared && streams.is_stalled(now)) || quiet > idle + rest {
                     tracing::debug!(client.address = %peer, "a client neither asks nor reads");
                     return;
                 }
@@ -182,6 +185,11 @@ impl Streams {
         }
     }
 
+    /// Whether there was no request yet.
+    fn is_unused(&self) -> bool {
+        self.state().next == 0
+    }
+
     /// How long no request has been open.
     fn quiet(&self, now: Instant) -> Duration {
         let state = self.state();
@@ -263,7 +271,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_stops_stalls_and_a_slow_server_does_not() {
         let streams = Streams::new();
+        assert!(streams.is_unused());
         let open = streams.open();
+        assert!(!streams.is_unused());
         tokio::time::advance(2 * READ_PATIENCE).await;
         assert!(!streams.is_stalled(Instant::now()), "the client waits for us");
         assert_eq!(streams.quiet(Instant::now()), Duration::ZERO);
