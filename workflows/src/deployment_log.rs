@@ -260,6 +260,10 @@ impl Writer {
 
 /// Lines that are kept of a log in which so many had so many bytes.
 fn kept((lines, bytes): (i64, i64)) -> i64 {
+    // A few lines say nothing about those of an earlier life.
+    if lines < 1000 {
+        return KEPT;
+    }
     let most = KEPT_BYTES.saturating_mul(lines.max(1)) / bytes.max(1);
     most.clamp(1, KEPT)
 }
@@ -271,6 +275,7 @@ mod tests {
     #[test]
     fn fewer_of_long_lines_are_kept() {
         assert_eq!(kept((0, 0)), KEPT);
+        assert_eq!(kept((2, 4150)), KEPT);
         assert_eq!(kept((1000, 80_000)), KEPT);
         assert_eq!(kept((1000, 4_096_000)), 8192);
     }

@@ -59,15 +59,21 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
             () = tokio::time::sleep(LOOK_EVERY) => {}
         }
     }
+    // Beside all else: what serves must not wait until something is removed.
+    let chores = {
+        let (world, hosting) = (Arc::clone(&world), Arc::clone(&hosting));
+        async move {
+            loop {
+                tokio::time::sleep(PRUNE_EVERY).await;
+                tidy(&world, &hosting).await;
+            }
+        }
+    };
+    tokio::pin!(chores);
     let mut keeping = Keeping::new(world, hosting, stop);
-    let mut pruned = Instant::now();
     loop {
         if let Err(error) = keeping.look().await {
             tracing::warn!(%error, "deployments cannot be looked at; it is tried again");
-        }
-        if pruned.elapsed() >= PRUNE_EVERY {
-            pruned = Instant::now();
-            tidy(&keeping.world, &keeping.hosting).await;
         }
         let pause = keeping.pause();
         let Keeping {
@@ -75,6 +81,7 @@ pub async fn run(world: Arc<World>, stop: CancellationToken) {
         } = &mut keeping;
         let done = tokio::select! {
             () = stop.cancelled() => break,
+            () = &mut chores => None,
             Some(done) = tasks.join_next_with_id() => Some(done),
             () = hosting.backend.ended() => None,
             () = hosting.nudged() => None,
@@ -437,10 +444,13 @@ async fn start(
             let started = async {
                 // What an earlier build made is found; it is made where this machine has it no more. Where that fails, as
                 // on a full disk, what serves may need nothing of it.
-                match hosting.prepare(&launch, log.log(), stop).await {
-                    Err(towpath_compute::Error::Cancelled) => return Err(towpath_compute::Error::Cancelled),
-                    Err(error) => log.log().warn(error.told()),
-                    Ok(_) => {}
+                // One that crashed had it.
+                if !crashed {
+                    match hosting.prepare(&launch, log.log(), stop).await {
+                        Err(towpath_compute::Error::Cancelled) => return Err(towpath_compute::Error::Cancelled),
+                        Err(error) => log.log().warn(error.told()),
+                        Ok(_) => {}
+                    }
                 }
                 let standby = hosting.backend.stand_by(&launch, log.log(), stop).await?;
                 hosting.backend.replace(&launch, standby, log.log(), stop).await

@@ -64,18 +64,30 @@ pub async fn run(world: &World, each: i64) -> Result<usize, Failure> {
 async fn release(store: &Store, each: i64) -> Result<(), Failure> {
     let before = store.clock().now().minus(STAYS);
     let mut after = UploadId::nil();
+    // Asked once for all pages. Those that are needed since are looked at again before they are removed.
+    let mut needed_now = None;
     loop {
-        let written = store.write(async |tx| {
-            let found = source_uploads::arrived_before(tx, before, after, PAGE).await?;
-            let needed = needed(tx, each, &found).await?;
-            for archive in found.iter().filter(|archive| !needed.contains(&archive.path)) {
-                source_uploads::release(tx, archive, true).await?;
+        let read = store.read(async |tx| source_uploads::arrived_before(tx, before, after, PAGE).await);
+        let found = read.await.retry()?;
+        let needed = match &mut needed_now {
+            Some(needed) => needed,
+            None => {
+                let read = store.read(async |tx| needed(tx, each, &found).await);
+                needed_now.insert(read.await.retry()?)
             }
-            Ok((found.len() as i64, found.last().map(|archive| archive.id)))
-        });
-        let (count, last) = written.await.retry()?;
-        match last {
-            Some(last) if count == PAGE => after = last,
+        };
+        let unneeded: Vec<&Archive> = found.iter().filter(|one| !needed.contains(&one.path)).collect();
+        if !unneeded.is_empty() {
+            let written = store.write(async |tx| {
+                for archive in &unneeded {
+                    source_uploads::release(tx, archive, true).await?;
+                }
+                Ok(())
+            });
+            written.await.retry()?;
+        }
+        match found.last() {
+            Some(last) if found.len() as i64 == PAGE => after = last.id,
             _ => return Ok(()),
         }
     }

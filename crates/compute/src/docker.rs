@@ -232,7 +232,7 @@ impl Containers {
             None => self.on_volume(launch, false, log, cancel).await?,
         };
         let container = Arc::new(container);
-        self.running.enter(launch.deployment, Arc::clone(&container));
+        self.running.enter(launch.deployment, Arc::clone(&container)).await?;
         let healthy = async {
             if waits {
                 container.go(&self.engine).await?;

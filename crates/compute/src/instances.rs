@@ -1,12 +1,14 @@
 //! The agent servers that run, by deployment, whatever they run in.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use towpath_domain::{DeploymentId, RevisionId};
 
 use crate::backend::State;
+use crate::error::{Error, Result};
 use crate::life::Life;
 use crate::metric;
 
@@ -21,6 +23,8 @@ pub(crate) trait Instance: Send + Sync + 'static {
 pub(crate) struct Instances<I> {
     running: Mutex<HashMap<DeploymentId, Running<I>>>,
     ended: Arc<Notify>,
+    /// All are stopped, for good. Changes while `running` is locked.
+    closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -35,6 +39,7 @@ impl<I> Default for Instances<I> {
         Self {
             running: Mutex::default(),
             ended: Arc::default(),
+            closed: AtomicBool::new(false),
         }
     }
 }
@@ -42,10 +47,27 @@ impl<I> Default for Instances<I> {
 impl<I: Instance> Instances<I> {
     /// Takes in what is about to serve a deployment. Whoever waits for its health may be dropped: it is stopped from here
     /// then, and waited for.
-    pub(crate) fn enter(&self, deployment: DeploymentId, instance: Arc<I>) {
-        let running = Running { instance, state: None };
-        self.lock().insert(deployment, running);
+    ///
+    /// # Errors
+    /// All were stopped: nobody would stop this one. It is stopped.
+    pub(crate) async fn enter(&self, deployment: DeploymentId, instance: Arc<I>) -> Result<()> {
+        let entered = {
+            let mut running = self.lock();
+            let open = !self.closed.load(Ordering::Relaxed);
+            if open {
+                let instance = Arc::clone(&instance);
+                running.insert(deployment, Running { instance, state: None });
+            }
+            open
+        };
         self.count();
+        if entered {
+            return Ok(());
+        }
+        instance.life().stop().await;
+        Err(Error::Transient(
+            "this process does not run deployments any more".to_owned(),
+        ))
     }
 
     /// Takes in what serves a deployment now.
@@ -111,12 +133,15 @@ impl<I: Instance> Instances<I> {
         self.count();
     }
 
+    /// Stops all, and takes in no other.
     pub(crate) async fn stop_all(&self) {
-        let all: Vec<_> = self
-            .lock()
-            .iter()
-            .map(|(deployment, running)| (*deployment, Arc::clone(&running.instance)))
-            .collect();
+        let all: Vec<_> = {
+            let running = self.lock();
+            self.closed.store(true, Ordering::Relaxed);
+            let all = running.iter();
+            all.map(|(deployment, running)| (*deployment, Arc::clone(&running.instance)))
+                .collect()
+        };
         // All are asked before the first is waited for.
         let stopping: Vec<_> = all
             .into_iter()
@@ -186,13 +211,28 @@ mod tests {
     async fn what_is_about_to_serve_is_known() {
         let (all, deployment) = (Instances::default(), DeploymentId::new());
         let (instance, holder) = one();
-        all.enter(deployment, instance);
+        all.enter(deployment, instance).await.unwrap();
         assert_eq!((all.state(deployment), all.running()), (None, vec![deployment]));
         let end = async {
             holder.stop.cancelled().await;
             holder.ended("was stopped".to_owned());
         };
         tokio::join!(all.stop(deployment), end);
+        assert!(all.running().is_empty());
+    }
+
+    /// A build that ends behind the stop of all must not leave a server that nobody stops.
+    #[tokio::test]
+    async fn who_comes_after_all_were_stopped_is_stopped() {
+        let all = Instances::default();
+        all.stop_all().await;
+        let (instance, holder) = one();
+        let end = async {
+            holder.stop.cancelled().await;
+            holder.ended("was stopped".to_owned());
+        };
+        let (entered, ()) = tokio::join!(all.enter(DeploymentId::new(), instance), end);
+        assert!(matches!(entered, Err(Error::Transient(_))), "{entered:?}");
         assert!(all.running().is_empty());
     }
 }

@@ -139,7 +139,7 @@ impl Processes {
         let limit = health::switch_limit(self.agents.state(launch.deployment).is_some(), self.settings.health);
         self.agents.stop(launch.deployment).await;
         let agent = Arc::new(agent);
-        self.agents.enter(launch.deployment, Arc::clone(&agent));
+        self.agents.enter(launch.deployment, Arc::clone(&agent)).await?;
         agent.go();
         let address = match agent.healthy(limit, cancel).await {
             Ok(address) => address.to_string(),
