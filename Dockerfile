@@ -7,7 +7,10 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends \
         ca-certificates git nodejs npm openssh-client postgresql-client-17 python3 python3-venv tini \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 --home-dir /data --create-home towpath
+    && useradd --system --uid 10001 --home-dir /data --create-home towpath \
+    # Code of deployments has the platform's user id here. It must not read the environment of the programs that have the
+    # platform's secrets: the kernel closes those that their user cannot read.
+    && chmod 0711 /usr/bin/tini /bin/bash
 USER towpath
 WORKDIR /data
 ENV TOWPATH_DATA_DIR=/data
@@ -15,7 +18,8 @@ VOLUME /data
 EXPOSE 8400 8401 8402
 # SIGTERM drains: give it longer than the grace time (10 s) before a kill.
 STOPSIGNAL SIGTERM
-# tini reaps orphans of builds and graph processes, which would stay as zombies; -s: also below the init of an engine.
+# tini reaps orphans of builds and graph processes, which would stay as zombies; -s: also below another init. Start containers
+# without the engine's own init (--init): code of deployments can read its environment.
 ENTRYPOINT ["tini", "-s", "--", "towpath"]
 CMD ["serve", "--role", "all", "--listen", "0.0.0.0:8400"]
 

@@ -53,9 +53,22 @@ fn main() -> ExitCode {
     }
     exit::quietly_when_unread();
     let arguments = Arguments::parse();
+    // What it becomes has no secrets of the platform.
+    if !matches!(arguments.command, Command::Enter(_)) {
+        hide_memory();
+    }
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => exit::report(&error),
+    }
+}
+
+/// Keeps other processes of this account, among them users' code, from reading this one's memory and environment, and
+/// the kernel from writing them into a core file.
+fn hide_memory() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        eprintln!("warning: other processes of this account may read this one's memory and environment: {error}");
     }
 }
 

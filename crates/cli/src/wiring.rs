@@ -77,7 +77,6 @@ impl Server {
         metrics: PrometheusHandle,
     ) -> anyhow::Result<Self> {
         config.switches.apply();
-        hide_memory();
         let settings = &config.settings;
         let Storage { store, data, agents } = storage;
         let certificate = Certificate::open(config)?;
@@ -338,15 +337,6 @@ async fn keeping_ended(deployments: &mut Option<(CancellationToken, JoinHandle<a
     };
     *deployments = None;
     why.context("keeping deployments")
-}
-
-/// Keeps other processes of this account, among them users' code, from reading this one's memory and environment, and
-/// the kernel from writing them into a core file.
-fn hide_memory() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
-        tracing::warn!(%error, "other processes of this account may read this one's memory and environment");
-    }
 }
 
 /// Binds an address. Done before any worker starts: a taken port is the commonest mistake, and must not cost a claimed

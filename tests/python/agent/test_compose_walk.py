@@ -126,6 +126,9 @@ def test_programs_of_the_image(services):
     """What builds, agent servers and backups call is there, also for the user that is not root."""
     for command in ("git --version", "ssh -V", "python3 -m venv --help", "node --version", "npm --version"):
         services("exec", "-T", "api", "sh", "-c", command)
+    # Code of deployments has this user, and must not read what the platform was started with.
+    shown = services("exec", "-T", "api", "sh", "-c", "cat /proc/1/environ || echo closed", check=False)
+    assert shown.strip() == "closed", shown
     services("exec", "-T", "api", "towpath", "backup", "/data/backup-of-a-test")
 
 
