@@ -1,5 +1,5 @@
 //! `towpath doctor`: looks at everything this installation needs, and says what is wrong with it. Changes nothing but
-//! a trial file in the folder of objects, which it removes.
+//! a trial file in the folder of objects and, as root, a trial folder in the data folder; it removes both.
 
 mod keeper;
 mod limits;
@@ -541,7 +541,7 @@ async fn git(settings: &Settings, findings: &mut Findings) {
 
 async fn objects(config: &Config, server: bool, findings: &mut Findings) {
     let url = &config.settings.objects;
-    let folder = url.parse::<url::Url>().ok().and_then(|url| url.to_file_path().ok());
+    let folder = config.settings.objects_folder();
     if folder.is_some_and(|folder| !folder.exists()) && !server {
         return findings.add(
             "objects",

@@ -281,6 +281,11 @@ const SLOTS: usize = 10;
 const AGENT_SLOTS: usize = 64;
 
 impl Settings {
+    /// The folder of objects, where they are in one of this machine.
+    pub fn objects_folder(&self) -> Option<PathBuf> {
+        self.objects.parse::<url::Url>().ok()?.to_file_path().ok()
+    }
+
     /// How many jobs of a pool this process performs at a time.
     pub fn slots_of(&self, pool: &str) -> usize {
         let own = self.pool_slots.get(pool).copied().or(self.slots);

@@ -27,7 +27,7 @@ pub fn watch(settings: &Settings) -> Disks {
         return disks;
     }
     let least = settings.disk_least_free_bytes as f64;
-    let objects = settings.objects.strip_prefix("file://").map(PathBuf::from);
+    let objects = settings.objects_folder();
     let mut watched = [
         Watched {
             name: "data",

@@ -135,8 +135,7 @@ pub fn open(
 pub fn isolation(config: &Config, folder: &Path) -> anyhow::Result<Isolation> {
     let settings = &config.settings;
     let mut hidden = vec![settings.data_dir.clone()];
-    let objects = settings.objects.parse::<url::Url>().ok();
-    hidden.extend(objects.and_then(|url| url.to_file_path().ok()));
+    hidden.extend(settings.objects_folder());
     hidden.extend(config.files());
     hidden.extend(settings.tls.as_ref().map(|files| files.key.clone()));
     if let Some(database) = settings.database_uri.reveal().strip_prefix("sqlite://") {
