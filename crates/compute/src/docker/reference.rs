@@ -13,15 +13,18 @@ const PORT: u16 = 443;
 /// What names of images that are made here begin with; twelve hexadecimal digits follow.
 const OWN: &str = "towpath-";
 
+const OWN_IMAGE: &str = "must not name an image that the platform built";
+
 /// Refuses what only the engine itself has: images of other deployments, and ids. The text follows the field's name.
 pub(super) fn check_local(image: &str) -> std::result::Result<(), String> {
     // Docker Hub in full is Docker Hub, and so is what has no registry.
-    let name = image.strip_prefix("docker.io/").unwrap_or(image);
+    let hub = ["docker.io/", "index.docker.io/"].iter();
+    let name = hub.filter_map(|hub| image.strip_prefix(hub)).next().unwrap_or(image);
     let name = name.strip_prefix("library/").unwrap_or(name);
     let repository = name.split(['@', ':']).next().unwrap_or(name);
     let mark = repository.strip_prefix(OWN).and_then(|rest| rest.get(..12));
     if mark.is_some_and(is_hex) {
-        return Err("must not name an image that the platform built".to_owned());
+        return Err(OWN_IMAGE.to_owned());
     }
     // `sha256:…` reads like a repository with a tag.
     if repository == "sha256" || (is_hex(name) && name.len() > 1) {
@@ -32,22 +35,62 @@ pub(super) fn check_local(image: &str) -> std::result::Result<(), String> {
 
 /// The same for every image that lines of a Dockerfile name.
 pub(super) fn check_lines(lines: &[String]) -> std::result::Result<(), String> {
-    // A line may be continued in the next.
-    let text = lines.join("\n").replace("\\\r\n", "").replace("\\\n", "");
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let is_stage = words.next().is_some_and(|word| word.eq_ignore_ascii_case("FROM"));
-        let bare = |word: &str| word.trim_matches(['"', '\'', ',', '[', ']']).to_owned();
-        if is_stage && let Some(image) = words.clone().map(bare).find(|word| !word.starts_with("--")) {
-            check_local(&image)?;
-        }
-        for word in words {
-            if let Some((_, image)) = word.split_once("from=") {
-                check_local(&bare(image.split(',').next().unwrap_or(image)))?;
+    // The engine leaves these out, also within a line that goes on.
+    let kept = || {
+        let physical = lines.iter().flat_map(|line| line.lines());
+        physical.filter(|line| !line.trim_start().starts_with('#'))
+    };
+    // Whatever stands between the letters and however lines go on, such a name has no place in a Dockerfile.
+    let bare: String = kept().flat_map(str::chars).filter(|char| !is_dressing(*char)).collect();
+    let mut own = bare.match_indices(OWN);
+    if own.any(|(at, _)| {
+        bare.get(at + OWN.len()..)
+            .is_some_and(|rest| rest.get(..12).is_some_and(is_hex))
+    }) {
+        return Err(OWN_IMAGE.to_owned());
+    }
+    // Ids are too short to be told from other words, so they are looked for where an image stands. Whether a line goes on
+    // depends on the engine: both readings have to be harmless.
+    let mut joined = String::new();
+    for line in kept() {
+        match line.trim_end().strip_suffix('\\') {
+            Some(begun) => joined.push_str(begun),
+            None => {
+                joined.push_str(line);
+                joined.push('\n');
             }
         }
     }
+    joined.lines().chain(kept()).try_for_each(check_line)
+}
+
+fn check_line(line: &str) -> std::result::Result<(), String> {
+    let bare = |word: &str| -> String { word.chars().filter(|char| !is_dressing(*char)).collect() };
+    let check = |image: &str| {
+        if image.contains('$') {
+            return Err("must name an image in full, without variables".to_owned());
+        }
+        check_local(image)
+    };
+    let mut words = line.split_whitespace().map(bare);
+    let is_stage = words.next().is_some_and(|word| word.eq_ignore_ascii_case("FROM"));
+    let words: Vec<String> = words.collect();
+    if is_stage && let Some(image) = words.iter().find(|word| !word.starts_with("--")) {
+        check(image)?;
+    }
+    for word in words {
+        if ["--from=", "--mount="].iter().any(|flag| word.starts_with(flag))
+            && let Some((_, image)) = word.split_once("from=")
+        {
+            check(image.split(',').next().unwrap_or(image))?;
+        }
+    }
     Ok(())
+}
+
+/// What an engine's parser may take off a word.
+fn is_dressing(char: char) -> bool {
+    char.is_whitespace() || ['\\', '`', '"', '\'', '[', ']'].contains(&char)
 }
 
 /// Judges the registry of an image as every address of a user. Docker Hub and the platform's own registry are open.
@@ -95,6 +138,7 @@ mod tests {
             "towpath-0123456789ab:00ff",
             "towpath-0123456789ab-program:00ff",
             "docker.io/library/towpath-0123456789ab:00ff",
+            "index.docker.io/library/towpath-0123456789ab:00ff",
             "sha256:00ff",
             "00ffab",
         ] {
@@ -122,6 +166,22 @@ mod tests {
         assert!(refused(&["COPY --from=towpath-0123456789ab:00ff /deps /stolen"]));
         assert!(refused(&["COPY --from=towpath-01234\\", "56789ab:00ff /deps /stolen"]));
         assert!(refused(&["RUN --mount=type=bind,from=sha256:00ff cp -r / /x"]));
+        // Continued over a comment, behind a blank, in quotes, and not continued at all.
+        assert!(refused(&[
+            "COPY --from=\\",
+            "# x",
+            "towpath-0123456789ab:00ff /deps /stolen"
+        ]));
+        assert!(refused(&["COPY --from=\\ ", "towpath-0123456789ab:00ff /deps /stolen"]));
+        assert!(refused(&["COPY --from=tow\"path\"-012345\\6789ab:00ff /deps /stolen"]));
+        assert!(refused(&["RUN echo a\\\\", "FROM towpath-0123456789ab:00ff"]));
+        assert!(refused(&["COPY --from=\\", "# x", "00ffab /deps /stolen"]));
+        assert!(refused(&["RUN echo a\\\\", "FROM 00ffab"]));
+        assert!(refused(&["ARG other=00ffab", "COPY --from=$other /deps /stolen"]));
+        assert!(!refused(&[
+            "RUN x --filter=\"from=$day\"",
+            "RUN curl http://x/?from=00ff"
+        ]));
         assert!(!refused(&[
             "FROM node:22 AS build",
             "COPY --from=build /a /b",
