@@ -264,12 +264,13 @@ impl Processes {
         let config = tree::config(&artifact.source(), &path)?;
         root::make(&self.root.agent(launch.deployment))?;
         let (isolation, source) = (self.settings.isolation.clone(), artifact.source());
-        // It was built before there was any isolation, or no program ran in it.
-        crate::git::blocking(move || isolation.share(&source, true)).await?;
-        let cell = self
-            .settings
-            .isolation
-            .agent(&self.root, launch.deployment, data, &artifact.source())?;
+        let (root, deployment, folder) = (self.root.clone(), launch.deployment, data.to_owned());
+        let cell = crate::git::blocking(move || {
+            // It was built before there was any isolation, or no program ran in it.
+            isolation.share(&source, true)?;
+            isolation.agent(&root, deployment, &folder, &source)
+        });
+        let cell = cell.await?;
         let machine = self.settings.variables.iter();
         let mut variables = vec![
             ("PATH".to_owned(), self.settings.path.clone()),
@@ -289,6 +290,9 @@ impl Processes {
         let own = cell.as_ref().and_then(|cell| cell.hosts.clone());
         let hosts = own.unwrap_or_else(|| self.settings.hosts.clone());
         variables.push(("TOWPATH_AGENT_HOSTS_DIR".to_owned(), hosts.display().to_string()));
+        // An interpreter that uv fetches stays with the environments that lead to it.
+        let interpreters = hosts.join("interpreters").display().to_string();
+        variables.push(("UV_PYTHON_INSTALL_DIR".to_owned(), interpreters));
         variables.push((
             "TOWPATH_ENGINE_DRAIN_GRACE_SECONDS".to_owned(),
             self.settings.grace.as_secs().to_string(),

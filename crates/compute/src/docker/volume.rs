@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use std::time::Duration;
+
 use bollard::models::{ContainerCreateBody, HostConfig, Volume};
 use bollard::query_parameters::{
     CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder, UploadToContainerOptionsBuilder,
@@ -13,6 +15,8 @@ use super::container::{mount, remove};
 use super::{DATABASE_LABEL, engine_failed};
 use crate::error::{Error, Result};
 
+/// What removing a helper may take: an engine that is away does not answer.
+const REMOVAL: Duration = Duration::from_secs(30);
 /// Where a helper has the volume.
 pub(super) const PLACE: &str = "/volume";
 /// As much of a volume is read: the heads of its folder and of what lies first in it.
@@ -61,7 +65,8 @@ impl Helper {
                 Ok(_) => work(engine.clone(), name.clone()).await,
                 Err(error) => Err(engine_failed("making a container")(error)),
             };
-            remove(&engine, &name).await;
+            // What is left where the engine is away goes when the platform starts again.
+            let _ = tokio::time::timeout(REMOVAL, remove(&engine, &name)).await;
             done
         });
         whole.await.unwrap_or(Err(Error::Cancelled))

@@ -9,7 +9,7 @@ use towpath_domain::Secret;
 use super::Wanted;
 
 /// About the machine: they say where things are, and not which.
-const PLACES: [&str; 16] = [
+const PLACES: [&str; 17] = [
     "HOME",
     "LANG",
     "LC_ALL",
@@ -22,6 +22,7 @@ const PLACES: [&str; 16] = [
     "TZ",
     "USER",
     "UV_CACHE_DIR",
+    "UV_PYTHON_INSTALL_DIR",
     "XDG_CACHE_HOME",
     "XDG_DATA_HOME",
     // Whoever ends what a deployment has left running finds it by these.
