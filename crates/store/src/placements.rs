@@ -255,6 +255,22 @@ pub async fn down(tx: &mut Tx<'_>, placement: &Placement, error: &str) -> Result
     Ok(())
 }
 
+/// As [`accept_database`], for all deployments.
+///
+/// # Errors
+/// Those of the database.
+pub async fn accept_databases(tx: &mut Tx<'_>) -> Result<()> {
+    let now = tx.now();
+    on!(tx, |conn| sqlx::query(
+        "UPDATE deployment_placement SET database_id = NULL, updated_at = $1"
+    )
+    .bind(now)
+    .execute(conn)
+    .await
+    .map(drop))?;
+    Ok(())
+}
+
 /// Has a deployment start on whatever database there is, or on an empty one: the one it had is not asked for any more.
 /// False when nothing was deployed yet.
 ///

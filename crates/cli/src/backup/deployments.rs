@@ -125,16 +125,29 @@ pub(super) async fn copy_agent(from: &Path, to: &Path, keys: &PlatformKeys) -> a
         let Some(kind) = files::unless_gone(entry.file_type(), &source)? else {
             continue;
         };
+        // Names of the backup's own: what a deployment has put there is not ours.
+        if [keys::SEALED, RECORD].contains(&name.as_str()) || (name == keys::PLATFORM && !kind.is_file()) {
+            continue;
+        }
         if kind.is_dir() {
             files::copy_tree(&source, &target)?;
         } else if kind.is_file() && name == keys::PLATFORM {
             keys.copy(&source, to)?;
         } else if kind.is_file() && name.ends_with(".db") {
-            copy_database(&source, &target).await?;
+            match copy_database(&source, &target).await {
+                // A file of the deployment's code with such a name is a file.
+                Err(_) if name != super::AGENT => {
+                    files::remove(&target)?;
+                    files::copy_file(&source, &target)?;
+                }
+                copied => copied?,
+            }
         } else if kind.is_file()
             && !PASSING.contains(&name.as_str())
             && !name.ends_with(".db-wal")
             && !name.ends_with(".db-shm")
+            // It belongs to the file as it was before it was copied whole.
+            && !name.ends_with(".db-journal")
         {
             files::copy_file(&source, &target)?;
         }
@@ -164,9 +177,11 @@ pub(super) fn databases(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         // It may be deleted meanwhile.
         let entries = files::unless_gone(std::fs::read_dir(&agent), &agent)?;
         for entry in entries.into_iter().flatten() {
-            let file = entry?.path();
-            if file.extension().is_some_and(|extension| extension == "db") {
-                databases.push(file);
+            let entry = entry?;
+            // Other files and links with such names are the deployment's.
+            let is_file = files::unless_gone(entry.file_type(), &entry.path())?.is_some_and(|kind| kind.is_file());
+            if is_file && entry.file_name() == super::AGENT {
+                databases.push(entry.path());
             }
         }
     }

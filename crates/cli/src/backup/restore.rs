@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use towpath_store::backup as copies;
-use towpath_store::{Dialect, Options, Store, keepers, migrations};
+use towpath_store::{Dialect, Options, Store, keepers, migrations, placements};
 use towpath_traces::objects::Objects;
 
 use super::mark::{self, Attempt, Mark};
@@ -106,6 +106,10 @@ async fn put_back(
     let contents = store.read(async |tx| copies::contents(tx).await).await?;
     // Whoever kept deployments when the backup was made does it in another database.
     store.write(async |tx| keepers::forget(tx).await).await?;
+    if !about.without_deployments {
+        // All databases are there. Between folders and volumes their ids change: the next start records the new ones.
+        store.write(async |tx| placements::accept_databases(tx).await).await?;
+    }
     store.close().await;
     whole(objects::missing(&to, &contents.objects).await?)?;
     mark::clear(data)?;
