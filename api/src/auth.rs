@@ -226,7 +226,12 @@ pub(crate) async fn key_holder(
     headers: &HeaderMap,
 ) -> Result<Principal, ApiError> {
     let found = find_key_holder(keys, store, clock, headers).await?;
+    let is_damaged = || {
+        let key = headers.get(KEY);
+        key.is_some_and(|key| access::is_damaged(key.as_bytes()))
+    };
     found.ok_or_else(|| match keys.failed(client) {
+        None if is_damaged() => ApiError::unauthorized("the API key is not valid: a part of it is missing or wrong"),
         None => ApiError::unauthorized("the API key is not valid"),
         Some(wait) => ApiError::too_many("the API key is not valid, and too many of this address were not", wait),
     })
@@ -245,9 +250,6 @@ pub(crate) async fn find_key_holder(
             "an API key is required: send it in the X-API-Key header",
         ));
     };
-    if access::is_damaged(key.as_bytes()) {
-        return Ok(None);
-    }
     Ok(keys.principal(store, clock, KeyHash::of(key.as_bytes())).await?)
 }
 
@@ -319,15 +321,10 @@ impl Keys {
         clock: &Clock,
         hash: KeyHash,
     ) -> Result<Option<Principal>, towpath_store::Error> {
-        let found = self
-            .believed(clock, hash, async || {
-                store.read(async |tx| access::authenticate(tx, &hash).await).await
-            })
-            .await?;
-        if let Some(principal) = &found {
-            self.used().insert(principal.key, clock.now());
-        }
-        Ok(found)
+        self.believed(clock, hash, async || {
+            store.read(async |tx| access::authenticate(tx, &hash).await).await
+        })
+        .await
     }
 
     /// Writes when keys were used last, in one transaction. What cannot be written now is kept for the next time.
@@ -373,6 +370,19 @@ impl Keys {
     }
 
     async fn believed(
+        &self,
+        clock: &Clock,
+        hash: KeyHash,
+        ask: impl AsyncFnOnce() -> Result<Option<Principal>, towpath_store::Error>,
+    ) -> Result<Option<Principal>, towpath_store::Error> {
+        let found = self.remembered_or(clock, hash, ask).await?;
+        if let Some(principal) = &found {
+            self.used().insert(principal.key, clock.now());
+        }
+        Ok(found)
+    }
+
+    async fn remembered_or(
         &self,
         clock: &Clock,
         hash: KeyHash,

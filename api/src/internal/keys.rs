@@ -27,6 +27,8 @@ pub(crate) use reach::{Reach, administers};
 const NAME_CHARS: usize = 255;
 /// The longest life of a key that ends by itself, in days.
 pub(crate) const LONGEST_LIFE_DAYS: i64 = 3650;
+/// Scopes of one key.
+const MOST_SCOPES: usize = 100;
 /// How long the old secret of a rotated key goes on working, in hours: unless said, and at most.
 pub(crate) const OVERLAP_HOURS: (i64, i64) = (24, 720);
 
@@ -128,7 +130,7 @@ pub(crate) struct KeyRequest {
     pub(crate) operator: bool,
     /// What it may do; without it everything in its workspaces, and with `operator` everything. Who administers a workspace
     /// gives no scope of organisations, and none but operators gives one of operators.
-    #[schema(value_type = Option<Vec<String>>, min_items = 1)]
+    #[schema(value_type = Option<Vec<String>>, min_items = 1, max_items = 100)]
     pub(crate) scopes: Option<Vec<Scope>>,
     /// After so many days it ends by itself, 1 to 3650; never unless given.
     #[serde(default, deserialize_with = "whole")]
@@ -141,6 +143,9 @@ impl KeyRequest {
         let scopes = match self.scopes.as_deref() {
             None => None,
             Some([]) => return Err(wrong("scopes", "expected one scope at least".to_owned())),
+            Some(scopes) if scopes.len() > MOST_SCOPES => {
+                return Err(wrong("scopes", format!("expected at most {MOST_SCOPES} scopes")));
+            }
             Some(scopes) => {
                 let operator = self.operator.then_some(Scope::Operator);
                 Some(scopes.iter().copied().chain(operator).collect())
@@ -256,7 +261,7 @@ pub(crate) async fn take(app: &App, caller: &Principal, id: KeyId) -> Result<Api
     let reach = Reach::of(caller, Scope::Operator)?;
     if id == caller.key {
         return Err(ApiError::conflict(
-            "this is the key of this very request: revoke it with another operator's key",
+            "this is the key of this very request: revoke it with another key",
         ));
     }
     find(app, &reach, id).await?;

@@ -38,7 +38,11 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
     let unnamed: HashSet<&str> = old_manifests.iter().filter_map(name).collect();
     // What is young is kept whether it is named or not, with all it consists of.
     let known = manifests(app, images).await?;
-    named.extend(known.iter().filter(|name| !unnamed.contains(name.as_str())).cloned());
+    let young = known
+        .iter()
+        .map(|(name, _)| name)
+        .filter(|name| !unnamed.contains(name.as_str()));
+    named.extend(young.cloned());
     let mut blobs = HashSet::new();
     let mut next: Vec<String> = named.iter().cloned().collect();
     while let Some(digest) = next.pop() {
@@ -57,7 +61,7 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
     let manifests = old_manifests.iter().filter(|object| !needed(object, &named));
     let blobs = old_blobs.iter().filter(|object| !needed(object, &blobs));
     for object in manifests.chain(blobs) {
-        // An image that came meanwhile may consist of what nothing named before.
+        // An image that came meanwhile, or came again, may consist of what nothing named before.
         if !self::manifests(app, images).await?.is_subset(&known) {
             return Ok(());
         }
@@ -66,10 +70,13 @@ pub(super) async fn images(app: &App, images: &Images) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Digests of the images that are here.
-async fn manifests(app: &App, images: &Images) -> Result<HashSet<String>, Refused> {
+/// Digests of the images that are here, and when each was stored.
+async fn manifests(app: &App, images: &Images) -> Result<HashSet<(String, i64)>, Refused> {
     let found = all(app, images, "manifests").await?;
-    Ok(found.iter().filter_map(name).map(str::to_owned).collect())
+    let named = found
+        .iter()
+        .filter_map(|object| Some((name(object)?.to_owned(), object.last_modified.timestamp_micros())));
+    Ok(named.collect())
 }
 
 /// Digests that tags or recent revisions name.

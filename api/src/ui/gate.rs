@@ -214,15 +214,16 @@ pub(super) async fn sign_in(
         }
         Ok(None) => refuse_unknown(&app, client, "This key opens nothing.", &next),
         Ok(Some(principal)) if !may_look(&principal) => {
-            let text = "This key is not an operator key. It works for the API, not for the dashboard.";
+            let text = "This key is not an operator key, nor does it administer keys. It works for the API, not for the dashboard.";
             sign_in_page(StatusCode::FORBIDDEN, Some(text), &next)
         }
         Ok(Some(principal)) => {
             let (token, _) = session::issue(&app, principal.key);
-            let next = if next == "/ui/queues" {
-                home(&principal)
-            } else {
+            // Of the pages it asked for, a key that only administers keys opens none.
+            let next = if principal.scopes.allow(Scope::OperatorRead) {
                 next.as_str()
+            } else {
+                home(&principal)
             };
             ([(SET_COOKIE, Jar::of(&app).set(client, &token))], Redirect::to(next)).into_response()
         }

@@ -55,6 +55,14 @@ async fn the_key_of_a_revision_ends_when_the_next_one_serves() {
     let valid = "SELECT count(*) FROM api_key WHERE revoked_at IS NULL";
     assert_eq!(yard.home.count(valid).await, 1);
 
+    // Its agent server goes on with the secret it has, so no rotation takes that away.
+    let hash = KeyHash::of(first.reveal().as_bytes());
+    let rotated = yard.home.store().write(async |tx| {
+        let key = access::authenticate(tx, &hash).await?.unwrap().key;
+        access::rotate_key(tx, key, std::time::Duration::ZERO).await.map(drop)
+    });
+    assert!(matches!(rotated.await, Err(towpath_store::Error::Rejected(_))));
+
     yard.fake().act(Act::Succeed, Act::Succeed);
     let second = yard.revision(Some("touch y")).await;
     yard.home.drain().await;

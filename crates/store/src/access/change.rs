@@ -48,6 +48,18 @@ pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result
         let text = "this key was revoked or has expired; make a new one";
         return Err(Rejection::rule("key_id", text).into());
     }
+    let is_of_revision: bool = on!(tx, |conn| sqlx::query_scalar(
+        "SELECT EXISTS (SELECT 1 FROM revision_key WHERE key_id = $1)"
+    )
+    .bind(id)
+    .fetch_one(conn)
+    .await)?;
+    if is_of_revision {
+        // Its agent server goes on with the secret it was started with.
+        let text = "this is the key of a deployment's revision; deploy the deployment again to replace it";
+        return Err(Rejection::rule("key_id", text).into());
+    }
+    let until = now.plus(overlap);
     let secret = new_key_secret();
     let hash = KeyHash::of(secret.as_bytes());
     let key: Option<ApiKey> = on!(tx, |conn| sqlx::query_as(
@@ -62,12 +74,21 @@ pub async fn rotate_key(tx: &mut Tx<'_>, id: KeyId, overlap: Duration) -> Result
     .fetch_optional(conn)
     .await)?;
     let key = key.ok_or(Error::Stale)?;
+    // Secrets of earlier rotations have no longer than this one.
+    on!(tx, |conn| sqlx::query(
+        "UPDATE api_key_former_secret SET valid_until = $2 WHERE key_id = $1 AND valid_until > $2"
+    )
+    .bind(id)
+    .bind(until)
+    .execute(conn)
+    .await
+    .map(drop))?;
     on!(tx, |conn| sqlx::query(
         "INSERT INTO api_key_former_secret (hash, key_id, valid_until) VALUES ($1, $2, $3)"
     )
     .bind(&found.hash[..])
     .bind(id)
-    .bind(now.plus(overlap))
+    .bind(until)
     .execute(conn)
     .await
     .map(drop))?;

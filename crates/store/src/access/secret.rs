@@ -20,8 +20,8 @@ pub fn new_key_secret() -> String {
     format!("{KEY_PREFIX}{digits}{check}")
 }
 
-/// Whether a text begins as a key's secret does and goes on as none can: it was cut off or written wrongly, and no
-/// database need be asked about it.
+/// Whether a text begins as a key's secret does and goes on as none that was made here can: it was cut off or written
+/// wrongly, unless an operator has chosen it.
 #[must_use]
 pub fn is_damaged(secret: &[u8]) -> bool {
     let Some(digits) = secret.strip_prefix(KEY_PREFIX.as_bytes()) else {

@@ -112,6 +112,15 @@ async fn keys_open_what_they_should(database: Database) {
         assert_eq!(opens(valid).await, Some(vec![second]), "both work during the overlap");
     }
 
+    // A rotation at once ends what earlier ones left open.
+    store
+        .write(async |tx| access::rotate_key(tx, bound.0.id, Duration::ZERO).await)
+        .await
+        .unwrap();
+    for ended in [&secret, &again] {
+        assert_eq!(opens(ended).await, None, "an earlier overlap goes on");
+    }
+
     let foreign = OrganizationId::new();
     let tried = store
         .write(async |tx| access::revoke_key(tx, foreign, bound.0.id).await)
