@@ -30,8 +30,11 @@ pub async fn wait(day: &Day<'_>, dice: &mut Dice) {
     if speaks(&said.body, &text) {
         return;
     }
-    // Whoever waits is told of the end by a hint. Where that is lost, the end is seen when nothing of the run is left.
-    if day.disturbance.keeps_answers() || said.body.get("__error__").is_some() {
+    // Whoever waits is told of the end by a hint. Where that is lost, the end is seen when nothing of the run is left; an
+    // answer that says so is as good as an empty one. No other error is.
+    let error = &said.body["__error__"];
+    let is_told = error["error"] == "StreamCut";
+    if day.disturbance.keeps_answers() || !(error.is_null() || is_told) {
         day.wrong(&format!("{request} was answered without its state: {said}"));
     }
     day.told.borrow_mut().without_state += 1;

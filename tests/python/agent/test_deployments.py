@@ -260,12 +260,23 @@ def test_who_may_come_in(platform, repository):
     gone(platform, made["id"])
 
 
+def is_dead(pid):
+    """Whether a process is gone, or waits for nothing but that somebody asks how it ended."""
+    try:
+        status = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return status.rpartition(")")[2].split()[0] == "Z"
+
+
 def test_an_agent_server_that_dies_is_started_again(platform, repository):
     made = create(platform, repository, "lives-again")
     deployment = made["id"]
     deployed(platform, deployment, made["latest_revision_id"])
     before = agents(platform)[deployment]
     os.kill(before, signal.SIGKILL)
+    # Until then it takes connections, and what was sent to it may have been done: such a request is not repeated.
+    harness.until("the agent server to be dead", lambda: is_dead(before) or None)
 
     async def ask():
         async with client(platform, "lives-again") as sdk:
