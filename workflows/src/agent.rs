@@ -153,6 +153,7 @@ pub fn registry() -> Registry<AgentWorld> {
     Registry::default()
         .with::<crate::run_agent::RunAgent>()
         .with::<crate::send_webhook::SendWebhook>()
+        .with::<crate::send_push::SendPush>()
         .with::<crate::fire_cron::FireCron>()
         .with::<crate::sweep_agent::SweepAgent>()
 }

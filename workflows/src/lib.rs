@@ -24,9 +24,11 @@
 //! |---|---|---|
 //! | [`run_agent`] | `thread:<thread>`, one place | performs a graph on a thread |
 //! | [`send_webhook`] | none | tells an address that a run is over |
+//! | [`send_push`] | none | tells an address where a task of the Agent2Agent protocol stands |
 //! | [`fire_cron`] | none | starts a cron's run, records the next instant |
 //! | [`sweep_agent`] | none | ends what has lived long enough |
 
+pub mod a2a;
 pub mod agent;
 pub mod build_revision;
 pub mod clean_export;
@@ -51,6 +53,7 @@ pub mod quarantine;
 pub mod reseal_secrets;
 pub mod run_agent;
 pub mod run_export;
+pub mod send_push;
 pub mod send_webhook;
 pub mod spawn_export;
 pub mod sweep_agent;

@@ -28,6 +28,10 @@ use crate::run_agent::rfc3339;
 
 pub use rules::Rules;
 
+/// The pool of calls.
+pub(crate) const POOL: &str = "webhooks";
+/// Some 24 hours in all.
+pub(crate) const RETRY: RetryPolicy = RetryPolicy::doubling(32, Duration::from_secs(2), Duration::from_secs(3600));
 /// How long one call may take.
 const LIMIT: Duration = Duration::from_secs(15);
 
@@ -109,9 +113,8 @@ fn fields(body: &RawValue) -> Result<BTreeMap<String, Box<RawValue>>, Failure> {
 
 impl Workflow for SendWebhook {
     const KIND: &'static str = "send_webhook";
-    const POOL: &'static str = "webhooks";
-    // Some 24 hours in all.
-    const RETRY: RetryPolicy = RetryPolicy::doubling(32, Duration::from_secs(2), Duration::from_secs(3600));
+    const POOL: &'static str = POOL;
+    const RETRY: RetryPolicy = RETRY;
     type World = AgentWorld;
 
     async fn run(&self, ctx: &mut Ctx, world: &AgentWorld) -> Outcome {
@@ -129,51 +132,61 @@ impl Workflow for SendWebhook {
         }
         rules.narrow(&mut body);
         let body = serde_json::to_string(&body).fatal()?;
-        let mut headers = HeaderMap::new();
-        for (name, value) in &rules.headers {
-            if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.reveal().parse::<HeaderValue>()) {
-                headers.insert(name, value);
-            }
-        }
-        headers.insert("content-type", HeaderValue::from_static("application/json"));
-        headers.insert("user-agent", HeaderValue::from_static("towpath-webhook"));
-        let delivery = ctx.idempotency_token("webhook");
-        if let Ok(delivery) = HeaderValue::from_str(&delivery) {
-            headers.insert("x-towpath-delivery", delivery);
-        }
-        if let Some(secret) = &world.settings.webhook_secret {
-            let signature = format!("sha256={}", signature(secret.reveal().as_bytes(), body.as_bytes()));
-            if let Ok(signature) = HeaderValue::from_str(&signature) {
-                headers.insert("x-towpath-signature", signature);
-            }
-        }
-        let call = Call {
-            method: Method::POST,
-            url: self.url.clone(),
-            headers,
-            body: body.into(),
-            limit: LIMIT,
-        };
-        match world.guard.call(call).await {
-            Ok(reply) if reply.status().is_success() => ctx.done(),
-            Ok(reply) => {
-                let status = reply.status();
-                let text = format!("the webhook was answered with {status}");
-                // It will not like the same body better later, unless it was too busy or not up.
-                if status.is_server_error() || matches!(status.as_u16(), 404 | 408 | 425 | 429) {
-                    Err(Failure::retry(text))
-                } else {
-                    Err(Failure::fatal(text))
-                }
-            }
-            Err(CallError::Refused(refused)) => Err(Failure::fatal(refused.to_string())),
-            Err(error) => Err(Failure::retry(error.to_string())),
-        }
+        post(ctx, world, &self.url, body, HeaderMap::new()).await
     }
 
     /// Nothing depends on it.
     async fn end(_: &mut Tx<'_>, _: &Self, _: Ended) -> store::Result<()> {
         Ok(())
+    }
+}
+
+/// Calls an address with a body: with the headers that the graphs' author gives to every call, signed, and with `own` beside them.
+///
+/// # Errors
+/// It does not take the body, is away, or must not be called.
+pub(crate) async fn post(ctx: &mut Ctx, world: &AgentWorld, url: &str, body: String, own: HeaderMap) -> Outcome {
+    let authored = world.settings.authored.current();
+    let mut headers = HeaderMap::new();
+    for (name, value) in &authored.webhooks.headers {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.reveal().parse::<HeaderValue>()) {
+            headers.insert(name, value);
+        }
+    }
+    headers.extend(own);
+    headers.insert("content-type", HeaderValue::from_static("application/json"));
+    headers.insert("user-agent", HeaderValue::from_static("towpath-webhook"));
+    let delivery = ctx.idempotency_token("webhook");
+    if let Ok(delivery) = HeaderValue::from_str(&delivery) {
+        headers.insert("x-towpath-delivery", delivery);
+    }
+    if let Some(secret) = &world.settings.webhook_secret {
+        let signature = format!("sha256={}", signature(secret.reveal().as_bytes(), body.as_bytes()));
+        if let Ok(signature) = HeaderValue::from_str(&signature) {
+            headers.insert("x-towpath-signature", signature);
+        }
+    }
+    let call = Call {
+        method: Method::POST,
+        url: url.to_owned(),
+        headers,
+        body: body.into(),
+        limit: LIMIT,
+    };
+    match world.guard.call(call).await {
+        Ok(reply) if reply.status().is_success() => ctx.done(),
+        Ok(reply) => {
+            let status = reply.status();
+            let text = format!("the webhook was answered with {status}");
+            // It will not like the same body better later, unless it was too busy or not up.
+            if status.is_server_error() || matches!(status.as_u16(), 404 | 408 | 425 | 429) {
+                Err(Failure::retry(text))
+            } else {
+                Err(Failure::fatal(text))
+            }
+        }
+        Err(CallError::Refused(refused)) => Err(Failure::fatal(refused.to_string())),
+        Err(error) => Err(Failure::retry(error.to_string())),
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Field names and defaults are those of the agent protocol that the official clients speak.
 
+pub mod a2a;
 pub mod cron;
 pub mod frame;
 pub mod merge;

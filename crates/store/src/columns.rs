@@ -16,6 +16,9 @@ macro_rules! columns {
     (worker) => {
         "id, host, pid, pools, version, draining, started_at, seen_at, finished, drain_at"
     };
+    (a2a_push_config) => {
+        "id, task_id, name, url, token, scheme, credentials, dialect, created_at"
+    };
     (assistant) => {
         "id, tenant_id, graph_id, name, description, config, context, metadata, version, created_at, updated_at"
     };

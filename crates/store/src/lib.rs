@@ -17,6 +17,8 @@ mod open;
 mod postgres;
 mod sqlite;
 
+pub mod a2a_push_configs;
+pub mod a2a_tasks;
 pub mod access;
 pub mod agent_stats;
 pub mod artifacts;

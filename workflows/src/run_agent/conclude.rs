@@ -18,7 +18,7 @@ use super::host::Rest;
 use super::saver::without_nul;
 use super::saver::write_all;
 use super::stream::Log;
-use crate::send_webhook;
+use crate::{a2a, send_webhook};
 
 /// How a run ended.
 pub enum Ending {
@@ -200,6 +200,7 @@ impl Conclusion<'_> {
                 error: error.as_deref(),
             };
             threads::settle(tx, tenant, thread, self.ending.thread_status(), &left).await?;
+            a2a::settle(tx, tenant, self.run, status, || self.outcome()).await?;
         }
         self.tell(tx, Some(status)).await
     }
@@ -256,6 +257,16 @@ impl Conclusion<'_> {
 
     fn values(&self) -> Option<&Value> {
         self.ending.left().map(|left| left.values.value())
+    }
+
+    /// What is left to a task.
+    fn outcome(&self) -> Option<a2a::Left> {
+        match &self.ending {
+            Ending::Done(left) if left.steps_left => Some(a2a::Left::question(&left.interrupts)),
+            Ending::Done(left) => Some(a2a::Left::answer(left.values.value())),
+            Ending::Failed { error, .. } | Ending::TimedOut { error, .. } => Some(a2a::Left::failure(error)),
+            Ending::Cancelled { .. } => None,
+        }
     }
 }
 

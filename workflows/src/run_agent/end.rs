@@ -10,7 +10,7 @@ use towpath_store::{self as store, Tx, checkpoints, run_events, threads};
 
 use super::RunAgent;
 use super::stream::end_frame;
-use crate::send_webhook;
+use crate::{a2a, send_webhook};
 
 /// Settles run and thread.
 ///
@@ -67,6 +67,7 @@ pub async fn end(tx: &mut Tx<'_>, job: &RunAgent, ended: Ended) -> store::Result
         send_webhook::start(tx, tenant, url, body).await?;
     }
     runs::finish(tx, tenant, run, status).await?;
+    a2a::settle(tx, tenant, &row, status, || error.as_ref().map(a2a::Left::failure)).await?;
     if error.is_some() {
         leave(tx, job, ThreadStatus::Error, error.as_ref()).await?;
     } else if row.started_at.is_some() || job.temporary {

@@ -1,0 +1,306 @@
+//! Tasks: what a message began, until it is over.
+
+use std::fmt;
+
+use chrono::SecondsFormat;
+use serde_json::{Value, json};
+
+use super::Dialect;
+use super::message::{Role, written};
+use super::outcome::{Outcome, Speaker, speaker};
+use super::part::Part;
+use crate::agent::RunStatus;
+use crate::{RunId, ThreadId, Timestamp};
+
+/// The id of a task: its thread, and the run that began it. Later runs of the task do not change it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TaskId {
+    /// The thread, which is the task's context.
+    pub thread: ThreadId,
+    /// The run that began it.
+    pub run: RunId,
+}
+
+impl TaskId {
+    /// Reads `<thread>:<run>`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (thread, run) = text.split_once(':')?;
+        Some(Self {
+            thread: thread.parse().ok()?,
+            run: run.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.thread, self.run)
+    }
+}
+
+/// Where a task stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskState {
+    /// Its run waits for a worker.
+    Submitted,
+    /// A worker performs its run.
+    Working,
+    /// It ended well.
+    Completed,
+    /// It failed, or took too long.
+    Failed,
+    /// Somebody cancelled it.
+    Canceled,
+    /// It waits for an answer.
+    InputRequired,
+    /// The assistant did not take it. Not a state of tasks here; clients ask for it.
+    Rejected,
+    /// It waits for credentials. Not a state of tasks here; clients ask for it.
+    AuthRequired,
+}
+
+const STATES: [(TaskState, &str, &str); 8] = [
+    (TaskState::Submitted, "submitted", "TASK_STATE_SUBMITTED"),
+    (TaskState::Working, "working", "TASK_STATE_WORKING"),
+    (TaskState::Completed, "completed", "TASK_STATE_COMPLETED"),
+    (TaskState::Failed, "failed", "TASK_STATE_FAILED"),
+    (TaskState::Canceled, "canceled", "TASK_STATE_CANCELED"),
+    (TaskState::InputRequired, "input-required", "TASK_STATE_INPUT_REQUIRED"),
+    (TaskState::Rejected, "rejected", "TASK_STATE_REJECTED"),
+    (TaskState::AuthRequired, "auth-required", "TASK_STATE_AUTH_REQUIRED"),
+];
+
+impl TaskState {
+    /// Of a task whose last run stands so; `waits` when that run left a question that nobody has answered.
+    #[must_use]
+    pub const fn of(run: RunStatus, waits: bool) -> Self {
+        match run {
+            RunStatus::Pending => Self::Submitted,
+            RunStatus::Running => Self::Working,
+            RunStatus::Success if waits => Self::InputRequired,
+            RunStatus::Success => Self::Completed,
+            RunStatus::Error | RunStatus::Timeout => Self::Failed,
+            RunStatus::Interrupted => Self::Canceled,
+        }
+    }
+
+    /// Reads it, in either version.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let found = STATES.iter().find(|(_, old, new)| [old, new].contains(&&text));
+        found.map(|(state, ..)| *state)
+    }
+
+    /// As a version writes it.
+    #[must_use]
+    pub fn as_str(self, dialect: Dialect) -> &'static str {
+        let found = STATES.iter().find(|(state, ..)| *state == self);
+        found.map_or("", |(_, old, new)| match dialect {
+            Dialect::V03 => *old,
+            Dialect::V10 => *new,
+        })
+    }
+
+    /// Whether nothing follows it.
+    #[must_use]
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Canceled | Self::Rejected)
+    }
+}
+
+/// A task as it stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Task {
+    /// Its id.
+    pub id: TaskId,
+    /// Its last run.
+    pub run: RunId,
+    /// Where it stands.
+    pub state: TaskState,
+    /// Since when.
+    pub at: Timestamp,
+    /// What its last run left.
+    pub outcome: Option<Outcome>,
+}
+
+impl Task {
+    /// As an answer, with messages of its history as [`history`] writes them.
+    #[must_use]
+    pub fn write(&self, dialect: Dialect, history: Option<Vec<Value>>) -> Value {
+        let mut task = self.bare(dialect);
+        if let Some(artifact) = self.artifact(dialect) {
+            task["artifacts"] = json!([artifact]);
+        }
+        if let Some(history) = history {
+            task["history"] = Value::Array(history);
+        }
+        task
+    }
+
+    /// Without what it brought.
+    #[must_use]
+    pub fn bare(&self, dialect: Dialect) -> Value {
+        let mut task = json!({
+            "id": self.id.to_string(), "contextId": self.id.thread.to_string(), "status": self.status(dialect),
+        });
+        if dialect == Dialect::V03 {
+            task["kind"] = json!("task");
+        }
+        task
+    }
+
+    /// Its `status`.
+    #[must_use]
+    pub fn status(&self, dialect: Dialect) -> Value {
+        let said = match (&self.outcome, self.state) {
+            (Some(outcome), TaskState::InputRequired | TaskState::Failed) => outcome.said(),
+            _ => Vec::new(),
+        };
+        let message = (!said.is_empty()).then(|| self.says(dialect, "status", &said));
+        status(dialect, self.state, self.at, message)
+    }
+
+    /// What it brought; its id is that of the run, so that it is the same whenever it is sent.
+    #[must_use]
+    pub fn artifact(&self, dialect: Dialect) -> Option<Value> {
+        if !matches!(self.state, TaskState::Completed | TaskState::InputRequired) {
+            return None;
+        }
+        let (name, description, parts) = self.outcome.as_ref()?.artifact()?;
+        let parts: Vec<Value> = parts.iter().map(|part| part.write(dialect)).collect();
+        Some(json!({"artifactId": self.run, "name": name, "description": description, "parts": parts}))
+    }
+
+    /// A message of the assistant, whose id tells what it is.
+    #[must_use]
+    pub fn says(&self, dialect: Dialect, what: &str, parts: &[Part]) -> Value {
+        written(dialect, &format!("{}-{what}", self.run), Role::Agent, parts, self.id)
+    }
+}
+
+/// A status as it stands in tasks and events.
+pub(super) fn status(dialect: Dialect, state: TaskState, at: Timestamp, message: Option<Value>) -> Value {
+    let at = at.to_utc().to_rfc3339_opts(SecondsFormat::Millis, true);
+    let mut status = json!({"state": state.as_str(dialect), "timestamp": at});
+    if let Some(message) = message {
+        status["message"] = message;
+    }
+    status
+}
+
+/// Messages of a thread's state that belong to a task, oldest first, the last `most` of them. A message that began or continued
+/// a task bears its id, and what follows it belongs to the same task. Where no message bears an id, all are those of the last
+/// task, and `latest` says whether it is this one.
+#[must_use]
+pub fn history(dialect: Dialect, values: &Value, task: &Task, latest: bool, most: Option<usize>) -> Vec<Value> {
+    let messages = values.get("messages").and_then(Value::as_array);
+    let messages = messages.map(Vec::as_slice).unwrap_or_default();
+    let id = task.id.to_string();
+    let stamped = messages.iter().any(|message| stamp(message).is_some());
+    let mut own = !stamped && latest;
+    let mut written_out = Vec::new();
+    for (nth, message) in messages.iter().enumerate() {
+        if let Some(stamp) = stamp(message) {
+            own = stamp == id;
+        }
+        let role = match speaker(message) {
+            Speaker::User => Role::User,
+            Speaker::Agent => Role::Agent,
+            Speaker::Other => continue,
+        };
+        let parts = Part::of_content(message.get("content").unwrap_or(&Value::Null));
+        if !own || parts.is_empty() {
+            continue;
+        }
+        let given = message.get("id").and_then(Value::as_str).filter(|id| !id.is_empty());
+        let named = given.map_or_else(|| format!("{}-{nth}", task.id.run), str::to_owned);
+        written_out.push(written(dialect, &named, role, &parts, task.id));
+    }
+    if let Some(most) = most {
+        let surplus = written_out.len().saturating_sub(most);
+        written_out.drain(..surplus);
+    }
+    written_out
+}
+
+/// The task that a message began or continued.
+fn stamp(message: &Value) -> Option<&str> {
+    message.pointer("/additional_kwargs/a2a/task_id")?.as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task() -> Task {
+        let id = TaskId {
+            thread: ThreadId::new(),
+            run: RunId::new(),
+        };
+        Task {
+            id,
+            run: id.run,
+            state: TaskState::Completed,
+            at: Timestamp::from_micros(1_772_366_400_001_000),
+            outcome: Some(Outcome::Answer(vec![Part::Text { text: "hi".to_owned() }])),
+        }
+    }
+
+    #[test]
+    fn an_id_names_thread_and_run() {
+        let id = task().id;
+        assert_eq!(TaskId::parse(&id.to_string()), Some(id));
+        for text in ["", "x", ":", "a:b"] {
+            assert_eq!(TaskId::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_task_is_written_in_either_version() {
+        let task = task();
+        let old = task.write(Dialect::V03, None);
+        assert_eq!(old["kind"], "task");
+        assert_eq!(
+            old["status"],
+            json!({"state": "completed", "timestamp": "2026-03-01T12:00:00.001Z"})
+        );
+        assert_eq!(old["artifacts"][0]["parts"], json!([{"kind": "text", "text": "hi"}]));
+        let new = task.write(Dialect::V10, Some(Vec::new()));
+        assert_eq!(new["status"]["state"], "TASK_STATE_COMPLETED");
+        assert_eq!(new["artifacts"][0]["parts"], json!([{"text": "hi"}]));
+        assert!(new.get("kind").is_none() && new["history"] == json!([]));
+    }
+
+    #[test]
+    fn states_are_read_in_both_versions() {
+        for (state, old, new) in STATES {
+            assert_eq!(TaskState::parse(old), Some(state));
+            assert_eq!(TaskState::parse(new), Some(state));
+        }
+        assert_eq!(TaskState::parse("TASK_STATE_UNSPECIFIED"), None);
+    }
+
+    #[test]
+    fn the_history_of_a_task_is_its_own_part_of_the_thread() {
+        let task = task();
+        let values = json!({"messages": [
+            {"type": "human", "content": "old", "id": "1", "additional_kwargs": {"a2a": {"task_id": "other"}}},
+            {"type": "ai", "content": "reply", "id": "2"},
+            {"type": "human", "content": "q", "id": "3", "additional_kwargs": {"a2a": {"task_id": task.id.to_string()}}},
+            {"type": "tool", "content": "inside", "id": "4"},
+            {"type": "ai", "content": "a", "id": "5"},
+        ]});
+        let ids = |history: Vec<Value>| -> Vec<String> {
+            let ids = history
+                .iter()
+                .map(|message| message["messageId"].as_str().unwrap().to_owned());
+            ids.collect()
+        };
+        assert_eq!(ids(history(Dialect::V10, &values, &task, false, None)), ["3", "5"]);
+        assert_eq!(ids(history(Dialect::V03, &values, &task, true, Some(1))), ["5"]);
+        let bare = json!({"messages": [{"role": "user", "content": "q", "id": "7"}]});
+        assert_eq!(ids(history(Dialect::V10, &bare, &task, true, None)), ["7"]);
+        assert_eq!(history(Dialect::V10, &bare, &task, false, None), Vec::<Value>::new());
+    }
+}
