@@ -9,6 +9,7 @@ pub mod errors;
 pub(crate) mod answer;
 pub(crate) mod extract;
 
+mod a2a;
 mod assistants;
 mod auth;
 mod cors;
@@ -96,6 +97,7 @@ pub fn agent_router(app: AgentApp) -> Router {
 /// Routes that need a key, routes that do not, and the part of their description that the handlers give.
 fn put_together(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenApi) {
     let api = assistants::routes()
+        .merge(a2a::routes())
         .merge(crons::routes())
         .merge(items::routes())
         .merge(runs::routes())

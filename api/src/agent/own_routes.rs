@@ -54,6 +54,7 @@ fn group(path: &str) -> Option<&'static str> {
         ("threads", _, _) => Some("threads"),
         ("assistants", _, _) => Some("assistants"),
         ("store", _, _) => Some("store"),
+        ("a2a", _, _) | (".well-known", Some("agent-card.json" | "agent.json"), None) => Some("a2a"),
         _ => None,
     }
 }
@@ -151,6 +152,9 @@ mod tests {
             ("/runs/crons", Some("runs")),
             ("/store/items", Some("store")),
             ("/assistants/search", Some("assistants")),
+            ("/a2a/1", Some("a2a")),
+            ("/.well-known/agent-card.json", Some("a2a")),
+            ("/.well-known/other", None),
             ("/ok", None),
         ] {
             assert_eq!(group(path), expected, "{path}");

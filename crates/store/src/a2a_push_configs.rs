@@ -90,7 +90,8 @@ pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, new: &NewPushCo
         return Ok(false);
     }
     let now = tx.now();
-    on!(tx, |conn| sqlx::query(
+    on!(tx, |conn| {
+        sqlx::query(
         "INSERT INTO a2a_push_config (id, tenant_id, task_id, name, url, token, scheme, credentials, dialect, created_at)
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
          ON CONFLICT (task_id, name) DO UPDATE SET url = excluded.url, token = excluded.token, scheme = excluded.scheme,
@@ -108,7 +109,8 @@ pub async fn put(tx: &mut Tx<'_>, tenant: TenantId, task: RunId, new: &NewPushCo
     .bind(now)
     .execute(conn)
     .await
-    .map(drop))?;
+    .map(drop)
+    })?;
     Ok(true)
 }
 

@@ -20,6 +20,7 @@ use towpath_runtime::hosted::{AuthHandlers, Caller, Denied, Pool};
 use self::rows::{field, narrow};
 use super::custom::{Refusal, denied, refuse};
 use super::route::{About, Input};
+use crate::agent::a2a::card;
 use crate::agent::app::AgentApp;
 use crate::agent::assistants;
 use crate::agent::errors::AgentError;
@@ -111,6 +112,15 @@ impl<'a> Judge<'a> {
                 let (_, visible) = self.value(named, Object::new()).await?;
                 Ok((Body::empty(), visible))
             }
+            Input::Rpc => {
+                let (_, visible) = self.value(named, Object::new()).await?;
+                Ok((body, visible))
+            }
+            Input::Assistant => {
+                let named = self.assistant(parts).await?;
+                let (_, visible) = self.value(&named, Object::new()).await?;
+                Ok((Body::empty(), visible))
+            }
             Input::Item => {
                 let visible = self.item(named, parts).await?;
                 Ok((Body::empty(), visible))
@@ -167,6 +177,30 @@ impl<'a> Judge<'a> {
             named.ids.push((name, id));
         }
         Ok(named)
+    }
+
+    /// The assistant that a query names.
+    async fn assistant(&self, parts: &mut Parts) -> Result<Named, Refusal> {
+        let read = Query::<card::Which>::from_request_parts(parts, &()).await;
+        let Query(which) = read.map_err(refuse)?;
+        let id = which.assistant(self.app).map_err(refuse)?;
+        Ok(Named {
+            row: Row::Assistant(id),
+            ids: vec![("assistant_id", id.to_string())],
+        })
+    }
+
+    /// Judges one operation that was read before.
+    pub(super) async fn operation(&self, thread: Option<ThreadId>, value: Object) -> Result<(Object, Object), Refusal> {
+        let About { resource, action, .. } = self.about;
+        if !self.judges(resource, action) {
+            return Ok((value, Object::new()));
+        }
+        let named = Named {
+            row: thread.map_or(Row::None, Row::Thread),
+            ids: thread.map(|id| ("thread_id", id.to_string())).into_iter().collect(),
+        };
+        self.value(&named, value).await
     }
 
     async fn object(&self, body: Body) -> Result<Object, Refusal> {

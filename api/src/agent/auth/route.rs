@@ -28,9 +28,14 @@ pub(super) enum Input {
     Below(&'static str),
     /// A namespace and a key in the query.
     Item,
+    /// An assistant in the query.
+    Assistant,
+    /// A call whose method says what is done: the handler has each judged by itself. The line is about the assistant that is
+    /// called.
+    Rpc,
 }
 
-use Input::{Below, Item, Nothing, Object, Objects};
+use Input::{Assistant, Below, Item, Nothing, Object, Objects, Rpc};
 
 struct Line {
     method: &'static str,
@@ -95,6 +100,23 @@ const LINES: &[Line] = &[
         "assistants",
         "update",
         Object,
+    ),
+    line("GET", "/.well-known/agent-card.json", "assistants", "read", Assistant),
+    line("GET", "/.well-known/agent.json", "assistants", "read", Assistant),
+    line("POST", "/a2a/{assistant_id}", "assistants", "read", Rpc),
+    line(
+        "GET",
+        "/a2a/{assistant_id}/.well-known/agent-card.json",
+        "assistants",
+        "read",
+        Nothing,
+    ),
+    line(
+        "GET",
+        "/a2a/{assistant_id}/.well-known/agent.json",
+        "assistants",
+        "read",
+        Nothing,
     ),
     line("POST", "/threads", "threads", "create", Object),
     line("POST", "/threads/search", "threads", "search", Object),
@@ -230,7 +252,7 @@ mod tests {
             for (method, operation) in docs::operations(item) {
                 let about = about(&method.parse().unwrap(), path);
                 let about = about.unwrap_or_else(|| panic!("{method} {path} has no line: who may call it?"));
-                let reads = matches!(about.input, Object | Objects | Below(_));
+                let reads = matches!(about.input, Object | Objects | Below(_) | Rpc);
                 assert_eq!(operation.request_body.is_some(), reads, "{method} {path}: its body");
                 left.retain(|line| *line != (method, path.as_str()));
             }

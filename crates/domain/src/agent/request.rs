@@ -367,6 +367,14 @@ fn write_whole(number: &mut Value) {
     }
 }
 
+/// What can be said of an address that is to be called later, without resolving it; `field` is where it was given.
+///
+/// # Errors
+/// A rejection of the field.
+pub fn check_address(field: &str, address: &str) -> Result<(), Rejection> {
+    check_webhook(address).map_err(|rejection| Rejection::invalid(field, rejection.message))
+}
+
 /// Checks the modes a request names; `values` when it names none.
 ///
 /// # Errors

@@ -1,0 +1,181 @@
+//! The Agent2Agent protocol, versions 0.3 and 1.0: every assistant is an agent. Contexts are threads, tasks are runs.
+//!
+//! ```text
+//! POST /a2a/{assistant_id}     one JSON-RPC call; answers 200 with a result or an error, or a stream of such answers
+//!   SendMessage  ─► Ready::record + a2a_task, one transaction ─► the run's end ─► the task
+//!   SendStreamingMessage, SubscribeToTask ─► live::Reader ─► events
+//! ```
+//! What a method does is judged as the same operation on threads is. The method's name decides the version of the answer.
+
+pub(super) mod card;
+
+mod failure;
+mod listing;
+mod params;
+mod push;
+mod rpc;
+mod send;
+mod stream;
+mod tasks;
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use http::HeaderMap;
+use http::header::ACCEPT;
+use serde_json::{Map, Value};
+use towpath_domain::agent::a2a::{Code, Refusal};
+use towpath_store::assistants::Assistant;
+
+use self::failure::Failure;
+use self::rpc::{Call, Method};
+use super::app::AgentApp;
+use super::errors::AgentError;
+use super::extract::{Path, bytes_of};
+use super::{assistants, sse};
+use crate::client::Client;
+use crate::routes::{Routes, routes};
+
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default().routes(routes!(call)).merge(card::routes())
+}
+
+/// A call of JSON-RPC 2.0.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described here, read by its own reader")]
+pub(super) struct RpcRequest {
+    /// `2.0`.
+    jsonrpc: String,
+    /// A string or a number, which the answer repeats.
+    id: Option<Value>,
+    /// Such as `SendMessage` (version 1.0) or `message/send` (version 0.3).
+    method: String,
+    /// As the protocol says.
+    params: Option<Map<String, Value>>,
+}
+
+/// An answer of JSON-RPC 2.0.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "described only")]
+pub(super) struct RpcAnswer {
+    /// `2.0`.
+    jsonrpc: String,
+    /// That of the call.
+    id: Option<Value>,
+    /// What the method gives.
+    result: Option<Value>,
+    /// Code, message and details.
+    error: Option<Map<String, Value>>,
+}
+
+/// Call an assistant by the Agent2Agent protocol. Errors of the protocol are answered with 200.
+#[utoipa::path(post, path = "/a2a/{assistant_id}", tag = "a2a", request_body = RpcRequest,
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph"),
+           ("A2A-Version" = Option<String>, Header, description = "0.3 or 1.0"),
+           ("Last-Event-ID" = Option<String>, Header, pattern = r"^(-|-1|[0-9]{1,15}(-([0-9]{1,15}|\*))?)$",
+            description = "For SubscribeToTask: the last event seen")),
+    responses((status = 200, description = "A result or an error; a stream of them for the methods that stream",
+               content((RpcAnswer = "application/json"), (sse::Event = "text/event-stream"))),
+              (status = 404, description = "No such assistant, or no such protocol here"), AgentError))]
+pub(crate) async fn call(
+    State(app): State<AgentApp>,
+    client: Client,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+    request: Request,
+) -> Response {
+    if !accepts(&headers) {
+        let text = "Accept: expected application/json or text/event-stream";
+        return AgentError::bad_request(text).into_response();
+    }
+    let body = match bytes_of(request, &app).await {
+        Ok(body) => body,
+        Err(error) => return error.into_response(),
+    };
+    let call = match rpc::read(&headers, body) {
+        Ok(call) => call,
+        Err(refused) => return refused.respond(),
+    };
+    let answered = match assistant(&app, &name).await {
+        Ok(assistant) => perform(&app, client, &headers, &assistant, &call).await,
+        Err(failure) => Err(failure),
+    };
+    match answered {
+        Ok(response) => response,
+        Err(Failure::Http(response)) => *response,
+        Err(Failure::Rpc(refusal)) => call.refuse(&refusal),
+    }
+}
+
+async fn perform(
+    app: &AgentApp,
+    client: Client,
+    headers: &HeaderMap,
+    assistant: &Arc<Assistant>,
+    call: &Call,
+) -> Result<Response, Failure> {
+    match call.method {
+        Method::Send => send::send(app, headers, assistant, call).await,
+        Method::Stream => send::stream(app, headers, assistant, call).await,
+        Method::Subscribe => stream::subscribe(app, headers, assistant, call).await,
+        Method::Get => tasks::get(app, assistant, call).await,
+        Method::Cancel => tasks::cancel(app, assistant, call).await,
+        Method::List => listing::list(app, assistant, call).await,
+        Method::PutPush => push::put(app, assistant, call).await,
+        Method::GetPush => push::get(app, assistant, call).await,
+        Method::ListPush => push::list(app, assistant, call).await,
+        Method::DeletePush => push::delete(app, assistant, call).await,
+        Method::Card => Ok(call.answer(card::card(app, client, headers, assistant))),
+    }
+}
+
+/// The assistant that a path names.
+async fn assistant(app: &AgentApp, name: &str) -> Result<Arc<Assistant>, Failure> {
+    let missing = || Refusal::new(Code::InvalidParams, format!("Assistant '{name}' not found"));
+    let id = assistants::named(app, name).map_err(|_| missing())?;
+    match app.assistants.get(id).await {
+        Ok(assistant) => Ok(assistant),
+        Err(towpath_store::Error::NotFound) => Err(missing().into()),
+        Err(error) => Err(AgentError::from(error).into()),
+    }
+}
+
+/// Whether a caller takes what is answered. One who says nothing takes anything.
+fn accepts(headers: &HeaderMap) -> bool {
+    let mut named = headers.get_all(ACCEPT).iter().peekable();
+    named.peek().is_none()
+        || named
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(|value| value.split(','))
+            .map(|range| range.split(';').next().unwrap_or_default().trim())
+            .any(|range| {
+                let range = range.to_ascii_lowercase();
+                matches!(
+                    range.as_str(),
+                    "*/*" | "application/*" | "application/json" | "text/*" | "text/event-stream"
+                )
+            })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_say_what_they_take() {
+        for (accept, expected) in [
+            (None, true),
+            (Some("application/json, text/event-stream"), true),
+            (Some("text/event-stream"), true),
+            (Some("text/html, */*;q=0.1"), true),
+            (Some("text/html"), false),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(accept) = accept {
+                headers.insert(ACCEPT, accept.parse().unwrap());
+            }
+            assert_eq!(accepts(&headers), expected, "{accept:?}");
+        }
+    }
+}

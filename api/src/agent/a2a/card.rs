@@ -1,0 +1,216 @@
+//! Cards: what an assistant says of itself, in the words of both versions at once.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use http::header::{CACHE_CONTROL, HOST};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use towpath_domain::AssistantId;
+use towpath_store::assistants::Assistant;
+
+use crate::agent::answer::Json;
+use crate::agent::app::AgentApp;
+use crate::agent::errors::AgentError;
+use crate::agent::extract::{Path, Query};
+use crate::agent::{assistants, sse};
+use crate::client::Client;
+use crate::routes::{Routes, routes};
+
+/// Media types of messages, unless the assistant's metadata name others.
+const MODES: [&str; 2] = ["application/json", "text/plain"];
+
+pub(super) fn routes() -> Routes<AgentApp> {
+    Routes::default()
+        .routes(routes!(of_server))
+        .routes(routes!(of_server_before))
+        .routes(routes!(of_assistant))
+        .routes(routes!(of_assistant_before))
+}
+
+/// Whose card.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Which {
+    /// The assistant, or the name of a graph. May be absent where the server has one graph.
+    assistant_id: Option<String>,
+}
+
+impl Which {
+    /// The assistant.
+    pub(crate) fn assistant(&self, app: &AgentApp) -> Result<AssistantId, AgentError> {
+        if let Some(name) = self.assistant_id.as_deref().filter(|name| !name.is_empty()) {
+            return assistants::named(app, name);
+        }
+        let graphs = app.graphs.current();
+        let mut names = graphs.ids();
+        match (names.next(), names.next()) {
+            (Some(only), None) => Ok(AssistantId::of_graph(only)),
+            _ => Err(AgentError::invalid(
+                "assistant_id: field required, since this server has several graphs",
+            )),
+        }
+    }
+}
+
+/// The card of an assistant.
+#[utoipa::path(get, path = "/.well-known/agent-card.json", tag = "a2a", params(Which),
+    responses((status = 200, description = "The card", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn of_server(
+    State(app): State<AgentApp>,
+    client: Client,
+    headers: HeaderMap,
+    Query(which): Query<Which>,
+) -> Result<Response, AgentError> {
+    respond(&app, client, &headers, which.assistant(&app)?).await
+}
+
+/// The card of an assistant, where clients before version 0.3 look for it.
+#[utoipa::path(get, path = "/.well-known/agent.json", tag = "a2a", params(Which),
+    responses((status = 200, description = "The card", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn of_server_before(
+    State(app): State<AgentApp>,
+    client: Client,
+    headers: HeaderMap,
+    Query(which): Query<Which>,
+) -> Result<Response, AgentError> {
+    respond(&app, client, &headers, which.assistant(&app)?).await
+}
+
+/// The card of this assistant.
+#[utoipa::path(get, path = "/a2a/{assistant_id}/.well-known/agent-card.json", tag = "a2a",
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
+    responses((status = 200, description = "The card", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn of_assistant(
+    State(app): State<AgentApp>,
+    client: Client,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+) -> Result<Response, AgentError> {
+    respond(&app, client, &headers, assistants::named(&app, &name)?).await
+}
+
+/// The card of this assistant, where clients before version 0.3 look for it.
+#[utoipa::path(get, path = "/a2a/{assistant_id}/.well-known/agent.json", tag = "a2a",
+    params(("assistant_id" = String, Path, description = "The assistant, or the name of a graph")),
+    responses((status = 200, description = "The card", body = Object),
+              (status = 404, description = "No such assistant"), AgentError))]
+pub(crate) async fn of_assistant_before(
+    State(app): State<AgentApp>,
+    client: Client,
+    headers: HeaderMap,
+    Path(name): Path<String>,
+) -> Result<Response, AgentError> {
+    respond(&app, client, &headers, assistants::named(&app, &name)?).await
+}
+
+async fn respond(app: &AgentApp, client: Client, headers: &HeaderMap, id: AssistantId) -> Result<Response, AgentError> {
+    let assistant: Arc<Assistant> = app.assistants.get(id).await?;
+    let card = card(app, client, headers, &assistant);
+    let mut response = Json(card).into_response();
+    let fresh = HeaderValue::from_static("no-cache");
+    response.headers_mut().insert(CACHE_CONTROL, fresh);
+    Ok(response)
+}
+
+/// A card. Each version ignores the fields of the other.
+pub(super) fn card(app: &AgentApp, client: Client, headers: &HeaderMap, assistant: &Assistant) -> Value {
+    let url = format!("{}/a2a/{}", base(app, client, headers), assistant.id);
+    let metadata: Value = serde_json::from_str(&assistant.metadata).unwrap_or_default();
+    let (input, output) = (modes(&metadata, "input_modes"), modes(&metadata, "output_modes"));
+    let name = &assistant.name;
+    let described = assistant.description.clone().filter(|text| !text.is_empty());
+    let description = described.unwrap_or_else(|| format!("{name} assistant"));
+    let mut card = json!({
+        "name": name,
+        "description": description,
+        "version": env!("CARGO_PKG_VERSION"),
+        "url": url,
+        "preferredTransport": "JSONRPC",
+        "protocolVersion": "0.3.0",
+        "supportedInterfaces": [
+            {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+            {"url": url, "protocolBinding": "JSONRPC", "protocolVersion": "0.3"},
+        ],
+        "capabilities": {
+            "streaming": true,
+            "pushNotifications": !app.settings.webhooks.off,
+            "stateTransitionHistory": false,
+            "extendedAgentCard": true,
+            "extensions": [],
+        },
+        "supportsAuthenticatedExtendedCard": true,
+        "defaultInputModes": input,
+        "defaultOutputModes": output,
+        "skills": [{
+            "id": format!("{}-main", assistant.id),
+            "name": format!("{name} Capabilities"),
+            "description": description,
+            "tags": ["assistant", assistant.graph_id],
+            "examples": [],
+            "inputModes": input,
+            "outputModes": output,
+        }],
+    });
+    let gateway = app.settings.gateway_key.is_some() && !app.settings.custom_auth;
+    if app.keys.is_some() || gateway {
+        let scheme = json!({
+            "type": "apiKey", "in": "header", "name": "X-API-Key",
+            "apiKeySecurityScheme": {"location": "header", "name": "X-API-Key"},
+        });
+        card["securitySchemes"] = json!({ "apiKey": scheme });
+        card["security"] = json!([{"apiKey": []}]);
+        card["securityRequirements"] = json!([{"schemes": {"apiKey": {"list": []}}}]);
+    }
+    card
+}
+
+/// Media types that the assistant's metadata name, at `a2a`.
+fn modes(metadata: &Value, key: &str) -> Vec<String> {
+    let named = metadata
+        .get("a2a")
+        .and_then(|a2a| a2a.get(key))
+        .and_then(Value::as_array);
+    let named = named.into_iter().flatten().filter_map(Value::as_str);
+    let named: Vec<String> = named
+        .map(|mode| mode.trim().to_owned())
+        .filter(|mode| !mode.is_empty())
+        .collect();
+    if named.is_empty() {
+        return MODES.map(str::to_owned).to_vec();
+    }
+    named
+}
+
+/// Where this server is reached, as the caller reaches it.
+fn base(app: &AgentApp, client: Client, headers: &HeaderMap) -> String {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let https = client.secure || text("x-forwarded-proto") == Some("https");
+    let scheme = if https { "https" } else { "http" };
+    let host = text("x-forwarded-host").or_else(|| text(HOST.as_str()));
+    let host = host.filter(|host| host.parse::<Authority>().is_ok() && !host.contains('@'));
+    format!(
+        "{scheme}://{}{}",
+        host.unwrap_or("localhost"),
+        sse::prefix(app, headers)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_assistant_may_name_its_modes() {
+        let metadata = json!({"a2a": {"input_modes": ["image/png", " "], "output_modes": []}});
+        assert_eq!(modes(&metadata, "input_modes"), ["image/png"]);
+        assert_eq!(modes(&metadata, "output_modes"), MODES);
+        assert_eq!(modes(&json!({}), "input_modes"), MODES);
+    }
+}

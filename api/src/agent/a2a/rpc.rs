@@ -1,0 +1,325 @@
+//! Calls of JSON-RPC 2.0 and their answers.
+
+use std::convert::Infallible;
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::stream;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue};
+use serde_json::{Value, json};
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at};
+use towpath_domain::agent::Object;
+use towpath_domain::agent::a2a::{Code, Dialect, Refusal};
+
+use crate::agent::answer::{Json, without_nul};
+use crate::agent::app::AgentApp;
+use crate::agent::extract::read_body;
+use crate::agent::sse;
+
+const VERSION: &str = "a2a-version";
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    Send,
+    Stream,
+    Subscribe,
+    Get,
+    Cancel,
+    List,
+    PutPush,
+    GetPush,
+    ListPush,
+    DeletePush,
+    Card,
+}
+
+use Dialect::{V03, V10};
+
+const METHODS: [(&str, Method, Dialect); 22] = [
+    ("SendMessage", Method::Send, V10),
+    ("SendStreamingMessage", Method::Stream, V10),
+    ("SubscribeToTask", Method::Subscribe, V10),
+    ("GetTask", Method::Get, V10),
+    ("CancelTask", Method::Cancel, V10),
+    ("ListTasks", Method::List, V10),
+    ("CreateTaskPushNotificationConfig", Method::PutPush, V10),
+    ("GetTaskPushNotificationConfig", Method::GetPush, V10),
+    ("ListTaskPushNotificationConfigs", Method::ListPush, V10),
+    ("DeleteTaskPushNotificationConfig", Method::DeletePush, V10),
+    ("GetExtendedAgentCard", Method::Card, V10),
+    ("message/send", Method::Send, V03),
+    ("message/stream", Method::Stream, V03),
+    ("tasks/resubscribe", Method::Subscribe, V03),
+    ("tasks/get", Method::Get, V03),
+    ("tasks/cancel", Method::Cancel, V03),
+    ("tasks/list", Method::List, V03),
+    ("tasks/pushNotificationConfig/set", Method::PutPush, V03),
+    ("tasks/pushNotificationConfig/get", Method::GetPush, V03),
+    ("tasks/pushNotificationConfig/list", Method::ListPush, V03),
+    ("tasks/pushNotificationConfig/delete", Method::DeletePush, V03),
+    ("agent/getAuthenticatedExtendedCard", Method::Card, V03),
+];
+
+/// A call.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    /// Its id, null where it has none.
+    pub id: Value,
+    /// What is called.
+    pub method: Method,
+    /// In which version it is answered.
+    pub dialect: Dialect,
+    /// Its parameters.
+    pub params: Object,
+}
+
+/// A body that is no call.
+pub(super) struct Refused {
+    id: Value,
+    dialect: Dialect,
+    refusal: Refusal,
+}
+
+impl Refused {
+    pub(super) fn respond(&self) -> Response {
+        Json(envelope(&self.id, self.dialect, Err(&self.refusal))).into_response()
+    }
+}
+
+/// Reads a call.
+pub(super) fn read(headers: &HeaderMap, body: Bytes) -> Result<Call, Refused> {
+    let refuse = |id: Value, code, message: &str| Refused {
+        id,
+        dialect: V10,
+        refusal: Refusal::new(code, message),
+    };
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Err(refuse(
+            Value::Null,
+            Code::Parse,
+            "the body is empty: expected a JSON-RPC request",
+        ));
+    }
+    let body: Value = read_body(body).map_err(|error| refuse(Value::Null, Code::Parse, error.detail()))?;
+    let Value::Object(mut call) = body else {
+        let text = "expected one JSON-RPC request as an object; batches are not supported";
+        return Err(refuse(Value::Null, Code::InvalidRequest, text));
+    };
+    let id = match call.remove("id") {
+        None => Value::Null,
+        Some(id @ (Value::Null | Value::String(_))) => id,
+        Some(Value::Number(id)) if !id.is_f64() => Value::Number(id),
+        Some(_) => {
+            let text = "id: expected a string, an integer or null";
+            return Err(refuse(Value::Null, Code::InvalidRequest, text));
+        }
+    };
+    if call.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return Err(refuse(id, Code::InvalidRequest, "jsonrpc: expected \"2.0\""));
+    }
+    let Some(name) = call.get("method").and_then(Value::as_str) else {
+        return Err(refuse(id, Code::InvalidRequest, "method: expected a string"));
+    };
+    let Some((_, method, dialect)) = METHODS.iter().find(|(known, ..)| *known == name) else {
+        let text = format!("Method not found: {name:.100}");
+        return Err(refuse(id, Code::MethodNotFound, &text));
+    };
+    let (method, dialect) = (*method, *dialect);
+    let refuse = |id: Value, code, message: String| Refused {
+        id,
+        dialect,
+        refusal: Refusal::new(code, message),
+    };
+    if let Some(version) = headers.get(VERSION)
+        && !is_spoken(version)
+    {
+        let text = format!("A2A-Version {version:?} is not supported. Supported versions: 0.3, 1.0");
+        return Err(refuse(id, Code::VersionNotSupported, text));
+    }
+    let params = match call.remove("params") {
+        None | Some(Value::Null) => Object::new(),
+        Some(Value::Object(params)) => params,
+        Some(_) => return Err(refuse(id, Code::InvalidParams, "params: expected an object".to_owned())),
+    };
+    Ok(Call {
+        id,
+        method,
+        dialect,
+        params,
+    })
+}
+
+/// Whether a version is one of ours. An empty one counts as 0.3.
+fn is_spoken(version: &HeaderValue) -> bool {
+    let version = version.to_str().unwrap_or("?").trim();
+    let mut parts = version.split('.');
+    version.is_empty()
+        || matches!(
+            (parts.next(), parts.next().unwrap_or("0")),
+            (Some("1"), "0") | (Some("0"), "3")
+        )
+}
+
+impl Call {
+    /// What is answered.
+    pub(super) fn envelope(&self, result: Result<Value, &Refusal>) -> Value {
+        envelope(&self.id, self.dialect, result)
+    }
+
+    /// An answer at once.
+    pub(super) fn answer(&self, result: Value) -> Response {
+        Json(self.envelope(Ok(result))).into_response()
+    }
+
+    /// A refusal. One who waits for a stream gets it as the only event: some clients read nothing else.
+    pub(super) fn refuse(&self, refusal: &Refusal) -> Response {
+        let answer = self.envelope(Err(refusal));
+        match self.method {
+            Method::Stream | Method::Subscribe => sse::open(Body::from(event(&answer, None))),
+            _ => Json(answer).into_response(),
+        }
+    }
+
+    /// An answer that takes its time: blanks, which parsers skip, keep its connection open.
+    pub(super) fn answer_later(
+        &self,
+        app: &AgentApp,
+        work: impl Future<Output = Result<Value, Refusal>> + Send + 'static,
+    ) -> Response {
+        let call = Self {
+            params: Object::new(),
+            ..self.clone()
+        };
+        let work: BoxFuture<'static, Value> = Box::pin(async move {
+            match work.await {
+                Ok(result) => call.envelope(Ok(result)),
+                Err(refusal) => call.envelope(Err(&refusal)),
+            }
+        });
+        let every = app.settings.heartbeat;
+        let mut beat = interval_at(Instant::now() + every, every);
+        beat.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        let body = Body::from_stream(stream::unfold(Some((work, beat)), |state| async move {
+            let (bytes, state) = next_of(state?).await;
+            Some((Ok::<_, Infallible>(bytes), state))
+        }));
+        let mut response = body.into_response();
+        let json = HeaderValue::from_static("application/json");
+        response.headers_mut().insert(CONTENT_TYPE, json);
+        response
+    }
+}
+
+type Waiting = (BoxFuture<'static, Value>, Interval);
+
+async fn next_of((mut work, mut beat): Waiting) -> (Bytes, Option<Waiting>) {
+    tokio::select! {
+        biased;
+        answer = &mut work => (without_nul(answer.to_string()), None),
+        _ = beat.tick() => (Bytes::from_static(b"\n"), Some((work, beat))),
+    }
+}
+
+fn envelope(id: &Value, dialect: Dialect, result: Result<Value, &Refusal>) -> Value {
+    match result {
+        Ok(result) => json!({"jsonrpc": "2.0", "id": id, "result": result}),
+        Err(refusal) => json!({"jsonrpc": "2.0", "id": id, "error": refusal.write(dialect)}),
+    }
+}
+
+/// An answer as an event of a stream. Some clients take further characters of Unicode for ends of lines.
+pub(super) fn event(answer: &Value, id: Option<towpath_domain::agent::EventId>) -> Bytes {
+    let mut text = answer.to_string();
+    for (character, escaped) in [('\u{85}', "\\u0085"), ('\u{2028}', "\\u2028"), ('\u{2029}', "\\u2029")] {
+        if text.contains(character) {
+            text = text.replace(character, escaped);
+        }
+    }
+    sse::event("message", &text, id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: &str) -> (i64, Value) {
+        let refused = read(&HeaderMap::new(), Bytes::from(body.to_owned())).map(drop);
+        let refused = refused.err().unwrap_or_else(|| panic!("{body} was read"));
+        (refused.refusal.code.number(), refused.id)
+    }
+
+    #[tokio::test]
+    async fn bodies_that_are_no_calls_are_refused_with_the_code_of_the_specification() {
+        for (body, code, id) in [
+            ("", -32700, json!(null)),
+            ("{", -32700, json!(null)),
+            ("[]", -32600, json!(null)),
+            ("5", -32600, json!(null)),
+            ("{}", -32600, json!(null)),
+            (r#"{"jsonrpc": "1.0", "id": 1, "method": "GetTask"}"#, -32600, json!(1)),
+            (
+                r#"{"jsonrpc": "2.0", "id": {}, "method": "GetTask"}"#,
+                -32600,
+                json!(null),
+            ),
+            (
+                r#"{"jsonrpc": "2.0", "id": true, "method": "GetTask"}"#,
+                -32600,
+                json!(null),
+            ),
+            (r#"{"jsonrpc": "2.0", "id": "a", "method": 5}"#, -32600, json!("a")),
+            (
+                r#"{"jsonrpc": "2.0", "id": 1, "method": "tasks/none"}"#,
+                -32601,
+                json!(1),
+            ),
+            (
+                r#"{"jsonrpc": "2.0", "id": 1, "method": "GetTask", "params": []}"#,
+                -32602,
+                json!(1),
+            ),
+        ] {
+            assert_eq!(refused(body), (code, id), "{body}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_method_decides_the_version() {
+        for (name, method, dialect) in METHODS {
+            let body = json!({"jsonrpc": "2.0", "id": 1, "method": name}).to_string();
+            let call = read(&HeaderMap::new(), body.into()).unwrap_or_else(|_| panic!("{name}"));
+            assert_eq!((call.method, call.dialect), (method, dialect));
+        }
+    }
+
+    #[tokio::test]
+    async fn other_versions_are_refused() {
+        for (version, code) in [
+            ("1.0", None),
+            ("1", None),
+            ("0.3", None),
+            ("0.3.0", None),
+            ("99.0", Some(-32009)),
+            ("0.2", Some(-32009)),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(VERSION, version.parse().unwrap());
+            let body = json!({"jsonrpc": "2.0", "id": 1, "method": "GetTask"}).to_string();
+            let refused = read(&headers, body.into())
+                .err()
+                .map(|refused| refused.refusal.code.number());
+            assert_eq!(refused, code, "{version}");
+        }
+    }
+
+    #[test]
+    fn no_character_of_an_event_ends_its_line() {
+        let event = event(&json!({"a": "x\u{2028}y\u{85}z\n"}), None);
+        let text = String::from_utf8(event.to_vec()).unwrap();
+        assert_eq!(text, "event: message\r\ndata: {\"a\":\"x\\u2028y\\u0085z\\n\"}\r\n\r\n");
+    }
+}
