@@ -1,5 +1,6 @@
 //! The agent surface, called in-process on both databases; its runs are performed, or streamed, by hand.
 
+mod a2a;
 mod ends;
 mod identity;
 mod stream_model;
@@ -44,7 +45,12 @@ const GRAPHS: &str = r#"{"graphs": {
     "slow": {"native": {"kind": "workflow", "channels": {"log": "append"},
         "nodes": {"one": {"kind": "script", "steps": [{"append": {"log": "one"}}]},
                   "two": {"kind": "script", "steps": [{"sleep_ms": 60000}]}},
-        "edges": [["__start__", "one"], ["one", "two"]]}}
+        "edges": [["__start__", "one"], ["one", "two"]]}},
+    "echo": {"native": "echo"},
+    "human": {"native": {"kind": "script", "channels": {"log": "append", "answer": "last-value"},
+        "steps": [{"interrupt": {"question": "go on?"}, "into": "answer"}, {"append": {"log": "asked"}}]}},
+    "broken": {"native": {"kind": "script", "channels": {"log": "append"},
+        "steps": [{"fail": {"type": "ValueError", "message": "it broke"}}]}}
 }}"#;
 
 /// Runs each test on both databases.
@@ -423,6 +429,13 @@ impl Open {
         let all = tokio::time::timeout(PATIENCE, all).await;
         assert!(all.is_ok(), "waited {PATIENCE:?} in vain for the end of the body");
         serde_json::from_str(&self.read).unwrap_or_else(|_| panic!("not JSON: {:?}", self.read))
+    }
+
+    /// The only event of a stream.
+    pub async fn json_event(mut self) -> Value {
+        let (_, data) = self.next().await.expect("an event");
+        assert_eq!(self.next().await, None);
+        data
     }
 
     /// Reads one piece; false at the end.
