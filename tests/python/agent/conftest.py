@@ -58,7 +58,7 @@ def graph(request):
 LAYOUTS = ("embedded", "cluster")
 # Modules, and a test of another one, that ask the servers of the session.
 ASK_ANY = {
-    *("test_assistants", "test_crons", "test_javascript", "test_remote_graph", "test_runs", "test_store", "test_streams"),
+    *("test_a2a", "test_assistants", "test_crons", "test_javascript", "test_remote_graph", "test_runs", "test_store", "test_streams"),
     *("test_system", "test_threads", "test_a_server_that_traces_nowhere_names_no_links"),
 }
 # Modules with servers of their own, and the parameters that tell these apart.
