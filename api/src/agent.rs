@@ -17,6 +17,7 @@ mod docs;
 mod items;
 mod live;
 mod own_routes;
+mod protocol;
 mod runs;
 mod sse;
 mod swap;
@@ -98,6 +99,7 @@ fn put_together(purpose: Purpose) -> (Router<AgentApp>, Router<AgentApp>, OpenAp
     let api = assistants::routes()
         .merge(crons::routes())
         .merge(items::routes())
+        .merge(protocol::routes())
         .merge(runs::routes())
         .merge(threads::routes());
     let (api, mut document) = api.build(purpose).split_for_parts();

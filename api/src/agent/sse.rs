@@ -75,6 +75,11 @@ pub(crate) fn respond(
         let bytes = state.next().await?;
         Some((Ok::<_, Infallible>(bytes), state))
     }));
+    answer(body, headers)
+}
+
+/// The answer with this body of events.
+pub(crate) fn answer(body: Body, headers: HeaderMap) -> Response {
     let mut response = body.into_response();
     let own = response.headers_mut();
     own.extend(headers);
@@ -161,7 +166,7 @@ impl Streaming {
                     self.gathered.push_back(event(frame.event, frame.data, id));
                 }
             }
-            Item::End(run, _) if matches!(self.show.kind, Kind::Thread(_)) => {
+            Item::End(run, ..) if matches!(self.show.kind, Kind::Thread(_)) => {
                 let done = json!({"status": "run_done", "run_id": run});
                 self.gathered.push_back(event("metadata", &done.to_string(), None));
             }

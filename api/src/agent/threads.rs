@@ -19,6 +19,7 @@ use towpath_workflows::thread_state::{self, StateUpdate};
 use towpath_workflows::{run_agent, thread_history};
 
 pub(super) use self::model::FIELDS;
+pub(super) use self::state::read as read_state;
 use self::model::{Thread, extracted};
 use self::state::StateUpdates;
 use super::answer::{Ascending, Json, Page, Select};
