@@ -210,8 +210,10 @@ impl Namespaces {
     }
 }
 
-fn text_of(value: &Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// The text of an error, which some hosts write as `{error, message}`.
+fn text_of(error: &Value) -> String {
+    let text = error.get("message").unwrap_or(error);
+    text.as_str().map_or_else(|| text.to_string(), str::to_owned)
 }
 
 #[cfg(test)]
