@@ -2,6 +2,7 @@
 
 mod ends;
 mod identity;
+mod protocol;
 mod stream_model;
 mod streams;
 
