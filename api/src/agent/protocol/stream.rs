@@ -1,6 +1,6 @@
 //! Events of a thread as a stream of server-sent events. The request is the subscription.
 
-use std::convert::Infallible;
+use std::io;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -74,7 +74,7 @@ pub(crate) async fn events(
     };
     let body = Body::from_stream(stream::unfold(streaming, |mut streaming| async move {
         let bytes = streaming.next().await?;
-        Some((Ok::<_, Infallible>(bytes), streaming))
+        Some((bytes, streaming))
     }));
     Ok(sse::answer(body, HeaderMap::new()))
 }
@@ -93,24 +93,28 @@ struct Streaming {
 }
 
 impl Streaming {
-    async fn next(&mut self) -> Option<Bytes> {
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
         while !self.ended {
             let event = tokio::select! {
                 biased;
                 event = self.cursor.next() => event,
-                _ = self.beat.tick() => return Some(Bytes::from_static(b": heartbeat\r\n\r\n")),
-                // Readers come back, to another process, and go on behind the number they had.
-                () = self.draining.cancelled() => return None,
+                _ = self.beat.tick() => return Some(Ok(Bytes::from_static(b": heartbeat\r\n\r\n"))),
+                // Readers come back, to another process, and go on behind the number they had. A body that ended would
+                // tell them that nothing more comes.
+                () = self.draining.cancelled() => {
+                    self.ended = true;
+                    return Some(Err(io::Error::other("the server is shutting down")));
+                }
             };
             let event = match event {
                 Ok(Some(event)) if !self.filter.takes(&event) => continue,
                 Ok(event) => event?,
-                Err(error) => return Some(self.failed(&error)),
+                Err(error) => return Some(Ok(self.failed(&error))),
             };
             if let Err(error) = self.seen.may_read(&self.app, self.thread).await {
-                return Some(self.failed(&error));
+                return Some(Ok(self.failed(&error)));
             }
-            return Some(frame(&event));
+            return Some(Ok(frame(&event)));
         }
         None
     }

@@ -1,6 +1,7 @@
 //! The thread-centric streaming protocol: commands, and events that are the same for every reader.
 
 use http::Method;
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 use towpath_api::agent::Settings;
 use towpath_domain::agent::RunStatus;
@@ -10,7 +11,7 @@ use towpath_workflows::run_agent;
 
 use crate::world::{Call, call};
 
-use super::{Agent, Open, end, frame, on_both_databases, values};
+use super::{Agent, Open, PATIENCE, end, frame, on_both_databases, values};
 
 on_both_databases!(
     a_run_is_started_and_its_events_come_in_order,
@@ -289,10 +290,9 @@ async fn interrupts_are_requests_for_input(agent: Agent) {
         methods(&events),
         ["lifecycle", "input.requested", "values", "lifecycle"]
     );
-    assert_eq!(
-        events[1].data,
-        json!({"interrupt_id": "i1", "payload": {"question": "sure?"}})
-    );
+    let question = json!({"question": "sure?"});
+    let request = json!({"interrupt_id": "i1", "payload": question, "value": question});
+    assert_eq!(events[1].data, request);
     assert_eq!(events[2].data, json!({"log": []}));
     assert_eq!(events[3].data["event"], "interrupted");
     let answer = json!({"interrupt_id": "i1", "response": "yes", "namespace": []});
@@ -400,5 +400,7 @@ async fn the_streams_of_a_process_that_drains_end(agent: Agent) {
     let mut stream = open(&agent.router, thread, &["values"], None).await;
     assert_eq!(next(&mut stream).await.data, json!({"log": [1]}));
     agent.draining.cancel();
-    assert_eq!(stream.next().await, None);
+    // As if it had broken off: clients take an end for the end of everything.
+    let broken = tokio::time::timeout(PATIENCE, stream.body.frame()).await.unwrap();
+    assert!(broken.is_some_and(|piece| piece.is_err()));
 }

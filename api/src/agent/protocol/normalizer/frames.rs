@@ -128,7 +128,8 @@ impl Run {
             return None;
         }
         let id = self.event_id(&["input", &interrupt.id]);
-        let data = json!({"interrupt_id": interrupt.id, "payload": interrupt.value});
+        // Some clients read one, some the other.
+        let data = json!({"interrupt_id": interrupt.id, "payload": interrupt.value, "value": interrupt.value});
         Some(Draft::of(Channel::Input, namespace, &data)?.with_id(id))
     }
 
