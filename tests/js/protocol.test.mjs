@@ -2,7 +2,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { Client } from "@langchain/langgraph-sdk";
+// The newest client; that of the other suites speaks of runs alone.
+import { Client } from "langgraph-sdk-protocol";
 
 const client = new Client({ apiUrl: process.env.TOWPATH_AGENT_URL, apiKey: null });
 const graph = (name) => `${process.env.TOWPATH_AGENT_GRAPHS}${name}`;
