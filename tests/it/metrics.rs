@@ -17,6 +17,7 @@ const SPECIAL: [&str; 25] = [
     "towpath_deployment_restarts_total",
     "towpath_deployment_step_seconds",
     "towpath_gateway_held_seconds",
+    "towpath_agent_event_streams",
     "towpath_hints_dropped_total",
     "towpath_lane_waits_total",
     "towpath_limited_total",

@@ -89,11 +89,6 @@ impl Normalizer {
         self.runs.push_back(Run::new(run, graph));
     }
 
-    /// The number of the last event.
-    pub const fn last(&self) -> i64 {
-        self.sequence.last()
-    }
-
     /// What the graphs of the current run are at, as a tree; `None` where no run was seen.
     pub fn tree(&self) -> Option<Value> {
         Some(self.runs.back()?.namespaces.tree())

@@ -25,11 +25,6 @@ impl Sequence {
         self.last = first.max(self.last + 1);
         self.last
     }
-
-    /// The last number given.
-    pub const fn last(self) -> i64 {
-        self.last
-    }
 }
 
 #[cfg(test)]

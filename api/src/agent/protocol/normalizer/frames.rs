@@ -33,11 +33,11 @@ struct Checkpoint {
 
 #[derive(Deserialize)]
 struct Config {
-    configurable: Option<Place>,
+    configurable: Option<Configurable>,
 }
 
 #[derive(Deserialize)]
-struct Place {
+struct Configurable {
     checkpoint_id: Option<String>,
 }
 

@@ -137,6 +137,10 @@ impl Messages {
     }
 }
 
+fn list<'m>(message: &'m Value, key: &str) -> &'m [Value] {
+    message[key].as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
 /// What a message begins with.
 fn start(metadata: &Value) -> Value {
     let mut data = json!({"event": "message-start", "role": "ai"});
@@ -188,13 +192,11 @@ impl Open {
             }
             _ => {}
         }
-        let list = |key: &str| message[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        let pieces = list("tool_call_chunks");
-        for piece in pieces {
+        for piece in list(message, "tool_call_chunks") {
             self.call(id, piece, drafts);
         }
         let is_whole = message["type"] == "ai";
-        for call in list("tool_calls").iter().filter(|_| is_whole) {
+        for call in list(message, "tool_calls").iter().filter(|_| is_whole) {
             let args = call["args"].to_string();
             let piece = json!({"index": null, "id": call["id"], "name": call["name"], "args": args});
             self.call(id, &piece, drafts);
