@@ -10,7 +10,7 @@ use crate::load::{PATIENCE, project};
 use crate::tree;
 
 /// Documented, and only there once something special happened: a failure, a fault, a Redis, a PostgreSQL, a pause.
-const SPECIAL: [&str; 25] = [
+const SPECIAL: [&str; 26] = [
     "towpath_build_program_seconds",
     "towpath_dead_letters_total",
     "towpath_deployment_agents",
